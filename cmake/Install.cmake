@@ -1,0 +1,7 @@
+# The install prefix is the package folder monoidreduce/ of a wheel.
+install(DIRECTORY csrc/include/monoidreduce DESTINATION include FILES_MATCHING PATTERN "*.h" PATTERN "*.cuh")
+install(FILES cmake/package/monoidreduceConfig.cmake cmake/package/monoidreduceConfigVersion.cmake
+        DESTINATION share/cmake/monoidreduce)
+if(TARGET _C)
+  install(TARGETS _C DESTINATION .)
+endif()

@@ -1,0 +1,29 @@
+# Every source file of the project, by how it is compiled. Nothing is globbed: a file that is not listed is not built.
+
+# Compiled once per instruction set, into the namespace that MR_CPU_ISA names.
+set(MONOIDREDUCE_CPU_ISA_SOURCES
+    csrc/cpu/attention.cpp
+    csrc/cpu/cross_entropy.cpp
+    csrc/cpu/distillation.cpp
+    csrc/cpu/logsumexp.cpp
+    csrc/cpu/mlp.cpp)
+
+# Compiled once, for the oldest processor that the build supports: run-time choice of the instruction set, threads.
+set(MONOIDREDUCE_CPU_SOURCES
+    csrc/cpu/dispatch.cpp
+    csrc/cpu/thread_pool.cpp)
+
+set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
+
+# Compiled by nvcc when CUDA is on.
+set(MONOIDREDUCE_CUDA_SOURCES)
+
+# Bring-up only: files that are not written yet.
+foreach(list MONOIDREDUCE_CPU_ISA_SOURCES MONOIDREDUCE_CPU_SOURCES)
+  foreach(file IN LISTS ${list})
+    if(NOT EXISTS "${CMAKE_CURRENT_LIST_DIR}/../${file}")
+      message(STATUS "not there yet: ${file}")
+      list(REMOVE_ITEM ${list} ${file})
+    endif()
+  endforeach()
+endforeach()
