@@ -1,0 +1,84 @@
+# Every target sets up what it needs in a local virtual environment.
+#   make demo      train a small language model with and without monoidreduce, compare
+#   make test      lint, build, C++ law suite, Python tests, packaging tests
+#   make build     source distribution and wheel, in build/dist
+#   make bench     speed and memory beside torch
+#   make sanitize  CPU tests and law suite under the address and undefined-behaviour sanitizers
+# PYTHON is the interpreter to use, TORCH the torch to install (any pip requirement, 2.6 or later).
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+DIST := build/dist
+CMAKE := $(BIN)/cmake
+CPP_TESTS := build/tests
+SANITIZED := build/sanitize
+
+SOURCES := setup.py pyproject.toml MANIFEST.in CMakeLists.txt README.md $(shell find cmake csrc monoidreduce -type f \
+  -not -name '*.py[cod]' -not -name '_C*.so')
+CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
+
+.DELETE_ON_ERROR:
+.PHONY: demo test build lint bench sanitize clean
+
+demo: $(VENV)/demo.done
+	$(BIN)/python -m monoidreduce demo
+
+bench: $(VENV)/bench.done
+	$(BIN)/python -m monoidreduce bench
+
+build: $(VENV)/build.done
+
+lint: $(VENV)/lint.done $(VENV)/torch.done
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
+
+test: lint $(VENV)/test.done
+	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON -DMONOIDREDUCE_WERROR=ON
+	$(CMAKE) --build $(CPP_TESTS)
+	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
+	MONOIDREDUCE_DIST=$(CURDIR)/$(DIST) $(BIN)/pytest -n 2
+
+sanitize: SHELL := /bin/bash
+sanitize: $(VENV)/test.done
+	.ci/sanitize $(BIN) $(SANITIZED)
+
+clean:
+	rm -rf build dist *.egg-info monoidreduce/_C*.so $(VENV)
+
+# The environment, one step a stamp file.
+$(VENV)/created.done:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "monoidreduce needs Python 3.10 or later: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) cannot make virtual environments. On Debian: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	  { echo "$(PYTHON) has no C headers. On Debian: apt install python3-dev"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+	@touch $@
+
+$(VENV)/torch.done: $(VENV)/created.done
+	$(PIP) install '$(TORCH)'
+	@touch $@
+
+$(VENV)/lint.done: $(VENV)/created.done pyproject.toml
+	$(PIP) install --quiet --group lint
+	@touch $@
+
+# The wheel is built from the source distribution, both in isolated environments.
+$(VENV)/build.done: $(VENV)/created.done $(SOURCES)
+	$(PIP) install --quiet build
+	rm -rf $(DIST)
+	$(BIN)/python -m build --verbose --outdir $(DIST)
+	@touch $@
+
+# The wheel's optional requirements are named after the targets that need them.
+$(VENV)/demo.done $(VENV)/bench.done $(VENV)/test.done: $(VENV)/%.done: $(VENV)/torch.done $(VENV)/build.done
+	$(PIP) install --quiet --force-reinstall --no-deps $(DIST)/*.whl
+	$(PIP) install --quiet "$$(echo $(DIST)/*.whl)[$*]"
+	@touch $@
