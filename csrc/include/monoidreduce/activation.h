@@ -1,0 +1,115 @@
+// Activations: a value and its derivative by the argument, one struct each.
+#pragma once
+
+#include "monoidreduce/math.h"
+
+namespace monoidreduce {
+
+struct Identity {
+  template <class R>
+  MR_HD static R value(R z) {
+    return z;
+  }
+  template <class R>
+  MR_HD static R derivative(R) {
+    return R(1);
+  }
+};
+
+struct Relu {
+  template <class R>
+  MR_HD static R value(R z) {
+    return select(z < R(0), R(0), z);  // in this order a NaN stays a NaN
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    return select(z > R(0), R(1), R(0));
+  }
+};
+
+struct Relu2 {
+  template <class R>
+  MR_HD static R value(R z) {
+    return z * Relu::value(z);
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    return R(2) * Relu::value(z);
+  }
+};
+
+struct Sigmoid {
+  template <class R>
+  MR_HD static R value(R z) {
+    return R(1) / (R(1) + exp(-z));
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    const R s = value(z);
+    return s * (R(1) - s);
+  }
+};
+
+struct Silu {
+  template <class R>
+  MR_HD static R value(R z) {
+    return z * Sigmoid::value(z);
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    const R s = Sigmoid::value(z);
+    return s + z * s * (R(1) - s);
+  }
+};
+
+struct Tanh {
+  template <class R>
+  MR_HD static R value(R z) {
+    return tanh(z);
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    const R t = tanh(z);
+    return R(1) - t * t;
+  }
+};
+
+// z times the normal distribution function.
+struct Gelu {
+  static constexpr double kSqrtHalf = 0.70710678118654752440;
+  static constexpr double kInvSqrt2Pi = 0.39894228040143267794;
+  template <class R>
+  MR_HD static R cdf(R z) {
+    return Scalar<R>(0.5) * (R(1) + erf(z * Scalar<R>(kSqrtHalf)));
+  }
+  template <class R>
+  MR_HD static R value(R z) {
+    return z * cdf(z);
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    return cdf(z) + z * Scalar<R>(kInvSqrt2Pi) * exp(Scalar<R>(-0.5) * z * z);
+  }
+};
+
+// The tanh form of GELU: 0.5 z (1 + tanh(u)) with u = sqrt(2/pi) (z + 0.044715 z^3), written as z * sigmoid(2u).
+struct GeluTanh {
+  static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117;
+  static constexpr double kCubic = 0.044715;
+  template <class R>
+  MR_HD static R gate(R z) {
+    return Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * z * z));
+  }
+  template <class R>
+  MR_HD static R value(R z) {
+    return z * gate(z);
+  }
+  template <class R>
+  MR_HD static R derivative(R z) {
+    const R s = gate(z);
+    const R slope = Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(3 * kTwoSqrt2OverPi * kCubic) * z * z;
+    return s + z * s * (R(1) - s) * slope;
+  }
+};
+
+}  // namespace monoidreduce

@@ -1,0 +1,29 @@
+// Errors are thrown, with values, before any work is done; nothing here ends the process.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace monoidreduce {
+
+// A failure that is not the caller's: a CUDA error, a kernel that this build does not have.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+template <class... Parts>
+std::string message(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+// The caller's mistake: std::invalid_argument (ValueError in Python) naming the argument, its value and what was expected.
+template <class... Parts>
+void require(bool condition, const Parts&... parts) {
+  if (!condition) throw std::invalid_argument(message(parts...));
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,76 @@
+// Scalar vocabulary of the monoids: the few functions that a monoid may call, for float and double, host and device.
+//
+// A monoid is written once, templated on a real type R. On the GPU and in tests R is float or double; in the CPU engine R is a
+// Pack (cpu/pack.h), one lane a row. So a monoid never branches on a value: it calls select(condition, a, b).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#if defined(__CUDACC__)
+#define MR_HD __host__ __device__ __forceinline__
+#define MR_UNROLL _Pragma("unroll")
+#else
+// Always inlined on the host: an out-of-line copy compiled for AVX-512 could be picked by the linker for a baseline machine.
+#define MR_HD [[gnu::always_inline]] inline
+#define MR_UNROLL
+#endif
+
+namespace monoidreduce {
+
+// What goes with a real type: the type of one lane, an integer of the same width, and the type of a comparison.
+template <class R>
+struct RealTraits;
+template <>
+struct RealTraits<float> {
+  using Scalar = float;
+  using Index = std::int32_t;
+  using Mask = bool;
+};
+template <>
+struct RealTraits<double> {
+  using Scalar = double;
+  using Index = std::int64_t;
+  using Mask = bool;
+};
+template <class R>
+using Scalar = typename RealTraits<R>::Scalar;
+template <class R>
+using Index = typename RealTraits<R>::Index;
+template <class R>
+using Mask = typename RealTraits<R>::Mask;
+
+inline constexpr double kLog2E = 1.4426950408889634074;
+inline constexpr double kLn2 = 0.69314718055994530942;
+
+template <class R>
+MR_HD R infinity() {
+  return R(std::numeric_limits<Scalar<R>>::infinity());
+}
+
+template <class T>
+MR_HD T select(bool condition, T a, T b) {
+  return condition ? a : b;
+}
+
+// The second operand when the first is NaN: a NaN score never becomes a frame, it reaches the result through its mass.
+MR_HD float max(float a, float b) { return a > b ? a : b; }
+MR_HD double max(double a, double b) { return a > b ? a : b; }
+MR_HD float abs(float x) { return ::fabsf(x); }
+MR_HD double abs(double x) { return ::fabs(x); }
+MR_HD float exp2(float x) { return ::exp2f(x); }
+MR_HD double exp2(double x) { return ::exp2(x); }
+MR_HD float log2(float x) { return ::log2f(x); }
+MR_HD double log2(double x) { return ::log2(x); }
+MR_HD float tanh(float x) { return ::tanhf(x); }
+MR_HD double tanh(double x) { return ::tanh(x); }
+MR_HD float erf(float x) { return ::erff(x); }
+MR_HD double erf(double x) { return ::erf(x); }
+
+template <class R>
+MR_HD R exp(R x) {
+  return exp2(x * Scalar<R>(kLog2E));
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,43 @@
+// LogSumExp: softmax attention, cross entropy, logsumexp_matmul. The state is the number mass * 2^frame.
+#pragma once
+
+#include "monoidreduce/monoid.h"
+
+namespace monoidreduce {
+
+template <class R>
+struct LogSumExp {
+  using Real = R;
+  using Frame = R;
+  using Output = R;  // natural logarithm of the sum; -inf for an empty fold
+  using Upstream = R;
+  static constexpr int kScores = 1;
+  static constexpr double kScoreUnit = kLog2E;
+  static constexpr bool kNormalized = true;
+  struct State {
+    R frame, mass;
+  };
+  MR_HD State identity() const { return {-infinity<R>(), R(0)}; }
+  MR_HD State lift(Element<R> e) const { return {e.score, weight(e, e.score)}; }
+  MR_HD State combine(State a, State b) const {
+    const R f = join(a.frame, b.frame);
+    return {f, reframe(a, f).mass + reframe(b, f).mass};
+  }
+  MR_HD R project(State s) const { return (s.frame + log2(s.mass)) * Scalar<R>(kLn2); }
+  MR_HD Gradient<R> local_gradient(Element<R> e, R lse, R g) const { return {g * share(e, lse), R(0)}; }
+
+  MR_HD R frame(Element<R> e) const { return e.score; }
+  MR_HD R frame_of(State s) const { return s.frame; }
+  MR_HD R join(R f, R g) const { return max(g, f); }
+  MR_HD State reframe(State s, R f) const { return {f, s.mass * rescale(s.frame, f)}; }
+  MR_HD State accumulate(State s, Element<R> e) const { return {s.frame, s.mass + weight(e, s.frame)}; }
+
+  MR_HD R rescale(R from, R to) const { return exp2(from - origin(to)); }
+  MR_HD R weight(Element<R> e, R f) const { return exp2(e.score - origin(f)); }
+  MR_HD R share(Element<R> e, R lse) const { return weight(e, lse * Scalar<R>(kLog2E)); }
+  MR_HD R mass(State s) const { return s.mass; }
+  // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp2(-inf) = 0.
+  MR_HD static R origin(R f) { return select(f == -infinity<R>(), R(0), f); }
+};
+
+}  // namespace monoidreduce

@@ -1,0 +1,39 @@
+// Sum of an activation of the score: the two-layer MLP (with a payload), kernel sums. Its frame never moves and folds away.
+#pragma once
+
+#include "monoidreduce/activation.h"
+#include "monoidreduce/monoid.h"
+
+namespace monoidreduce {
+
+template <class R, class Activation = Identity>
+struct Sum {
+  using Real = R;
+  struct Frame {};
+  using Output = R;
+  using Upstream = R;
+  static constexpr int kScores = 1;
+  static constexpr double kScoreUnit = 1;
+  static constexpr bool kNormalized = false;
+  struct State {
+    R mass;
+  };
+  MR_HD State identity() const { return {R(-0.f)}; }  // -0 leaves even -0 alone
+  MR_HD State lift(Element<R> e) const { return {Activation::value(e.score)}; }
+  MR_HD State combine(State a, State b) const { return {a.mass + b.mass}; }
+  MR_HD R project(State s) const { return s.mass; }
+  MR_HD Gradient<R> local_gradient(Element<R> e, R, R g) const { return {g * Activation::derivative(e.score), R(0)}; }
+
+  MR_HD Frame frame(Element<R>) const { return {}; }
+  MR_HD Frame frame_of(State) const { return {}; }
+  MR_HD Frame join(Frame, Frame) const { return {}; }
+  MR_HD State reframe(State s, Frame) const { return s; }
+  MR_HD State accumulate(State s, Element<R> e) const { return {s.mass + Activation::value(e.score)}; }
+
+  MR_HD R rescale(Frame, Frame) const { return R(1); }
+  MR_HD R weight(Element<R> e, Frame) const { return Activation::value(e.score); }
+  MR_HD R share(Element<R> e, R) const { return Activation::value(e.score); }
+  MR_HD R mass(State s) const { return s.mass; }
+};
+
+}  // namespace monoidreduce

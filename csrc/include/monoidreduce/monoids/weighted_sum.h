@@ -1,0 +1,73 @@
+// The weighted mean of a scalar, with its total weight: weights as they are (WSum) or as logarithms (LogWSum, which is softmax
+// attention over a scalar value). Element: score is the weight, other the value. WithPayload<LogSumExp, D> is LogWSum for vectors.
+#pragma once
+
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce {
+
+template <class R>
+struct WSum {
+  using Real = R;
+  struct State {
+    R weight, sum;
+  };
+  struct Output {
+    R weight, mean;  // mean 0 for an empty fold
+  };
+  using Upstream = Output;
+  static constexpr int kScores = 2;
+  static constexpr double kScoreUnit = 1;
+  MR_HD State identity() const { return {R(-0.f), R(-0.f)}; }
+  MR_HD State lift(Element<R> e) const { return {e.score, e.score * e.other}; }
+  MR_HD State combine(State a, State b) const { return {a.weight + b.weight, a.sum + b.sum}; }
+  MR_HD Output project(State s) const { return {s.weight, select(s.weight == R(0), R(0), s.sum / s.weight)}; }
+  MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
+    const R slope = select(p.weight == R(0), R(0), g.mean / p.weight);
+    return {g.weight + slope * (e.other - p.mean), slope * e.score};
+  }
+};
+
+template <class R>
+struct LogWSum {
+  LogSumExp<R> softmax;
+  using Real = R;
+  using Frame = R;
+  struct State {
+    typename LogSumExp<R>::State softmax;
+    R sum;  // of weight * value, in the frame of softmax
+  };
+  struct Output {
+    R lse, mean;  // natural logarithm of the total weight; mean 0 for an empty fold
+  };
+  using Upstream = Output;
+  static constexpr int kScores = 2;
+  static constexpr double kScoreUnit = kLog2E;  // other arrives multiplied by it too
+  MR_HD State identity() const { return {softmax.identity(), R(-0.f)}; }
+  MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, e.score) * e.other}; }
+  MR_HD State combine(State a, State b) const {
+    const R f = join(frame_of(a), frame_of(b));
+    a = reframe(a, f), b = reframe(b, f);
+    return {{f, a.softmax.mass + b.softmax.mass}, a.sum + b.sum};
+  }
+  MR_HD Output project(State s) const {
+    const R mean = select(s.softmax.mass == R(0), R(0), s.sum / s.softmax.mass);
+    return {softmax.project(s.softmax), mean * Scalar<R>(kLn2)};
+  }
+  MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
+    const R share = softmax.share(e, p.lse);
+    return {share * (g.lse + g.mean * (e.other * Scalar<R>(kLn2) - p.mean)), share * g.mean};
+  }
+
+  MR_HD R frame(Element<R> e) const { return e.score; }
+  MR_HD R frame_of(State s) const { return s.softmax.frame; }
+  MR_HD R join(R f, R g) const { return softmax.join(f, g); }
+  MR_HD State reframe(State s, R f) const {
+    return {softmax.reframe(s.softmax, f), s.sum * softmax.rescale(s.softmax.frame, f)};
+  }
+  MR_HD State accumulate(State s, Element<R> e) const {
+    return {softmax.accumulate(s.softmax, e), s.sum + softmax.weight(e, s.softmax.frame) * e.other};
+  }
+};
+
+}  // namespace monoidreduce

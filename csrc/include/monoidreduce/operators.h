@@ -1,0 +1,114 @@
+// The host API: the library's operators on tensor views, on the CPU and on CUDA devices. Torch-free; the caller allocates.
+//
+// Row-side gradients (d_q, d_x, d_a, d_teacher_x) and bias gradients are accumulated into zero-filled contiguous buffers of the
+// accumulation type (float, double for float64). Column-side gradients (d_k, d_v, d_weight, d_w1, d_w2, d_b) are written in the
+// input's type on the CPU, and accumulated into zero-filled buffers of the accumulation type on CUDA. Absent: not computed.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/monoids/distillation.h"
+
+namespace monoidreduce {
+
+struct Launch {
+  int threads = 1;             // CPU threads
+  void* stream = nullptr;      // cudaStream_t
+  bool deterministic = false;  // no atomic adds whose order may change; the CPU engine is deterministic either way
+};
+
+struct AttentionOptions {
+  double scale = 1, softcap = 0;
+  std::int64_t left = ColumnRange::kUnbounded, right = ColumnRange::kUnbounded;  // window around the aligned query
+};
+struct AttentionForward {
+  TensorView q, k, v, bias;  // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
+  TensorView out, lse;       // [B, H, M, D] [B, H, M]
+  AttentionOptions options;
+};
+struct AttentionBackward {
+  TensorView grad_out, grad_lse;  // [B, H, M, D] [B, H, M]
+  TensorView q, k, v, bias, out, lse;
+  TensorView d_q, d_k, d_v, d_bias;
+  AttentionOptions options;
+};
+
+struct CrossEntropyOptions {
+  double logit_scale = 1, softcap = 0, label_smoothing = 0, z_loss = 0;
+  std::int64_t ignore_index = -100;
+  std::int64_t workspace = 0;  // bytes that the backward may use for local gradients
+};
+struct CrossEntropyForward {
+  TensorView x, weight, bias, target;  // [N, D] [V, D] [V] [N] int64
+  TensorView loss, lse;                // [N] [N]
+  CrossEntropyOptions options;
+};
+struct CrossEntropyBackward {
+  TensorView grad_loss, grad_lse;  // [N] [N]
+  TensorView x, weight, bias, target, lse;
+  TensorView d_x, d_weight, d_bias;
+  CrossEntropyOptions options;
+};
+
+struct DistillationOptions {
+  DistillationLoss loss = DistillationLoss::kCrossEntropy;
+  double temperature = 1;
+  std::int64_t workspace = 0;
+};
+struct DistillationForward {
+  TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
+  TensorView loss, stats;                                 // [N] [3, N]
+  DistillationOptions options;
+};
+struct DistillationBackward {
+  TensorView grad_loss;  // [N]
+  TensorView x, weight, teacher_x, teacher_weight, mask, stats;
+  TensorView d_x, d_weight, d_teacher_x, d_teacher_weight;
+  DistillationOptions options;
+};
+
+enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
+struct MlpForward {
+  TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
+  TensorView out;                      // [B, N]
+  ActivationKind activation = ActivationKind::kIdentity;
+};
+struct MlpBackward {
+  TensorView grad_out;  // [B, N]
+  TensorView x, w1, w2, bias1;
+  TensorView d_x, d_w1, d_w2, d_bias1;
+  ActivationKind activation = ActivationKind::kIdentity;
+};
+
+struct LogSumExpForward {
+  TensorView a, b, lse;  // [M, F] [N, F] [M]
+  double scale = 1;
+};
+struct LogSumExpBackward {
+  TensorView grad_lse, a, b, lse;
+  TensorView d_a, d_b;
+  double scale = 1;
+};
+
+// Every operator that an engine provides, one line each: X(name, argument struct).
+#define MONOIDREDUCE_OPERATORS(X)                \
+  X(attention_forward, AttentionForward)         \
+  X(attention_backward, AttentionBackward)       \
+  X(cross_entropy_forward, CrossEntropyForward)  \
+  X(cross_entropy_backward, CrossEntropyBackward) \
+  X(distillation_forward, DistillationForward)   \
+  X(distillation_backward, DistillationBackward) \
+  X(mlp_forward, MlpForward)                     \
+  X(mlp_backward, MlpBackward)                   \
+  X(logsumexp_forward, LogSumExpForward)         \
+  X(logsumexp_backward, LogSumExpBackward)
+
+#define MONOIDREDUCE_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
+namespace cpu {
+MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
+}
+namespace cuda {
+MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
+}
+#undef MONOIDREDUCE_DECLARE
+
+}  // namespace monoidreduce

@@ -1,0 +1,97 @@
+// How each operator is a fold: its tensors as a FoldProblem. One function an operator, used by both engines, forward and backward.
+#pragma once
+
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce {
+
+// A [rows, width] matrix as [1, 1, rows, width].
+inline TensorView as_rows(const TensorView& m) {
+  if (!m.present()) return m;
+  TensorView t = m;
+  t.rank = 4;
+  t.size[0] = t.size[1] = 1, t.size[2] = m.size[0], t.size[3] = m.size[1];
+  t.stride[0] = t.stride[1] = 0, t.stride[2] = m.stride[0], t.stride[3] = m.stride[1];
+  return t;
+}
+
+inline TensorView transposed(const TensorView& m) {
+  TensorView t = m;
+  if (!m.present()) return t;
+  t.size[0] = m.size[1], t.size[1] = m.size[0];
+  t.stride[0] = m.stride[1], t.stride[1] = m.stride[0];
+  return t;
+}
+
+// A [columns] vector as a [1, 1, rows, columns] bias, the same for every row.
+inline TensorView as_column_bias(const TensorView& v, std::int64_t rows) {
+  if (!v.present()) return v;
+  TensorView t = v;
+  t.rank = 4;
+  t.size[0] = t.size[1] = 1, t.size[2] = rows, t.size[3] = v.size[0];
+  t.stride[0] = t.stride[1] = t.stride[2] = 0, t.stride[3] = v.stride[0];
+  return t;
+}
+
+template <class Arguments>
+FoldProblem attention_problem(const Arguments& x) {
+  const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
+  return {.a = x.q,
+          .b = x.k,
+          .other_a = {},
+          .other_b = {},
+          .payload = x.v,
+          .bias = x.bias,
+          .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
+          .range = {x.options.left, x.options.right, shift}};
+}
+
+template <class Arguments>
+FoldProblem cross_entropy_problem(const Arguments& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.weight),
+          .other_a = {},
+          .other_b = {},
+          .payload = {},
+          .bias = as_column_bias(x.bias, x.x.size[0]),
+          .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true},
+          .range = {}};
+}
+
+template <class Arguments>
+FoldProblem distillation_problem(const Arguments& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.weight),
+          .other_a = as_rows(x.teacher_x),
+          .other_b = as_rows(x.teacher_weight),
+          .payload = {},
+          .bias = {},
+          .score = {.scale = 1 / x.options.temperature},
+          .range = {}};
+}
+
+template <class Arguments>
+FoldProblem mlp_problem(const Arguments& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.w1),
+          .other_a = {},
+          .other_b = {},
+          .payload = as_rows(transposed(x.w2)),
+          .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .score = {.bias_inside = true},
+          .range = {}};
+}
+
+template <class Arguments>
+FoldProblem logsumexp_problem(const Arguments& x) {
+  return {.a = as_rows(x.a),
+          .b = as_rows(x.b),
+          .other_a = {},
+          .other_b = {},
+          .payload = {},
+          .bias = {},
+          .score = {.scale = x.scale},
+          .range = {}};
+}
+
+}  // namespace monoidreduce

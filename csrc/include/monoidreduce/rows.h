@@ -1,0 +1,86 @@
+// The row policies (fold.h) of the four operators. T is the accumulation type: float, or double for float64 tensors.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/monoids/cross_entropy.h"
+#include "monoidreduce/monoids/distillation.h"
+
+namespace monoidreduce {
+
+// A row statistic with any stride; absent (null) reads as 0.
+template <class T>
+struct RowVector {
+  T* data = nullptr;
+  std::int64_t stride = 1;
+  MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
+};
+
+// attention, logsumexp_matmul: P_i = lse_i. centre is g_lse - <G, out>, g_lse without a payload.
+template <class T>
+struct LogSumExpRows {
+  T* lse;              // [rows], natural logarithm
+  RowVector<T> centre;
+  MR_HD bool active(std::int64_t) const { return true; }
+  MR_HD std::int64_t label(std::int64_t) const { return -1; }
+  MR_HD void store(std::int64_t row, T p) const { lse[row] = p; }
+  MR_HD T product(std::int64_t row) const { return lse[row]; }
+  MR_HD T upstream(std::int64_t row) const { return centre[row]; }
+};
+
+// mlp: nothing is kept of a row.
+template <class T>
+struct SumRows {
+  MR_HD bool active(std::int64_t) const { return true; }
+  MR_HD std::int64_t label(std::int64_t) const { return -1; }
+  MR_HD void store(std::int64_t, T) const {}
+  MR_HD T product(std::int64_t) const { return T(0); }
+  MR_HD T upstream(std::int64_t) const { return T(0); }
+};
+
+template <class T>
+struct CrossEntropyRows {
+  const std::int64_t* target;  // [rows]
+  std::int64_t target_stride, ignore_index;
+  CrossEntropyLoss<T> rule;
+  T *loss, *lse;                   // [rows]; lse is read by backward
+  RowVector<T> grad_loss, grad_lse;
+  using Output = typename CrossEntropy<T>::Output;
+
+  MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
+  MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
+  MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
+  // A target out of range makes its row NaN: the GPU cannot raise without waiting for the device.
+  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < static_cast<std::int64_t>(rule.columns); }
+  MR_HD void store(std::int64_t row, Output p) const {
+    lse[row] = p.lse;
+    loss[row] = ignored(row) ? T(0) : valid(row) ? rule.value(p) : T(NAN);
+  }
+  MR_HD Output product(std::int64_t row) const { return {lse[row], T(0), T(0)}; }
+  MR_HD Output upstream(std::int64_t row) const {
+    const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
+    return rule.upstream(lse[row], g, grad_lse[row]);
+  }
+};
+
+template <class T, DistillationLoss kLoss>
+struct DistillationRows {
+  const bool* mask;  // [rows], false: not a token; null: all are
+  std::int64_t mask_stride, rows;
+  T* loss;           // [rows]
+  T* stats;          // [3, rows]: student lse, teacher lse, expectation
+  RowVector<T> grad_loss;
+  using Output = typename Distillation<T, kLoss>::Output;
+
+  MR_HD bool active(std::int64_t row) const { return !mask || mask[row * mask_stride]; }
+  MR_HD std::int64_t label(std::int64_t) const { return -1; }
+  MR_HD void store(std::int64_t row, Output p) const {
+    stats[row] = p.student_lse;
+    stats[rows + row] = p.teacher_lse;
+    stats[2 * rows + row] = p.expectation;
+    loss[row] = active(row) ? Distillation<T, kLoss>::loss(p) : T(0);
+  }
+  MR_HD Output product(std::int64_t row) const { return {stats[row], stats[rows + row], stats[2 * rows + row]}; }
+  MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
+};
+
+}  // namespace monoidreduce

@@ -1,0 +1,65 @@
+// Score policies: what happens to a dot product before a monoid sees it. They compose with every monoid.
+//   attention      softcap(scale * dot) + bias, on the keys that the range and the bias leave
+//   cross entropy  softcap(scale * dot + bias)
+//   MLP            dot + bias
+#pragma once
+
+#include "monoidreduce/math.h"
+
+namespace monoidreduce {
+
+struct ScoreOptions {
+  double scale = 1;
+  double softcap = 0;        // c: score -> c tanh(score / c); 0 for none
+  bool bias_inside = false;  // is the bias added before the softcap
+};
+
+template <class R>
+struct Score {
+  Scalar<R> scale, softcap, inverse_softcap, unit;
+  bool bias_inside;
+
+  // unit: the monoid's kScoreUnit.
+  MR_HD Score(ScoreOptions o, double unit)
+      : scale(Scalar<R>(o.scale)),
+        softcap(Scalar<R>(o.softcap)),
+        inverse_softcap(Scalar<R>(o.softcap == 0 ? 0 : 1 / o.softcap)),
+        unit(Scalar<R>(unit)),
+        bias_inside(o.bias_inside) {}
+
+  MR_HD R value(R dot, R bias) const {
+    R s = dot * scale;
+    if (bias_inside) s = s + bias;
+    if (softcap != 0) s = softcap * tanh(s * inverse_softcap);
+    if (!bias_inside) s = s + bias;
+    return s * unit;
+  }
+  // Derivative of the score (before unit) by what goes into the softcap: by a bias inside it; times scale, by the dot product.
+  MR_HD R slope(R dot, R bias) const {
+    if (softcap == 0) return R(1);
+    R s = dot * scale;
+    if (bias_inside) s = s + bias;
+    const R t = tanh(s * inverse_softcap);
+    return R(1) - t * t;
+  }
+};
+
+// The columns that a row keeps: column - (row + shift) in [-left, right]. shift aligns the last row with the last column.
+struct ColumnRange {
+  static constexpr std::int64_t kUnbounded = -1;
+  std::int64_t left = kUnbounded, right = kUnbounded, shift = 0;
+
+  MR_HD bool all() const { return left == kUnbounded && right == kUnbounded; }
+  MR_HD std::int64_t begin(std::int64_t row) const {
+    const std::int64_t first = row + shift - left;
+    return left == kUnbounded || first < 0 ? 0 : first;
+  }
+  // One past the last column, at most columns and at least 0.
+  MR_HD std::int64_t end(std::int64_t row, std::int64_t columns) const {
+    if (right == kUnbounded) return columns;
+    const std::int64_t last = row + shift + right + 1;
+    return last < 0 ? 0 : last < columns ? last : columns;
+  }
+};
+
+}  // namespace monoidreduce
