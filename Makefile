@@ -23,11 +23,12 @@ CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp
 .DELETE_ON_ERROR:
 .PHONY: demo test build lint bench sanitize clean
 
+# From build/, where the source folder monoidreduce/ does not hide the installed package.
 demo: $(VENV)/demo.done
-	$(BIN)/python -m monoidreduce demo
+	cd build && ../$(BIN)/python -m monoidreduce demo
 
 bench: $(VENV)/bench.done
-	$(BIN)/python -m monoidreduce bench
+	cd build && ../$(BIN)/python -m monoidreduce bench
 
 build: $(VENV)/build.done
 
@@ -43,9 +44,16 @@ test: lint $(VENV)/test.done
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
 	MONOIDREDUCE_DIST=$(CURDIR)/$(DIST) $(BIN)/pytest -n 2
 
-sanitize: SHELL := /bin/bash
 sanitize: $(VENV)/test.done
-	.ci/sanitize $(BIN) $(SANITIZED)
+	$(CMAKE) -S . -B $(SANITIZED) -G Ninja -DMONOIDREDUCE_SANITIZE=address,undefined -DMONOIDREDUCE_BUILD_TESTS=ON \
+	  -DMONOIDREDUCE_CUDA=OFF -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(CMAKE) --build $(SANITIZED)
+	$(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure
+	rm -rf $(SANITIZED)/site && mkdir $(SANITIZED)/site && cp -r monoidreduce $(SANITIZED)/site
+	$(CMAKE) --install $(SANITIZED) --prefix $(SANITIZED)/site/monoidreduce
+	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  $(BIN)/pytest -n 2 --ignore tests/packaging
 
 clean:
 	rm -rf build dist *.egg-info monoidreduce/_C*.so $(VENV)
@@ -74,7 +82,7 @@ $(VENV)/lint.done: $(VENV)/created.done pyproject.toml
 $(VENV)/build.done: $(VENV)/created.done $(SOURCES)
 	$(PIP) install --quiet build
 	rm -rf $(DIST)
-	$(BIN)/python -m build --verbose --outdir $(DIST)
+	$(BIN)/python -m build --outdir $(DIST)
 	@touch $@
 
 # The wheel's optional requirements are named after the targets that need them.

@@ -38,7 +38,8 @@ class CMakeBuild(build_ext):
             raise SystemExit("monoidreduce needs CMake 3.24 or later to build: pip install cmake")
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
-        configure = [cmake, "-S", str(SOURCE), "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"]
+        # Fresh: what an earlier build in this folder was told, and where its build environment lay, must not be remembered.
+        configure = [cmake, "--fresh", "-S", str(SOURCE), "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"]
         ninja = find_tool("ninja")
         if ninja is not None:
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
