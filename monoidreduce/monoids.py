@@ -1,0 +1,350 @@
+"""Commutative monoids over torch tensors, each with its local gradient D.
+
+A fold P_i = x_i1 * x_i2 * ... over a commutative monoid satisfies the local gradient condition when
+d(x * y)/dx is a function D(x * y, x) of the result and x alone. Then dP_i/dx_ij = D(P_i, x_ij): the backward
+pass needs the final fold and the elements, which may be recomputed, and nothing in between (MonoidReduce,
+Gyllensten 2025).
+
+States are NamedTuples of tensors. Their leading axes, shared by all fields, are batch axes; a field may have
+payload axes after them. All logarithms are natural. The identity stands for "no elements": combining any
+number of identities gives the identity, and neither value nor gradient turns into NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+State = TypeVar("State", bound=Sequence[Tensor])
+
+# The neutral element of IEEE addition: x + -0.0 is x bit for bit, also for x = -0.0.
+_NEUTRAL = -0.0
+
+
+class Monoid(ABC, Generic[State]):
+    """A commutative monoid with a local gradient. Subclass it to fold anything with `fold` and `map_reduce`.
+
+    `combine` must be associative and commutative, with `identity` neutral on both sides bit for bit. It works
+    on any number of batch axes and is written in differentiable torch operations, so that `check_monoid` can
+    verify D.
+    """
+
+    @abstractmethod
+    def identity(self, like: State) -> State:
+        """The fold of nothing, with the shapes, dtypes and device of `like`, whose values do not matter."""
+
+    @abstractmethod
+    def combine(self, a: State, b: State) -> State:
+        """a * b, batch entry by batch entry."""
+
+    @abstractmethod
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        """The gradient of the loss with respect to `a`, one of the operands folded into `c`: g D(c, a).
+
+        `g` is the gradient with respect to `c`, with zeros in the fields that no gradient reaches. A field
+        that is not floating has no gradient: it is zero in `g`, and what is returned for it is ignored.
+        """
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _over_payload(weight: Tensor, payload: Tensor) -> Tensor:
+    """View a weight [*batch] as [*batch, 1, ...], so that it multiplies a payload [*batch, ...]."""
+    return weight.reshape(weight.shape + (1,) * (payload.dim() - weight.dim()))
+
+
+def _sum_payload(product: Tensor, weight: Tensor) -> Tensor:
+    """Sum [*batch, ...] over its payload axes down to the shape of a weight [*batch]."""
+    payload_axes = tuple(range(weight.dim(), product.dim()))
+    return product.sum(payload_axes) if payload_axes else product
+
+
+def _is_empty(log_weight: Tensor) -> Tensor:
+    return log_weight == -math.inf
+
+
+def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
+    """log(e^a + e^b). Where both are -inf the gradients are 0, while those of torch.logaddexp are NaN."""
+    both_empty = _is_empty(a) & _is_empty(b)
+    total = torch.logaddexp(a.masked_fill(both_empty, 0.0), b.masked_fill(both_empty, 0.0))
+    return total.masked_fill(both_empty, -math.inf)
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """e^(part - whole), the share of the whole that a part makes up; 0 for no part of nothing."""
+    return torch.exp(part - whole.masked_fill(_is_empty(whole), 0.0))
+
+
+class Sum(Monoid["Sum.State"]):
+    """Addition. Folded over activation(<a_i, p_j>) q_j it is the two-layer MLP."""
+
+    class State(NamedTuple):
+        value: Tensor  # [*batch, ...]
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.full_like(like.value, _NEUTRAL))
+
+    def combine(self, a: State, b: State) -> State:
+        return self.State(a.value + b.value)
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        return g
+
+
+class WSum(Monoid["WSum.State"]):
+    """Weighted mean together with its total weight. Weights are non-negative; weight 0 means no elements."""
+
+    class State(NamedTuple):
+        weight: Tensor  # [*batch]
+        value: Tensor  # [*batch, ...], the mean of the elements under their weights; 0 if there are none
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.zeros_like(like.weight), torch.full_like(like.value, _NEUTRAL))
+
+    def combine(self, a: State, b: State) -> State:
+        weight = a.weight + b.weight
+        divisor = weight.masked_fill(weight == 0, 1.0)
+        share_a = _over_payload(a.weight / divisor, a.value)
+        share_b = _over_payload(b.weight / divisor, b.value)
+        return self.State(weight, share_a * a.value + share_b * b.value)
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        inverse = (1.0 / c.weight).masked_fill(c.weight == 0, 0.0)
+        mean_gradient = _sum_payload(g.value * (a.value - c.value), a.weight)
+        return self.State(
+            g.weight + inverse * mean_gradient, _over_payload(a.weight * inverse, a.value) * g.value
+        )
+
+
+class LogWSum(Monoid["LogWSum.State"]):
+    """WSum with logarithmic weights: the state of attention, (log sum of weights, normalised value).
+
+    An element with log weight -inf is masked: its value is never looked at and its gradients are 0. A log
+    weight of +inf gives NaN values, as torch.softmax does.
+    """
+
+    class State(NamedTuple):
+        log_weight: Tensor  # [*batch]
+        value: Tensor  # [*batch, ...], the mean of the elements under their weights; 0 if there are none
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.full_like(like.log_weight, -math.inf), torch.full_like(like.value, _NEUTRAL))
+
+    def combine(self, a: State, b: State) -> State:
+        log_weight = _log_add_exp(a.log_weight, b.log_weight)
+        return self.State(log_weight, self._weighted(a, log_weight) + self._weighted(b, log_weight))
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        masked = _is_empty(a.log_weight)
+        share = _share(a.log_weight, c.log_weight)
+        value_gradient = _sum_payload(g.value * (a.value - c.value), a.log_weight)
+        log_weight = (share * (g.log_weight + value_gradient)).masked_fill(masked, 0.0)
+        return self.State(log_weight, _over_payload(share, a.value) * g.value)
+
+    @staticmethod
+    def _weighted(part: State, log_weight: Tensor) -> Tensor:
+        masked = _over_payload(_is_empty(part.log_weight), part.value)
+        share = _over_payload(_share(part.log_weight, log_weight), part.value)
+        return share * part.value.masked_fill(masked, _NEUTRAL)
+
+
+class LogSumExp(Monoid["LogSumExp.State"]):
+    """log of a sum of exponentials. D is the softmax probability of the element."""
+
+    class State(NamedTuple):
+        lse: Tensor  # [*batch]
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.full_like(like.lse, -math.inf))
+
+    def combine(self, a: State, b: State) -> State:
+        return self.State(_log_add_exp(a.lse, b.lse))
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        return self.State(_share(a.lse, c.lse) * g.lse)
+
+
+class CrossEntropy(Monoid["CrossEntropy.State"]):
+    """Cross entropy against class indices; the loss of the final fold is lse - target.
+
+    The state of one class is (its logit, its logit if it is the target, else 0).
+    """
+
+    class State(NamedTuple):
+        lse: Tensor  # [*batch], log-sum-exp of the logits seen
+        target: Tensor  # [*batch], the target's logit once it has been seen, 0 before
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.full_like(like.lse, -math.inf), torch.full_like(like.target, _NEUTRAL))
+
+    def combine(self, a: State, b: State) -> State:
+        return self.State(_log_add_exp(a.lse, b.lse), a.target + b.target)
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        return self.State(_share(a.lse, c.lse) * g.lse, g.target)
+
+
+class Distillation(Monoid["Distillation.State"]):
+    """Cross entropy of a student under a teacher's distribution.
+
+    LogSumExp over the student's logits beside LogWSum of the student's logits under the teacher's. The state
+    of one class is (student logit, teacher logit, student logit), the loss of the final fold is
+    student_lse - expectation. With teacher logit - student logit as the third, expectation + student_lse -
+    teacher_lse is the divergence KL(teacher || student).
+    """
+
+    class State(NamedTuple):
+        student_lse: Tensor  # [*batch]
+        teacher_lse: Tensor  # [*batch]
+        expectation: Tensor  # [*batch], mean under the teacher's softmax over the classes seen
+
+    def identity(self, like: State) -> State:
+        empty = torch.full_like(like.student_lse, -math.inf)
+        return self.State(empty, *_LOG_WSUM.identity(self._teacher(like)))
+
+    def combine(self, a: State, b: State) -> State:
+        student_lse = _log_add_exp(a.student_lse, b.student_lse)
+        return self.State(student_lse, *_LOG_WSUM.combine(self._teacher(a), self._teacher(b)))
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        student = _share(a.student_lse, c.student_lse) * g.student_lse
+        teacher = _LOG_WSUM.local_gradient(self._teacher(c), self._teacher(a), self._teacher(g))
+        return self.State(student, *teacher)
+
+    @staticmethod
+    def _teacher(state: State) -> LogWSum.State:
+        return LogWSum.State(state.teacher_lse, state.expectation)
+
+
+_LOG_WSUM = LogWSum()
+
+
+class Max(Monoid["Max.State"]):
+    """Maximum and how many elements attain it; NaN wins.
+
+    That number makes ties a local matter: each of n elements tied for the maximum receives 1/n of the
+    gradient, as in torch.amax.
+    """
+
+    class State(NamedTuple):
+        value: Tensor  # [*batch], floating
+        times: Tensor  # [*batch], integer; 1 for a single element, 0 for none
+
+    _worst: ClassVar[float] = -math.inf
+    _better = staticmethod(torch.maximum)
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.full_like(like.value, self._worst), torch.zeros_like(like.times))
+
+    def combine(self, a: State, b: State) -> State:
+        value = self._better(a.value, b.value)
+        return self.State(value, a.times * _attains(a.value, value) + b.times * _attains(b.value, value))
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        share = a.times * _attains(a.value, c.value) / c.times.clamp(min=1)
+        return a._replace(value=g.value * share.to(g.value.dtype))
+
+
+def _attains(value: Tensor, best: Tensor) -> Tensor:
+    return (value == best) | (value.isnan() & best.isnan())
+
+
+class Min(Max):
+    """Minimum and how many elements attain it; otherwise as Max."""
+
+    _worst = math.inf
+    _better = staticmethod(torch.minimum)
+
+
+class ArgMax(Monoid["ArgMax.State"]):
+    """Maximum and where it is. Of tied elements the lowest position wins and takes the whole gradient.
+
+    Elements carry distinct positions >= 0. Position -1 means no elements: the argmax of -infs alone is a
+    valid position, that of nothing is -1. NaN wins, as in torch.argmax.
+    """
+
+    class State(NamedTuple):
+        value: Tensor  # [*batch], floating
+        position: Tensor  # [*batch], signed integer
+
+    _worst: ClassVar[float] = -math.inf
+    _beats = staticmethod(torch.gt)
+
+    def identity(self, like: State) -> State:
+        return self.State(torch.full_like(like.value, self._worst), torch.full_like(like.position, -1))
+
+    def combine(self, a: State, b: State) -> State:
+        a_is_nan, b_is_nan = a.value.isnan(), b.value.isnan()
+        b_beats_a = self._beats(b.value, a.value) | (b_is_nan & ~a_is_nan)
+        tied = (a.value == b.value) | (a_is_nan & b_is_nan)
+        b_is_first = (b.position >= 0) & ((a.position < 0) | (b.position < a.position))
+        take_b = b_beats_a | (tied & b_is_first)
+        return self.State(torch.where(take_b, b.value, a.value), torch.where(take_b, b.position, a.position))
+
+    def local_gradient(self, c: State, a: State, g: State) -> State:
+        won = (a.position == c.position) & (a.position >= 0)
+        return a._replace(value=g.value.masked_fill(~won, 0.0))
+
+
+class ArgMin(ArgMax):
+    """Minimum and where it is; otherwise as ArgMax."""
+
+    _worst = math.inf
+    _beats = staticmethod(torch.lt)
+
+
+class Product(Monoid[Any]):
+    """Several monoids folded side by side in one pass, as in Product(lse=LogSumExp(), best=ArgMax()).
+
+    The state is flat. A monoid with one field lends it its keyword, the others prefix their fields with it:
+    the example has the fields lse, best_value, best_position. Every monoid must publish its NamedTuple as
+    `State`.
+    """
+
+    def __init__(self, **monoids: Monoid[Any]) -> None:
+        if not monoids:
+            raise ValueError("monoids: expected at least one, as in Product(lse=LogSumExp(), total=Sum())")
+        self._monoids = monoids
+        self._states = {name: _published_state(name, monoid) for name, monoid in monoids.items()}
+        names = [
+            name if len(state._fields) == 1 else f"{name}_{field}"
+            for name, state in self._states.items()
+            for field in state._fields
+        ]
+        self.State: Any = namedtuple("State", names)  # type: ignore[misc]
+
+    def identity(self, like: Any) -> Any:
+        return self._each("identity", like)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return self._each("combine", a, b)
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        return self._each("local_gradient", c, a, g)
+
+    def _each(self, method: str, *states: Any) -> Any:
+        fields: list[Any] = []
+        for name, monoid in self._monoids.items():
+            make, start = self._states[name]._make, len(fields)
+            parts = (make(state[start : start + len(self._states[name]._fields)]) for state in states)
+            fields.extend(getattr(monoid, method)(*parts))
+        return self.State._make(fields)
+
+    def __repr__(self) -> str:
+        return f"Product({', '.join(f'{name}={monoid!r}' for name, monoid in self._monoids.items())})"
+
+
+def _published_state(name: str, monoid: Monoid[Any]) -> Any:
+    if not isinstance(monoid, Monoid):
+        raise TypeError(f"{name}: expected a Monoid, got {monoid!r}")
+    state = getattr(monoid, "State", None)
+    if not hasattr(state, "_fields"):
+        raise TypeError(f"{name}: expected a monoid that publishes its NamedTuple as State, got {monoid!r}")
+    return state
