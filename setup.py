@@ -39,14 +39,25 @@ class CMakeBuild(build_ext):
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
         # Fresh: what an earlier build in this folder was told, and where its build environment lay, must not be remembered.
-        configure = [cmake, "--fresh", "-S", str(SOURCE), "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"]
+        configure = [
+            cmake,
+            "--fresh",
+            "-S",
+            str(SOURCE),
+            "-B",
+            str(build),
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ]
         ninja = find_tool("ninja")
         if ninja is not None:
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
-        install = [cmake, "--install", str(build), "--strip", "--prefix", str(package)]
+        install = [cmake, "--install", str(build), "--prefix", str(package)]
         if self.inplace:
-            install += ["--component", "module"]  # headers and CMake files are used where they are in the source tree
+            install += [
+                "--component",
+                "module",
+            ]  # headers and CMake files are used where they are in the source tree
         subprocess.run(configure, check=True)
         subprocess.run([cmake, "--build", str(build), "--parallel", str(parallel_jobs())], check=True)
         subprocess.run(install, check=True)

@@ -14,6 +14,8 @@ set(PYBIND11_FINDPYTHON ON)
 find_package(pybind11 2.13 CONFIG REQUIRED)
 find_package(Threads REQUIRED)
 
+# The linker keeps the first of several copies of an inline function. The link order is that of the instruction sets, oldest
+# first, so a copy that all processors may run wins over one that needs AVX.
 python_add_library(_C MODULE WITH_SOABI ${MONOIDREDUCE_BINDING_SOURCES} ${MONOIDREDUCE_CPU_SOURCES})
 target_link_libraries(_C PRIVATE monoidreduce_flags pybind11::headers Threads::Threads)
 
@@ -23,8 +25,10 @@ foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
   target_compile_definitions(cpu_${isa} PRIVATE MR_CPU_ISA=${isa})
   target_compile_options(cpu_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}})
   target_sources(_C PRIVATE $<TARGET_OBJECTS:cpu_${isa}>)
-  string(TOUPPER ${isa} ISA)
-  target_compile_definitions(_C PRIVATE MONOIDREDUCE_WITH_${ISA}=1)
+  if(NOT isa STREQUAL "baseline")
+    string(TOUPPER ${isa} ISA)
+    target_compile_definitions(_C PRIVATE MONOIDREDUCE_WITH_${ISA}=1)
+  endif()
 endforeach()
 
 if(MONOIDREDUCE_WITH_CUDA)

@@ -6,7 +6,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def get_include() -> str:
-    """Return the folder to put on a compiler's include path, so that ``#include <monoidreduce/monoid.h>`` works.
+    """Return the folder to put on a compiler's include path for ``#include <monoidreduce/monoid.h>``.
 
     It is part of the installed package; in an editable install it is the source tree's own.
     """

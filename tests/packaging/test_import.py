@@ -1,0 +1,68 @@
+"""Importing the package is cheap and has no effect on the machine or on CUDA."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+TIMED_IMPORT = """
+import time
+import torch
+start = time.perf_counter()
+import monoidreduce
+print(time.perf_counter() - start)
+"""
+
+WATCHED_IMPORT = """
+import os, sys
+import torch
+effects = []
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+def hook(event, args):
+    if event.startswith(("subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.system", "os.mkdir", "socket.")):
+        effects.append((event, args))
+    elif event == "open" and args[2] is not None and args[2] & WRITING:
+        effects.append((event, args))
+sys.addaudithook(hook)
+import monoidreduce
+print(effects)
+"""
+
+
+def run_python(code: str, **environment: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def test_import_takes_under_150_ms_beyond_torch():
+    assert min(float(run_python(TIMED_IMPORT)) for _ in range(5)) < 0.150
+
+
+def test_import_starts_nothing_and_writes_nothing():
+    assert run_python(WATCHED_IMPORT) == "[]"
+
+
+def test_import_opens_no_cuda_context():
+    assert run_python("import torch, monoidreduce; print(torch.cuda.is_initialized())") == "False"
+
+
+@pytest.mark.gpu
+def test_child_can_use_cuda_after_the_parent_imported_the_package():
+    child = "torch.zeros(1, device='cuda')"
+    code = f"import os, torch, monoidreduce\nif os.fork() == 0:\n    {child}\n    os._exit(0)\nprint(os.wait()[1])"
+    assert run_python(code) == "0"
+
+
+def test_import_with_gpus_hidden():
+    assert run_python("import monoidreduce; print(monoidreduce.__version__)", CUDA_VISIBLE_DEVICES="")
+
+
+def test_import_without_home(tmp_path):
+    code = "import os; os.environ.pop('HOME', None); import monoidreduce; print('imported')"
+    assert run_python(code, HOME="", XDG_CACHE_HOME="") == "imported"
