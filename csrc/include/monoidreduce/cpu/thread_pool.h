@@ -1,5 +1,5 @@
-// Loops over independent tasks on several threads: parallel_for. Header-only; each shared object has its own
-// workers.
+// Loops over independent tasks on several threads: parallel_for. Header-only: each shared object has workers
+// of its own.
 //
 // The calling thread always works on its own loop, and workers help with any loop that has tasks left. So a
 // loop ends whatever the workers do: it never waits for another caller's loop, and it needs no worker at all.
@@ -24,143 +24,143 @@
 namespace monoidreduce::cpu {
 
 // Hidden, because two shared objects may be built from different versions of this header.
-namespace pool __attribute__((visibility("hidden"))) {
+namespace [[gnu::visibility("hidden")]] pool {
 
-  // Waking a sleeping thread takes tens of microseconds; one that still spins starts within one.
-  inline constexpr std::chrono::microseconds kSpin{30};
+// Waking a sleeping thread takes tens of microseconds; one that still spins starts within one.
+inline constexpr std::chrono::microseconds kSpin{30};
 
-  inline constinit thread_local bool in_task = false;
+inline constinit thread_local bool in_task = false;
 
-  inline void pause() {
+inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
+  __builtin_ia32_pause();
 #elif defined(__aarch64__)
-    asm volatile("yield");
+  asm volatile("yield");
 #endif
+}
+
+template <class Condition>
+void spin_until(Condition&& condition) {
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  while (!condition() && std::chrono::steady_clock::now() < end) {
+    for (int i = 0; i < 16 && !condition(); ++i) pause();
+  }
+}
+
+// One parallel_for, on its caller's stack.
+struct Loop {
+  using Work = void (*)(Loop& loop, int worker);
+
+  Work work;
+  void* task;
+  std::int64_t tasks;
+  int helpers;  // how many workers may join
+  std::atomic<std::int64_t> next = 0;
+  int joined = 0;               // workers that have joined, guarded by the pool's mutex
+  std::atomic<int> active = 0;  // those that have not left yet; written under the pool's mutex
+  std::atomic<bool> failed = false;
+  std::exception_ptr error = nullptr;
+
+  bool open() const { return joined < helpers && next.load(std::memory_order_relaxed) < tasks; }
+
+  template <class F>
+  static void run(Loop& loop, int worker) {
+    const bool nested = std::exchange(in_task, true);
+    try {
+      for (std::int64_t i; (i = loop.next.fetch_add(1, std::memory_order_relaxed)) < loop.tasks;) {
+        (*static_cast<F*>(loop.task))(i, worker);
+      }
+    } catch (...) {
+      if (!loop.failed.exchange(true)) loop.error = std::current_exception();
+      loop.next.store(loop.tasks, std::memory_order_relaxed);
+    }
+    in_task = nested;
+  }
+};
+
+class Pool {
+ public:
+  // This process's pool. A forked child has none of its parent's threads and perhaps a locked mutex: it
+  // abandons that pool. A pool is never destroyed, since its threads may outlive every static object.
+  static Pool& get() {
+    Pool* pool = current.load(std::memory_order_acquire);
+    while (pool == nullptr || pool->process_ != getpid()) {
+      auto mine = std::make_unique<Pool>();
+      if (current.compare_exchange_strong(pool, mine.get(), std::memory_order_acq_rel))
+        return *mine.release();
+    }
+    return *pool;
   }
 
-  template <class Condition>
-  void spin_until(Condition && condition) {
-    const auto end = std::chrono::steady_clock::now() + kSpin;
-    while (!condition() && std::chrono::steady_clock::now() < end) {
-      for (int i = 0; i < 16 && !condition(); ++i) pause();
+  void run(Loop& loop) {
+    {
+      const std::lock_guard lock(mutex_);
+      grow(loop.helpers);
+      loops_.push_back(&loop);
+      posted_.fetch_add(1, std::memory_order_release);
+      for (int i = std::min(loop.helpers, asleep_); i > 0; --i) work_.notify_one();
     }
-  }
-
-  // One parallel_for, on its caller's stack.
-  struct Loop {
-    using Work = void (*)(Loop& loop, int worker);
-
-    Work work;
-    void* task;
-    std::int64_t tasks;
-    int helpers;  // how many workers may join
-    std::atomic<std::int64_t> next = 0;
-    int joined = 0;               // workers that have joined, guarded by the pool's mutex
-    std::atomic<int> active = 0;  // those that have not left yet; written under the pool's mutex
-    std::atomic<bool> failed = false;
-    std::exception_ptr error = nullptr;
-
-    bool open() const { return joined < helpers && next.load(std::memory_order_relaxed) < tasks; }
-
-    template <class F>
-    static void run(Loop& loop, int worker) {
-      const bool nested = std::exchange(in_task, true);
-      try {
-        for (std::int64_t i; (i = loop.next.fetch_add(1, std::memory_order_relaxed)) < loop.tasks;) {
-          (*static_cast<F*>(loop.task))(i, worker);
-        }
-      } catch (...) {
-        if (!loop.failed.exchange(true)) loop.error = std::current_exception();
-        loop.next.store(loop.tasks, std::memory_order_relaxed);
-      }
-      in_task = nested;
+    loop.work(loop, 0);
+    {
+      const std::lock_guard lock(mutex_);
+      std::erase(loops_, &loop);
     }
-  };
-
-  class Pool {
-   public:
-    // This process's pool. A forked child has none of its parent's threads and perhaps a locked mutex: it
-    // abandons that pool. A pool is never destroyed, since its threads may outlive every static object.
-    static Pool& get() {
-      Pool* pool = current.load(std::memory_order_acquire);
-      while (pool == nullptr || pool->process_ != getpid()) {
-        auto mine = std::make_unique<Pool>();
-        if (current.compare_exchange_strong(pool, mine.get(), std::memory_order_acq_rel))
-          return *mine.release();
-      }
-      return *pool;
-    }
-
-    void run(Loop& loop) {
-      {
-        const std::lock_guard lock(mutex_);
-        grow(loop.helpers);
-        loops_.push_back(&loop);
-        posted_.fetch_add(1, std::memory_order_release);
-        for (int i = std::min(loop.helpers, asleep_); i > 0; --i) work_.notify_one();
-      }
-      loop.work(loop, 0);
-      {
-        const std::lock_guard lock(mutex_);
-        std::erase(loops_, &loop);
-      }
-      const auto finished = [&] { return loop.active.load(std::memory_order_acquire) == 0; };
-      spin_until(finished);
-      if (!finished()) {
-        std::unique_lock lock(mutex_);
-        finished_.wait(lock, finished);
-      }
-    }
-
-   private:
-    // A thread that cannot be had is done without.
-    void grow(int workers) {
-      try {
-        for (; workers_ < workers; ++workers_) std::thread([this] { serve(); }).detach();
-      } catch (const std::system_error&) {
-      }
-    }
-
-    [[noreturn]] void serve() {
+    const auto finished = [&] { return loop.active.load(std::memory_order_acquire) == 0; };
+    spin_until(finished);
+    if (!finished()) {
       std::unique_lock lock(mutex_);
-      for (;;) {
-        const auto loop = std::ranges::find_if(loops_, [](const Loop* l) { return l->open(); });
-        if (loop != loops_.end()) {
-          help(**loop, lock);
-          continue;
-        }
-        const auto posted = [this, seen = posted_.load()] {
-          return posted_.load(std::memory_order_acquire) != seen;
-        };
-        lock.unlock();
-        spin_until(posted);
-        lock.lock();
-        ++asleep_;
-        work_.wait(lock, posted);
-        --asleep_;
+      finished_.wait(lock, finished);
+    }
+  }
+
+ private:
+  // A thread that cannot be had is done without.
+  void grow(int workers) {
+    try {
+      for (; workers_ < workers; ++workers_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+    }
+  }
+
+  [[noreturn]] void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const auto loop = std::ranges::find_if(loops_, [](const Loop* l) { return l->open(); });
+      if (loop != loops_.end()) {
+        help(**loop, lock);
+        continue;
       }
-    }
-
-    void help(Loop& loop, std::unique_lock<std::mutex>& lock) {
-      const int worker = ++loop.joined;
-      ++loop.active;
+      const auto posted = [this, seen = posted_.load()] {
+        return posted_.load(std::memory_order_acquire) != seen;
+      };
       lock.unlock();
-      loop.work(loop, worker);
+      spin_until(posted);
       lock.lock();
-      if (--loop.active == 0) finished_.notify_all();
+      ++asleep_;
+      work_.wait(lock, posted);
+      --asleep_;
     }
+  }
 
-    static inline constinit std::atomic<Pool*> current = nullptr;
+  void help(Loop& loop, std::unique_lock<std::mutex>& lock) {
+    const int worker = ++loop.joined;
+    ++loop.active;
+    lock.unlock();
+    loop.work(loop, worker);
+    lock.lock();
+    if (--loop.active == 0) finished_.notify_all();
+  }
 
-    const pid_t process_ = getpid();
-    std::mutex mutex_;
-    std::condition_variable work_;      // a loop was posted
-    std::condition_variable finished_;  // the last worker has left some loop
-    std::vector<Loop*> loops_;
-    std::atomic<std::uint64_t> posted_ = 0;  // loops posted so far; written under the mutex
-    int workers_ = 0, asleep_ = 0;
-  };
+  static inline constinit std::atomic<Pool*> current = nullptr;
+
+  const pid_t process_ = getpid();
+  std::mutex mutex_;
+  std::condition_variable work_;      // a loop was posted
+  std::condition_variable finished_;  // the last worker has left some loop
+  std::vector<Loop*> loops_;
+  std::atomic<std::uint64_t> posted_ = 0;  // loops posted so far; written under the mutex
+  int workers_ = 0, asleep_ = 0;
+};
 
 }  // namespace pool
 
