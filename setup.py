@@ -1,7 +1,7 @@
 """A build_ext that runs CMake, the one build description. Metadata is in pyproject.toml.
 
-Environment: MONOIDREDUCE_CUDA and MONOIDREDUCE_CUDA_ARCHS (see cmake/CudaToolchain.cmake), CMAKE_ARGS (further arguments
-for CMake's configuration), MAX_JOBS (parallel compilers).
+Environment: MONOIDREDUCE_CUDA and MONOIDREDUCE_CUDA_ARCHS (see cmake/CudaToolchain.cmake), CMAKE_ARGS (further
+arguments for CMake's configuration), MAX_JOBS (parallel compilers).
 """
 
 import os
@@ -33,31 +33,20 @@ def find_tool(name: str) -> str | None:
 
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        cmake = find_tool("cmake")
+        cmake, ninja = find_tool("cmake"), find_tool("ninja")
         if cmake is None:
             raise SystemExit("monoidreduce needs CMake 3.24 or later to build: pip install cmake")
         package = Path(self.get_ext_fullpath(ext.name)).resolve().parent
         build = Path(self.build_temp).resolve()
-        # Fresh: what an earlier build in this folder was told, and where its build environment lay, must not be remembered.
-        configure = [
-            cmake,
-            "--fresh",
-            "-S",
-            str(SOURCE),
-            "-B",
-            str(build),
-            f"-DPython_EXECUTABLE={sys.executable}",
-        ]
-        ninja = find_tool("ninja")
+        # Fresh: an earlier build's options and the place of its build environment must not be remembered.
+        configure = [cmake, "--fresh", "-S", str(SOURCE), "-B", str(build)]
+        configure += [f"-DPython_EXECUTABLE={sys.executable}"]
         if ninja is not None:
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         configure += shlex.split(os.environ.get("CMAKE_ARGS", ""))
         install = [cmake, "--install", str(build), "--prefix", str(package)]
-        if self.inplace:
-            install += [
-                "--component",
-                "module",
-            ]  # headers and CMake files are used where they are in the source tree
+        if self.inplace:  # headers and CMake files are used where they lie in the source tree
+            install += ["--component", "module"]
         subprocess.run(configure, check=True)
         subprocess.run([cmake, "--build", str(build), "--parallel", str(parallel_jobs())], check=True)
         subprocess.run(install, check=True)

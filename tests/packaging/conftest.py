@@ -1,4 +1,4 @@
-"""Where the packaging tests find what they look at: the source tree, what `make build` made, the installed module."""
+"""What the packaging tests look at: the source tree, what `make build` made, the installed module."""
 
 import os
 from pathlib import Path

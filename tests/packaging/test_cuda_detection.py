@@ -1,4 +1,4 @@
-"""What the build decides about CUDA: from the toolkit it finds and MONOIDREDUCE_CUDA, never from the presence of a GPU."""
+"""What the build decides about CUDA: by the toolkit it finds and MONOIDREDUCE_CUDA, never by the presence of a GPU."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 USUAL_PREFIX = Path("/usr/local/cuda/bin")
+CPU_ONLY = "CPU-only build, CUDA tensors will not be supported:"
 
 
 def nvcc_folders() -> list[Path]:
@@ -16,25 +17,27 @@ def nvcc_folders() -> list[Path]:
     return [p for p in dict.fromkeys([*path, USUAL_PREFIX]) if (p / "nvcc").exists()]
 
 
+def path_without_nvcc(tools: Path) -> str:
+    """PATH less the folders that have nvcc; the build tools among what they had are linked from the folder tools."""
+    tools.mkdir()
+    for name in ("cmake", "ninja", "make", "cc", "c++"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    kept = [p for p in os.environ["PATH"].split(os.pathsep) if Path(p) not in nvcc_folders()]
+    return os.pathsep.join([str(tools), *kept])
+
+
 @pytest.fixture
 def configure(source, tmp_path):
-    """Configure the build with the given environment and CMake arguments; return the exit status and what CMake said."""
+    """Configure with the given CMake arguments and environment; return the exit status and what CMake said."""
 
-    def run(*arguments: str, path: str | None = None, **environment: str) -> tuple[int, str]:
-        ambient = {
-            k: v for k, v in os.environ.items() if not k.startswith(("CUDA", "MONOIDREDUCE_", "CMAKE_"))
-        }
-        ambient["PATH"] = path or ambient["PATH"]
+    def run(*arguments: str, **environment: str) -> tuple[int, str]:
+        foreign = ("CUDA", "MONOIDREDUCE_", "CMAKE_")
+        ambient = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+        command = [shutil.which("cmake"), "-S", source, "-B", tmp_path / "build"]
+        command += [f"-DPython_EXECUTABLE={sys.executable}", *arguments]
         cmake = subprocess.run(
-            [
-                shutil.which("cmake"),
-                "-S",
-                source,
-                "-B",
-                tmp_path / "build",
-                f"-DPython_EXECUTABLE={sys.executable}",
-                *arguments,
-            ],
+            command,
             env={**ambient, **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -45,35 +48,11 @@ def configure(source, tmp_path):
     return run
 
 
-def without_nvcc() -> tuple[str, str]:
-    """A CMake argument that hides every nvcc of this machine, and a PATH that has none."""
-    hidden = nvcc_folders()
-    path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if Path(p) not in hidden)
-    return f"-DCMAKE_IGNORE_PATH={';'.join(map(str, hidden))}", path
-
-
-def with_tools(path: str, folder: Path) -> str:
-    """PATH with the build tools in front that a folder of it may have taken along."""
-    folder.mkdir()
-    for tool in ("cmake", "ninja", "c++", "cc", "make"):
-        if found := shutil.which(tool):
-            (folder / tool).symlink_to(found)
-    return f"{folder}{os.pathsep}{path}"
-
-
-def test_without_nvcc_the_build_is_cpu_only_and_says_so(configure, tmp_path):
-    hide, path = without_nvcc()
-    status, output = configure(hide, path=with_tools(path, tmp_path / "tools"))
-    assert status == 0
-    assert "CPU-only build, CUDA tensors will not be supported: no nvcc on PATH" in output
-
-
-def test_cuda_on_without_nvcc_is_one_clear_error(configure, tmp_path):
-    hide, path = without_nvcc()
-    status, output = configure(hide, path=with_tools(path, tmp_path / "tools"), MONOIDREDUCE_CUDA="ON")
-    assert status != 0
-    assert output.count("CMake Error") == 1
-    assert "MONOIDREDUCE_CUDA=ON, but no nvcc on PATH" in output
+@pytest.fixture
+def configure_without_nvcc(configure, tmp_path):
+    hide = f"-DCMAKE_IGNORE_PATH={';'.join(map(str, nvcc_folders()))}"
+    path = path_without_nvcc(tmp_path / "tools")
+    return lambda **environment: configure(hide, PATH=path, **environment)
 
 
 @pytest.fixture
@@ -85,16 +64,33 @@ def broken_nvcc(tmp_path) -> Path:
     return nvcc
 
 
-def test_broken_nvcc_makes_a_cpu_only_build(configure, broken_nvcc):
-    status, output = configure(path=f"{broken_nvcc.parent}{os.pathsep}{os.environ['PATH']}")
+@pytest.fixture
+def configure_with_broken_nvcc(configure, broken_nvcc):
+    path = f"{broken_nvcc.parent}{os.pathsep}{os.environ['PATH']}"
+    return lambda **environment: configure(PATH=path, **environment)
+
+
+def test_without_nvcc_the_build_is_cpu_only_and_says_so(configure_without_nvcc):
+    status, output = configure_without_nvcc()
     assert status == 0
-    assert f"CPU-only build, CUDA tensors will not be supported: {broken_nvcc} cannot compile" in output
+    assert f"{CPU_ONLY} no nvcc on PATH" in output
 
 
-def test_cuda_on_with_broken_nvcc_is_one_clear_error(configure, broken_nvcc):
-    status, output = configure(
-        path=f"{broken_nvcc.parent}{os.pathsep}{os.environ['PATH']}", MONOIDREDUCE_CUDA="ON"
-    )
+def test_cuda_on_without_nvcc_is_one_clear_error(configure_without_nvcc):
+    status, output = configure_without_nvcc(MONOIDREDUCE_CUDA="ON")
+    assert status != 0
+    assert output.count("CMake Error") == 1
+    assert "MONOIDREDUCE_CUDA=ON, but no nvcc on PATH" in output
+
+
+def test_broken_nvcc_makes_a_cpu_only_build(configure_with_broken_nvcc, broken_nvcc):
+    status, output = configure_with_broken_nvcc()
+    assert status == 0
+    assert f"{CPU_ONLY} {broken_nvcc} cannot compile" in output
+
+
+def test_cuda_on_with_broken_nvcc_is_one_clear_error(configure_with_broken_nvcc, broken_nvcc):
+    status, output = configure_with_broken_nvcc(MONOIDREDUCE_CUDA="ON")
     assert status != 0
     assert output.count("CMake Error") == 1
     assert f"MONOIDREDUCE_CUDA=ON, but {broken_nvcc} cannot compile" in output
@@ -103,7 +99,7 @@ def test_cuda_on_with_broken_nvcc_is_one_clear_error(configure, broken_nvcc):
 def test_cuda_off_is_obeyed(configure):
     status, output = configure(MONOIDREDUCE_CUDA="off")
     assert status == 0
-    assert "CPU-only build, CUDA tensors will not be supported: MONOIDREDUCE_CUDA=OFF" in output
+    assert f"{CPU_ONLY} MONOIDREDUCE_CUDA=OFF" in output
 
 
 def test_unknown_choice_is_an_error(configure):
@@ -121,7 +117,6 @@ def test_architectures_are_obeyed(configure):
 
 @pytest.mark.skipif(USUAL_PREFIX not in nvcc_folders(), reason="no nvcc under the toolkit's usual prefix")
 def test_nvcc_under_the_usual_prefix_is_found_off_the_path(configure, tmp_path):
-    _, path = without_nvcc()
-    status, output = configure(path=with_tools(path, tmp_path / "tools"), MONOIDREDUCE_CUDA="ON")
+    status, output = configure(MONOIDREDUCE_CUDA="ON", PATH=path_without_nvcc(tmp_path / "tools"))
     assert status == 0
     assert "for 80-real,90-real,90-virtual" in output

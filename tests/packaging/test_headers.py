@@ -1,4 +1,4 @@
-"""Each public header compiles alone, as C++20, with the header folder as the only thing on the include path."""
+"""Each public header compiles alone, as C++20, with only the header folder on the include path."""
 
 import os
 import shutil
