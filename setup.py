@@ -1,7 +1,7 @@
 """A build_ext that runs CMake, the one build description. Metadata is in pyproject.toml.
 
-Environment: MONOIDREDUCE_CUDA and MONOIDREDUCE_CUDA_ARCHS (see cmake/CudaToolchain.cmake), CMAKE_ARGS (further
-arguments for CMake's configuration), MAX_JOBS (parallel compilers).
+Environment: MONOIDREDUCE_CUDA and MONOIDREDUCE_CUDA_ARCHS (see cmake/CudaToolchain.cmake), CMAKE_ARGS (more
+arguments for CMake), MAX_JOBS (parallel compilers).
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What the build decides about CUDA: by the toolkit it finds and MONOIDREDUCE_CUDA, never by the presence of a GPU."""
+"""What the build decides about CUDA: by the toolkit it finds and MONOIDREDUCE_CUDA, not by the presence of a GPU."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def nvcc_folders() -> list[Path]:
 
 
 def path_without_nvcc(tools: Path) -> str:
-    """PATH less the folders that have nvcc; the build tools among what they had are linked from the folder tools."""
+    """PATH less the folders that have nvcc; build tools that lie there too are linked from the folder tools."""
     tools.mkdir()
     for name in ("cmake", "ninja", "make", "cc", "c++"):
         if found := shutil.which(name):
@@ -29,7 +29,7 @@ def path_without_nvcc(tools: Path) -> str:
 
 @pytest.fixture
 def configure(source, tmp_path):
-    """Configure with the given CMake arguments and environment; return the exit status and what CMake said."""
+    """Configure with these CMake arguments and environment; return the exit status and what CMake said."""
 
     def run(*arguments: str, **environment: str) -> tuple[int, str]:
         foreign = ("CUDA", "MONOIDREDUCE_", "CMAKE_")
