@@ -1,4 +1,4 @@
-"""What the build decides about CUDA: by the toolkit it finds and MONOIDREDUCE_CUDA, not by the presence of a GPU."""
+"""What the build decides about CUDA: by its toolkit and MONOIDREDUCE_CUDA, whether or not there is a GPU."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def nvcc_folders() -> list[Path]:
 
 
 def path_without_nvcc(tools: Path) -> str:
-    """PATH less the folders that have nvcc; build tools that lie there too are linked from the folder tools."""
+    """PATH less the folders that have nvcc, and a folder of links to build tools that may have gone with them."""
     tools.mkdir()
     for name in ("cmake", "ninja", "make", "cc", "c++"):
         if found := shutil.which(name):

@@ -1,4 +1,4 @@
-"""What stays out: torch of all that is compiled, pybind11 of all but the binding, CUDA libraries of the link."""
+"""What stays out: torch of all that is compiled, pybind11 of all but the binding, CUDA libraries altogether."""
 
 import re
 import subprocess
