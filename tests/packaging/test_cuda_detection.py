@@ -18,7 +18,7 @@ def nvcc_folders() -> list[Path]:
 
 
 def path_without_nvcc(tools: Path) -> str:
-    """PATH less the folders that have nvcc, and a folder of links to build tools that may have gone with them."""
+    """PATH less the folders that have nvcc, plus a folder of links to build tools that lay there too."""
     tools.mkdir()
     for name in ("cmake", "ninja", "make", "cc", "c++"):
         if found := shutil.which(name):

@@ -1,4 +1,4 @@
-"""What stays out: torch of all that is compiled, pybind11 of all but the binding, CUDA libraries altogether."""
+"""No torch in what is compiled, no pybind11 outside the binding, no CUDA library to load."""
 
 import re
 import subprocess
