@@ -59,7 +59,7 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
         raise ValueError(mismatch("values", f"fields that agree on the size of axis {axis}", shapes))
     _check_one_device("values", values)
     make = _maker(values)
-    return make(_Fold.apply(monoid, make, axis, *values))  # type: ignore[no-untyped-call, no-any-return]
+    return make(_apply(_Fold, monoid, make, axis, *values))  # type: ignore[no-any-return]
 
 
 def map_reduce(
@@ -121,8 +121,8 @@ def map_reduce(
         refuse_closures=torch.is_grad_enabled(),
         autocast=_current_autocast(a_tensors[0].device.type),
     )
-    make, *fields = _MapReduce.apply(problem, len(a_tensors), *a_tensors, *b_tensors)  # type:
-    ignore[no-untyped-call] return make(fields)  # type: ignore[no-any-return]
+    make, *fields = _apply(_MapReduce, problem, len(a_tensors), *a_tensors, *b_tensors)
+    return make(fields)  # type: ignore[no-any-return]
 
 
 class _Fold(torch.autograd.Function):
@@ -150,7 +150,7 @@ class _Fold(torch.autograd.Function):
                 for gradient, field in zip(local, fields, strict=True)
             )
 
-        return None, None, None, *_once(gradients, *ctx.saved_tensors, *upstream)
+        return None, None, None, *_apply(_DifferentiableOnce, gradients, *ctx.saved_tensors, *upstream)
 
 
 def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
@@ -294,7 +294,7 @@ class _MapReduce(torch.autograd.Function):
             filled = make(_fill(rest[len(upstream) :], total))
             return problem.gradients(inputs[:a_count], inputs[a_count:], needed, total, filled)
 
-        return None, None, *_once(gradients, *ctx.saved_tensors, *upstream)
+        return None, None, *_apply(_DifferentiableOnce, gradients, *ctx.saved_tensors, *upstream)
 
 
 class _DifferentiableOnce(torch.autograd.Function):
@@ -309,8 +309,8 @@ class _DifferentiableOnce(torch.autograd.Function):
         raise RuntimeError("monoidreduce.fold and monoidreduce.map_reduce cannot be differentiated twice")
 
 
-def _once(gradients: Callable[..., tuple[Tensor | None, ...]], *tensors: Any) -> tuple[Tensor | None, ...]:
-    return _DifferentiableOnce.apply(gradients, *tensors)  # type: ignore[no-untyped-call, no-any-return]
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def _remember(ctx: Any, inputs: Sequence[Tensor], total: Any) -> tuple[Tensor, ...]:
