@@ -5,6 +5,9 @@
 // input's type on the CPU, and accumulated into zero-filled buffers of the accumulation type on CUDA. Absent: not computed.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/distillation.h"
 
@@ -29,6 +32,7 @@ struct AttentionBackward {
   TensorView grad_out, grad_lse;  // [B, H, M, D] [B, H, M]
   TensorView q, k, v, bias, out, lse;
   TensorView d_q, d_k, d_v, d_bias;
+  TensorView centre;  // [B, H, M] scratch of the accumulation type, contiguous; needed on CUDA only
   AttentionOptions options;
 };
 
@@ -102,7 +106,10 @@ struct LogSumExpBackward {
   X(logsumexp_forward, LogSumExpForward)         \
   X(logsumexp_backward, LogSumExpBackward)
 
+// Each operator checks its arguments (checks.h), then runs on the engine of the device that its tensors are on. An engine's own
+// entry points check nothing.
 #define MONOIDREDUCE_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
+MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 namespace cpu {
 MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 }
@@ -110,5 +117,22 @@ namespace cuda {
 MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 }
 #undef MONOIDREDUCE_DECLARE
+
+// The tensor that decides the device and the dtype of a call.
+template <class Arguments>
+const TensorView& leading(const Arguments& arguments) {
+  if constexpr (requires { arguments.q; }) {
+    return arguments.q;
+  } else if constexpr (requires { arguments.x; }) {
+    return arguments.x;
+  } else {
+    return arguments.a;
+  }
+}
+
+// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512". The best that this build and this processor both
+// have, unless the environment variable MONOIDREDUCE_CPU_ISA names another; decided once, at the first call.
+const char* cpu_isa();
+std::vector<std::string> cpu_isas();  // what MONOIDREDUCE_CPU_ISA may be here, worst first
 
 }  // namespace monoidreduce
