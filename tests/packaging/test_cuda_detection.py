@@ -72,51 +72,51 @@ def configure_with_broken_nvcc(configure, broken_nvcc):
 
 def test_without_nvcc_the_build_is_cpu_only_and_says_so(configure_without_nvcc):
     status, output = configure_without_nvcc()
-    assert status == 0
+    assert status == 0, output
     assert f"{CPU_ONLY} no nvcc on PATH" in output
 
 
 def test_cuda_on_without_nvcc_is_one_clear_error(configure_without_nvcc):
     status, output = configure_without_nvcc(MONOIDREDUCE_CUDA="ON")
-    assert status != 0
+    assert status != 0, output
     assert output.count("CMake Error") == 1
     assert "MONOIDREDUCE_CUDA=ON, but no nvcc on PATH" in output
 
 
 def test_broken_nvcc_makes_a_cpu_only_build(configure_with_broken_nvcc, broken_nvcc):
     status, output = configure_with_broken_nvcc()
-    assert status == 0
+    assert status == 0, output
     assert f"{CPU_ONLY} {broken_nvcc} cannot compile" in output
 
 
 def test_cuda_on_with_broken_nvcc_is_one_clear_error(configure_with_broken_nvcc, broken_nvcc):
     status, output = configure_with_broken_nvcc(MONOIDREDUCE_CUDA="ON")
-    assert status != 0
+    assert status != 0, output
     assert output.count("CMake Error") == 1
     assert f"MONOIDREDUCE_CUDA=ON, but {broken_nvcc} cannot compile" in output
 
 
 def test_cuda_off_is_obeyed(configure):
     status, output = configure(MONOIDREDUCE_CUDA="off")
-    assert status == 0
+    assert status == 0, output
     assert f"{CPU_ONLY} MONOIDREDUCE_CUDA=OFF" in output
 
 
 def test_unknown_choice_is_an_error(configure):
     status, output = configure(MONOIDREDUCE_CUDA="maybe")
-    assert status != 0
+    assert status != 0, output
     assert "MONOIDREDUCE_CUDA=MAYBE: expected AUTO, ON or OFF" in output
 
 
 @pytest.mark.skipif(not nvcc_folders(), reason="no nvcc on this machine")
 def test_architectures_are_obeyed(configure):
     status, output = configure(MONOIDREDUCE_CUDA="ON", MONOIDREDUCE_CUDA_ARCHS="86-real,90-virtual")
-    assert status == 0
+    assert status == 0, output
     assert "for 86-real,90-virtual" in output
 
 
 @pytest.mark.skipif(USUAL_PREFIX not in nvcc_folders(), reason="no nvcc under the toolkit's usual prefix")
 def test_nvcc_under_the_usual_prefix_is_found_off_the_path(configure, tmp_path):
     status, output = configure(MONOIDREDUCE_CUDA="ON", PATH=path_without_nvcc(tmp_path / "tools"))
-    assert status == 0
+    assert status == 0, output
     assert "for 80-real,90-real,90-virtual" in output
