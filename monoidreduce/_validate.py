@@ -1,0 +1,93 @@
+"""What operators check before any work. Errors name the argument, what was expected and what was given."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "check_axes",
+    "check_bool",
+    "check_choice",
+    "check_finite",
+    "check_floating",
+    "check_int",
+    "check_like",
+    "check_positive",
+    "check_tensor",
+    "mismatch",
+]
+
+FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def mismatch(name: str, expected: str, got: object) -> str:
+    return f"{name}: expected {expected}, got {got}"
+
+
+def check_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(mismatch(name, "a tensor", f"{value!r} of type {type(value).__name__}"))
+    if value.layout is not torch.strided:
+        raise TypeError(mismatch(name, "a dense (strided) tensor", f"layout {value.layout}"))
+
+
+def check_floating(name: str, value: Any) -> None:
+    check_tensor(name, value)
+    if value.dtype not in FLOATING:
+        raise TypeError(mismatch(name, "float64, float32, bfloat16 or float16", value.dtype))
+
+
+def check_like(
+    name: str, tensor: Tensor, other_name: str, other: Tensor, dtypes: tuple[torch.dtype, ...]
+) -> None:
+    """`tensor` has one of `dtypes` and is on the device of `other`."""
+    if tensor.dtype not in dtypes:
+        allowed = " or ".join(str(dtype) for dtype in dict.fromkeys(dtypes))
+        raise TypeError(mismatch(name, f"{allowed} as {other_name} is {other.dtype}", tensor.dtype))
+    if tensor.device != other.device:
+        raise ValueError(mismatch(name, f"a tensor on {other.device} as {other_name}", tensor.device))
+
+
+def check_axes(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
+    """`tensor` has the axes named, of the sizes that `sizes` holds for them; sizes of new axes are added."""
+    shape = tensor.shape
+    fits = len(shape) == len(axes)
+    for axis, size in zip(axes, shape, strict=False):
+        fits = fits and sizes.setdefault(axis, size) == size
+    if fits:
+        return
+    expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+    raise ValueError(mismatch(name, f"shape [{expected}]", list(shape)))
+
+
+def check_bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(mismatch(name, "True or False", repr(value)))
+
+
+def check_int(name: str, value: Any, expected: str = "an int") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(mismatch(name, expected, repr(value)))
+
+
+def check_finite(name: str, value: Any, expected: str = "a finite number") -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(mismatch(name, expected, repr(value)))
+    if not math.isfinite(value):
+        raise ValueError(mismatch(name, expected, repr(value)))
+
+
+def check_positive(name: str, value: Any) -> None:
+    check_finite(name, value, "a finite number > 0")
+    if value <= 0:
+        raise ValueError(mismatch(name, "a finite number > 0", repr(value)))
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(mismatch(name, "one of " + ", ".join(choices), repr(value)))

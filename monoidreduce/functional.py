@@ -1,0 +1,523 @@
+"""The public operators: arguments checked, defaults filled in, leading axes flattened, then one op of `ops`.
+
+Common to all of them:
+
+- Tensors have any strides, one dtype of float64, float32, bfloat16 and float16, and are on one device.
+  Under autocast they are cast as torch casts those of `linear` and `scaled_dot_product_attention`.
+- Sums, statistics and losses have the accumulation dtype: float32, or float64 for float64 inputs.
+- An empty fold (no key, no class, a fully masked row) gives output 0, log-sum-exp -inf and gradients of
+  exactly 0.
+- A wrong argument raises TypeError (its type or dtype) or ValueError (its shape, device or value) before any
+  work is done.
+- Gradients can be taken once: differentiating a gradient raises RuntimeError.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from monoidreduce import ops
+from monoidreduce._validate import (
+    check_axes,
+    check_bool,
+    check_choice,
+    check_finite,
+    check_floating,
+    check_int,
+    check_like,
+    check_positive,
+    check_tensor,
+    mismatch,
+)
+from monoidreduce.workspace import get_workspace
+
+__all__ = [
+    "attention",
+    "linear_cross_entropy",
+    "linear_distillation",
+    "logsumexp_matmul",
+    "merge_attention",
+    "mlp",
+]
+
+Window = tuple[int | None, int | None] | list[int | None]
+
+REDUCTIONS = ("none", "mean", "sum")
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+DEVICES = ("cpu", "cuda", "meta")
+
+
+def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+    """What autocast, if it is on where the tensor is, computes matrix products in."""
+    device = tensor.device.type
+    check_choice("device", device, DEVICES)
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
+def _autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
+
+
+def _operands(**tensors: Tensor | None) -> list[Any]:
+    """The tensors, the first of which is not None, cast if autocast says so: of one dtype and on one device."""
+    operands: list[Tensor | None] = []
+    first_name, first, autocast = "", None, None
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            check_floating(name, tensor)
+            if first is None:
+                autocast = _autocast_dtype(tensor)
+                first_name, first = name, _autocast(tensor, autocast)
+                tensor = first
+            else:
+                tensor = _autocast(tensor, autocast)
+                check_like(name, tensor, first_name, first, (first.dtype,))
+        operands.append(tensor)
+    return operands
+
+
+def _rows(name: str, tensor: Tensor, width: str) -> Tensor:
+    """[..., width] -> [rows, width]."""
+    axes = tensor.dim()
+    if axes == 2:
+        return tensor
+    if axes == 0:
+        raise ValueError(mismatch(name, f"shape [..., {width}]", []))
+    return tensor.unsqueeze(0) if axes == 1 else tensor.flatten(0, -2)
+
+
+def _per_row(name: str, tensor: Tensor, x: Tensor) -> Tensor:
+    """A tensor of the leading shape of x, checked -> [rows]."""
+    shape = x.shape[:-1]
+    if tensor.shape != shape:
+        raise ValueError(mismatch(name, f"shape {list(shape)} as x is {list(x.shape)}", list(tensor.shape)))
+    if tensor.device != x.device:
+        raise ValueError(mismatch(name, f"a tensor on {x.device} as x", tensor.device))
+    return tensor if len(shape) == 1 else tensor.reshape(-1)
+
+
+def _like_rows(result: Tensor, x: Tensor) -> Tensor:
+    """[rows] or [rows, N] -> [...] or [..., N], with the leading axes of x."""
+    return result if x.dim() == 2 else result.view(*x.shape[:-1], *result.shape[1:])
+
+
+def _reduce(losses: Tensor, used: Tensor | None, x: Tensor, reduction: str) -> Tensor:
+    """The losses of the rows of x, 0 where not used, or their sum or mean over the used ones (None: all)."""
+    if reduction == "none":
+        return _like_rows(losses, x)
+    total = losses.sum()
+    if reduction == "sum":
+        return total
+    return total / (max(losses.numel(), 1) if used is None else used.sum().clamp(min=1))
+
+
+def _bounds(causal: bool, window: Window | None) -> tuple[int, int]:
+    """How many keys to the left and to the right of the aligned one a query sees; -1 is all."""
+    check_bool("causal", causal)
+    expected = "None or (left, right), each None or an int >= 0"
+    if window is None:
+        return -1, 0 if causal else -1
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise TypeError(mismatch("window", expected, repr(window)))
+    for side in window:
+        if side is not None:
+            check_int("window", side, expected)
+            if side < 0:
+                raise ValueError(mismatch("window", expected, repr(window)))
+    left, right = (-1 if side is None else side for side in window)
+    return left, 0 if causal else right
+
+
+def _softcap(softcap: float | None) -> float:
+    if softcap is None:
+        return 0.0
+    check_positive("softcap", softcap)
+    return float(softcap)
+
+
+def _workspace(workspace: int | None) -> int:
+    if workspace is None:
+        return get_workspace()
+    check_int("workspace", workspace, "None or an int >= 0")
+    if workspace < 0:
+        raise ValueError(mismatch("workspace", "None or an int >= 0", workspace))
+    return workspace
+
+
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v, without the score matrix.
+
+    Args:
+        q: [B, H, M, F] queries.
+        k: [B, Hkv, N, F] keys; H is a multiple of Hkv and query head h reads key head h // (H // Hkv).
+        v: [B, Hkv, N, D] values.
+        causal: a query sees no key to the right of the one it is aligned with. The last query is aligned with
+            the last key.
+        scale: of the scores, 1 / sqrt(F) by default.
+        window: (left, right), how many keys on either side of the aligned one are seen; None is all of them.
+        softcap: c > 0 replaces each score by c * tanh(score / c), before bias and masks.
+        bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
+            the scores, differentiable. Bool: False excludes the pair.
+        return_lse: return the log-sum-exp of each query's scores too.
+
+    Returns:
+        out [B, H, M, D] in the dtype of q and, with return_lse, lse [B, H, M] in the accumulation dtype, in
+        natural units and differentiable. A query that sees no key has out 0 and lse -inf.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    q, k, v = _operands(q=q, k=k, v=v)
+    sizes: dict[str, int] = {}
+    check_axes("q", q, ("B", "H", "M", "F"), sizes)
+    check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
+    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    heads, key_heads = sizes["H"], sizes["Hkv"]
+    if heads % key_heads if key_heads else heads:
+        raise ValueError(mismatch("k", f"a number of heads that divides the {heads} of q", key_heads))
+    if bias is not None:
+        check_tensor("bias", bias)
+        if bias.dtype != torch.bool:
+            check_floating("bias", bias)
+            bias = _autocast(bias, _autocast_dtype(q))
+        check_like("bias", bias, "q", q, (q.dtype, ops.accumulation_dtype(q.dtype), torch.bool))
+        full = (sizes["B"], heads, sizes["M"], sizes["N"])
+        if bias.dim() > 4 or any(b not in (1, f) for b, f in zip(bias.shape[::-1], full[::-1], strict=False)):
+            raise ValueError(mismatch("bias", f"a shape broadcastable to {list(full)}", list(bias.shape)))
+    if scale is not None:
+        check_finite("scale", scale)
+        scale = float(scale)
+    check_bool("return_lse", return_lse)
+    out, lse = ops.attention(q, k, v, bias, scale, _softcap(softcap), *_bounds(causal, window))
+    return (out, lse) if return_lse else out
+
+
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """The monoid's combine: attention over two disjoint sets of keys from the results over each.
+
+    Args:
+        out_a, out_b: [..., M, D], of one dtype.
+        lse_a, lse_b: [..., M] in the accumulation dtype. -inf marks the result over no key: the identity,
+            which is exactly neutral.
+
+    Returns:
+        out [..., M, D] in the dtype of out_a and lse [..., M], differentiable any number of times.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    for name, tensor in (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)):
+        check_floating(name, tensor)
+    statistics = ops.accumulation_dtype(out_a.dtype)
+    check_like("out_b", out_b, "out_a", out_a, (out_a.dtype,))
+    check_like("lse_a", lse_a, "out_a", out_a, (statistics,))
+    check_like("lse_b", lse_b, "out_a", out_a, (statistics,))
+    for name, tensor, shape in (
+        ("out_b", out_b, out_a.shape),
+        ("lse_a", lse_a, out_a.shape[:-1]),
+        ("lse_b", lse_b, out_a.shape[:-1]),
+    ):
+        if out_a.dim() == 0 or tensor.shape != shape:
+            raise ValueError(
+                mismatch(name, f"shape {list(shape)} as out_a is {list(out_a.shape)}", list(tensor.shape))
+            )
+
+    empty_a, empty_b = lse_a == -math.inf, lse_b == -math.inf
+    empty = empty_a & empty_b
+    # The result does not depend on the frame, so nothing flows through it. An empty state is measured from 0,
+    # which keeps (-inf) - (-inf) out of value and gradient.
+    frame = torch.maximum(lse_a, lse_b).detach().masked_fill(empty, 0.0)
+    mass_a, mass_b = (lse_a - frame).exp(), (lse_b - frame).exp()
+    mass = (mass_a + mass_b).masked_fill(empty, 1.0)
+    lse = (frame + mass.log()).masked_fill(empty, -math.inf)
+    out = (mass_a / mass)[..., None] * out_a + (mass_b / mass)[..., None] * out_b
+    # Selecting, where one side is empty, keeps the other's bits (0 * x + y would turn -0 into 0).
+    lse = torch.where(empty_b & ~empty, lse_a, torch.where(empty_a & ~empty, lse_b, lse))
+    out = torch.where(empty_b[..., None], out_a, torch.where(empty_a[..., None], out_b, out))
+    return out.masked_fill(empty[..., None], 0.0).to(out_a.dtype), lse
+
+
+@overload
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: Literal[False] = False,
+    workspace: int | None = None,
+) -> Tensor: ...
+@overload
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: Literal[True],
+    workspace: int | None = None,
+) -> tuple[Tensor, Tensor]: ...
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: bool = False,
+    workspace: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
+
+    The values are those of `torch.nn.functional.cross_entropy`, but for one: where every target is ignored,
+    "mean" is 0, not NaN.
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D] one row per class.
+        target: [...] class indices, of any integer dtype.
+        bias: [V].
+        ignore_index: tokens with this target have loss and gradients 0 and do not count in the mean.
+        reduction: "none", "mean" or "sum".
+        label_smoothing: the share in [0, 1] of the target's probability that is spread over all classes.
+        z_loss: adds z_loss * lse^2 to the loss of each token.
+        softcap: c > 0 replaces each logit by c * tanh(logit / c).
+        logit_scale: of x @ weight^T, before the bias.
+        return_lse: return the log-sum-exp of each token's logits too.
+        workspace: bytes the backward may use for local gradients, `get_workspace()` by default. Less is
+            slower, never wrong.
+
+    Returns:
+        The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
+        every token, both in the accumulation dtype.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's loss is NaN
+            instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
+    """
+    check_tensor("target", target)
+    if target.dtype not in INTEGERS:
+        raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
+    x, weight, bias = _operands(x=x, weight=weight, bias=bias)
+    sizes: dict[str, int] = {}
+    rows = _rows("x", x, "D")
+    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("weight", weight, ("V", "D"), sizes)
+    if bias is not None:
+        check_axes("bias", bias, ("V",), sizes)
+    targets = _per_row("target", target, x).long()
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_int("ignore_index", ignore_index)
+    check_finite("logit_scale", logit_scale)
+    check_finite("z_loss", z_loss)
+    check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
+    check_bool("return_lse", return_lse)
+    losses, lse = ops.linear_cross_entropy(
+        rows,
+        weight,
+        bias,
+        targets,
+        float(logit_scale),
+        _softcap(softcap),
+        ignore_index,
+        float(label_smoothing),
+        float(z_loss),
+        _workspace(workspace),
+    )
+    used = targets != ignore_index if reduction == "mean" else None
+    loss = _reduce(losses, used, x, reduction)
+    return (loss, _like_rows(lse, x)) if return_lse else loss
+
+
+def linear_distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    *,
+    loss: str = "cross_entropy",
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    teacher_grad: bool = False,
+    workspace: int | None = None,
+) -> Tensor:
+    """A loss between a student's and a teacher's distribution over the same classes, without their logits.
+
+    p_s = softmax(x @ weight^T / temperature) and p_t = softmax(teacher_x @ teacher_weight^T / temperature).
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D].
+        teacher_x: [..., E] with the leading axes of x.
+        teacher_weight: [V, E].
+        loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s) or "reverse_kl"
+            sum p_s (log p_s - log p_t). Not multiplied by temperature^2.
+        temperature: > 0.
+        mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
+        reduction: "none", "mean" or "sum"; the mean over no token is 0.
+        teacher_grad: whether teacher_x and teacher_weight receive gradients.
+        workspace: bytes the backward may use for local gradients, `get_workspace()` by default. Less is
+            slower, never wrong.
+
+    Returns:
+        The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    x, weight, teacher_x, teacher_weight = _operands(
+        x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
+    )
+    sizes: dict[str, int] = {}
+    rows = _rows("x", x, "D")
+    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("weight", weight, ("V", "D"), sizes)
+    teacher_rows = _rows("teacher_x", teacher_x, "E")
+    if teacher_x.shape[:-1] != x.shape[:-1]:
+        leading = ", ".join(str(size) for size in x.shape[:-1])
+        raise ValueError(
+            mismatch("teacher_x", f"shape [{leading}, E] as x is {list(x.shape)}", list(teacher_x.shape))
+        )
+    check_axes("teacher_x", teacher_rows, ("tokens", "E"), sizes)
+    check_axes("teacher_weight", teacher_weight, ("V", "E"), sizes)
+    keep = None
+    if mask is not None:
+        check_tensor("mask", mask)
+        if mask.dtype != torch.bool:
+            raise TypeError(mismatch("mask", "torch.bool", mask.dtype))
+        keep = _per_row("mask", mask, x)
+    check_choice("loss", loss, ops.DISTILLATION_LOSSES)
+    check_choice("reduction", reduction, REDUCTIONS)
+    check_positive("temperature", temperature)
+    check_bool("teacher_grad", teacher_grad)
+    if not teacher_grad:
+        teacher_rows, teacher_weight = teacher_rows.detach(), teacher_weight.detach()
+    losses, _ = ops.linear_distillation(
+        rows, weight, teacher_rows, teacher_weight, keep, loss, float(temperature), _workspace(workspace)
+    )
+    return _reduce(losses, keep, x, reduction)
+
+
+def mlp(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    *,
+    activation: str = "gelu_tanh",
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+) -> Tensor:
+    """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
+
+    Args:
+        x: [..., M].
+        w1: [K, M] and w2: [N, K], as `torch.nn.Linear` stores them.
+        activation: "relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid" or "identity".
+        bias1: [K].
+        bias2: [N].
+
+    Returns:
+        [..., N] in the dtype of x; bias2 (or 0) where K is 0.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    x, w1, w2, bias1, bias2 = _operands(x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
+    sizes: dict[str, int] = {}
+    rows = _rows("x", x, "M")
+    check_axes("x", rows, ("rows", "M"), sizes)
+    check_axes("w1", w1, ("K", "M"), sizes)
+    check_axes("w2", w2, ("N", "K"), sizes)
+    if bias1 is not None:
+        check_axes("bias1", bias1, ("K",), sizes)
+    if bias2 is not None:
+        check_axes("bias2", bias2, ("N",), sizes)
+    check_choice("activation", activation, ops.ACTIVATIONS)
+    return _like_rows(ops.mlp(rows, w1, w2, bias1, bias2, activation), x)
+
+
+def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
+    """log sum_j exp(scale * <a_i, b_j>), without the products: the scalar fold.
+
+    Args:
+        a: [..., F] one row per result.
+        b: [N, F] what is folded.
+        scale: of the products.
+
+    Returns:
+        [...] in the accumulation dtype; -inf where N is 0.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    a, b = _operands(a=a, b=b)
+    sizes: dict[str, int] = {}
+    rows = _rows("a", a, "F")
+    check_axes("a", rows, ("rows", "F"), sizes)
+    check_axes("b", b, ("N", "F"), sizes)
+    check_finite("scale", scale)
+    return _like_rows(ops.logsumexp_matmul(rows, b, float(scale)), a)

@@ -1,0 +1,588 @@
+"""The operators as `torch.library` ops: schemas, kernels, shapes for tracing, autograd.
+
+Every operator is one forward op and one backward op in the namespace `monoidreduce`. The kernels allocate
+their results with torch, so that the caching allocator, CUDA graphs and streams behave as for any torch op,
+and `_C` fills them. Autograd keeps the inputs and the row statistics of the forward, never a score.
+
+Row statistics, losses and gradient accumulators have the accumulation dtype: float32, or float64 for float64
+inputs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from monoidreduce import _C
+
+__all__ = [
+    "ACTIVATIONS",
+    "DISTILLATION_LOSSES",
+    "accumulation_dtype",
+    "attention",
+    "linear_cross_entropy",
+    "linear_distillation",
+    "logsumexp_matmul",
+    "mlp",
+]
+
+ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "identity")
+DISTILLATION_LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
+
+# Collecting the Library object would unregister the ops, so it lives as long as the module.
+_library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+
+
+def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return _empty(shape, like, accumulation_dtype(like.dtype))
+
+
+def _row_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
+    """What a kernel adds a row-side or bias gradient to."""
+    if of is None or not needed:
+        return None
+    return torch.zeros(of.shape, dtype=accumulation_dtype(of.dtype), device=of.device)
+
+
+def _column_gradient(of: Tensor, needed: bool) -> Tensor | None:
+    """What a kernel writes a column-side gradient to: on the CPU each element once, on a GPU by addition."""
+    if not needed:
+        return None
+    return _row_gradient(of, needed) if of.is_cuda else _empty(of.shape, of)
+
+
+def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
+    """The gradients that were computed, each in the dtype of its input."""
+    return [gradient.to(of.dtype) for gradient, of in gradients if gradient is not None and of is not None]
+
+
+def _launch(on: Tensor) -> dict[str, int]:
+    stream = torch.cuda.current_stream(on.device).cuda_stream if on.is_cuda else 0
+    return {"threads": torch.get_num_threads(), "stream": stream}
+
+
+def _launch_backward(on: Tensor) -> dict[str, Any]:
+    return {"deterministic": torch.are_deterministic_algorithms_enabled(), **_launch(on)}
+
+
+# Registration
+
+
+def _names(arguments: str) -> list[str]:
+    return [argument.split()[-1] for argument in arguments.split(", ")]
+
+
+def _autograd(
+    op: Callable[..., Any],
+    save: Callable[..., None],
+    differentiate: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The Autograd kernel of `op`, at half the cost of what `torch.library.register_autograd` makes.
+
+    When this kernel runs, torch.func has been through and lower levels of it may follow. `Function.apply` would
+    call it again; its base class, allowed to, records one level.
+    """
+
+    def below(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            result = op(*args)
+        return tuple(result) if isinstance(result, list) else result  # a Function sees no tensors in a list
+
+    class Recorded(_SingleLevelFunction):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            result = below(*args)
+            save(ctx, args, result)
+            return result
+
+        backward = staticmethod(differentiate)
+
+    class Transformed(Recorded):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the levels below
+                return Recorded.forward(ctx, *args)
+
+    record: Callable[..., Any] = Recorded.apply  # type: ignore[attr-defined]
+    transform: Callable[..., Any] = Transformed.apply  # type: ignore[attr-defined]
+
+    def kernel(*args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            with enable_single_level_autograd_function():
+                return transform(*args)
+        # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
+        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or forward_ad._current_level >= 0:
+            return record(*args)
+        return below(*args)
+
+    return kernel
+
+
+def _register(
+    name: str,
+    *,
+    inputs: str,
+    options: str,
+    outputs: str,
+    differentiable: str,
+    residuals: str,
+    forward: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., list[Tensor]],
+) -> Any:
+    """Define the ops `name` and `name_backward` and return the former.
+
+    name(inputs, options) -> outputs
+    name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed)
+        -> the gradients of the inputs whose entry in `needed` is true, in order
+    `residuals` are the outputs that the backward reads.
+    """
+    results = _names(outputs)
+    saved = [results.index(residual) for residual in _names(residuals)] if residuals else []
+    constants = [i for i, result in enumerate(results) if result not in _names(differentiable)]
+    input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
+
+    upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
+    kept = "".join(f"Tensor {results[i]}, " for i in saved)
+    returns = ", ".join("Tensor" for _ in results)
+    tags = (torch.Tag.pt2_compliant_tag,)
+    _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
+    _library.define(
+        f"{name}_backward({upstream}, {inputs}, {kept}{options}, bool[] needed) -> Tensor[]", tags=tags
+    )
+    op = getattr(torch.ops.monoidreduce, name).default
+    backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
+
+    def backward_fake(*args: Any) -> list[Tensor]:
+        differentiated = args[grad_count : grad_count + input_count]
+        return [_empty(t.shape, t) for t, needed in zip(differentiated, args[-1], strict=True) if needed]
+
+    def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+        result = result if isinstance(result, tuple) else (result,)
+        ctx.save_for_backward(*args[:input_count], *(result[i] for i in saved))
+        ctx.mark_non_differentiable(*(result[i] for i in constants))
+        ctx.set_materialize_grads(False)
+        ctx.options = args[input_count:]
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[:input_count]
+        gradients = iter(backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed))
+        return (*(next(gradients) if n else None for n in needed), *(None for _ in ctx.options))
+
+    def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+        pass
+
+    def refuse(ctx: Any, *grads: Tensor | None) -> None:
+        raise RuntimeError(
+            f"monoidreduce::{name} can be differentiated once: its backward has no derivative. "
+            "Do without create_graph=True, or use monoidreduce.reference."
+        )
+
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, forward, device)
+        _library.impl(f"{name}_backward", backward, device)
+    torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
+    torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
+    _library.impl(name, _autograd(op, save, differentiate), "Autograd")
+    _library.impl(f"{name}_backward", _autograd(backward_op, save_nothing, refuse), "Autograd")
+    return op
+
+
+# Attention
+
+
+def _score_scale(q: Tensor, scale: float | None) -> float:
+    return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+
+
+def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def _attention_results(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor]:
+    return _empty((*q.shape[:3], v.shape[3]), q), _statistics(q.shape[:3], q)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+) -> tuple[Tensor, Tensor]:
+    out, lse = _attention_results(q, k, v, bias, scale, softcap, left, right)
+    _C.attention_forward(
+        q,
+        k,
+        v,
+        _score_bias(q, k, bias),
+        out,
+        lse,
+        scale=_score_scale(q, scale),
+        softcap=softcap,
+        left=left,
+        right=right,
+        **_launch(q),
+    )
+    return out, lse
+
+
+def _attention_backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    needed: list[bool],
+) -> list[Tensor]:
+    dq = _row_gradient(q, needed[0])
+    dk = _column_gradient(k, needed[1])
+    dv = _column_gradient(v, needed[2])
+    dbias = _row_gradient(bias, needed[3])
+    _C.attention_backward(
+        grad_out,
+        grad_lse,
+        q,
+        k,
+        v,
+        _score_bias(q, k, bias),
+        out,
+        lse,
+        dq,
+        dk,
+        dv,
+        _score_bias(q, k, dbias),
+        scale=_score_scale(q, scale),
+        softcap=softcap,
+        left=left,
+        right=right,
+        **_launch_backward(q),
+    )
+    return _rounded((dq, q), (dk, k), (dv, v), (dbias, bias))
+
+
+attention = _register(
+    "attention",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
+    options="float? scale, float softcap, int left, int right",
+    outputs="out, lse",
+    differentiable="out, lse",
+    residuals="out, lse",
+    forward=_attention,
+    fake=_attention_results,
+    backward=_attention_backward,
+)
+
+
+# Linear cross entropy
+
+
+def _cross_entropy_results(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _statistics(x.shape[:1], x), _statistics(x.shape[:1], x)
+
+
+def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
+    """On a GPU a target out of range makes its row NaN; looking for one would wait for the device."""
+    if target.is_cuda and os.environ.get("MONOIDREDUCE_DEBUG") == "1":
+        wrong = target[(target != ignore_index) & ((target < 0) | (target >= classes))]
+        if wrong.numel():
+            raise IndexError(f"target holds {wrong[0].item()}, expected [0, {classes}) or {ignore_index}")
+
+
+def _cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    workspace: int,
+) -> tuple[Tensor, Tensor]:
+    _debug_targets(target, weight.shape[0], ignore_index)
+    loss, lse = _cross_entropy_results(x)
+    _C.cross_entropy_forward(
+        x,
+        weight,
+        bias,
+        target,
+        loss,
+        lse,
+        logit_scale=logit_scale,
+        softcap=softcap,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        **_launch(x),
+    )
+    return loss, lse
+
+
+def _cross_entropy_backward(
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    workspace: int,
+    needed: list[bool],
+) -> list[Tensor]:
+    dx = _row_gradient(x, needed[0])
+    dweight = _column_gradient(weight, needed[1])
+    dbias = _row_gradient(bias, needed[2])
+    _C.cross_entropy_backward(
+        grad_loss,
+        grad_lse,
+        x,
+        weight,
+        bias,
+        target,
+        lse,
+        dx,
+        dweight,
+        dbias,
+        logit_scale=logit_scale,
+        softcap=softcap,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        workspace=workspace,
+        **_launch_backward(x),
+    )
+    return _rounded((dx, x), (dweight, weight), (dbias, bias))
+
+
+linear_cross_entropy = _register(
+    "linear_cross_entropy",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
+    options="float logit_scale, float softcap, int ignore_index, "
+    "float label_smoothing, float z_loss, int workspace",
+    outputs="loss, lse",
+    differentiable="loss, lse",
+    residuals="lse",
+    forward=_cross_entropy,
+    fake=_cross_entropy_results,
+    backward=_cross_entropy_backward,
+)
+
+
+# Linear distillation
+
+
+def _distillation_results(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """The loss of each token and its [3, tokens] statistics: student lse, teacher lse, expectation."""
+    return _statistics(x.shape[:1], x), _statistics((3, x.shape[0]), x)
+
+
+def _distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    loss: str,
+    temperature: float,
+    workspace: int,
+) -> tuple[Tensor, Tensor]:
+    losses, stats = _distillation_results(x)
+    _C.distillation_forward(
+        x,
+        weight,
+        teacher_x,
+        teacher_weight,
+        mask,
+        losses,
+        stats,
+        kind=DISTILLATION_LOSSES.index(loss),
+        temperature=temperature,
+        **_launch(x),
+    )
+    return losses, stats
+
+
+def _distillation_backward(
+    grad_losses: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    stats: Tensor,
+    loss: str,
+    temperature: float,
+    workspace: int,
+    needed: list[bool],
+) -> list[Tensor]:
+    dx = _row_gradient(x, needed[0])
+    dweight = _column_gradient(weight, needed[1])
+    dteacher_x = _row_gradient(teacher_x, needed[2])
+    dteacher_weight = _column_gradient(teacher_weight, needed[3])
+    _C.distillation_backward(
+        grad_losses,
+        x,
+        weight,
+        teacher_x,
+        teacher_weight,
+        mask,
+        stats,
+        dx,
+        dweight,
+        dteacher_x,
+        dteacher_weight,
+        kind=DISTILLATION_LOSSES.index(loss),
+        temperature=temperature,
+        workspace=workspace,
+        **_launch_backward(x),
+    )
+    return _rounded((dx, x), (dweight, weight), (dteacher_x, teacher_x), (dteacher_weight, teacher_weight))
+
+
+linear_distillation = _register(
+    "linear_distillation",
+    inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
+    options="str loss, float temperature, int workspace",
+    outputs="losses, stats",
+    differentiable="losses",
+    residuals="stats",
+    forward=_distillation,
+    fake=_distillation_results,
+    backward=_distillation_backward,
+)
+
+
+# MLP
+
+
+def _mlp_result(x: Tensor, w1: Tensor, w2: Tensor, *_: Any) -> Tensor:
+    return _empty((x.shape[0], w2.shape[0]), x)
+
+
+def _mlp(
+    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None, activation: str
+) -> Tensor:
+    out = _mlp_result(x, w1, w2)
+    _C.mlp_forward(x, w1, w2, bias1, bias2, out, activation=ACTIVATIONS.index(activation), **_launch(x))
+    return out
+
+
+def _mlp_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
+    needed: list[bool],
+) -> list[Tensor]:
+    dx = _row_gradient(x, needed[0])
+    dw1 = _column_gradient(w1, needed[1])
+    dw2 = _column_gradient(w2, needed[2])
+    dbias1 = _row_gradient(bias1, needed[3])
+    dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
+    if any(needed[:4]):
+        _C.mlp_backward(
+            grad_out,
+            x,
+            w1,
+            w2,
+            bias1,
+            dx,
+            dw1,
+            dw2,
+            dbias1,
+            activation=ACTIVATIONS.index(activation),
+            **_launch_backward(x),
+        )
+    return _rounded((dx, x), (dw1, w1), (dw2, w2), (dbias1, bias1), (dbias2, bias2))
+
+
+mlp = _register(
+    "mlp",
+    inputs="Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor? bias2",
+    options="str activation",
+    outputs="out",
+    differentiable="out",
+    residuals="",
+    forward=_mlp,
+    fake=_mlp_result,
+    backward=_mlp_backward,
+)
+
+
+# logsumexp of a matrix product
+
+
+def _logsumexp_result(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    return _statistics(a.shape[:1], a)
+
+
+def _logsumexp(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    lse = _logsumexp_result(a, b, scale)
+    _C.logsumexp_forward(a, b, lse, scale=scale, **_launch(a))
+    return lse
+
+
+def _logsumexp_backward(
+    grad_lse: Tensor, a: Tensor, b: Tensor, lse: Tensor, scale: float, needed: list[bool]
+) -> list[Tensor]:
+    da = _row_gradient(a, needed[0])
+    db = _column_gradient(b, needed[1])
+    _C.logsumexp_backward(grad_lse, a, b, lse, da, db, scale=scale, **_launch_backward(a))
+    return _rounded((da, a), (db, b))
+
+
+logsumexp_matmul = _register(
+    "logsumexp_matmul",
+    inputs="Tensor a, Tensor b",
+    options="float scale",
+    outputs="lse",
+    differentiable="lse",
+    residuals="lse",
+    forward=_logsumexp,
+    fake=_logsumexp_result,
+    backward=_logsumexp_backward,
+)

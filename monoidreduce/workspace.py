@@ -1,0 +1,49 @@
+"""How many bytes the backward passes of the linear losses may use for local gradients or kept weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+__all__ = ["get_workspace", "set_workspace", "workspace"]
+
+_process_wide = 128 << 20
+_scoped: ContextVar[int | None] = ContextVar("monoidreduce_workspace", default=None)
+
+
+def _checked(bytes: int) -> int:
+    if isinstance(bytes, bool) or not isinstance(bytes, int):
+        raise TypeError(f"bytes is {bytes!r}, expected an int >= 0")
+    if bytes < 0:
+        raise ValueError(f"bytes is {bytes}, expected an int >= 0")
+    return bytes
+
+
+def get_workspace() -> int:
+    """The limit in bytes: that of the enclosing `workspace(bytes)`, else of `set_workspace`, else 128 MiB."""
+    scoped = _scoped.get()
+    return _process_wide if scoped is None else scoped
+
+
+def set_workspace(bytes: int) -> None:
+    """Set the limit of every thread that is not inside `workspace(bytes)`.
+
+    A smaller limit is slower, never wrong. Raises TypeError or ValueError unless `bytes` is an int >= 0.
+    """
+    global _process_wide
+    _process_wide = _checked(bytes)
+
+
+@contextmanager
+def workspace(bytes: int) -> Iterator[None]:
+    """Set the limit for the operators called in this block, in this thread or asynchronous task only.
+
+    The limit is read when an operator is called and holds for its backward, wherever that runs.
+    Raises TypeError or ValueError unless `bytes` is an int >= 0.
+    """
+    token = _scoped.set(_checked(bytes))
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
