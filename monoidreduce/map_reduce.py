@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ._validate import check_int, check_tensor, mismatch
-from .monoids import Monoid
+from .monoids import Monoid, check_state, maker
 
 __all__ = ["fold", "map_reduce"]
 
@@ -48,7 +48,7 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
         RuntimeError: when differentiated twice.
     """
     _check_monoid(monoid)
-    _check_state("values", values)
+    check_state("values", values)
     check_int("dim", dim)
     batch_axes = min(field.dim() for field in values)
     if not -batch_axes <= dim < batch_axes:
@@ -58,7 +58,7 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
         shapes = [list(field.shape) for field in values]
         raise ValueError(mismatch("values", f"fields that agree on the size of axis {axis}", shapes))
     _check_one_device("values", values)
-    make = _maker(values)
+    make = maker(values)
     return make(_apply(_Fold, monoid, make, axis, *values))  # type: ignore[no-any-return]
 
 
@@ -155,7 +155,7 @@ class _Fold(torch.autograd.Function):
 
 def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
     """Halve the axis until it is used up; `rest`, at first the identity, takes the last of an odd size."""
-    make, size = _maker(values), values[0].shape[axis]
+    make, size = maker(values), values[0].shape[axis]
     rest = monoid.identity(make(f.new_empty(f.shape[:axis] + f.shape[axis + 1 :]) for f in values))
     while size > 0:
         if size % 2:
@@ -192,7 +192,7 @@ class _Problem:
                 part = self._constant_slice_pair([t[a_rows] for t in a], [t[b_rows] for t in b])
                 total = self.monoid.combine(self.monoid.identity(part) if total is None else total, part)
             if result is None:
-                result = _maker(total)(field.new_empty(rows, *field.shape[1:]) for field in total)
+                result = maker(total)(field.new_empty(rows, *field.shape[1:]) for field in total)
             for whole, field in zip(result, total, strict=True):
                 whole[a_rows] = field
         return result
@@ -206,7 +206,7 @@ class _Problem:
         b_gradients = [_zero_sum(t) for t, need in zip(b, b_needed, strict=True) if need]
         for a_rows in _slices(a, self.a_chunk):
             a_slice = _leaves(a, a_rows, a_needed)
-            total_rows, upstream_rows = (_maker(s)(field[a_rows] for field in s) for s in (total, upstream))
+            total_rows, upstream_rows = (maker(s)(field[a_rows] for field in s) for s in (total, upstream))
             a_sums = [_zero_sum(t) for t in a_slice if t.requires_grad]
             for b_rows in _slices(b, self.b_chunk):
                 b_slice = _leaves(b, b_rows, b_needed)
@@ -224,7 +224,7 @@ class _Problem:
         """The state that project_fold gives for a pair of slices, checked, in the dtypes it gives."""
         with self.autocast():
             part = self.project_fold(*self._arguments(a_slice, b_slice))
-        _check_state("project_fold", part)
+        check_state("project_fold", part)
         rows = a_slice[0].shape[0]
         if any(field.shape[:1] != (rows,) for field in part):
             shapes = [list(field.shape) for field in part]
@@ -240,7 +240,7 @@ class _Problem:
                 "project_fold: expected a function of a_slice and b_slice alone, got one that uses another "
                 "tensor, which requires gradients and would get none; move it into a or b, or detach it"
             )
-        return _maker(part)(map(_widen, part))
+        return maker(part)(map(_widen, part))
 
     def _slice_pair_gradients(
         self, a_slice: list[Tensor], b_slice: list[Tensor], total: Any, upstream: Any
@@ -249,11 +249,11 @@ class _Problem:
         leaves = [t for t in (*a_slice, *b_slice) if t.requires_grad]
         with torch.set_grad_enabled(self.project_fold_backward is None):
             part = self._slice_pair(a_slice, b_slice)
-        make = _maker(part)
-        local = self.monoid.local_gradient(total, make(_widen(field.detach()) for field in part), upstream)
-        local = make(g.to(field.dtype) for g, field in zip(local, part, strict=True))
+        element = maker(part)(_widen(field.detach()) for field in part)
+        local = self.monoid.local_gradient(total, element, upstream)
         if self.project_fold_backward is None:
-            roots = [(field, g) for field, g in zip(part, local, strict=True) if field.requires_grad]
+            pairs = zip(part, local, strict=True)
+            roots = [(field, g.to(field.dtype)) for field, g in pairs if field.requires_grad]
             if not roots:
                 return [None] * len(leaves)
             fields, local_gradients = zip(*roots, strict=True)
@@ -271,7 +271,7 @@ class _Problem:
         """The identity of every row. A pair of rows of zeros tells what the state looks like."""
         a_row, b_row = ([t.new_zeros(1, *t.shape[1:]) for t in tensors] for tensors in (a, b))
         part = self._constant_slice_pair(a_row, b_row)
-        return self.monoid.identity(_maker(part)(field.new_empty(rows, *field.shape[1:]) for field in part))
+        return self.monoid.identity(maker(part)(field.new_empty(rows, *field.shape[1:]) for field in part))
 
 
 class _MapReduce(torch.autograd.Function):
@@ -279,7 +279,7 @@ class _MapReduce(torch.autograd.Function):
     def forward(ctx: Any, problem: _Problem, a_count: int, *inputs: Tensor) -> tuple[Any, ...]:
         constants = [t.detach() for t in inputs]
         total = problem.fold(constants[:a_count], constants[a_count:])
-        ctx.problem, ctx.a_count, ctx.make = problem, a_count, _maker(total)
+        ctx.problem, ctx.a_count, ctx.make = problem, a_count, maker(total)
         return ctx.make, *_remember(ctx, inputs, total)
 
     @staticmethod
@@ -319,11 +319,6 @@ def _remember(ctx: Any, inputs: Sequence[Tensor], total: Any) -> tuple[Tensor, .
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*(field for field in total if not field.is_floating_point()))
     return tuple(total)
-
-
-def _maker(state: Any) -> Callable[[Iterable[Tensor]], Any]:
-    """Builds a state of the same NamedTuple from its fields."""
-    return type(state)._make  # type: ignore[no-any-return]
 
 
 def _widen(field: Tensor) -> Tensor:
@@ -372,12 +367,6 @@ def _check_monoid(monoid: Any) -> None:
 def _check_function(name: str, function: Any) -> None:
     if not callable(function):
         raise TypeError(mismatch(name, "a function", repr(function)))
-
-
-def _check_state(name: str, state: Any) -> None:
-    is_named = isinstance(state, tuple) and bool(getattr(state, "_fields", None))
-    if not is_named or not all(isinstance(field, Tensor) for field in state):
-        raise TypeError(mismatch(name, "a state, that is a NamedTuple of tensors", repr(state)))
 
 
 def _check_sliced(name: str, tensors: Any) -> tuple[Tensor, ...]:

@@ -15,11 +15,28 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from ._validate import mismatch
+
+__all__ = [
+    "ArgMax",
+    "ArgMin",
+    "CrossEntropy",
+    "Distillation",
+    "LogSumExp",
+    "LogWSum",
+    "Max",
+    "Min",
+    "Monoid",
+    "Product",
+    "Sum",
+    "WSum",
+]
 
 State = TypeVar("State", bound=Sequence[Tensor])
 
@@ -53,6 +70,18 @@ class Monoid(ABC, Generic[State]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
+
+
+def maker(state: Any) -> Callable[[Iterable[Tensor]], Any]:
+    """What builds a state of the same NamedTuple from its fields."""
+    return type(state)._make  # type: ignore[no-any-return]
+
+
+def check_state(name: str, state: Any) -> None:
+    """Raises a TypeError unless `state` is a NamedTuple of tensors."""
+    is_named = isinstance(state, tuple) and bool(getattr(state, "_fields", None))
+    if not is_named or not all(isinstance(field, Tensor) for field in state):
+        raise TypeError(mismatch(name, "a state, that is a NamedTuple of tensors", repr(state)))
 
 
 def _over_payload(weight: Tensor, payload: Tensor) -> Tensor:
@@ -343,8 +372,8 @@ class Product(Monoid[Any]):
 
 def _published_state(name: str, monoid: Monoid[Any]) -> Any:
     if not isinstance(monoid, Monoid):
-        raise TypeError(f"{name}: expected a Monoid, got {monoid!r}")
+        raise TypeError(mismatch(name, "a Monoid", repr(monoid)))
     state = getattr(monoid, "State", None)
     if not hasattr(state, "_fields"):
-        raise TypeError(f"{name}: expected a monoid that publishes its NamedTuple as State, got {monoid!r}")
+        raise TypeError(mismatch(name, "a monoid that publishes its NamedTuple as State", repr(monoid)))
     return state
