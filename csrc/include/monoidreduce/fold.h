@@ -23,6 +23,7 @@ struct FoldProblem {
   TensorView other_b;  // [B, Hc, N, E]
   TensorView payload;  // [B, Hc, N, D]  or absent
   TensorView bias;     // [B, H, M, N]   stride 0 where broadcast; floating, or bool (false excludes); or absent
+  TensorView out_bias; // [D]            added to the payload's fold; or absent
   ScoreOptions score;
   ColumnRange range;
 

@@ -42,6 +42,7 @@ FoldProblem attention_problem(const Arguments& x) {
           .other_b = {},
           .payload = x.v,
           .bias = x.bias,
+          .out_bias = {},
           .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
           .range = {x.options.left, x.options.right, shift}};
 }
@@ -54,6 +55,7 @@ FoldProblem cross_entropy_problem(const Arguments& x) {
           .other_b = {},
           .payload = {},
           .bias = as_column_bias(x.bias, x.x.size[0]),
+          .out_bias = {},
           .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true},
           .range = {}};
 }
@@ -66,18 +68,20 @@ FoldProblem distillation_problem(const Arguments& x) {
           .other_b = as_rows(x.teacher_weight),
           .payload = {},
           .bias = {},
+          .out_bias = {},
           .score = {.scale = 1 / x.options.temperature},
           .range = {}};
 }
 
 template <class Arguments>
-FoldProblem mlp_problem(const Arguments& x) {
+FoldProblem mlp_problem(const Arguments& x, const TensorView& out_bias = {}) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
           .other_a = {},
           .other_b = {},
           .payload = as_rows(transposed(x.w2)),
           .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .out_bias = out_bias,
           .score = {.bias_inside = true},
           .range = {}};
 }
@@ -90,6 +94,7 @@ FoldProblem logsumexp_problem(const Arguments& x) {
           .other_b = {},
           .payload = {},
           .bias = {},
+          .out_bias = {},
           .score = {.scale = x.scale},
           .range = {}};
 }

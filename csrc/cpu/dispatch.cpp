@@ -1,0 +1,105 @@
+// The CPU engine is compiled once per instruction set; here one of them is chosen, at run time.
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
+#include "monoidreduce/path_counter.h"
+
+namespace monoidreduce {
+namespace cpu {
+namespace {
+
+struct Engine {
+  const char* isa;
+#define MR_ENTRY_POINT(name, Arguments) void (*name)(const Arguments&, const Launch&);
+  MONOIDREDUCE_OPERATORS(MR_ENTRY_POINT)
+#undef MR_ENTRY_POINT
+};
+
+}  // namespace
+
+#define MR_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
+#define MR_ADDRESS(name, Arguments) .name = &name,
+#define MR_ENGINE(name)                                                             \
+  namespace name {                                                                  \
+  MONOIDREDUCE_OPERATORS(MR_DECLARE)                                                \
+  static constexpr Engine engine{.isa = #name, MONOIDREDUCE_OPERATORS(MR_ADDRESS)}; \
+  }
+MR_ENGINE(baseline)
+#ifdef MONOIDREDUCE_WITH_AVX2
+MR_ENGINE(avx2)
+#endif
+#ifdef MONOIDREDUCE_WITH_AVX512
+MR_ENGINE(avx512)
+#endif
+#undef MR_ENGINE
+#undef MR_ADDRESS
+#undef MR_DECLARE
+
+namespace {
+
+// Those that this processor can run, worst first.
+std::vector<const Engine*> engines() {
+  std::vector<const Engine*> found{&baseline::engine};
+#ifdef MONOIDREDUCE_WITH_AVX2
+  const bool has_avx2 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (has_avx2) found.push_back(&avx2::engine);
+#endif
+#ifdef MONOIDREDUCE_WITH_AVX512
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma") &&
+                          __builtin_cpu_supports("f16c");
+  if (has_avx512) found.push_back(&avx512::engine);
+#endif
+  return found;
+}
+
+const Engine& choose() {
+  const auto available = engines();
+  const char* wanted = std::getenv("MONOIDREDUCE_CPU_ISA");
+  if (wanted == nullptr || *wanted == '\0') return *available.back();
+  std::string names;
+  for (const Engine* engine : available) {
+    if (std::string_view(engine->isa) == wanted) return *engine;
+    names += names.empty() ? "" : ", ";
+    names += engine->isa;
+  }
+  throw std::invalid_argument(message("MONOIDREDUCE_CPU_ISA: expected one of ", names,
+                                      " (this build, this processor), got ", wanted));
+}
+
+const Engine& engine() {
+  static const Engine& chosen = choose();
+  return chosen;
+}
+
+void count(const char* op, DType dtype) {
+  count_path(op, std::string("cpu/") + engine().isa + "/" + name(dtype));
+}
+
+}  // namespace
+
+#define MR_FORWARD_TO_ENGINE(name, Arguments)                   \
+  void name(const Arguments& arguments, const Launch& launch) { \
+    count(#name, leading(arguments).dtype);                     \
+    engine().name(arguments, launch);                           \
+  }
+MONOIDREDUCE_OPERATORS(MR_FORWARD_TO_ENGINE)
+#undef MR_FORWARD_TO_ENGINE
+
+}  // namespace cpu
+
+const char* cpu_isa() { return cpu::engine().isa; }
+
+std::vector<std::string> cpu_isas() {
+  std::vector<std::string> names;
+  for (const cpu::Engine* engine : cpu::engines()) names.push_back(engine->isa);
+  return names;
+}
+
+}  // namespace monoidreduce

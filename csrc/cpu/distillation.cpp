@@ -1,0 +1,68 @@
+// Linear distillation on the CPU: cross entropy and divergences between two linear heads.
+#include "monoidreduce/cpu/fold.h"
+#include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/problems.h"
+#include "monoidreduce/rows.h"
+#include "with_accumulator.h"
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+namespace {
+
+template <DistillationLoss kLoss>
+struct Of {
+  template <class R>
+  using Monoid = Distillation<R, kLoss>;
+};
+
+// f(zero of the accumulation type, Of<the loss>).
+template <class Arguments, class F>
+void with_distillation(const Arguments& x, F f) {
+  with_accumulator(x.x.dtype, [&](auto zero) {
+    switch (x.options.loss) {
+      case DistillationLoss::kCrossEntropy: return f(zero, Of<DistillationLoss::kCrossEntropy>{});
+      case DistillationLoss::kForwardKL: return f(zero, Of<DistillationLoss::kForwardKL>{});
+      case DistillationLoss::kReverseKL: return f(zero, Of<DistillationLoss::kReverseKL>{});
+    }
+  });
+}
+
+template <class T, DistillationLoss kLoss, class Arguments>
+DistillationRows<T, kLoss> distillation_rows(const Arguments& x, Of<kLoss>) {
+  DistillationRows<T, kLoss> rows{};
+  rows.mask = static_cast<const bool*>(x.mask.data);
+  rows.mask_stride = x.mask.stride[0];
+  rows.rows = x.x.size[0];
+  rows.stats = static_cast<T*>(x.stats.data);
+  return rows;
+}
+
+}  // namespace
+
+void distillation_forward(const DistillationForward& x, const Launch& launch) {
+  with_distillation(x, [&](auto zero, auto of) {
+    using T = decltype(zero);
+    auto rows = distillation_rows<T>(x, of);
+    rows.loss = static_cast<T*>(x.loss.data);
+    fold_forward<decltype(of)::template Monoid, T>({}, distillation_problem(x), rows, {}, launch.threads);
+  });
+}
+
+void distillation_backward(const DistillationBackward& x, const Launch& launch) {
+  with_distillation(x, [&](auto zero, auto of) {
+    using T = decltype(zero);
+    auto rows = distillation_rows<T>(x, of);
+    rows.grad_loss = row_vector<T>(x.grad_loss);
+    const FoldGradients gradients{.grad_out = {},
+                                  .d_a = as_rows(x.d_x),
+                                  .d_b = as_rows(x.d_weight),
+                                  .d_other_a = as_rows(x.d_teacher_x),
+                                  .d_other_b = as_rows(x.d_teacher_weight),
+                                  .d_payload = {},
+                                  .d_bias = {}};
+    fold_backward<decltype(of)::template Monoid, T>({}, distillation_problem(x), rows, gradients, launch.threads);
+  });
+}
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu

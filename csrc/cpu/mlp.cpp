@@ -1,0 +1,59 @@
+// The two-layer MLP on the CPU: a sum over hidden units of activation times payload. The hidden layer is never stored.
+#include "monoidreduce/cpu/fold.h"
+#include "monoidreduce/monoids/sum.h"
+#include "monoidreduce/problems.h"
+#include "monoidreduce/rows.h"
+#include "with_accumulator.h"
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+namespace {
+
+template <class Activation>
+struct Of {
+  template <class R>
+  using Monoid = Sum<R, Activation>;
+};
+
+// f(zero of the accumulation type, Of<the activation>).
+template <class Arguments, class F>
+void with_activation(const Arguments& x, F f) {
+  with_accumulator(x.x.dtype, [&](auto zero) {
+    switch (x.activation) {
+      case ActivationKind::kRelu: return f(zero, Of<Relu>{});
+      case ActivationKind::kRelu2: return f(zero, Of<Relu2>{});
+      case ActivationKind::kGelu: return f(zero, Of<Gelu>{});
+      case ActivationKind::kGeluTanh: return f(zero, Of<GeluTanh>{});
+      case ActivationKind::kSilu: return f(zero, Of<Silu>{});
+      case ActivationKind::kTanh: return f(zero, Of<Tanh>{});
+      case ActivationKind::kSigmoid: return f(zero, Of<Sigmoid>{});
+      case ActivationKind::kIdentity: return f(zero, Of<Identity>{});
+    }
+  });
+}
+
+}  // namespace
+
+void mlp_forward(const MlpForward& x, const Launch& launch) {
+  with_activation(x, [&](auto zero, auto of) {
+    using T = decltype(zero);
+    fold_forward<decltype(of)::template Monoid, T>({}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out), launch.threads);
+  });
+}
+
+void mlp_backward(const MlpBackward& x, const Launch& launch) {
+  with_activation(x, [&](auto zero, auto of) {
+    using T = decltype(zero);
+    const FoldGradients gradients{.grad_out = as_rows(x.grad_out),
+                                  .d_a = as_rows(x.d_x),
+                                  .d_b = as_rows(x.d_w1),
+                                  .d_other_a = {},
+                                  .d_other_b = {},
+                                  .d_payload = as_rows(transposed(x.d_w2)),
+                                  .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
+    fold_backward<decltype(of)::template Monoid, T>({}, mlp_problem(x), SumRows<T>{}, gradients, launch.threads);
+  });
+}
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu

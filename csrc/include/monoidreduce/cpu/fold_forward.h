@@ -1,0 +1,240 @@
+// Forward on the CPU: see cpu/fold.h.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/cpu/matmul.h"
+#include "monoidreduce/cpu/panels.h"
+#include "monoidreduce/cpu/thread_pool.h"
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+
+// Folds a tile into the panel's states. With a payload, scores become weights in place and scale what the payload so far is
+// multiplied by first. Masked elements are skipped.
+template <bool kMasked, class M, class T>
+inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typename M::State (&state)[kPacks], T* scores,
+                       T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
+  using R = LanePack<T>;
+  const M& m = tile.m;
+  if constexpr (FramedMonoid<M>) {
+    constexpr bool kMoving = !std::is_empty_v<typename M::Frame>;
+    if constexpr (kMoving) {
+      typename M::Frame frame[kPacks];
+      for (int half = 0; half < kPacks; ++half) frame[half] = m.frame_of(state[half]);
+      for (std::int64_t j = 0; j < columns; ++j) {
+        for (int half = 0; half < kPacks; ++half) {
+          const Element<R> e = tile.from_dots(j, half);
+          e.score.store(scores + tile.at(j, half));
+          if constexpr (M::kScores == 2) e.other.store(other_scores + tile.at(j, half));
+          const typename M::Frame joined = m.join(frame[half], m.frame(e));
+          frame[half] = kMasked ? select_words<T>(tile.valid(j, half), joined, frame[half]) : joined;
+        }
+      }
+      for (int half = 0; half < kPacks; ++half) {
+        if constexpr (PayloadMonoid<M>) scale[half] = m.rescale(m.frame_of(state[half]), frame[half]);
+        state[half] = m.reframe(state[half], frame[half]);
+      }
+    }
+    for (std::int64_t j = 0; j < columns; ++j) {
+      for (int half = 0; half < kPacks; ++half) {
+        const Element<R> e = kMoving ? tile.from_scores(j, half) : tile.from_dots(j, half);
+        const typename M::State added = m.accumulate(state[half], e);
+        if constexpr (PayloadMonoid<M>) {
+          if (payload) {
+            const R weight = m.weight(e, m.frame_of(state[half]));
+            (kMasked ? select(tile.valid(j, half), weight, R(0)) : weight).store(scores + tile.at(j, half));
+          }
+        }
+        state[half] = kMasked ? select_words<T>(tile.valid(j, half), added, state[half]) : added;
+      }
+    }
+  } else {
+    for (std::int64_t j = 0; j < columns; ++j) {
+      for (int half = 0; half < kPacks; ++half) {
+        const typename M::State combined = m.combine(state[half], m.lift(tile.from_dots(j, half)));
+        state[half] = kMasked ? select_words<T>(tile.valid(j, half), combined, state[half]) : combined;
+      }
+    }
+  }
+}
+
+template <template <class> class M, class T, class Rows>
+  requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
+class Forward {
+  using R = LanePack<T>;
+  using Packs = M<R>;
+  using State = typename Packs::State;
+
+ public:
+  Forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads)
+      : m_(as_packs<M, T>(m)), p_(p), policy_(policy), out_(out), threads_(threads), score_(p.score, M<T>::kScoreUnit) {
+    const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(T);
+    const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(T);
+    problems_ = p.batch() * p.column_heads();
+    panels_ = divide_up(p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows(), kPanel<T>);
+    // A tile of columns stays in the second-level cache while a block of panels goes over it; a panel of scores in the first.
+    columns_ = std::clamp(192 * 1024 / std::max<std::int64_t>(column_bytes, 1) / kColumnStep, std::int64_t(2), 120 / kColumnStep) *
+               kColumnStep;
+    block_ = std::clamp(std::int64_t(1) << 21, panel_bytes, 8 * panel_bytes) / std::max<std::int64_t>(panel_bytes, 1);
+    block_ = std::clamp(divide_up(problems_ * panels_, 2 * threads), std::int64_t(1), std::max<std::int64_t>(block_, 1));
+    blocks_ = divide_up(panels_, block_);
+    // Few rows: each task folds a slice of the columns, and the slices' states are combined in order.
+    const std::int64_t tasks = std::max<std::int64_t>(problems_ * blocks_, 1);
+    splits_ = std::clamp(threads / tasks, std::int64_t(1), std::max<std::int64_t>(p.columns() / (2 * columns_), 1));
+  }
+
+  void run() {
+    if (problems_ * panels_ == 0) return;
+    const std::int64_t partials = splits_ > 1 ? problems_ * panels_ * splits_ : 0;
+    Scratch<State> states(partials * kPacks);
+    Scratch<T> payloads(partials * p_.payload_width() * kPanel<T>);
+    parallel_for(threads_, problems_ * blocks_ * splits_, [&](std::int64_t task, int) {
+      fold_block(task / splits_ / blocks_, task / splits_ % blocks_, task % splits_, states.get(), payloads.get());
+    });
+    if (splits_ == 1) return;
+    parallel_for(threads_, problems_ * panels_, [&](std::int64_t panel, int) {
+      State* state = states + panel * splits_ * kPacks;
+      T* payload = payloads + panel * splits_ * p_.payload_width() * kPanel<T>;
+      for (std::int64_t split = 1; split < splits_; ++split) {
+        merge(state, payload, state + split * kPacks, payload + split * p_.payload_width() * kPanel<T>);
+      }
+      finish(ProblemRows(p_, panel / panels_), panel % panels_ * kPanel<T>, state, payload);
+    });
+  }
+
+ private:
+  void fold_block(std::int64_t problem, std::int64_t block, std::int64_t split, State* partial_states, T* partial_payloads) {
+    const std::int64_t width = p_.width(), other_width = p_.other_width(), payload_width = p_.payload_width();
+    const ProblemRows rows(p_, problem);
+    const std::int64_t first_panel = block * block_, panels = std::min(block_, panels_ - first_panel);
+    Scratch<T> a(panels * width * kPanel<T>), other_a(panels * other_width * kPanel<T>);
+    Scratch<T> payload_sums(panels * payload_width * kPanel<T>);
+    Scratch<T> b(columns_ * width), other_b(columns_ * other_width), payload(columns_ * payload_width);
+    Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
+    Scratch<State> states(panels * kPacks);
+    NonFinite<T> taken;
+    for (std::int64_t i = 0; i < panels; ++i) {
+      const std::int64_t first = (first_panel + i) * kPanel<T>, count = std::min<std::int64_t>(kPanel<T>, rows.count() - first);
+      load_lanes(p_.a, rows, first, count, a + i * width * kPanel<T>);
+      if constexpr (Packs::kScores == 2) load_lanes(p_.other_a, rows, first, count, other_a + i * other_width * kPanel<T>);
+      std::fill_n(payload_sums + i * payload_width * kPanel<T>, payload_width * kPanel<T>, T(0));
+      for (int half = 0; half < kPacks; ++half) states.get()[i * kPacks + half] = m_.identity();
+    }
+    const std::int64_t slice = round_up(divide_up(p_.columns(), splits_), columns_);
+    const std::int64_t end = std::min(p_.columns(), (split + 1) * slice);
+    for (std::int64_t j = split * slice; j < end; j += columns_) {
+      const std::int64_t count = std::min(columns_, end - j);
+      bool loaded = false;
+      for (std::int64_t i = 0; i < panels; ++i) {
+        const PanelRows<T> panel_rows(p_, rows, (first_panel + i) * kPanel<T>, policy_, false);
+        if (!panel_rows.touches(j, count)) continue;
+        if (!loaded) {
+          load_columns(p_.b, rows, j, count, b.get());
+          if constexpr (Packs::kScores == 2) load_columns(p_.other_b, rows, j, count, other_b.get());
+          if (payload_width) load_columns(p_.payload, rows, j, count, payload.get());
+          if (payload_width && has_mask(p_)) taken.take(payload.get(), count, payload_width, payload_width);
+          loaded = true;
+        }
+        if (p_.bias.present()) load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
+        matmul<T>({b.get(), width, 1}, count, 1, width, a + i * width * kPanel<T>, scores.get(), false);
+        if constexpr (Packs::kScores == 2) {
+          matmul<T>({other_b.get(), other_width, 1}, count, 1, other_width, other_a + i * other_width * kPanel<T>,
+                    other_scores.get(), false);
+        }
+        const PanelTile<Packs, T> tile{m_, p_, score_, panel_rows, j, scores.get(), other_scores.get(),
+                                       p_.bias.present() ? bias.get() : nullptr};
+        State(&state)[kPacks] = *reinterpret_cast<State(*)[kPacks]>(states + i * kPacks);
+        R scale[kPacks] = {R(1), R(1)};
+        if (has_bool_bias(p_) || !panel_rows.covers(j, count)) {
+          fold_panel<true>(tile, count, state, scores.get(), other_scores.get(), payload_width != 0, scale);
+        } else {
+          fold_panel<false>(tile, count, state, scores.get(), other_scores.get(), payload_width != 0, scale);
+        }
+        if (payload_width) {
+          T* sums = payload_sums + i * payload_width * kPanel<T>;
+          rescale_payload(sums, scale);
+          matmul<T>({payload.get(), 1, payload_width}, payload_width, 1, count, scores.get(), sums, true);
+          add_non_finite(tile, taken, scores.get(), sums);
+        }
+      }
+    }
+    for (std::int64_t i = 0; i < panels; ++i) {
+      State* state = states + i * kPacks;
+      T* sums = payload_sums + i * payload_width * kPanel<T>;
+      if (splits_ == 1) {
+        finish(rows, (first_panel + i) * kPanel<T>, state, sums);
+      } else {
+        const std::int64_t slot = (problem * panels_ + first_panel + i) * splits_ + split;
+        std::copy_n(state, kPacks, partial_states + slot * kPacks);
+        std::copy_n(sums, payload_width * kPanel<T>, partial_payloads + slot * payload_width * kPanel<T>);
+      }
+    }
+  }
+
+  void rescale_payload(T* sums, const R (&scale)[kPacks]) const {
+    if (!(any(scale[0] != R(1)) || any(scale[1] != R(1)))) return;
+    for (std::int64_t d = 0; d < p_.payload_width(); ++d) {
+      for (int half = 0; half < kPacks; ++half) {
+        T* sum = sums + d * kPanel<T> + half * kLanes<T>;
+        (R::load(sum) * scale[half]).store(sum);
+      }
+    }
+  }
+
+  // state, payload <- combine(state, payload; other state, other payload), for a panel of rows.
+  void merge(State* state, T* payload, const State* other, const T* other_payload) const {
+    for (int half = 0; half < kPacks; ++half) {
+      const State combined = m_.combine(state[half], other[half]);
+      if constexpr (PayloadMonoid<Packs>) {
+        const R mine = m_.rescale(m_.frame_of(state[half]), m_.frame_of(combined));
+        const R theirs = m_.rescale(m_.frame_of(other[half]), m_.frame_of(combined));
+        for (std::int64_t d = 0; d < p_.payload_width(); ++d) {
+          const std::int64_t at = d * kPanel<T> + half * kLanes<T>;
+          (R::load(payload + at) * mine + R::load(other_payload + at) * theirs).store(payload + at);
+        }
+      }
+      state[half] = combined;
+    }
+  }
+
+  void finish(const ProblemRows& rows, std::int64_t first, const State* state, T* sums) const {
+    for (int half = 0; half < kPacks; ++half) {
+      const typename Packs::Output product = m_.project(state[half]);
+      R scale(1);
+      if constexpr (PayloadMonoid<Packs>) {
+        if constexpr (Packs::kNormalized) scale = select(m_.mass(state[half]) == R(0), R(0), R(1) / m_.mass(state[half]));
+      }
+      for (std::int64_t d = 0; d < p_.payload_width(); ++d) {
+        T* sum = sums + d * kPanel<T> + half * kLanes<T>;
+        (R::load(sum) * scale + (p_.out_bias.present() ? R(load_one<T>(p_.out_bias, d)) : R(0))).store(sum);
+      }
+      for (int lane = 0; lane < kLanes<T>; ++lane) {
+        const std::int64_t row = first + half * kLanes<T> + lane;
+        if (row >= rows.count()) break;
+        policy_.store(rows.flat(row), lane_of<T, typename M<T>::Output>(product, lane));
+        if (p_.payload_width()) {
+          store_row(out_, rows.offset(out_, row), out_.stride[3], p_.payload_width(), sums + half * kLanes<T> + lane, kPanel<T>);
+        }
+      }
+    }
+  }
+
+  const Packs m_;
+  const FoldProblem& p_;
+  const Rows& policy_;
+  const TensorView& out_;
+  const int threads_;
+  const Score<R> score_;
+  std::int64_t problems_, panels_, columns_, block_, blocks_, splits_;
+};
+
+// Folds every row, hands P_i to policy.store, and writes the payload's fold to out ([B, H, M, D], absent without a payload).
+template <template <class> class M, class T, class Rows>
+void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads) {
+  Forward<M, T, Rows>(m, p, policy, out, threads).run();
+}
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu

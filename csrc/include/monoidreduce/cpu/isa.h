@@ -1,0 +1,29 @@
+// The instruction set that a translation unit is compiled for. Everything in cpu/ lives in an inline namespace of that name, so
+// that two objects compiled for different instruction sets share no symbol that the linker could mix up.
+#pragma once
+
+#ifndef MR_CPU_ISA
+#if defined(__AVX512F__)
+#define MR_CPU_ISA avx512
+#elif defined(__AVX2__) && defined(__FMA__)
+#define MR_CPU_ISA avx2
+#else
+#define MR_CPU_ISA baseline
+#endif
+#endif
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64, kVectorRegisters = 32;
+#elif defined(__AVX2__) && defined(__FMA__)
+inline constexpr int kVectorBytes = 32, kVectorRegisters = 16;
+#elif defined(__aarch64__)
+inline constexpr int kVectorBytes = 16, kVectorRegisters = 32;
+#else
+inline constexpr int kVectorBytes = 16, kVectorRegisters = 16;
+#endif
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu

@@ -1,0 +1,197 @@
+// Pack<T, N>: N rows side by side in one vector register, the real type that monoids are instantiated with on the CPU. One lane is
+// one row, as one thread is one row on the GPU, so a monoid needs no horizontal operation. Built on the compiler's vector types.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "monoidreduce/cpu/isa.h"
+#include "monoidreduce/math.h"
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+
+template <class T, int N>
+struct Pack {
+  typedef T Vector __attribute__((vector_size(N * sizeof(T)), may_alias));
+  Vector v;
+
+  Pack() = default;
+  MR_HD Pack(Vector vector) : v(vector) {}
+  // Broadcast. x - 0 is x for every x, -0 included.
+  template <class X>
+    requires std::is_arithmetic_v<X>
+  MR_HD Pack(X x) : v(static_cast<T>(x) - Vector{}) {}
+
+  MR_HD static Pack load(const T* p) {
+    Pack a;
+    std::memcpy(&a.v, p, sizeof(Vector));
+    return a;
+  }
+  MR_HD void store(T* p) const { std::memcpy(p, &v, sizeof(Vector)); }
+  MR_HD T operator[](int lane) const { return v[lane]; }
+
+  MR_HD friend Pack operator+(Pack a, Pack b) { return a.v + b.v; }
+  MR_HD friend Pack operator-(Pack a, Pack b) { return a.v - b.v; }
+  MR_HD friend Pack operator*(Pack a, Pack b) { return a.v * b.v; }
+  MR_HD friend Pack operator/(Pack a, Pack b) { return a.v / b.v; }
+  MR_HD friend Pack operator-(Pack a) { return -a.v; }
+};
+
+// One comparison a lane: all bits set, or none.
+template <class I, int N>
+struct PackMask {
+  typedef I Vector __attribute__((vector_size(N * sizeof(I)), may_alias));
+  Vector v;
+  MR_HD friend PackMask operator&(PackMask a, PackMask b) { return {a.v & b.v}; }
+  MR_HD friend PackMask operator|(PackMask a, PackMask b) { return {a.v | b.v}; }
+  MR_HD friend PackMask operator!(PackMask a) { return {~a.v}; }
+  MR_HD bool operator[](int lane) const { return v[lane] != 0; }
+};
+
+template <class T>
+using IntegerOf = typename RealTraits<std::conditional_t<sizeof(T) == 4, float, double>>::Index;
+
+#define MR_COMPARE(op)                                                  \
+  template <class T, int N>                                             \
+  MR_HD PackMask<IntegerOf<T>, N> operator op(Pack<T, N> a, Pack<T, N> b) { \
+    return {a.v op b.v};                                                \
+  }
+MR_COMPARE(<)
+MR_COMPARE(>)
+MR_COMPARE(<=)
+MR_COMPARE(>=)
+MR_COMPARE(==)
+MR_COMPARE(!=)
+#undef MR_COMPARE
+
+template <class T, int N>
+MR_HD Pack<T, N> select(PackMask<IntegerOf<T>, N> condition, Pack<T, N> a, Pack<T, N> b) {
+  return Pack<T, N>(condition.v ? a.v : b.v);
+}
+template <class I, int N>
+MR_HD bool any(PackMask<I, N> m) {
+  I bits = 0;
+  for (int lane = 0; lane < N; ++lane) bits |= m.v[lane];
+  return bits != 0;
+}
+
+template <class T, int N>
+MR_HD Pack<T, N> max(Pack<T, N> a, Pack<T, N> b) {
+  return select(a > b, a, b);
+}
+template <class T, int N>
+MR_HD Pack<T, N> abs(Pack<T, N> a) {
+  return select(a < Pack<T, N>(0), -a, a);
+}
+
+template <class To, class From>
+MR_HD To bit_cast_vector(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// Coefficients of increasing degree, by Horner's rule.
+template <class R, int kTerms>
+MR_HD R polynomial(R x, const double (&coefficient)[kTerms]) {
+  R sum = R(coefficient[kTerms - 1]);
+  for (int k = kTerms - 2; k >= 0; --k) sum = sum * x + R(coefficient[k]);
+  return sum;
+}
+
+// 2^x = 2^n 2^r with |r| <= 1/2. Within 1 ulp of the correctly rounded value for float, 2 for double; results under the smallest
+// normal number are 0. The float polynomial is a minimax fit (relative error 2e-9), the double one the Taylor series.
+template <class T, int N>
+MR_HD Pack<T, N> exp2(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  using I = typename PackMask<IntegerOf<T>, N>::Vector;
+  constexpr bool kFloat = sizeof(T) == 4;
+  constexpr int kMantissa = kFloat ? 23 : 52, kBias = kFloat ? 127 : 1023;
+  x = select(x > R(kBias + 1), R(kBias + 1), x);  // 2^(kBias + 1) is infinity; a NaN passes both comparisons
+  x = select(x < R(-kBias), R(-kBias), x);        // 2^-kBias comes out as 0
+  // Adding 1.5 * 2^mantissa rounds to the nearest integer and leaves it in the low bits.
+  const R shifted = x + R(1.5 * (1LL << kMantissa));
+  const R r = x - (shifted - R(1.5 * (1LL << kMantissa)));
+  const I n = bit_cast_vector<I>(shifted.v) - bit_cast_vector<I>(R(1.5 * (1LL << kMantissa)).v);
+  const R power = bit_cast_vector<typename R::Vector>((n + kBias) << kMantissa);
+  if constexpr (kFloat) {
+    return power * polynomial(r, {1., 6.931472057e-01, 2.402264689e-01, 5.550328777e-02, 9.618488974e-03, 1.339993118e-03,
+                                  1.534580755e-04});
+  } else {
+    return power * polynomial(r, {1., 0.69314718055994530942, 0.24022650695910071233, 0.055504108664821579953,
+                                  0.009618129107628477162, 0.0013333558146428443423, 0.00015403530393381609954,
+                                  1.525273380405984028e-5, 1.3215486790144309488e-6, 1.0178086009239699727e-7,
+                                  7.0549116208011233299e-9, 4.4455382718708114976e-10, 2.5678435993488205142e-11,
+                                  1.3691488853904128881e-12});
+  }
+}
+
+template <class T, int N, class F>
+MR_HD Pack<T, N> each_lane(Pack<T, N> x, F f) {
+  Pack<T, N> y;
+  for (int lane = 0; lane < N; ++lane) y.v[lane] = f(x.v[lane]);
+  return y;
+}
+
+// Once a row: not worth a polynomial.
+template <class T, int N>
+MR_HD Pack<T, N> log2(Pack<T, N> x) {
+  return each_lane(x, [](T a) { return ::monoidreduce::log2(a); });
+}
+
+// float: x + x^3 P(x^2) under 0.625, 1 - 2 / (e^2x + 1) above. double: the C library's.
+template <class T, int N>
+MR_HD Pack<T, N> tanh(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  if constexpr (sizeof(T) == 4) {
+    const R square = x * x, magnitude = abs(x);
+    const R small = x + x * square * polynomial(square, {-3.333328392e-01, 1.333149125e-01, -5.374349526e-02, 2.065057900e-02,
+                                                         -5.717036561e-03});
+    const R large = R(1) - R(2) / (exp2(magnitude * R(2 * kLog2E)) + R(1));
+    return select(magnitude < R(0.625), small, select(x < R(0), -large, large));
+  } else {
+    return each_lane(x, [](T a) { return ::monoidreduce::tanh(a); });
+  }
+}
+
+// float: x P(x^2) under 1, 1 - e^(-x^2) Q(1 / (1 + x/2)) above. double: the C library's.
+template <class T, int N>
+MR_HD Pack<T, N> erf(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  if constexpr (sizeof(T) == 4) {
+    const R square = x * x, magnitude = abs(x);
+    const R small = x * polynomial(square, {1.128379166e+00, -3.761262714e-01, 1.128360018e-01, -2.685444459e-02,
+                                            5.189535340e-03, -8.020841284e-04, 7.889119549e-05});
+    const R t = R(1) / (R(1) + R(0.5) * magnitude);
+    const R tail = polynomial(t, {2.073645095e-03, 2.570792337e-01, 4.081661949e-01, -9.065612216e-02, 6.705463105e-01,
+                                  -2.540866206e-01, 6.652409421e-03});
+    const R large = R(1) - exp2(square * R(-kLog2E)) * tail;
+    return select(magnitude < R(1), small, select(x < R(0), -large, large));
+  } else {
+    return each_lane(x, [](T a) { return ::monoidreduce::erf(a); });
+  }
+}
+
+// Two vectors of rows: what one pass of the matrix product works on.
+template <class T>
+inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+template <class T>
+using LanePack = Pack<T, kLanes<T>>;
+inline constexpr int kPacks = 2;
+template <class T>
+inline constexpr int kPanel = kPacks * kLanes<T>;
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu
+
+namespace monoidreduce {
+template <class T, int N>
+struct RealTraits<cpu::Pack<T, N>> {
+  using Scalar = T;
+  using Index = cpu::Pack<cpu::IntegerOf<T>, N>;
+  using Mask = cpu::PackMask<cpu::IntegerOf<T>, N>;
+};
+}  // namespace monoidreduce
