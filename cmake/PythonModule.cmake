@@ -16,7 +16,7 @@ find_package(Threads REQUIRED)
 
 # The linker keeps the first of several copies of an inline function. The link order is that of the instruction sets, oldest
 # first, so a copy that all processors may run wins over one that needs AVX.
-python_add_library(_C MODULE WITH_SOABI ${MONOIDREDUCE_BINDING_SOURCES} ${MONOIDREDUCE_CPU_SOURCES})
+python_add_library(_C MODULE WITH_SOABI ${MONOIDREDUCE_BINDING_SOURCES} ${MONOIDREDUCE_HOST_SOURCES})
 target_link_libraries(_C PRIVATE monoidreduce_flags pybind11::headers Threads::Threads)
 
 foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)

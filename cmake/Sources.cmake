@@ -8,10 +8,11 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/logsumexp.cpp
     csrc/cpu/mlp.cpp)
 
-# Compiled once, for the oldest processor that the build supports: run-time choice of the instruction set, threads.
-set(MONOIDREDUCE_CPU_SOURCES
-    csrc/cpu/dispatch.cpp
-    csrc/cpu/thread_pool.cpp)
+# Compiled once, for the oldest processor of the family: argument checks, the choice of device and instruction set.
+set(MONOIDREDUCE_HOST_SOURCES
+    csrc/operators.cpp
+    csrc/path_counter.cpp
+    csrc/cpu/dispatch.cpp)
 
 set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 
@@ -19,7 +20,7 @@ set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 set(MONOIDREDUCE_CUDA_SOURCES)
 
 # Bring-up only: files that are not written yet.
-foreach(list MONOIDREDUCE_CPU_ISA_SOURCES MONOIDREDUCE_CPU_SOURCES)
+foreach(list MONOIDREDUCE_CPU_ISA_SOURCES MONOIDREDUCE_HOST_SOURCES)
   foreach(file IN LISTS ${list})
     if(NOT EXISTS "${CMAKE_CURRENT_LIST_DIR}/../${file}")
       message(STATUS "not there yet: ${file}")
