@@ -51,7 +51,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 DEVICES = ("cpu", "cuda", "meta")
 
 
-def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
+def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     """What autocast, if it is on where the tensor is, computes matrix products in."""
     device = tensor.device.type
     check_choice("device", device, DEVICES)
@@ -60,23 +60,23 @@ def _autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device)
 
 
-def _autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+def autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
 def _operands(**tensors: Tensor | None) -> list[Any]:
-    """The tensors, the first of which is not None, cast if autocast says so: of one dtype and on one device."""
+    """The tensors, cast if autocast says so, of one dtype and on one device. The first is not None."""
     operands: list[Tensor | None] = []
-    first_name, first, autocast = "", None, None
+    first_name, first, dtype = "", None, None
     for name, tensor in tensors.items():
         if tensor is not None:
             check_floating(name, tensor)
             if first is None:
-                autocast = _autocast_dtype(tensor)
-                first_name, first = name, _autocast(tensor, autocast)
+                dtype = autocast_dtype(tensor)
+                first_name, first = name, autocast(tensor, dtype)
                 tensor = first
             else:
-                tensor = _autocast(tensor, autocast)
+                tensor = autocast(tensor, dtype)
                 check_like(name, tensor, first_name, first, (first.dtype,))
         operands.append(tensor)
     return operands
@@ -141,7 +141,7 @@ def _softcap(softcap: float | None) -> float:
     return float(softcap)
 
 
-def _workspace(workspace: int | None) -> int:
+def workspace_bytes(workspace: int | None) -> int:
     if workspace is None:
         return get_workspace()
     check_int("workspace", workspace, "None or an int >= 0")
@@ -222,7 +222,7 @@ def attention(
         check_tensor("bias", bias)
         if bias.dtype != torch.bool:
             check_floating("bias", bias)
-            bias = _autocast(bias, _autocast_dtype(q))
+            bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, ops.accumulation_dtype(q.dtype), torch.bool))
         full = (sizes["B"], heads, sizes["M"], sizes["N"])
         if bias.dim() > 4 or any(b not in (1, f) for b, f in zip(bias.shape[::-1], full[::-1], strict=False)):
@@ -385,7 +385,7 @@ def linear_cross_entropy(
         ignore_index,
         float(label_smoothing),
         float(z_loss),
-        _workspace(workspace),
+        workspace_bytes(workspace),
     )
     used = targets != ignore_index if reduction == "mean" else None
     loss = _reduce(losses, used, x, reduction)
@@ -457,7 +457,7 @@ def linear_distillation(
     if not teacher_grad:
         teacher_rows, teacher_weight = teacher_rows.detach(), teacher_weight.detach()
     losses, _ = ops.linear_distillation(
-        rows, weight, teacher_rows, teacher_weight, keep, loss, float(temperature), _workspace(workspace)
+        rows, weight, teacher_rows, teacher_weight, keep, loss, float(temperature), workspace_bytes(workspace)
     )
     return _reduce(losses, keep, x, reduction)
 

@@ -94,8 +94,8 @@ def _autograd(
 ) -> Callable[..., Any]:
     """The Autograd kernel of `op`, at half the cost of what `torch.library.register_autograd` makes.
 
-    When this kernel runs, torch.func has been through and lower levels of it may follow. `Function.apply` would
-    call it again; its base class, allowed to, records one level.
+    When this kernel runs, torch.func has chosen the level of its transforms to work at. `Function.apply`
+    would ask it again; its base class, when allowed to, records that one level.
     """
 
     def below(*args: Any) -> Any:

@@ -1,0 +1,47 @@
+"""Memory-efficient layers as folds over commutative monoids.
+
+Attention, linear cross entropy, distillation and MLP layers are one reduction each,
+P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid whose gradient needs only the result and the inputs.
+So what would be their largest intermediate is never stored, forward or backward.
+"""
+
+from monoidreduce import monoids, nn
+from monoidreduce._paths import get_cmake_dir, get_include
+from monoidreduce._version import __version__
+from monoidreduce.backend import backend_info, explain
+from monoidreduce.functional import (
+    attention,
+    linear_cross_entropy,
+    linear_distillation,
+    logsumexp_matmul,
+    merge_attention,
+    mlp,
+)
+from monoidreduce.laws import MonoidLawError, check_monoid
+from monoidreduce.map_reduce import fold, map_reduce
+from monoidreduce.monoids import Monoid
+from monoidreduce.workspace import get_workspace, set_workspace, workspace
+
+__all__ = [
+    "Monoid",
+    "MonoidLawError",
+    "__version__",
+    "attention",
+    "backend_info",
+    "check_monoid",
+    "explain",
+    "fold",
+    "get_cmake_dir",
+    "get_include",
+    "get_workspace",
+    "linear_cross_entropy",
+    "linear_distillation",
+    "logsumexp_matmul",
+    "map_reduce",
+    "merge_attention",
+    "mlp",
+    "monoids",
+    "nn",
+    "set_workspace",
+    "workspace",
+]

@@ -1,0 +1,159 @@
+"""What this build can do here, and which kernel a call would run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from monoidreduce import _C, functional
+from monoidreduce._validate import check_choice
+from monoidreduce._version import __version__
+from monoidreduce.ops import accumulation_dtype
+
+__all__ = ["Explanation", "backend_info", "explain"]
+
+# The names under which `_C` counts the kernels of each operator.
+KERNELS = {
+    "attention": "attention",
+    "linear_cross_entropy": "cross_entropy",
+    "linear_distillation": "distillation",
+    "mlp": "mlp",
+    "logsumexp_matmul": "logsumexp",
+}
+CUDA_TIER = "simt"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call of an operator would run; `str()` of it is for reading.
+
+    Attributes:
+        operator: its name.
+        forward, backward: the kernel paths as `_C.path_counts()` names them.
+        architecture: the instruction set of the CPU, or that of the GPU as "sm_90".
+        workspace: bytes the backward may use for local gradients, None where the operator needs none.
+        deterministic: whether two runs, forward and backward, give the same bits.
+        reasons: why, a sentence each.
+    """
+
+    operator: str
+    forward: str
+    backward: str
+    architecture: str
+    workspace: int | None
+    deterministic: bool
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        facts = {
+            "forward": self.forward,
+            "backward": self.backward,
+            "architecture": self.architecture,
+            "workspace": "none needed" if self.workspace is None else f"up to {self.workspace} bytes",
+            "deterministic": "yes" if self.deterministic else "no",
+        }
+        lines = [self.operator]
+        lines += [f"  {name:<14}{fact}" for name, fact in facts.items()]
+        lines += [f"  - {reason}" for reason in self.reasons]
+        return "\n".join(lines)
+
+
+def _architecture(device: torch.device) -> str:
+    if device.type == "cpu":
+        return _C.cpu_isa()
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def backend_info() -> dict[str, Any]:
+    """What was built, what is here, and the kernel path of each operator on each kind of device.
+
+    Works without a GPU. Keys: "version", "torch", "build" (CUDA or not, compilers), "cpu"
+    (instruction set in use, threads), "cuda_devices" (those that torch sees, with their architecture), "paths"
+    (operator -> device -> path, None where this build has none).
+    """
+    build = _C.build_info()
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    paths = {"cpu": f"cpu/{_C.cpu_isa()}", "cuda": f"cuda/{CUDA_TIER}" if build["cuda"] else None}
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "build": build,
+        "cpu": {"isa": _C.cpu_isa(), "threads": torch.get_num_threads()},
+        "cuda_devices": [
+            f"{torch.cuda.get_device_name(index)}, {_architecture(torch.device('cuda', index))}"
+            for index in range(count)
+        ],
+        "paths": {operator: dict(paths) for operator in KERNELS},
+    }
+
+
+def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> Explanation:
+    """Which kernels `op(*tensors, **options)` would run, and why. Nothing is computed.
+
+    Args:
+        op: an operator that has kernels of its own, as `monoidreduce.mlp` or "mlp".
+        tensors: the call's tensors.
+        options: the call's keyword arguments.
+
+    Raises:
+        TypeError, ValueError: the call would.
+        RuntimeError: the tensors are on a GPU and this build is CPU-only.
+    """
+    operator = op if isinstance(op, str) else op.__name__
+    check_choice("op", operator, tuple(KERNELS))
+    dtype = _checked_dtype(operator, tensors, options)
+    device = tensors[0].device
+    isas = _C.build_info()["cpu_isas"]
+    if device.type == "cuda":
+        if not _C.build_info()["cuda"]:
+            raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
+        engine = f"cuda/{CUDA_TIER}"
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        reasons = [
+            f"the tensors are on {device}, {torch.cuda.get_device_name(device)}",
+            "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
+            if deterministic
+            else "gradients are added atomically; torch.use_deterministic_algorithms(True) fixes their order",
+        ]
+    else:
+        engine, deterministic = f"cpu/{_C.cpu_isa()}", True
+        reasons = [
+            f"the tensors are on the CPU, which has {', '.join(isas)}; MONOIDREDUCE_CPU_ISA names one",
+            f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
+        ]
+    reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
+    workspace = None
+    if "workspace" in inspect.signature(getattr(functional, operator)).parameters:
+        workspace = functional.workspace_bytes(options.get("workspace"))
+    return Explanation(
+        operator=operator,
+        forward=f"{KERNELS[operator]}_forward/{engine}/{_name(dtype)}",
+        backward=f"{KERNELS[operator]}_backward/{engine}/{_name(dtype)}",
+        architecture=_architecture(device),
+        workspace=workspace,
+        deterministic=deterministic,
+        reasons=tuple(reasons),
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _checked_dtype(operator: str, tensors: tuple[Any, ...], options: dict[str, Any]) -> torch.dtype:
+    """The dtype that the kernels of a call work on, once its arguments have passed the call's own checks."""
+    with FakeTensorMode() as mode:
+
+        def fake(argument: Any) -> Any:
+            return mode.from_tensor(argument) if isinstance(argument, Tensor) else argument
+
+        getattr(functional, operator)(*map(fake, tensors), **{name: fake(o) for name, o in options.items()})
+        tensor = fake(tensors[0])
+        return functional.autocast(tensor, functional.autocast_dtype(tensor)).dtype
