@@ -1,0 +1,371 @@
+"""Does a monoid obey its laws? `check_monoid` tries them on samples and shrinks what breaks one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ._validate import mismatch
+from .map_reduce import fold
+from .monoids import Monoid, check_state, maker
+
+__all__ = ["LawReport", "LawResult", "MonoidLawError", "check_monoid"]
+
+Operands: TypeAlias = dict[str, Any]
+
+_SAMPLES = 64
+
+
+class MonoidLawError(AssertionError):
+    """A monoid breaks a law.
+
+    Attributes:
+        law: the law's name, as in the documentation of `check_monoid`.
+        counterexample: the operands that break it, by name: states with one batch axis.
+    """
+
+    def __init__(self, message: str, law: str, counterexample: Operands) -> None:
+        super().__init__(message)
+        self.law = law
+        self.counterexample = counterexample
+
+
+@dataclass(frozen=True)
+class LawResult:
+    """A law that held."""
+
+    law: str
+    cases: int  # states compared
+    largest_difference: float  # relative to the largest entry of the field
+
+
+@dataclass(frozen=True)
+class LawReport:
+    """What `check_monoid` tried. Its str() is a table."""
+
+    monoid: str
+    dtype: torch.dtype
+    results: tuple[LawResult, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.monoid} obeys the laws of a commutative monoid with a local gradient ({self.dtype})"]
+        width = max(len(result.law) for result in self.results)
+        for law, cases, difference in ((r.law, r.cases, r.largest_difference) for r in self.results):
+            agreement = f"largest difference {difference:.1e}" if difference else "exact"
+            lines.append(f"  {law:<{width}}  {cases:>5} cases  {agreement}")
+        return "\n".join(lines)
+
+
+def check_monoid(
+    monoid: Monoid[Any],
+    sample: Callable[[torch.Generator, tuple[int, ...]], Any] | Any,
+    *,
+    dtype: torch.dtype = torch.float64,
+) -> LawReport:
+    """Try the laws of a commutative monoid with a local gradient on samples, in this order.
+
+    identity: combine with the identity changes no bit, on either side.
+    empty fold: the identity combined with itself, and the fold of nothing, is the identity bit for bit; the
+        local gradient there is not NaN.
+    commutativity and associativity: up to rounding, also with the identity in between.
+    batch axes: combine gives the same over two batch axes as over one.
+    infinities: combine with the identity leaves an infinite entry alone, or gives NaN or the identity's
+        entry. Results that are not NaN do not depend on the order of operands. Other batch entries do not
+        notice.
+    local gradient: local_gradient(combine(x, y), x, g) is what autograd makes of combine, and is not NaN,
+        also where x or y is the identity.
+    local gradient of a fold: the same for an element, and for a partial fold, of more than two.
+
+    Args:
+        monoid: an instance of any `Monoid`, whose combine autograd can differentiate.
+        sample: sample(generator, batch_shape) -> a state with these batch axes, random by the torch.Generator
+            (of the CPU) given; or a state that holds at least 3 samples along axis 0. Samples should be
+            states that folds meet, finite and without ties.
+        dtype: what floating fields are converted to; results may differ by its eps**(2/3), relatively.
+
+    Returns:
+        What was tried; print it.
+
+    Raises:
+        MonoidLawError: names the law that is broken and shows the smallest counterexample found.
+        TypeError, ValueError: `monoid`, `sample` or `dtype` is not what it should be.
+    """
+    if not isinstance(monoid, Monoid):
+        raise TypeError(mismatch("monoid", "an instance of a subclass of Monoid", repr(monoid)))
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(mismatch("dtype", "a floating dtype", repr(dtype)))
+    operands = _draw(monoid, sample, dtype)
+    results = [_try_law(monoid, law, {name: operands[name] for name in law.operands}) for law in _LAWS]
+    return LawReport(repr(monoid), dtype, tuple(results))
+
+
+class _Claim(NamedTuple):
+    """Two states that ought to agree."""
+
+    text: str
+    found: Any
+    expected: Any
+    exact: bool = False  # bit for bit, rather than up to rounding
+    nan_agrees: bool = False  # with anything
+
+
+@dataclass(frozen=True)
+class _Law:
+    name: str
+    operands: str  # x, y, z: states; g: the gradient with respect to a state
+    claims: Callable[..., Iterator[_Claim]]  # (monoid, *operands)
+
+
+def _identity(monoid: Monoid[Any], x: Any) -> Iterator[_Claim]:
+    e = monoid.identity(x)
+    yield _Claim("combine(identity, x) = x", monoid.combine(e, x), x, exact=True)
+    yield _Claim("combine(x, identity) = x", monoid.combine(x, e), x, exact=True)
+
+
+def _empty_fold(monoid: Monoid[Any], x: Any, g: Any) -> Iterator[_Claim]:
+    e = monoid.identity(x)
+    yield _Claim("combine(identity, identity) = identity", monoid.combine(e, e), e, exact=True)
+    nothing = fold(monoid, maker(x)(field.unsqueeze(1)[:, :0] for field in x), dim=1)
+    wide = maker(x)(field.to(found.dtype) for field, found in zip(e, nothing, strict=True))
+    yield _Claim("fold of nothing = identity", nothing, wide, exact=True)
+    gradient = _gradient_state(monoid.local_gradient(e, e, g), e)
+    text = "local_gradient(identity, identity, g) is not NaN"
+    yield _Claim(text, gradient, maker(x)(map(_without_nan, gradient)))
+
+
+def _commutativity(monoid: Monoid[Any], x: Any, y: Any) -> Iterator[_Claim]:
+    yield _Claim("combine(x, y) = combine(y, x)", monoid.combine(x, y), monoid.combine(y, x))
+
+
+def _associativity(monoid: Monoid[Any], x: Any, y: Any, z: Any) -> Iterator[_Claim]:
+    for name, middle in (("y", y), ("identity", monoid.identity(y))):
+        text = f"combine(combine(x, {name}), z) = combine(x, combine({name}, z))"
+        found = monoid.combine(monoid.combine(x, middle), z)
+        yield _Claim(text, found, monoid.combine(x, monoid.combine(middle, z)))
+
+
+def _batch_axes(monoid: Monoid[Any], x: Any, y: Any) -> Iterator[_Claim]:
+    over_two = monoid.combine(*(maker(s)(field.unsqueeze(0) for field in s) for s in (x, y)))
+    found = maker(x)(field.squeeze(0) for field in over_two)
+    yield _Claim("combine(x, y) over two batch axes = over one", found, monoid.combine(x, y))
+
+
+def _infinities(monoid: Monoid[Any], x: Any, y: Any, z: Any) -> Iterator[_Claim]:
+    e = monoid.identity(x)
+    touched = torch.arange(x[0].shape[0], device=x[0].device) % 2 == 0
+    floating = [name for name, field in zip(x._fields, x, strict=True) if field.is_floating_point()]
+    for name, infinity in ((name, infinity) for name in floating for infinity in (math.inf, -math.inf)):
+        field = getattr(x, name)
+        u = x._replace(**{name: field.masked_fill(_over_batch(touched, field), infinity)})
+        where = f"with x.{name} = {infinity}"
+        alone = monoid.combine(u, e)
+        triples = zip(alone, e, u, strict=True)
+        expected = maker(x)(torch.where((f == empty) | f.isnan(), f, own) for f, empty, own in triples)
+        yield _Claim(f"combine(x, identity) = x {where}", alone, expected, exact=True)
+        xy, yx = monoid.combine(alone, y), monoid.combine(y, alone)
+        yield _Claim(f"combine(x, y) = combine(y, x) {where}", xy, yx, nan_agrees=True)
+        found, expected = monoid.combine(xy, z), monoid.combine(alone, monoid.combine(y, z))
+        text = f"combine(combine(x, y), z) = combine(x, combine(y, z)) {where}"
+        yield _Claim(text, found, expected, nan_agrees=True)
+        pairs = zip(xy, monoid.combine(x, y), strict=True)
+        apart = maker(x)(torch.where(_over_batch(touched, f), f, plain) for f, plain in pairs)
+        yield _Claim(f"combine(x, y) of a batch entry = the same {where} in another", xy, apart)
+
+
+def _local_gradient(monoid: Monoid[Any], x: Any, y: Any, g: Any) -> Iterator[_Claim]:
+    e = monoid.identity(x)
+    for left, right, a, b in (("x", "y", x, y), ("x", "identity", x, e), ("identity", "y", e, y)):
+        text = f"local_gradient(combine({left}, {right}), {left}, g) = autograd of combine"
+        yield _gradient_claim(monoid, text, a, [b], g)
+
+
+def _local_gradient_of_a_fold(monoid: Monoid[Any], x: Any, y: Any, z: Any, g: Any) -> Iterator[_Claim]:
+    text = "local_gradient(fold of x, y, identity, z; x; g) = autograd of the combines"
+    yield _gradient_claim(monoid, text, x, [y, monoid.identity(x), z], g)
+    text = "local_gradient(combine(p, z), p, g) = autograd of combine, where p = combine(x, y)"
+    yield _gradient_claim(monoid, text, monoid.combine(x, y), [z], g)
+
+
+_LAWS = (
+    _Law("identity", "x", _identity),
+    _Law("empty fold", "xg", _empty_fold),
+    _Law("commutativity", "xy", _commutativity),
+    _Law("associativity", "xyz", _associativity),
+    _Law("batch axes", "xy", _batch_axes),
+    _Law("infinities", "xyz", _infinities),
+    _Law("local gradient", "xyg", _local_gradient),
+    _Law("local gradient of a fold", "xyzg", _local_gradient_of_a_fold),
+)
+
+
+def _gradient_claim(monoid: Monoid[Any], text: str, x: Any, others: Sequence[Any], g: Any) -> _Claim:
+    """D of x in the fold of x and others, against autograd in float64; its NaN proves nothing, D's is wrong."""
+    leaf = _double(x)
+    leaves = [field.requires_grad_() for field in leaf if field.is_floating_point()]
+    with torch.enable_grad():
+        exact_total = leaf
+        for other in others:
+            exact_total = monoid.combine(exact_total, _double(other))
+    roots = [(field, u) for field, u in zip(exact_total, _double(g), strict=True) if field.requires_grad]
+    gradients: Sequence[Tensor] = [torch.zeros_like(field) for field in leaves]
+    if roots:
+        fields, upstreams = zip(*roots, strict=True)
+        gradients = torch.autograd.grad(fields, leaves, upstreams, allow_unused=True, materialize_grads=True)
+    by_autograd = iter(gradients)
+    expected = _gradient_state([next(by_autograd) if f.is_floating_point() else f for f in leaf], leaf)
+    total = x
+    for other in others:
+        total = monoid.combine(total, other)
+    found = _gradient_state(monoid.local_gradient(total, x, g), x)
+    pairs = zip(found, expected, strict=True)
+    return _Claim(
+        text, found, maker(x)(torch.where(e.isnan(), _without_nan(f), e.to(f.dtype)) for f, e in pairs)
+    )
+
+
+def _double(state: Any) -> Any:
+    """A copy with floating fields in float64."""
+    return maker(state)(f.detach().clone().double() if f.is_floating_point() else f for f in state)
+
+
+def _gradient_state(gradient: Sequence[Tensor], like: Any) -> Any:
+    """The gradient, with zeros for fields that are not floating and so have none."""
+    pairs = zip(gradient, like, strict=True)
+    return maker(like)(g if field.is_floating_point() else torch.zeros_like(field) for g, field in pairs)
+
+
+def _without_nan(field: Tensor) -> Tensor:
+    return field.masked_fill(field.isnan(), 0)
+
+
+def _over_batch(mask: Tensor, field: Tensor) -> Tensor:
+    """View a mask [n] so that it broadcasts over a field [n, ...]."""
+    return mask.reshape(mask.shape + (1,) * (field.dim() - 1))
+
+
+def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
+    """States x, y and z, in no batch entry the identity, and an upstream gradient g."""
+    generator = torch.Generator().manual_seed(0)
+    states = [sample(generator, (_SAMPLES,)) for _ in "xyz"] if callable(sample) else [sample] * 3
+    for state in states:
+        check_state("sample", state)
+    shapes = [list(field.shape) for state in states for field in state]
+    size = shapes[0][0] if shapes[0] else 0
+    if size < 3 or any(shape[:1] != [size] for shape in shapes):
+        raise ValueError(
+            mismatch("sample", "fields with one batch axis in front, of 3 samples or more", shapes)
+        )
+    if not callable(sample):
+        states = [maker(sample)(field.roll(shift, 0) for field in sample) for shift in range(3)]
+    states = [maker(s)(f.detach().to(dtype) if f.is_floating_point() else f for f in s) for s in states]
+    is_empty = [_agreement(_Claim("", monoid.identity(s), s, exact=True))[0] for s in states]
+    kept = ~torch.stack(is_empty).any(0)
+    if not kept.any():
+        raise ValueError(mismatch("sample", "states other than the identity", states[0]))
+    x, y, z = (maker(state)(field[kept] for field in state) for state in states)
+    g = maker(x)(_random_like(field, generator) for field in x)
+    return {"x": x, "y": y, "z": z, "g": g}
+
+
+def _random_like(field: Tensor, generator: torch.Generator) -> Tensor:
+    if not field.is_floating_point():
+        return torch.zeros_like(field)
+    return torch.randn(field.shape, generator=generator, dtype=torch.float64).to(field)
+
+
+def _try_law(monoid: Monoid[Any], law: _Law, operands: Operands) -> LawResult:
+    cases, largest_difference = 0, 0.0
+    for number, claim in enumerate(law.claims(monoid, **operands)):
+        agrees, difference = _agreement(claim)
+        if not agrees.all():
+            raise _law_error(monoid, law, number, operands)
+        cases += len(agrees)
+        largest_difference = max(largest_difference, difference)
+    return LawResult(law.name, cases, largest_difference)
+
+
+def _agreement(claim: _Claim) -> tuple[Tensor, float]:
+    """Whether the claim holds, for every batch entry, and the largest relative difference where it does."""
+    rows = torch.ones(claim.expected[0].shape[0], dtype=torch.bool, device=claim.expected[0].device)
+    largest_difference = 0.0
+    for found, expected in zip(claim.found, claim.expected, strict=True):
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            return torch.zeros_like(rows), 0.0
+        agrees = (found == expected) | (found.isnan() & expected.isnan())
+        if claim.exact:
+            agrees &= (found.signbit() == expected.signbit()) | found.isnan()
+        elif found.is_floating_point():
+            tolerance = torch.finfo(found.dtype).eps ** (2 / 3)
+            difference = (found.double() - expected.double()).abs() / _scale(found, expected)
+            agrees |= difference <= tolerance
+            largest_difference = max([largest_difference, *difference[difference <= tolerance].tolist()])
+        if claim.nan_agrees:
+            agrees |= found.isnan() | expected.isnan()
+        rows &= agrees.reshape(len(rows), math.prod(agrees.shape[1:])).all(1)
+    return rows, largest_difference
+
+
+def _scale(found: Tensor, expected: Tensor) -> Tensor:
+    """1 + the largest finite magnitude: what rounding errors are measured against."""
+    magnitudes = torch.stack([found, expected]).double().abs()
+    return 1 + magnitudes.masked_fill(~magnitudes.isfinite(), 0).flatten().max()
+
+
+def _law_error(monoid: Monoid[Any], law: _Law, number: int, operands: Operands) -> MonoidLawError:
+    """The error for the claim of that number, with the operands made as small as they go."""
+
+    def claim_on(candidate: Operands) -> _Claim:
+        return next(islice(law.claims(monoid, **candidate), number, None))
+
+    def breaks(candidate: Operands) -> bool:
+        return not bool(_agreement(claim_on(candidate))[0].all())
+
+    first = int(_agreement(claim_on(operands))[0].logical_not().nonzero()[0])
+    for start in (first, max(first - 1, 0)):
+        few = {name: maker(s)(field[start : first + 1] for field in s) for name, s in operands.items()}
+        if breaks(few):
+            operands = few
+            break
+    for name, digits in ((name, digits) for name in operands for digits in (3, 2, 1)):
+        state = operands[name]
+        rounder = operands | {name: maker(state)(_round(field, digits) for field in state)}
+        if breaks(rounder):
+            operands = rounder
+    claim = claim_on(operands)
+    states = {**operands, "found": claim.found, "expected": claim.expected}
+    lines = [f"{monoid!r} breaks the law of {law.name}: {claim.text}"]
+    lines += [f"  {name:<8} = {_format(state)}" for name, state in states.items()]
+    if _layout(claim.found) != _layout(claim.expected):
+        lines.append(f"  found has {_layout(claim.found)}, expected {_layout(claim.expected)}")
+    return MonoidLawError("\n".join(lines), law.name, operands)
+
+
+def _round(field: Tensor, digits: int) -> Tensor:
+    """Round to significant digits, which keeps signs, and zero apart from the rest."""
+    if not field.is_floating_point():
+        return field
+    wide = field.double()
+    unit = 10.0 ** (wide.abs().log10().floor() - (digits - 1))
+    return torch.where(wide.isfinite() & (wide != 0), (wide / unit).round() * unit, wide).to(field.dtype)
+
+
+def _format(state: Any) -> str:
+    """Without the batch axis where it has one entry."""
+    pairs = zip(state._fields, state, strict=True)
+    return ", ".join(f"{name} {_numbers((f[0] if len(f) == 1 else f).tolist())}" for name, f in pairs)
+
+
+def _layout(state: Any) -> str:
+    return ", ".join(f"{field.dtype} {list(field.shape)}" for field in state)
+
+
+def _numbers(values: Any) -> str:
+    if isinstance(values, list):
+        return f"[{', '.join(map(_numbers, values))}]"
+    return f"{values:.9g}" if isinstance(values, float) else str(values)
