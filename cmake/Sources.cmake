@@ -18,13 +18,3 @@ set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 
 # Compiled by nvcc when CUDA is on.
 set(MONOIDREDUCE_CUDA_SOURCES)
-
-# Bring-up only: files that are not written yet.
-foreach(list MONOIDREDUCE_CPU_ISA_SOURCES MONOIDREDUCE_HOST_SOURCES)
-  foreach(file IN LISTS ${list})
-    if(NOT EXISTS "${CMAKE_CURRENT_LIST_DIR}/../${file}")
-      message(STATUS "not there yet: ${file}")
-      list(REMOVE_ITEM ${list} ${file})
-    endif()
-  endforeach()
-endforeach()
