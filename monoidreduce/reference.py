@@ -1,0 +1,252 @@
+"""Plain-torch definitions of every operator, at any precision and on any device.
+
+Each function computes what the fused operator of the same name computes (same arguments, less ``workspace``),
+by storing the score matrix that the fused operator never stores. In float64 it is the oracle of the
+test-suite; in the tested dtype (products in that dtype, statistics in float32) it is the "eager" composition
+that accuracy and speed are measured against. Gradients come from autograd. The edge semantics are the
+operators': an empty fold or a fully excluded row gives output 0, log-sum-exp -inf and gradients of exactly 0,
+and what a mask excludes has no influence, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "ACTIVATIONS",
+    "attention",
+    "linear_cross_entropy",
+    "linear_distillation",
+    "logsumexp_matmul",
+    "merge_attention",
+    "mlp",
+]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda z: F.relu(z).square(),
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda z: z,
+}
+
+
+def _statistics_dtype(tensor: Tensor) -> torch.dtype:
+    """float64 for float64, else float32: the dtype of scores, sums and log-sum-exps."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _empty_rows(scores: Tensor) -> Tensor:
+    """[..., N] -> [...]: True where a row has no score above -inf, N = 0 included."""
+    return (scores == -math.inf).all(-1)
+
+
+def _logsumexp(scores: Tensor) -> Tensor:
+    """[..., N] -> [...]; an empty row gives -inf and passes no gradient."""
+    empty = _empty_rows(scores)
+    return scores.masked_fill(empty[..., None], 0.0).logsumexp(-1).masked_fill(empty, -math.inf)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """[..., N] -> [..., N]; an empty row gives zeros and passes no gradient."""
+    empty = _empty_rows(scores)[..., None]
+    return scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+
+
+def _softcap(scores: Tensor, softcap: float | None) -> Tensor:
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def _reduce(loss: Tensor, used: Tensor, reduction: str) -> Tensor:
+    """Per-token loss -> its "none", "sum" or "mean" over the used tokens; the mean over none of them is 0."""
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return loss.sum()
+    if reduction == "mean":
+        return loss.sum() / used.sum().clamp(min=1)
+    raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
+
+
+def _window_mask(
+    m: int, n: int, causal: bool, window: tuple[int | None, int | None] | None, device: torch.device
+) -> Tensor | None:
+    """[m, n] bool, True where the key is seen, None where all are. The last query aligns with the last key."""
+    left, right = (None, None) if window is None else window
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    if left is None and right is None:
+        return None
+    distance = torch.arange(n, device=device) - (torch.arange(m, device=device)[:, None] + (n - m))
+    keep = torch.ones_like(distance, dtype=torch.bool)
+    if left is not None:
+        keep &= distance >= -left
+    if right is not None:
+        keep &= distance <= right
+    return keep
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v.
+
+    q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> out [B, H, M, D] in the dtype of q, and the
+    natural-log lse [B, H, M] in the statistics dtype when return_lse. Query head h reads key head h // (H //
+    Hkv).
+    """
+    statistics = _statistics_dtype(q)
+    (heads, m, width), n = q.shape[1:], k.shape[-2]
+    scale = 1.0 / math.sqrt(max(width, 1)) if scale is None else scale
+    k, v = (t.repeat_interleave(heads // t.shape[1], dim=1) for t in (k, v))
+    keep = _window_mask(m, n, causal, window, q.device)
+    if bias is not None and bias.dtype == torch.bool:
+        keep = bias if keep is None else keep & bias
+
+    # A product with an excluded key must not see what the key holds: 0 * NaN is NaN. Matrix products sum over
+    # those pairs too, so non-finite inputs take elementwise products over [B, H, M, N, width] in which
+    # excluded pairs read zeros instead.
+    pairwise = keep is not None and not all(bool(t.isfinite().all()) for t in (q, k, v))
+    if pairwise:
+        pair = keep.expand(*q.shape[:2], m, n)[..., None]  # type: ignore[union-attr]
+        q_pairs, k_pairs, v_pairs = (
+            torch.where(pair, t.to(statistics), 0.0)
+            for t in (q[..., :, None, :], k[..., None, :, :], v[..., None, :, :])
+        )
+        scores = (q_pairs * k_pairs).sum(-1) * scale
+    else:
+        scores = (q @ (k * scale).mT).to(statistics)
+
+    scores = _softcap(scores, softcap)
+    if bias is not None and bias.dtype != torch.bool:
+        scores = scores + bias.to(statistics)
+    if keep is not None:
+        scores = scores.masked_fill(~keep, -math.inf)
+    weights = _softmax(scores)
+    out = (weights[..., None] * v_pairs).sum(-2).to(q.dtype) if pairwise else weights.to(q.dtype) @ v
+    return (out, _logsumexp(scores)) if return_lse else out
+
+
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Combine attention over two disjoint sets of keys: out_* [B, H, M, D], lse_* [B, H, M] -> (out, lse)."""
+    lse = _logsumexp(torch.stack((lse_a, lse_b), -1))
+    weight_a, weight_b = _softmax(torch.stack((lse_a, lse_b), -1)).unbind(-1)
+    out = weight_a[..., None] * out_a.to(lse.dtype) + weight_b[..., None] * out_b.to(lse.dtype)
+    return out.to(out_a.dtype), lse
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices.
+
+    x [..., D], weight [V, D], bias [V], target [...] -> the loss (per token for reduction="none", else a
+    scalar), and the lse [...] of every token when return_lse, in the statistics dtype. A target outside [0,
+    V) that is not ignore_index raises IndexError on the CPU and makes its token NaN elsewhere.
+    """
+    logits = (x @ weight.mT).to(_statistics_dtype(x)) * logit_scale
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    logits = _softcap(logits, softcap)
+    classes = logits.shape[-1]
+    used = target != ignore_index
+    outside = used & ((target < 0) | (target >= classes))
+    if outside.device.type == "cpu" and bool(outside.any()):
+        raise IndexError(f"target: expected class indices in [0, {classes}), got {int(target[outside][0])}")
+
+    lse = _logsumexp(logits)
+    is_target = torch.arange(classes, device=target.device) == target[..., None]
+    loss = lse - (1.0 - label_smoothing) * torch.where(is_target, logits, 0.0).sum(-1)
+    if label_smoothing:
+        loss = loss - label_smoothing / max(classes, 1) * logits.sum(-1)
+    if z_loss:
+        loss = loss + z_loss * lse.square()
+    loss = torch.where(used, loss, 0.0).masked_fill(outside, math.nan)
+    loss = _reduce(loss, used, reduction)
+    return (loss, lse) if return_lse else loss
+
+
+def linear_distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    *,
+    loss: str = "cross_entropy",
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    teacher_grad: bool = False,
+) -> Tensor:
+    """Loss between two distributions over V classes, student softmax(x @ weight^T / T) and teacher likewise.
+
+    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], mask [...] bool -> the loss in the
+    statistics dtype.
+    """
+    if not teacher_grad:
+        teacher_x, teacher_weight = teacher_x.detach(), teacher_weight.detach()
+    statistics = _statistics_dtype(x)
+    log_s = ((x @ weight.mT).to(statistics) / temperature).log_softmax(-1)
+    log_t = ((teacher_x @ teacher_weight.mT).to(statistics) / temperature).log_softmax(-1)
+    if loss == "cross_entropy":
+        per_token = -(log_t.exp() * log_s).sum(-1)
+    elif loss == "forward_kl":
+        per_token = (log_t.exp() * (log_t - log_s)).sum(-1)
+    elif loss == "reverse_kl":
+        per_token = (log_s.exp() * (log_s - log_t)).sum(-1)
+    else:
+        raise ValueError(f"loss: expected 'cross_entropy', 'forward_kl' or 'reverse_kl', got {loss!r}")
+    used = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
+    return _reduce(torch.where(used, per_token, 0.0), used, reduction)
+
+
+def mlp(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    *,
+    activation: str = "gelu_tanh",
+    bias1: Tensor | None = None,
+    bias2: Tensor | None = None,
+) -> Tensor:
+    """act(x @ w1^T + bias1) @ w2^T + bias2.
+
+    x [..., M], w1 [K, M], w2 [N, K], bias1 [K], bias2 [N] -> [..., N] in the dtype of x.
+    """
+    return F.linear(ACTIVATIONS[activation](F.linear(x, w1, bias1)), w2, bias2)
+
+
+def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
+    """log sum_j exp(scale * <a_i, b_j>).
+
+    a [..., M, F], b [N, F] -> [..., M] in the statistics dtype; -inf where N = 0.
+    """
+    return _logsumexp((a @ b.mT).to(_statistics_dtype(a)) * scale)

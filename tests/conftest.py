@@ -1,0 +1,56 @@
+"""Fixtures of the whole suite: the device, reproducible random numbers, deterministic hypothesis."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+import monoidreduce as mr
+
+
+def _cuda_usable() -> bool:
+    return torch.cuda.is_available() and bool(mr._C.build_info()["cuda"])
+
+
+hypothesis.settings.register_profile(
+    "reproducible",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("reproducible")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "isa: run once more for every instruction set of the CPU (test_cpu_isa.py)"
+    )
+
+
+@pytest.fixture(
+    scope="session",
+    params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)] if _cuda_usable() else ["cpu"],
+)
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the operators run. A machine with a GPU runs every test a second time on it."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> None:
+    """Each test has random numbers of its own, the same in every run and in any order."""
+    torch.manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Lets a test call torch.set_num_threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

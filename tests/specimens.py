@@ -1,0 +1,307 @@
+"""Inputs for the operator tests: random and exact values, memory layouts, small calls of every operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+Inputs = dict[str, Tensor]
+
+
+def normal(*shape: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Tensor:
+    return (scale * torch.randn(shape, dtype=torch.float64, device=device)).to(dtype)
+
+
+def integers(
+    *shape: int, dtype: torch.dtype, device: torch.device, density: float = 0.3, bound: int = 2
+) -> Tensor:
+    """Mostly zeros, else integers in [-bound, bound]: products and sums of a few are exact in every dtype."""
+    values = torch.randint(-bound, bound + 1, shape, device=device)
+    return (values * (torch.rand(shape, device=device) < density)).to(dtype)
+
+
+def _unit_products(width: int, draw: Callable[..., Tensor]) -> dict[str, float]:
+    """What makes a product of two normal vectors of `width` elements a normal number again."""
+    return {"scale": max(width, 1) ** -0.5} if draw is normal else {}
+
+
+# Memory layouts. Whatever lies between and around the elements is NaN.
+
+
+def _transposed(t: Tensor) -> Tensor:
+    """The last two axes swapped in memory."""
+    return t.mT.contiguous().mT if t.dim() > 1 else _gaps(t)
+
+
+def _gaps(t: Tensor) -> Tensor:
+    """Every axis a slice of a longer one, the last with step 2."""
+    shape = [size + 3 for size in t.shape[:-1]] + [2 * t.shape[-1] + 1]
+    buffer = torch.full(shape, torch.nan if t.is_floating_point() else 1, dtype=t.dtype, device=t.device)
+    inner = tuple(slice(1, 1 + size) for size in t.shape[:-1])
+    view = buffer[(*inner, slice(1, None, 2))]
+    return view.copy_(t)
+
+
+def _offset(elements: int) -> Callable[[Tensor], Tensor]:
+    """Dense, but starting `elements` after an aligned address."""
+
+    def place(t: Tensor) -> Tensor:
+        buffer = torch.full(
+            (t.numel() + 2 * elements,),
+            torch.nan if t.is_floating_point() else 1,
+            dtype=t.dtype,
+            device=t.device,
+        )
+        return buffer[elements : elements + t.numel()].view(t.shape).copy_(t)
+
+    return place
+
+
+def _padded_rows(t: Tensor) -> Tensor:
+    """Rows further apart than they are long, by an odd number of elements."""
+    shape = [*t.shape[:-1], t.shape[-1] + 5]
+    buffer = torch.full(shape, torch.nan if t.is_floating_point() else 1, dtype=t.dtype, device=t.device)
+    return buffer[..., : t.shape[-1]].copy_(t)
+
+
+def _outer_axes_permuted(t: Tensor) -> Tensor:
+    """The first axis innermost in memory."""
+    return t.movedim(0, -1).contiguous().movedim(-1, 0) if t.dim() > 1 else _gaps(t)
+
+
+def _junk_strides(t: Tensor) -> Tensor:
+    """Nonsense strides on axes of size 1, which torch allows and makes itself."""
+    t = t.contiguous()
+    strides = [99990001 if size == 1 else stride for size, stride in zip(t.shape, t.stride(), strict=True)]
+    return t.as_strided(t.shape, strides)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": _transposed,
+    "gaps": _gaps,
+    "offset1": _offset(1),
+    "offset3": _offset(3),
+    "padded_rows": _padded_rows,
+    "outer_permuted": _outer_axes_permuted,
+    "junk_strides": _junk_strides,
+}
+
+
+# Small calls
+
+
+def attention_inputs(
+    batch: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    m: int = 37,
+    n: int = 53,
+    width: int = 17,
+    value_width: int = 19,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    bias: Sequence[int] | None = None,
+    bias_dtype: torch.dtype | None = None,
+    keep: Sequence[int] | None = None,
+    draw: Callable[..., Tensor] = normal,
+) -> Inputs:
+    """q, k, v and a floating bias of shape `bias` or a bool one of shape `keep`, three quarters True."""
+    place: Any = {"dtype": dtype, "device": device}
+    inputs = {
+        "q": draw(batch, heads, m, width, **place),
+        "k": draw(batch, kv_heads, n, width, **place),
+        "v": draw(batch, kv_heads, n, value_width, **place),
+    }
+    if bias is not None:
+        inputs["bias"] = draw(*bias, dtype=bias_dtype or dtype, device=device)
+    if keep is not None:
+        inputs["bias"] = torch.rand(tuple(keep), device=device) < 0.75
+    return inputs
+
+
+def cross_entropy_inputs(
+    rows: int | tuple[int, ...] = 41,
+    classes: int = 67,
+    width: int = 19,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    bias: bool = False,
+    ignored: float = 0.2,
+    ignore_index: int = -100,
+    draw: Callable[..., Tensor] = normal,
+) -> Inputs:
+    """x, weight, target, bias. Logits are of unit size, and about 8 on the target of every second row."""
+    place: Any = {"dtype": dtype, "device": device}
+    shape = (rows,) if isinstance(rows, int) else rows
+    target = torch.randint(0, max(classes, 1), shape, device=device)
+    x, weight = draw(*shape, width, **place), draw(classes, width, **place, **_unit_products(width, draw))
+    if classes > 1 and draw is normal:
+        peaked = torch.rand(shape, device=device) < 0.5
+        x = torch.where(peaked[..., None], 8 * weight[target], x)
+    target[torch.rand(shape, device=device) < (ignored if classes else 1.0)] = ignore_index
+    inputs = {"x": x, "weight": weight, "target": target}
+    if bias:
+        inputs["bias"] = draw(classes, **place)
+    return inputs
+
+
+def distillation_inputs(
+    rows: int | tuple[int, ...] = 41,
+    classes: int = 67,
+    width: int = 19,
+    teacher_width: int = 23,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    mask: bool = False,
+    draw: Callable[..., Tensor] = normal,
+) -> Inputs:
+    """x, weight, teacher_x, teacher_weight with logits of unit size; a mask that is three quarters True."""
+    place: Any = {"dtype": dtype, "device": device}
+    shape = (rows,) if isinstance(rows, int) else rows
+    inputs = {
+        "x": draw(*shape, width, **place),
+        "weight": draw(classes, width, **place, **_unit_products(width, draw)),
+        "teacher_x": draw(*shape, teacher_width, **place),
+        "teacher_weight": draw(classes, teacher_width, **place, **_unit_products(teacher_width, draw)),
+    }
+    if mask:
+        inputs["mask"] = torch.rand(shape, device=device) < 0.75
+    return inputs
+
+
+def mlp_inputs(
+    rows: int | tuple[int, ...] = 41,
+    width: int = 19,
+    hidden: int = 67,
+    outputs: int = 23,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    bias1: bool = False,
+    bias2: bool = False,
+    draw: Callable[..., Tensor] = normal,
+) -> Inputs:
+    """x, w1, w2 and biases, with hidden values of unit size, where the activations bend."""
+    place: Any = {"dtype": dtype, "device": device}
+    shape = (rows,) if isinstance(rows, int) else rows
+    inputs = {
+        "x": draw(*shape, width, **place),
+        "w1": draw(hidden, width, **place, **_unit_products(width, draw)),
+        "w2": draw(outputs, hidden, **place),
+    }
+    if bias1:
+        inputs["bias1"] = draw(hidden, **place)
+    if bias2:
+        inputs["bias2"] = draw(outputs, **place)
+    return inputs
+
+
+def logsumexp_inputs(
+    rows: int | tuple[int, ...] = 41,
+    columns: int = 67,
+    width: int = 19,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    draw: Callable[..., Tensor] = normal,
+) -> Inputs:
+    shape = (rows,) if isinstance(rows, int) else rows
+    return {
+        "a": draw(*shape, width, dtype=dtype, device=device),
+        "b": draw(columns, width, dtype=dtype, device=device, **_unit_products(width, draw)),
+    }
+
+
+def merge_inputs(
+    batch: int = 2,
+    heads: int = 3,
+    m: int = 17,
+    value_width: int = 11,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Inputs:
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+    return {
+        "out_a": normal(batch, heads, m, value_width, dtype=dtype, device=device),
+        "lse_a": normal(batch, heads, m, dtype=statistics, device=device, scale=3.0),
+        "out_b": normal(batch, heads, m, value_width, dtype=dtype, device=device),
+        "lse_b": normal(batch, heads, m, dtype=statistics, device=device, scale=3.0),
+    }
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One small call of an operator that exercises a way of using it."""
+
+    name: str
+    operator: str
+    make: Callable[..., Inputs]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def inputs(self, dtype: torch.dtype, device: torch.device) -> Inputs:
+        return self.make(dtype=dtype, device=device, **self.arguments)
+
+
+SPECIMENS = (
+    Specimen("attention", "attention", attention_inputs, options={"return_lse": True}),
+    Specimen("attention_causal", "attention", attention_inputs, options={"causal": True, "return_lse": True}),
+    Specimen(
+        "attention_bias_window_softcap",
+        "attention",
+        attention_inputs,
+        {"bias": (1, 4, 1, 53)},
+        {"window": (20, 9), "softcap": 2.0, "scale": 0.5, "return_lse": True},
+    ),
+    Specimen("attention_bool", "attention", attention_inputs, {"keep": (2, 1, 37, 53)}, {"return_lse": True}),
+    Specimen("merge_attention", "merge_attention", merge_inputs),
+    Specimen("cross_entropy", "linear_cross_entropy", cross_entropy_inputs, options={"reduction": "none"}),
+    Specimen(
+        "cross_entropy_everything",
+        "linear_cross_entropy",
+        cross_entropy_inputs,
+        {"bias": True},
+        {
+            "reduction": "none",
+            "label_smoothing": 0.1,
+            "z_loss": 0.01,
+            "softcap": 5.0,
+            "logit_scale": 0.7,
+            "return_lse": True,
+        },
+    ),
+    Specimen(
+        "distillation",
+        "linear_distillation",
+        distillation_inputs,
+        options={"reduction": "none", "teacher_grad": True},
+    ),
+    Specimen(
+        "distillation_reverse_masked",
+        "linear_distillation",
+        distillation_inputs,
+        {"mask": True},
+        {"loss": "reverse_kl", "temperature": 2.0, "reduction": "none", "teacher_grad": True},
+    ),
+    Specimen("mlp", "mlp", mlp_inputs, {"bias1": True, "bias2": True}),
+    Specimen("mlp_relu2", "mlp", mlp_inputs, options={"activation": "relu2"}),
+    Specimen("logsumexp", "logsumexp_matmul", logsumexp_inputs, options={"scale": 0.5}),
+)
+# What a test over all operators and dtypes needs: one call of each.
+ONE_EACH = tuple({specimen.operator: specimen for specimen in reversed(SPECIMENS)}.values())
+
+
+def name_of(value: Any) -> str | None:
+    """The id of a parameter of a test."""
+    if isinstance(value, Specimen):
+        return value.name
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else None

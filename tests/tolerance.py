@@ -1,0 +1,252 @@
+"""The acceptance rule of the operator tests: as accurate as torch's own composition in the same dtype.
+
+For a tensor y (an output or a gradient) computed from inputs in dtype T:
+
+    ref   = the reference in float64 on the T-rounded inputs          (the oracle)
+    base  = the reference in T: products in T, statistics in float32  (what a user would write)
+    floor = 2 max|((r + 0.3) - 0.3) - r|                              (the rounding of y's dtype)
+
+    max |y - ref|  <= 2   max |base - ref|  + floor
+    mean|y - ref|  <= 1.5 mean|base - ref|  + floor / 16              (one wrong tile behind a large maximum)
+    NaN and inf exactly where ref has them
+
+and further, for T = float32, each |y - ref| <= 1e-5 |ref| + 1e-6 max|ref|, or <= max|base - ref| where the
+composition itself is further off, as where large terms cancel. For T = float64 the base is the oracle, so the
+rule is |y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce import reference
+
+# What `_C.path_counts()` calls the kernels of each operator. merge_attention is made of torch operations.
+KERNELS = {
+    "attention": "attention",
+    "linear_cross_entropy": "cross_entropy",
+    "linear_distillation": "distillation",
+    "mlp": "mlp",
+    "logsumexp_matmul": "logsumexp",
+}
+
+# A mean over fewer elements says nothing that the maximum does not.
+MEAN_NEEDS = 64
+
+
+def rounding_floor(ref: Tensor, dtype: torch.dtype) -> float:
+    """2 max|((r + 0.3) - 0.3) - r| over r in ref, and over the range of ref lest few r be lucky ones."""
+    rounded = ref.to(dtype).flatten()
+    magnitude = max(0.3, float(rounded.abs().max())) if rounded.numel() else 0.3
+    probe = torch.linspace(-magnitude, magnitude, 257, dtype=torch.float64, device=ref.device).to(dtype)
+    rounded = torch.cat((rounded, probe))
+    return 2.0 * float((((rounded + 0.3) - 0.3) - rounded).double().abs().max())
+
+
+def _worst(error: Tensor, y: Tensor, ref: Tensor, base: Tensor) -> str:
+    at = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    return f"worst at {at}: got {float(y[at]):.9g}, oracle {float(ref[at]):.9g}, base {float(base[at]):.9g}"
+
+
+def accuracy_failures(name: str, y: Tensor, ref: Tensor, base: Tensor, tested: torch.dtype) -> list[str]:
+    """The clauses that y breaks. ref is float64, base of y's dtype, `tested` the inputs' dtype."""
+    if y.shape != ref.shape or y.dtype != base.dtype:
+        return [f"{name}: got {tuple(y.shape)} {y.dtype}, expected {tuple(ref.shape)} {base.dtype}"]
+    dtype = y.dtype
+    y, base = y.detach().double(), base.detach().double()
+    ref = ref.detach()
+    failures = []
+    for kind, at_y, at_ref in (
+        ("NaN", y.isnan(), ref.isnan()),
+        ("+inf", y == torch.inf, ref == torch.inf),
+        ("-inf", y == -torch.inf, ref == -torch.inf),
+    ):
+        if not torch.equal(at_y, at_ref):
+            wrong = (at_y != at_ref).nonzero()
+            first = tuple(int(i) for i in wrong[0])
+            failures.append(
+                f"{name}: {kind} at {int(at_y.sum())}, oracle at {int(at_ref.sum())} places; "
+                f"{len(wrong)} differ, first {first}: got {float(y[first])}, oracle {float(ref[first])}"
+            )
+    finite = ref.isfinite() & y.isfinite()
+    if not finite.any():
+        return failures
+    assert bool(base[finite].isfinite().all()), (
+        f"{name}: the base overflows, so the rule would accept anything"
+    )
+    y, ref, base = (torch.where(finite, t, 0.0) for t in (y, ref, base))
+    error, base_error = (y - ref).abs(), (base - ref).abs()
+    magnitude = float(ref.abs().max())
+
+    if tested == torch.float64:
+        excess = error - (1e-10 * ref.abs() + 1e-12 * magnitude)
+        if bool((excess > 0).any()):
+            failures.append(
+                f"{name}: beyond rtol 1e-10, atol 1e-12 x {magnitude:.3g}; {_worst(excess, y, ref, base)}"
+            )
+        return failures
+
+    floor = rounding_floor(ref, dtype)
+    allowed = 2.0 * float(base_error.max()) + floor
+    if float(error.max()) > allowed:
+        failures.append(
+            f"{name}: max error {float(error.max()):.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}"
+        )
+    count = int(finite.sum())
+    if count >= MEAN_NEEDS:
+        mean, allowed = float(error.sum()) / count, 1.5 * float(base_error.sum()) / count + floor / 16
+        if mean > allowed:
+            failures.append(f"{name}: mean error {mean:.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}")
+    if tested == torch.float32:
+        excess = error - (1e-5 * ref.abs() + 1e-6 * magnitude).clamp(min=float(base_error.max()))
+        if bool((excess > 0).any()):
+            failures.append(
+                f"{name}: beyond rtol 1e-5, atol 1e-6 x {magnitude:.3g}; {_worst(excess, y, ref, base)}"
+            )
+    return failures
+
+
+def upstream_gradient(like: Tensor, layout: str = "strided") -> Tensor:
+    """A random gradient of several times unit size in the shape and dtype of `like`.
+
+    strided: axes stored in reverse order, every second element, NaN in between.
+    sliced: the middle of a wider buffer of NaN, as the backward of torch.cat gives.
+    expanded: one value everywhere with stride 0, as the backward of sum gives.
+    contiguous: dense.
+    """
+    shape, options = tuple(like.shape), {"dtype": like.dtype, "device": like.device}
+    if layout == "expanded":
+        return (1.5 + torch.rand((), device=like.device)).to(like.dtype).expand(shape)
+    values = (3.0 * torch.randn(shape, device=like.device)).to(like.dtype)
+    if layout == "contiguous" or not shape:
+        return values
+    if layout == "strided":
+        reverse = tuple(range(len(shape)))[::-1]
+        stored = torch.full((*shape[:0:-1], 2 * shape[0]), torch.nan, **options)[..., ::2].permute(reverse)
+    elif layout == "sliced":
+        stored = torch.full((*shape[:-1], shape[-1] + 3), torch.nan, **options)[..., 1:-2]
+    else:
+        raise ValueError(f"layout: {layout!r}")
+    return stored.copy_(values)
+
+
+def content(tensor: Tensor) -> Tensor:
+    """The bytes of the elements, so that NaN equals NaN and -0 differs from 0."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def kernel_launches(operator: str, direction: str, device: torch.device) -> int:
+    counts = mr._C.path_counts()
+    return sum(
+        n for path, n in counts.items() if path.startswith(f"{KERNELS[operator]}_{direction}/{device.type}/")
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small torch operations are faster on one thread, many times so where the cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def as_outputs(result: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def run(
+    function: Any,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, Any],
+    differentiate: Sequence[str],
+    upstream: Sequence[Tensor | None] | None,
+) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The outputs, and the gradients of the named inputs: zero where the outputs do not depend on one."""
+    leaves = {name: t.detach().requires_grad_(name in differentiate) for name, t in inputs.items()}
+    outputs = as_outputs(function(**leaves, **options))
+    if upstream is None or not differentiate:
+        return outputs, {}
+    followed = [(y, g) for y, g in zip(outputs, upstream, strict=True) if g is not None and y.requires_grad]
+    gradients = torch.autograd.grad(
+        [y for y, _ in followed],
+        [leaves[name] for name in differentiate],
+        [g for _, g in followed],
+        allow_unused=True,
+    )
+    given = zip(differentiate, gradients, strict=True)
+    return outputs, {name: torch.zeros_like(leaves[name]) if g is None else g for name, g in given}
+
+
+def check_operator(
+    operator: str,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, Any] | None = None,
+    *,
+    differentiate: Sequence[str] | None = None,
+    upstream: Sequence[Tensor | None] | str = "strided",
+) -> dict[str, Tensor]:
+    """Hold each output and gradient of `mr.<operator>` to the rule; return them as "out0", ..., "d_<input>".
+
+    `differentiate` names the inputs whose gradients are taken (default: every floating one). `upstream` holds
+    one gradient per output, None where that output has none, or names the layout of random ones. Also asserts
+    that the intended kernels ran and that no input was written to.
+    """
+    options = dict(options or {})
+    known = {name: value for name, value in options.items() if name != "workspace"}
+    function, oracle = getattr(mr, operator), getattr(reference, operator)
+    floating = [name for name, t in inputs.items() if t.is_floating_point()]
+    differentiate = floating if differentiate is None else differentiate
+    first = next(iter(inputs.values()))
+    tested, device = first.dtype, first.device
+
+    wide = {name: t.detach().double() if name in floating else t for name, t in inputs.items()}
+    copies = {name: t.detach().clone() for name, t in inputs.items()}
+    with one_thread():
+        if isinstance(upstream, str):
+            upstream = [upstream_gradient(y, upstream) for y in as_outputs(oracle(**copies, **known))]
+        wide_upstream = [None if g is None else g.double() for g in upstream]
+        refs, ref_gradients = run(oracle, wide, known, differentiate, wide_upstream)
+        bases, base_gradients = run(oracle, copies, known, differentiate, upstream)
+
+    before = {name: (content(t), t._version) for name, t in inputs.items()}
+    counted = operator in KERNELS and all(t.numel() for t in inputs.values())
+    launches = [kernel_launches(operator, way, device) for way in ("forward", "backward")] if counted else []
+    outputs, gradients = run(function, inputs, options, differentiate, upstream)
+    if counted:
+        assert kernel_launches(operator, "forward", device) > launches[0], (
+            f"{operator}: its forward kernel did not run"
+        )
+        if gradients and any(g is not None for g in upstream):
+            assert kernel_launches(operator, "backward", device) > launches[1], (
+                f"{operator}: its backward kernel did not run"
+            )
+
+    failures = []
+    for name, (bytes_before, version) in before.items():
+        if inputs[name]._version != version or not torch.equal(content(inputs[name]), bytes_before):
+            failures.append(f"{name}: the operator wrote to this input")
+    results = {}
+    assert len(outputs) == len(refs), f"{operator} gave {len(outputs)} outputs, expected {len(refs)}"
+    for i, (y, ref, base) in enumerate(zip(outputs, refs, bases, strict=True)):
+        failures += accuracy_failures(f"out{i}", y, ref, base, tested)
+        results[f"out{i}"] = y.detach()
+    for name, gradient in gradients.items():
+        failures += accuracy_failures(
+            f"d_{name}", gradient, ref_gradients[name], base_gradients[name], tested
+        )
+        results[f"d_{name}"] = gradient
+    if failures:
+        shapes_text = ", ".join(
+            f"{name} {tuple(t.shape)} {t.dtype} strides {t.stride()}" for name, t in inputs.items()
+        )
+        raise AssertionError("\n".join([f"mr.{operator}({shapes_text}, {options})", *failures]))
+    return results
