@@ -17,4 +17,10 @@ set(MONOIDREDUCE_HOST_SOURCES
 set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 
 # Compiled by nvcc when CUDA is on.
-set(MONOIDREDUCE_CUDA_SOURCES)
+set(MONOIDREDUCE_CUDA_SOURCES
+    csrc/cuda/attention.cu
+    csrc/cuda/cross_entropy.cu
+    csrc/cuda/distillation.cu
+    csrc/cuda/logsumexp.cu
+    csrc/cuda/mlp_backward.cu
+    csrc/cuda/mlp_forward.cu)

@@ -1,0 +1,80 @@
+"""The wheel and the source distribution hold exactly these files."""
+
+import re
+import sysconfig
+import tarfile
+import zipfile
+
+import monoidreduce as mr
+
+PYTHON = """
+    _C.pyi __init__.py __main__.py _paths.py _validate.py _version.py backend.py functional.py laws.py map_reduce.py
+    monoids.py nn.py ops.py py.typed reference.py workspace.py
+    demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
+""".split()
+
+HEADERS = """
+    activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h
+    tensor_view.h
+    block/accumulate.cuh block/elements.cuh block/matrix.cuh block/tile.cuh
+    cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
+    cpu/thread_pool.h cpu/tiles.h
+    kernel/fold_backward_simt.cuh kernel/fold_forward_simt.cuh kernel/launch.cuh kernel/row_prologue.cuh
+    monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
+    monoids/weighted_sum.h
+    warp/lanes.cuh
+""".split()
+
+CMAKE_PACKAGE = ["monoidreduceConfig.cmake", "monoidreduceConfigVersion.cmake"]
+
+BUILD = """
+    CHANGELOG.md CMakeLists.txt LICENSE MANIFEST.in README.md pyproject.toml setup.py
+    cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaToolchain.cmake cmake/Install.cmake cmake/PythonModule.cmake
+    cmake/Sources.cmake
+""".split()
+
+SOURCES = """
+    operators.cpp path_counter.cpp
+    bindings/python.cpp bindings/tensor_caster.h
+    cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp cpu/mlp.cpp
+    cpu/with_accumulator.h
+    cuda/attention.cu cuda/cross_entropy.cu cuda/distillation.cu cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu
+    cuda/mlp_forward.cu cuda/operator.h
+""".split()
+
+
+def test_wheel(dist):
+    (wheel,) = dist.glob("monoidreduce-*.whl")
+    info = f"monoidreduce-{mr.__version__}.dist-info"
+    expected = {
+        *(f"monoidreduce/{name}" for name in PYTHON),
+        *(f"monoidreduce/include/monoidreduce/{name}" for name in HEADERS),
+        *(f"monoidreduce/share/cmake/monoidreduce/{name}" for name in CMAKE_PACKAGE),
+        f"monoidreduce/_C{sysconfig.get_config_var('EXT_SUFFIX')}",
+        *(f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")),
+        f"{info}/licenses/LICENSE",
+    }
+    assert set(zipfile.ZipFile(wheel).namelist()) == expected
+
+
+def test_source_distribution(dist):
+    (sdist,) = dist.glob("monoidreduce-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        files = {member.name.split("/", 1)[1] for member in archive if member.isfile()}
+    metadata = {file for file in files if re.match(r"PKG-INFO$|setup\.cfg$|monoidreduce\.egg-info/", file)}
+    assert files - metadata == {
+        *BUILD,
+        *(f"monoidreduce/{name}" for name in PYTHON),
+        *(f"csrc/{name}" for name in SOURCES),
+        *(f"csrc/include/monoidreduce/{name}" for name in HEADERS),
+        *(f"cmake/package/{name}" for name in CMAKE_PACKAGE),
+    }
+
+
+def test_metadata(dist):
+    (wheel,) = dist.glob("monoidreduce-*.whl")
+    archive = zipfile.ZipFile(wheel)
+    metadata = archive.read(f"monoidreduce-{mr.__version__}.dist-info/METADATA").decode()
+    required = re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.MULTILINE)
+    assert required == ["torch>=2.6"]
+    assert re.search(r"^License-Expression: Apache-2.0$", metadata, re.MULTILINE)
