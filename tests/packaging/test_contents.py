@@ -8,11 +8,10 @@ import zipfile
 import monoidreduce as mr
 
 PYTHON = """
-    _C.pyi __init__.py __main__.py _paths.py _validate.py _version.py backend.py functional.py laws.py map_reduce.py
-    monoids.py nn.py ops.py py.typed reference.py workspace.py
+    _C.pyi __init__.py __main__.py _paths.py _validate.py _version.py backend.py functional.py laws.py
+    map_reduce.py monoids.py nn.py ops.py py.typed reference.py workspace.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
-""".split()
-
+"""
 HEADERS = """
     activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h
     tensor_view.h
@@ -23,58 +22,55 @@ HEADERS = """
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh
-""".split()
-
-CMAKE_PACKAGE = ["monoidreduceConfig.cmake", "monoidreduceConfigVersion.cmake"]
-
+"""
+CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"
 BUILD = """
     CHANGELOG.md CMakeLists.txt LICENSE MANIFEST.in README.md pyproject.toml setup.py
-    cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaToolchain.cmake cmake/Install.cmake cmake/PythonModule.cmake
-    cmake/Sources.cmake
-""".split()
-
+    cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaToolchain.cmake cmake/Install.cmake
+    cmake/PythonModule.cmake cmake/Sources.cmake
+"""
 SOURCES = """
     operators.cpp path_counter.cpp
     bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp cpu/mlp.cpp
     cpu/with_accumulator.h
-    cuda/attention.cu cuda/cross_entropy.cu cuda/distillation.cu cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu
-    cuda/mlp_forward.cu cuda/operator.h
-""".split()
+    cuda/attention.cu cuda/cross_entropy.cu cuda/distillation.cu cuda/logsumexp.cu cuda/mlp.h
+    cuda/mlp_backward.cu cuda/mlp_forward.cu cuda/operator.h
+"""
+INFO = f"monoidreduce-{mr.__version__}.dist-info/"
+
+
+def files(folder: str, names: str) -> set[str]:
+    return {folder + name for name in names.split()}
 
 
 def test_wheel(dist):
     (wheel,) = dist.glob("monoidreduce-*.whl")
-    info = f"monoidreduce-{mr.__version__}.dist-info"
-    expected = {
-        *(f"monoidreduce/{name}" for name in PYTHON),
-        *(f"monoidreduce/include/monoidreduce/{name}" for name in HEADERS),
-        *(f"monoidreduce/share/cmake/monoidreduce/{name}" for name in CMAKE_PACKAGE),
-        f"monoidreduce/_C{sysconfig.get_config_var('EXT_SUFFIX')}",
-        *(f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")),
-        f"{info}/licenses/LICENSE",
-    }
-    assert set(zipfile.ZipFile(wheel).namelist()) == expected
+    assert set(zipfile.ZipFile(wheel).namelist()) == (
+        files("monoidreduce/", PYTHON)
+        | files("monoidreduce/", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}")
+        | files("monoidreduce/include/monoidreduce/", HEADERS)
+        | files("monoidreduce/share/cmake/monoidreduce/", CMAKE_PACKAGE)
+        | files(INFO, "METADATA RECORD WHEEL entry_points.txt top_level.txt licenses/LICENSE")
+    )
 
 
 def test_source_distribution(dist):
     (sdist,) = dist.glob("monoidreduce-*.tar.gz")
     with tarfile.open(sdist) as archive:
-        files = {member.name.split("/", 1)[1] for member in archive if member.isfile()}
-    metadata = {file for file in files if re.match(r"PKG-INFO$|setup\.cfg$|monoidreduce\.egg-info/", file)}
-    assert files - metadata == {
-        *BUILD,
-        *(f"monoidreduce/{name}" for name in PYTHON),
-        *(f"csrc/{name}" for name in SOURCES),
-        *(f"csrc/include/monoidreduce/{name}" for name in HEADERS),
-        *(f"cmake/package/{name}" for name in CMAKE_PACKAGE),
-    }
+        found = {member.name.split("/", 1)[1] for member in archive if member.isfile()}
+    metadata = {name for name in found if re.match(r"PKG-INFO$|setup\.cfg$|monoidreduce\.egg-info/", name)}
+    assert found - metadata == (
+        files("", BUILD)
+        | files("monoidreduce/", PYTHON)
+        | files("csrc/", SOURCES)
+        | files("csrc/include/monoidreduce/", HEADERS)
+        | files("cmake/package/", CMAKE_PACKAGE)
+    )
 
 
 def test_metadata(dist):
     (wheel,) = dist.glob("monoidreduce-*.whl")
-    archive = zipfile.ZipFile(wheel)
-    metadata = archive.read(f"monoidreduce-{mr.__version__}.dist-info/METADATA").decode()
-    required = re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.MULTILINE)
-    assert required == ["torch>=2.6"]
-    assert re.search(r"^License-Expression: Apache-2.0$", metadata, re.MULTILINE)
+    metadata = zipfile.ZipFile(wheel).read(INFO + "METADATA").decode()
+    assert re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.MULTILINE) == ["torch>=2.6"]
+    assert re.search(r"^License-Expression: Apache-2\.0$", metadata, re.MULTILINE)
