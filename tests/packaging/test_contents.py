@@ -32,8 +32,8 @@ BUILD = """
 SOURCES = """
     operators.cpp path_counter.cpp
     bindings/python.cpp bindings/tensor_caster.h
-    cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp cpu/mlp.cpp
-    cpu/with_accumulator.h
+    cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp
+    cpu/mlp.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/cross_entropy.cu cuda/distillation.cu cuda/logsumexp.cu cuda/mlp.h
     cuda/mlp_backward.cu cuda/mlp_forward.cu cuda/operator.h
 """
