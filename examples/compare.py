@@ -1,0 +1,29 @@
+"""What the examples have in common: run two implementations on one input, print how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def compare(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]) -> None:
+    """Print the largest difference of the outputs, and of the gradients of all floating inputs.
+
+    Raises:
+        AssertionError: a difference is larger, relative to the largest entry, than float64 inputs explain.
+    """
+    leaves = {name: x.requires_grad_() for name, x in inputs.items() if x.is_floating_point()}
+    upstream: Tensor | None = None
+    results = []
+    for implementation in (ours, theirs):
+        output = implementation(**inputs)
+        upstream = torch.randn_like(output) if upstream is None else upstream
+        gradients = torch.autograd.grad(output, list(leaves.values()), upstream)
+        results.append((output.detach(), *gradients))
+    names = ("output", *(f"gradient of {name}" for name in leaves))
+    for name, our, their in zip(names, *results, strict=True):
+        difference = float((our - their).abs().max() / their.abs().max())
+        print(f"{name:<27} largest relative difference {difference:.1e}")
+        assert difference < 1e-10, f"{name} differs by {difference:.1e}"
