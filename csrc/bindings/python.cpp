@@ -1,0 +1,260 @@
+// The Python module monoidreduce._C: each operator's tensors and options as its argument struct, and nothing
+// else.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "monoidreduce/operators.h"
+#include "monoidreduce/path_counter.h"
+#include "tensor_caster.h"
+
+namespace monoidreduce::python {
+namespace {
+
+using namespace pybind11::literals;
+
+template <class Arguments>
+void run(void (*op)(const Arguments&, const Launch&), const Arguments& arguments, int threads,
+         std::uintptr_t stream, bool deterministic = false) {
+  const py::gil_scoped_release release;
+  op(arguments, {threads, reinterpret_cast<void*>(stream), deterministic});
+}
+
+std::vector<std::string> split(const char* list) {
+  std::vector<std::string> items;
+  std::istringstream text(list);
+  for (std::string item; std::getline(text, item, ',');) items.push_back(item);
+  return items;
+}
+
+py::object text_or_none(const char* text) { return *text ? py::object(py::str(text)) : py::none(); }
+
+py::dict build_info() {
+#ifdef MONOIDREDUCE_WITH_CUDA
+  constexpr bool cuda = true;
+#else
+  constexpr bool cuda = false;
+#endif
+  return py::dict("version"_a = MONOIDREDUCE_BUILD_VERSION, "compiler"_a = MONOIDREDUCE_BUILD_COMPILER,
+                  "cpu_isas"_a = split(MONOIDREDUCE_BUILD_CPU_ISAS), "cuda"_a = cuda,
+                  "cuda_version"_a = text_or_none(MONOIDREDUCE_BUILD_CUDA_VERSION),
+                  "cuda_architectures"_a = split(MONOIDREDUCE_BUILD_CUDA_ARCHS),
+                  "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
+}
+
+void define_attention(py::module_& m) {
+  m.def(
+      "attention_forward",
+      [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
+         Tensor<"lse"> lse, double scale, double softcap, std::int64_t left, std::int64_t right, int threads,
+         std::uintptr_t stream) {
+        run(attention_forward,
+            {.q = q,
+             .k = k,
+             .v = v,
+             .bias = bias,
+             .out = out,
+             .lse = lse,
+             .options = {scale, softcap, left, right}},
+            threads, stream);
+      },
+      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a,
+      "right"_a, "threads"_a, "stream"_a);
+  m.def(
+      "attention_backward",
+      [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
+         Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"dq"> dq,
+         Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"centre"> centre, double scale,
+         double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
+         std::uintptr_t stream) {
+        run(attention_backward,
+            {.grad_out = grad_out,
+             .grad_lse = grad_lse,
+             .q = q,
+             .k = k,
+             .v = v,
+             .bias = bias,
+             .out = out,
+             .lse = lse,
+             .d_q = dq,
+             .d_k = dk,
+             .d_v = dv,
+             .d_bias = dbias,
+             .centre = centre,
+             .options = {scale, softcap, left, right}},
+            threads, stream, deterministic);
+      },
+      "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "dq"_a, "dk"_a, "dv"_a,
+      "dbias"_a, py::kw_only(), "centre"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "deterministic"_a,
+      "threads"_a, "stream"_a);
+}
+
+void define_cross_entropy(py::module_& m) {
+  m.def(
+      "cross_entropy_forward",
+      [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
+         Tensor<"loss"> loss, Tensor<"lse"> lse, double logit_scale, double softcap,
+         std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
+         std::uintptr_t stream) {
+        run(cross_entropy_forward,
+            {.x = x,
+             .weight = weight,
+             .bias = bias,
+             .target = target,
+             .loss = loss,
+             .lse = lse,
+             .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
+            threads, stream);
+      },
+      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "lse"_a, py::kw_only(), "logit_scale"_a, "softcap"_a,
+      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+  m.def(
+      "cross_entropy_backward",
+      [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
+         Tensor<"bias"> bias, Tensor<"target"> target, Tensor<"lse"> lse, Tensor<"dx"> dx,
+         Tensor<"dweight"> dweight, Tensor<"dbias"> dbias, double logit_scale, double softcap,
+         std::int64_t ignore_index, double label_smoothing, double z_loss, std::int64_t workspace,
+         bool deterministic, int threads, std::uintptr_t stream) {
+        run(cross_entropy_backward,
+            {.grad_loss = grad_loss,
+             .grad_lse = grad_lse,
+             .x = x,
+             .weight = weight,
+             .bias = bias,
+             .target = target,
+             .lse = lse,
+             .d_x = dx,
+             .d_weight = dweight,
+             .d_bias = dbias,
+             .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, workspace}},
+            threads, stream, deterministic);
+      },
+      "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "dx"_a, "dweight"_a,
+      "dbias"_a, py::kw_only(), "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a,
+      "z_loss"_a, "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
+}
+
+void define_distillation(py::module_& m) {
+  m.def(
+      "distillation_forward",
+      [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
+         Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"loss"> loss,
+         Tensor<"stats"> stats, int kind, double temperature, int threads, std::uintptr_t stream) {
+        run(distillation_forward,
+            {.x = x,
+             .weight = weight,
+             .teacher_x = teacher_x,
+             .teacher_weight = teacher_weight,
+             .mask = mask,
+             .loss = loss,
+             .stats = stats,
+             .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
+            threads, stream);
+      },
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "stats"_a, py::kw_only(),
+      "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+  m.def(
+      "distillation_backward",
+      [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
+         Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"stats"> stats, Tensor<"dx"> dx,
+         Tensor<"dweight"> dweight, Tensor<"dteacher_x"> dteacher_x,
+         Tensor<"dteacher_weight"> dteacher_weight, int kind, double temperature, std::int64_t workspace,
+         bool deterministic, int threads, std::uintptr_t stream) {
+        run(distillation_backward,
+            {.grad_loss = grad_loss,
+             .x = x,
+             .weight = weight,
+             .teacher_x = teacher_x,
+             .teacher_weight = teacher_weight,
+             .mask = mask,
+             .stats = stats,
+             .d_x = dx,
+             .d_weight = dweight,
+             .d_teacher_x = dteacher_x,
+             .d_teacher_weight = dteacher_weight,
+             .options = {static_cast<DistillationLoss>(kind), temperature, workspace}},
+            threads, stream, deterministic);
+      },
+      "grad_loss"_a, "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "stats"_a, "dx"_a,
+      "dweight"_a, "dteacher_x"_a, "dteacher_weight"_a, py::kw_only(), "kind"_a, "temperature"_a,
+      "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
+}
+
+void define_mlp(py::module_& m) {
+  m.def(
+      "mlp_forward",
+      [](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, Tensor<"bias2"> bias2,
+         Tensor<"out"> out, int activation, int threads, std::uintptr_t stream) {
+        run(mlp_forward,
+            {.x = x,
+             .w1 = w1,
+             .w2 = w2,
+             .bias1 = bias1,
+             .bias2 = bias2,
+             .out = out,
+             .activation = static_cast<ActivationKind>(activation)},
+            threads, stream);
+      },
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, py::kw_only(), "activation"_a, "threads"_a,
+      "stream"_a);
+  m.def(
+      "mlp_backward",
+      [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
+         Tensor<"dx"> dx, Tensor<"dw1"> dw1, Tensor<"dw2"> dw2, Tensor<"dbias1"> dbias1, int activation,
+         bool deterministic, int threads, std::uintptr_t stream) {
+        run(mlp_backward,
+            {.grad_out = grad_out,
+             .x = x,
+             .w1 = w1,
+             .w2 = w2,
+             .bias1 = bias1,
+             .d_x = dx,
+             .d_w1 = dw1,
+             .d_w2 = dw2,
+             .d_bias1 = dbias1,
+             .activation = static_cast<ActivationKind>(activation)},
+            threads, stream, deterministic);
+      },
+      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "dx"_a, "dw1"_a, "dw2"_a, "dbias1"_a, py::kw_only(),
+      "activation"_a, "deterministic"_a, "threads"_a, "stream"_a);
+}
+
+void define_logsumexp(py::module_& m) {
+  m.def(
+      "logsumexp_forward",
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, double scale, int threads, std::uintptr_t stream) {
+        run(logsumexp_forward, {.a = a, .b = b, .lse = lse, .scale = scale}, threads, stream);
+      },
+      "a"_a, "b"_a, "lse"_a, py::kw_only(), "scale"_a, "threads"_a, "stream"_a);
+  m.def(
+      "logsumexp_backward",
+      [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, Tensor<"da"> da,
+         Tensor<"db"> db, double scale, bool deterministic, int threads, std::uintptr_t stream) {
+        run(logsumexp_backward,
+            {.grad_lse = grad_lse, .a = a, .b = b, .lse = lse, .d_a = da, .d_b = db, .scale = scale}, threads,
+            stream, deterministic);
+      },
+      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "da"_a, "db"_a, py::kw_only(), "scale"_a, "deterministic"_a,
+      "threads"_a, "stream"_a);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  Torch::load();
+  define_attention(m);
+  define_cross_entropy(m);
+  define_distillation(m);
+  define_mlp(m);
+  define_logsumexp(m);
+  m.def("build_info", &build_info);
+  m.def("cpu_isa", &cpu_isa);
+  m.def("cpu_isas", &cpu_isas);
+  m.def("path_counts", &path_counts);
+}
+
+}  // namespace monoidreduce::python

@@ -1,0 +1,151 @@
+// torch.Tensor to TensorView without torch: the Python object is asked for its memory, through torch's own
+// methods.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "monoidreduce/tensor_view.h"
+
+namespace monoidreduce::python {
+
+namespace py = pybind11;
+
+// Objects of torch that are compared by identity, and attribute names. Never destroyed: the interpreter may
+// go first.
+class Torch {
+ public:
+  // Called once, while the module is imported.
+  static void load() { instance() = new Torch; }
+  static const Torch& get() { return *instance(); }
+
+  // None is an absent tensor. A view keeps nothing alive: the caller holds its arguments.
+  TensorView view(const char* argument, py::handle object) const {
+    if (object.is_none()) return {};
+    if (!PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) {
+      reject(argument, "a torch.Tensor", py::repr(py::type::handle_of(object)));
+    }
+    if (!get(object, layout_).is(strided_))
+      reject(argument, "a dense (strided) tensor", get(object, layout_));
+    if (call(object, is_neg_).ptr() == Py_True)
+      reject(argument, "memory as it is", "a lazy negation: resolve_neg() it");
+
+    TensorView view;
+    view.dtype = dtype(argument, object);
+    view.cuda_device = cuda_device(argument, object);
+    const py::object sizes = get(object, shape_);
+    const py::object strides = call(object, stride_);
+    const auto rank = PyTuple_GET_SIZE(sizes.ptr());
+    if (rank < 1 || rank > TensorView::kMaxRank) {
+      reject(argument, "1 to " + std::to_string(TensorView::kMaxRank) + " dimensions", py::int_(rank));
+    }
+    view.rank = static_cast<int>(rank);
+    for (int d = 0; d < view.rank; ++d) {
+      view.size[d] = integer(PyTuple_GET_ITEM(sizes.ptr(), d));
+      view.stride[d] = integer(PyTuple_GET_ITEM(strides.ptr(), d));
+    }
+    view.data = PyLong_AsVoidPtr(call(object, data_ptr_).ptr());
+    if (view.data == nullptr) {
+      if (PyErr_Occurred()) throw py::error_already_set();
+      if (view.numel() > 0)
+        reject(argument, "a tensor with memory of its own", py::repr(py::type::handle_of(object)));
+    }
+    return view;
+  }
+
+ private:
+  Torch() {
+    const auto torch = py::module_::import("torch");
+    tensor_ = torch.attr("Tensor");
+    strided_ = torch.attr("strided");
+    for (int i = 0; i < kDTypes; ++i) dtypes_[i] = torch.attr(name(static_cast<DType>(i)));
+  }
+
+  static Torch*& instance() {
+    static Torch* torch = nullptr;
+    return torch;
+  }
+
+  static py::object interned(const char* text) {
+    return py::reinterpret_steal<py::object>(PyUnicode_InternFromString(text));
+  }
+
+  static py::object checked(PyObject* result) {
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+  }
+  static py::object get(py::handle object, const py::object& attribute) {
+    return checked(PyObject_GetAttr(object.ptr(), attribute.ptr()));
+  }
+  static py::object call(py::handle object, const py::object& method) {
+    return checked(PyObject_CallMethodNoArgs(object.ptr(), method.ptr()));
+  }
+  static std::int64_t integer(PyObject* number) {
+    const long long value = PyLong_AsLongLong(number);
+    if (value == -1 && PyErr_Occurred()) throw py::error_already_set();
+    return value;
+  }
+
+  DType dtype(const char* argument, py::handle object) const {
+    const py::object found = get(object, dtype_);
+    const auto at =
+        std::find_if(dtypes_, dtypes_ + kDTypes, [&](const py::object& t) { return t.is(found); });
+    if (at == dtypes_ + kDTypes) reject(argument, "a real floating, int64 or bool tensor", found);
+    return static_cast<DType>(at - dtypes_);
+  }
+
+  int cuda_device(const char* argument, py::handle object) const {
+    if (get(object, is_cpu_).ptr() == Py_True) return -1;
+    if (get(object, is_cuda_).ptr() != Py_True)
+      reject(argument, "a tensor on the CPU or a CUDA device", get(object, device_));
+    return static_cast<int>(integer(call(object, get_device_).ptr()));
+  }
+
+  [[noreturn]] static void reject(const char* argument, const std::string& expected, const py::object& got) {
+    throw py::type_error(std::string(argument) + ": expected " + expected + ", got " +
+                         std::string(py::str(got)));
+  }
+  [[noreturn]] static void reject(const char* argument, const std::string& expected, const char* got) {
+    reject(argument, expected, py::str(got));
+  }
+
+  static constexpr int kDTypes = static_cast<int>(DType::kBool) + 1;
+
+  py::object tensor_, strided_, dtypes_[kDTypes];
+  const py::object layout_ = interned("layout"), is_neg_ = interned("is_neg"), dtype_ = interned("dtype"),
+                   is_cpu_ = interned("is_cpu"), is_cuda_ = interned("is_cuda"),
+                   get_device_ = interned("get_device"), device_ = interned("device"),
+                   shape_ = interned("shape"), stride_ = interned("stride"), data_ptr_ = interned("data_ptr");
+};
+
+// The name of an argument, as a template parameter.
+template <std::size_t kLength>
+struct Name {
+  char text[kLength];
+  consteval Name(const char (&literal)[kLength]) { std::copy_n(literal, kLength, text); }
+};
+
+// A torch.Tensor, or None, that is passed as the argument of that name: the caster knows which argument it
+// rejects.
+template <Name kName>
+struct Tensor : TensorView {};
+
+}  // namespace monoidreduce::python
+
+namespace pybind11::detail {
+
+template <monoidreduce::python::Name kName>
+struct type_caster<monoidreduce::python::Tensor<kName>> {
+  PYBIND11_TYPE_CASTER(monoidreduce::python::Tensor<kName>, const_name("torch.Tensor | None"));
+  bool load(handle source, bool) {
+    static_cast<monoidreduce::TensorView&>(value) =
+        monoidreduce::python::Torch::get().view(kName.text, source);
+    return true;
+  }
+};
+
+}  // namespace pybind11::detail

@@ -1,0 +1,332 @@
+// What every operator checks of its arguments before any work: after these, no kernel reads or writes outside
+// its tensors. Names are those of the Python arguments.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <ostream>
+#include <utility>
+
+#include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce {
+
+constexpr bool is_floating(DType t) { return t != DType::kInt64 && t != DType::kBool; }
+constexpr DType accumulation(DType t) { return t == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+
+// An axis of known name, whose size is that of the first tensor that has it.
+struct Axis {
+  const char* name;
+  std::int64_t size = -1;
+};
+
+using Axes = std::initializer_list<std::reference_wrapper<Axis>>;
+
+// Parts of messages, turned into text only when there is a message.
+struct ShapeText {
+  const TensorView& tensor;
+  friend std::ostream& operator<<(std::ostream& text, const ShapeText& s) {
+    text << '[';
+    for (int d = 0; d < s.tensor.rank; ++d) text << (d ? ", " : "") << s.tensor.size[d];
+    return text << ']';
+  }
+};
+struct AxesText {
+  const Axes& axes;
+  friend std::ostream& operator<<(std::ostream& text, const AxesText& s) {
+    const char* separator = "[";
+    for (const Axis& axis : s.axes) {
+      text << std::exchange(separator, ", ") << axis.name;
+      if (axis.size != -1) text << '=' << axis.size;
+    }
+    return text << ']';
+  }
+};
+struct DeviceText {
+  const TensorView& tensor;
+  friend std::ostream& operator<<(std::ostream& text, const DeviceText& s) {
+    return s.tensor.is_cuda() ? text << "cuda:" << s.tensor.cuda_device : text << "the CPU";
+  }
+};
+
+// The tensors of one call: all on the device of the leading one, their dtypes derived from its dtype, their
+// axes shared.
+class Operands {
+ public:
+  Operands(const char* name, const TensorView& leading)
+      : dtype(leading.dtype), accumulator(accumulation(leading.dtype)), name_(name), leading_(leading) {
+    require(leading.present(), name, ": expected a tensor, got none");
+    require(is_floating(dtype), name, ": expected a floating tensor, got ", monoidreduce::name(dtype));
+  }
+
+  const DType dtype, accumulator;
+
+  // Of column-side gradients, see operators.h.
+  DType column_gradient() const { return leading_.is_cuda() ? accumulator : dtype; }
+
+  // A tensor of any strides.
+  void strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+    require(t.present(), name, ": expected a tensor, got none");
+    require(t.dtype == expected, name, ": expected ", monoidreduce::name(expected), ", got ",
+            monoidreduce::name(t.dtype));
+    require(t.cuda_device == leading_.cuda_device, name, ": expected a tensor on ", DeviceText{leading_},
+            " as ", name_, ", got one on ", DeviceText{t});
+    require(fits(t, axes), name, ": expected shape ", AxesText{axes}, ", got ", ShapeText{t});
+    require(t.data != nullptr || t.numel() == 0, name, ": expected memory, got a null pointer");
+    for (int d = 0; d < t.rank; ++d) {
+      require(t.stride[d] >= 0, name, ": expected strides >= 0, got ", t.stride[d], " in axis ", d);
+    }
+  }
+  void optional_strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+    if (t.present()) strided(name, t, axes, expected);
+  }
+
+  // Row statistics, and all that is written to.
+  void contiguous(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+    strided(name, t, axes, expected);
+    std::int64_t stride = 1;
+    for (int d = t.rank - 1; d >= 0 && t.numel() > 0; --d) {
+      require(t.size[d] == 1 || t.stride[d] == stride, name, ": expected a contiguous tensor, got stride ",
+              t.stride[d], " in axis ", d);
+      stride *= t.size[d];
+    }
+  }
+  void optional_contiguous(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+    if (t.present()) contiguous(name, t, axes, expected);
+  }
+
+ private:
+  static bool fits(const TensorView& t, const Axes& axes) {
+    if (t.rank != static_cast<int>(axes.size())) return false;
+    const std::int64_t* size = t.size;
+    for (const Axis& axis : axes) {
+      if (axis.size != *size && axis.size != -1) return false;
+      ++size;
+    }
+    size = t.size;
+    for (Axis& axis : axes) axis.size = *size++;
+    return true;
+  }
+
+  const char* name_;
+  const TensorView& leading_;
+};
+
+inline void check(const Launch& launch) {
+  require(launch.threads >= 1, "threads: expected at least 1, got ", launch.threads);
+}
+
+// Attention
+
+struct AttentionAxes {
+  Axis b{"B"}, h{"H"}, hkv{"Hkv"}, m{"M"}, n{"N"}, f{"F"}, d{"D"};
+};
+
+template <class Arguments>
+Operands check_attention_inputs(const Arguments& x, AttentionAxes& s) {
+  const Operands call("q", x.q);
+  call.strided("q", x.q, {s.b, s.h, s.m, s.f}, call.dtype);
+  call.strided("k", x.k, {s.b, s.hkv, s.n, s.f}, call.dtype);
+  call.strided("v", x.v, {s.b, s.hkv, s.n, s.d}, call.dtype);
+  require(s.h.size == 0 || (s.hkv.size > 0 && s.h.size % s.hkv.size == 0),
+          "k: expected a number of heads that divides H=", s.h.size, ", got ", s.hkv.size);
+  const DType bias = x.bias.dtype;
+  require(!x.bias.present() || bias == DType::kBool || bias == call.dtype || bias == call.accumulator,
+          "bias: expected bool, ", name(call.dtype), " or ", name(call.accumulator), ", got ", name(bias));
+  call.optional_strided("bias", x.bias, {s.b, s.h, s.m, s.n}, bias);
+  const AttentionOptions& o = x.options;
+  require(o.softcap >= 0, "softcap: expected a number >= 0, 0 for none, got ", o.softcap);
+  require(o.left >= ColumnRange::kUnbounded, "left: expected an integer >= 0, or -1 for no bound, got ",
+          o.left);
+  require(o.right >= ColumnRange::kUnbounded, "right: expected an integer >= 0, or -1 for no bound, got ",
+          o.right);
+  return call;
+}
+
+inline void check(const AttentionForward& x) {
+  AttentionAxes s;
+  const Operands call = check_attention_inputs(x, s);
+  call.contiguous("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
+  call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
+}
+
+inline void check(const AttentionBackward& x) {
+  AttentionAxes s;
+  const Operands call = check_attention_inputs(x, s);
+  call.optional_strided("grad_out", x.grad_out, {s.b, s.h, s.m, s.d}, call.dtype);
+  call.optional_strided("grad_lse", x.grad_lse, {s.b, s.h, s.m}, call.accumulator);
+  call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
+  call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
+  call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.accumulator);
+  call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.column_gradient());
+  call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.column_gradient());
+  call.optional_strided("dbias", x.d_bias, {s.b, s.h, s.m, s.n}, call.accumulator);
+  if (x.q.is_cuda()) call.contiguous("centre", x.centre, {s.b, s.h, s.m}, call.accumulator);
+  require(!x.d_bias.present() || (x.bias.present() && is_floating(x.bias.dtype)),
+          "dbias: expected none where bias is bool or none, got a tensor");
+}
+
+// Linear cross entropy
+
+struct CrossEntropyAxes {
+  Axis n{"N"}, d{"D"}, v{"V"};
+};
+
+template <class Arguments>
+Operands check_cross_entropy_inputs(const Arguments& x, CrossEntropyAxes& s) {
+  const Operands call("x", x.x);
+  call.strided("x", x.x, {s.n, s.d}, call.dtype);
+  call.strided("weight", x.weight, {s.v, s.d}, call.dtype);
+  call.optional_strided("bias", x.bias, {s.v}, call.dtype);
+  call.strided("target", x.target, {s.n}, DType::kInt64);
+  const CrossEntropyOptions& o = x.options;
+  require(o.softcap >= 0, "softcap: expected a number >= 0, 0 for none, got ", o.softcap);
+  require(o.label_smoothing >= 0 && o.label_smoothing <= 1,
+          "label_smoothing: expected a number in [0, 1], got ", o.label_smoothing);
+  require(o.workspace >= 0, "workspace: expected bytes >= 0, got ", o.workspace);
+  return call;
+}
+
+// std::out_of_range (IndexError in Python) for a target that is no class. On the CPU alone: a GPU would have
+// to be waited for.
+inline void check_targets(const TensorView& target, std::int64_t classes, std::int64_t ignore_index) {
+  const auto* values = static_cast<const std::int64_t*>(target.data);
+  for (std::int64_t i = 0; i < target.size[0]; ++i) {
+    const std::int64_t value = values[i * target.stride[0]];
+    if ((value < 0 || value >= classes) && value != ignore_index) {
+      throw std::out_of_range(message("target[", i, "]: expected a class in [0, ", classes,
+                                      ") or ignore_index=", ignore_index, ", got ", value));
+    }
+  }
+}
+
+inline void check(const CrossEntropyForward& x) {
+  CrossEntropyAxes s;
+  const Operands call = check_cross_entropy_inputs(x, s);
+  call.contiguous("loss", x.loss, {s.n}, call.accumulator);
+  call.contiguous("lse", x.lse, {s.n}, call.accumulator);
+  if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
+}
+
+inline void check(const CrossEntropyBackward& x) {
+  CrossEntropyAxes s;
+  const Operands call = check_cross_entropy_inputs(x, s);
+  call.optional_strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
+  call.optional_strided("grad_lse", x.grad_lse, {s.n}, call.accumulator);
+  call.contiguous("lse", x.lse, {s.n}, call.accumulator);
+  call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.accumulator);
+  call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.column_gradient());
+  call.optional_contiguous("dbias", x.d_bias, {s.v}, call.accumulator);
+  require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
+}
+
+// Linear distillation
+
+struct DistillationAxes {
+  Axis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 3};
+};
+
+template <class Arguments>
+Operands check_distillation_inputs(const Arguments& x, DistillationAxes& s) {
+  const Operands call("x", x.x);
+  call.strided("x", x.x, {s.n, s.d}, call.dtype);
+  call.strided("weight", x.weight, {s.v, s.d}, call.dtype);
+  call.strided("teacher_x", x.teacher_x, {s.n, s.e}, call.dtype);
+  call.strided("teacher_weight", x.teacher_weight, {s.v, s.e}, call.dtype);
+  call.optional_strided("mask", x.mask, {s.n}, DType::kBool);
+  call.contiguous("stats", x.stats, {s.statistics, s.n}, call.accumulator);
+  const DistillationOptions& o = x.options;
+  require(o.loss >= DistillationLoss::kCrossEntropy && o.loss <= DistillationLoss::kReverseKL,
+          "kind: expected 0, 1 or 2, got ", static_cast<int>(o.loss));
+  require(o.temperature > 0 && std::isfinite(o.temperature),
+          "temperature: expected a finite number > 0, got ", o.temperature);
+  require(o.workspace >= 0, "workspace: expected bytes >= 0, got ", o.workspace);
+  return call;
+}
+
+inline void check(const DistillationForward& x) {
+  DistillationAxes s;
+  const Operands call = check_distillation_inputs(x, s);
+  call.contiguous("loss", x.loss, {s.n}, call.accumulator);
+}
+
+inline void check(const DistillationBackward& x) {
+  DistillationAxes s;
+  const Operands call = check_distillation_inputs(x, s);
+  call.strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
+  call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.accumulator);
+  call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.column_gradient());
+  call.optional_contiguous("dteacher_x", x.d_teacher_x, {s.n, s.e}, call.accumulator);
+  call.optional_contiguous("dteacher_weight", x.d_teacher_weight, {s.v, s.e}, call.column_gradient());
+}
+
+// MLP
+
+struct MlpAxes {
+  Axis b{"B"}, m{"M"}, k{"K"}, n{"N"};
+};
+
+template <class Arguments>
+Operands check_mlp_inputs(const Arguments& x, MlpAxes& s) {
+  const Operands call("x", x.x);
+  call.strided("x", x.x, {s.b, s.m}, call.dtype);
+  call.strided("w1", x.w1, {s.k, s.m}, call.dtype);
+  call.strided("w2", x.w2, {s.n, s.k}, call.dtype);
+  call.optional_strided("bias1", x.bias1, {s.k}, call.dtype);
+  require(x.activation >= ActivationKind::kRelu && x.activation <= ActivationKind::kIdentity,
+          "activation: expected an index in [0, ", static_cast<int>(ActivationKind::kIdentity), "], got ",
+          static_cast<int>(x.activation));
+  return call;
+}
+
+inline void check(const MlpForward& x) {
+  MlpAxes s;
+  const Operands call = check_mlp_inputs(x, s);
+  call.optional_strided("bias2", x.bias2, {s.n}, call.dtype);
+  call.contiguous("out", x.out, {s.b, s.n}, call.dtype);
+}
+
+inline void check(const MlpBackward& x) {
+  MlpAxes s;
+  const Operands call = check_mlp_inputs(x, s);
+  call.strided("grad_out", x.grad_out, {s.b, s.n}, call.dtype);
+  call.optional_contiguous("dx", x.d_x, {s.b, s.m}, call.accumulator);
+  call.optional_contiguous("dw1", x.d_w1, {s.k, s.m}, call.column_gradient());
+  call.optional_contiguous("dw2", x.d_w2, {s.n, s.k}, call.column_gradient());
+  call.optional_contiguous("dbias1", x.d_bias1, {s.k}, call.accumulator);
+  require(!x.d_bias1.present() || x.bias1.present(),
+          "dbias1: expected none where bias1 is none, got a tensor");
+}
+
+// logsumexp of a matrix product
+
+struct LogSumExpAxes {
+  Axis m{"M"}, n{"N"}, f{"F"};
+};
+
+template <class Arguments>
+Operands check_logsumexp_inputs(const Arguments& x, LogSumExpAxes& s) {
+  const Operands call("a", x.a);
+  call.strided("a", x.a, {s.m, s.f}, call.dtype);
+  call.strided("b", x.b, {s.n, s.f}, call.dtype);
+  call.contiguous("lse", x.lse, {s.m}, call.accumulator);
+  return call;
+}
+
+inline void check(const LogSumExpForward& x) {
+  LogSumExpAxes s;
+  check_logsumexp_inputs(x, s);
+}
+
+inline void check(const LogSumExpBackward& x) {
+  LogSumExpAxes s;
+  const Operands call = check_logsumexp_inputs(x, s);
+  call.strided("grad_lse", x.grad_lse, {s.m}, call.accumulator);
+  call.optional_contiguous("da", x.d_a, {s.m, s.f}, call.accumulator);
+  call.optional_contiguous("db", x.d_b, {s.n, s.f}, call.column_gradient());
+}
+
+}  // namespace monoidreduce
