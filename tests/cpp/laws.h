@@ -1,0 +1,455 @@
+// The laws of a monoid, checked on random and on extreme elements. check_laws(subject, checks) runs all that
+// apply:
+//
+//   every Monoid     identity, commutativity, associativity, split trees, tile fold, NaN, D against finite
+//   differences FramedMonoid     frames form a semilattice, reframe composes, accumulate agrees with combine
+//   of a lift PayloadMonoid    rescale composes, mass and weight follow it, share is the final weight; as
+//   WithPayload, the laws of a Monoid
+//                    again, and the gradients of a whole problem by scores and by payload
+//
+// check_precision(single, twice, checks) holds a monoid's float version to its double version.
+// Results may differ by a few roundings an addition, of the largest number added. What is exact is compared
+// bit by bit.
+#pragma once
+
+#include <numeric>
+#include <random>
+#include <string>
+
+#include "any_monoid.h"
+#include "check.h"
+
+namespace monoidreduce::test {
+
+using Random = std::mt19937_64;
+
+inline double normal(Random& random, double deviation = 1) {
+  return std::normal_distribution<double>(0, deviation)(random);
+}
+inline int below(Random& random, int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); }
+
+inline bool any_nan(const Values& list) {
+  return std::any_of(list.begin(), list.end(), [](double x) { return std::isnan(x); });
+}
+// Bit by bit, except that one NaN is as good as another.
+inline bool same(double a, double b) {
+  return (a == b && std::signbit(a) == std::signbit(b)) || (std::isnan(a) && std::isnan(b));
+}
+// Within the tolerance; infinities and NaN must agree.
+inline bool near(double a, double b, double tolerance) {
+  return a == b || (std::isnan(a) && std::isnan(b)) || std::fabs(a - b) <= tolerance;
+}
+inline bool same(const Values& a, const Values& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double x, double y) { return same(x, y); });
+}
+inline bool near(const Values& a, const Values& b, double tolerance) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [=](double x, double y) { return near(x, y, tolerance); });
+}
+// The largest finite absolute value.
+inline double magnitude(const Values& list) {
+  double most = 0;
+  for (const double x : list) most = std::isfinite(x) ? std::max(most, std::fabs(x)) : most;
+  return most;
+}
+inline double dot(const Values& a, const Values& b) {
+  return std::inner_product(a.begin(), a.end(), b.begin(), 0.);
+}
+
+// ---- What the laws are checked on.
+
+using Row = std::vector<Item>;
+inline constexpr int kPayload = 3;
+
+// A monoid, and what the suite cannot know of it. The defaults suit most.
+struct Subject {
+  std::string name;
+  AnyMonoid monoid;
+  std::optional<AnyMonoid> with_payload = {};
+
+  // A random element of a column. It must keep clear, by 0.005 in the scores, of points where the output has
+  // no derivative.
+  std::function<Item(Random&, int)> element = [unit = monoid.score_unit](Random& random, int column) {
+    return Item{
+        .score = normal(random, 4) * unit, .other = normal(random, 2) * unit, .column = column, .label = 2};
+  };
+  // Scores at which sums, frames and guards break. An element gets one of them, or a row is gathered around
+  // one.
+  Values extremes = {0.,  -0.,  monoid.smallest_normal * monoid.epsilon, -monoid.smallest_normal, 200, -200,
+                     1e5, -1e5, -std::numeric_limits<double>::infinity()};
+  // The number whose derivatives local_gradient(element, output, upstream) returns.
+  std::function<double(const Values&, const Values&)> objective =
+      [](const Values& output, const Values& upstream) { return dot(output, upstream); };
+  // Does an element of score -inf change nothing (softmax), so that it may stand for an excluded one.
+  bool neutral_at_minus_infinity = false;
+  // Does combine choose and never round (max, min): then results may not differ at all.
+  bool exact = false;
+
+  Row row(Random& random, int count) const {
+    Row items;
+    for (int column = 0; column < count; ++column) {
+      Item e = element(random, column);
+      e.score = monoid.rounded(e.score), e.other = monoid.rounded(e.other);
+      e.payload = {monoid.rounded(normal(random)), monoid.rounded(normal(random)), -0.};
+      items.push_back(e);
+    }
+    return items;
+  }
+  // A row with extreme scores, ties included.
+  Row extreme_row(Random& random, int count) const {
+    const auto extreme = [&] { return extremes[below(random, static_cast<int>(extremes.size()))]; };
+    Row items = row(random, count);
+    const double centre = extreme();
+    const bool gathered = below(random, 2);
+    for (Item& e : items) {
+      if (gathered) e.score = below(random, 2) ? centre : monoid.rounded(centre + e.score);
+      if (!gathered && below(random, 2)) e.score = extreme();
+      if (below(random, 4) == 0) e.score = items[below(random, count)].score;
+      const double other = extreme();
+      if (below(random, 4) == 0 && std::isfinite(other)) e.other = other;
+    }
+    return items;
+  }
+  Row any_row(Random& random, int count) const {
+    return below(random, 2) ? extreme_row(random, count) : row(random, count);
+  }
+  Values upstream(Random& random) const {
+    Values g(monoid.upstream_parts);
+    for (double& part : g) part = monoid.rounded(normal(random));
+    return g;
+  }
+};
+
+template <Monoid M>
+Subject subject(const std::string& name, const M& m = {}) {
+  Subject s{.name = name, .monoid = any_monoid(m)};
+  if constexpr (PayloadMonoid<M>) s.with_payload = any_payload_monoid(WithPayload<M, kPayload>{m});
+  return s;
+}
+
+// ---- Folds to compare.
+
+inline Values fold_in_order(const AnyMonoid& m, const Row& row) {
+  Values state = m.identity();
+  for (const Item& e : row) state = m.combine(state, m.lift(e));
+  return state;
+}
+
+// Items [begin, end) by a random tree: any split, empty sides included, either side first.
+inline Values fold_as_tree(const AnyMonoid& m, const Row& row, int begin, int end, Random& random) {
+  if (begin == end) return m.identity();
+  if (begin + 1 == end) return m.lift(row[begin]);
+  const int middle = begin + 1 + below(random, end - begin - 1);
+  const Values left = fold_as_tree(m, row, begin, middle, random),
+               right = fold_as_tree(m, row, middle, end, random);
+  const Values both = below(random, 2) ? m.combine(left, right) : m.combine(right, left);
+  const int padding = below(random, 4);
+  return padding == 0 ? m.combine(both, m.identity()) : padding == 1 ? m.combine(m.identity(), both) : both;
+}
+
+inline Values fold_in_one_tile(const AnyMonoid& m, const Row& row) {
+  return m.fold_tile(m.identity(), static_cast<int>(row.size()), [&](int c) { return row[c]; });
+}
+
+// How much two ways of folding a row may differ.
+inline double tolerance(const AnyMonoid& m, const Row& row) {
+  double most = magnitude(m.project(fold_in_order(m, row)));
+  for (const Item& e : row) most = std::max(most, magnitude(m.project(m.lift(e))));
+  return m.epsilon * 4 * (row.size() + 1) * (1 + most);
+}
+
+inline constexpr int kTrials = 500;
+inline constexpr int kLongest = 20;
+
+// ---- The laws.
+
+// Of identity and combine. m is subject.monoid or subject.with_payload.
+inline void check_combine(const Subject& subject, const AnyMonoid& m, const std::string& name,
+                          Checks& checks) {
+  Random random(1);
+  checks.section(name, "identity");
+  const Values empty = m.identity();
+  CHECK(checks, same(m.combine(empty, empty), empty), m.combine(empty, empty), empty);
+  CHECK(checks, !any_nan(m.project(empty)), m.project(empty));
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Row row = subject.any_row(random, 1 + below(random, 4));
+    for (const Values& state : {m.lift(row[0]), fold_in_order(m, row)}) {
+      const Values left = m.combine(empty, state), right = m.combine(state, empty);
+      if (any_nan(m.project(state))) {
+        CHECK(checks, any_nan(m.project(left)) && any_nan(m.project(right)), left, right, state);
+      } else {
+        CHECK(checks, same(left, state), left, state);
+        CHECK(checks, same(right, state), right, state);
+      }
+    }
+  }
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Row row = subject.any_row(random, 5);
+    double slack = subject.exact ? 0 : tolerance(m, row);
+    const Values a = m.lift(row[0]), b = fold_in_order(m, {row[1], row[2], row[3]}), c = m.lift(row[4]);
+    checks.section(name, "commutativity");
+    const Values ab = m.project(m.combine(a, b)), ba = m.project(m.combine(b, a));
+    CHECK(checks, near(ab, ba, slack), ab, ba, a, b);
+    checks.section(name, "associativity");
+    const Values left = m.project(m.combine(m.combine(a, b), c)),
+                 right = m.project(m.combine(a, m.combine(b, c)));
+    CHECK(checks, near(left, right, slack), left, right, a, b, c);
+    checks.section(name, "split trees");
+    row = subject.any_row(random, below(random, kLongest + 1));
+    slack = subject.exact ? 0 : tolerance(m, row);
+    const Values in_order = m.project(fold_in_order(m, row));
+    std::shuffle(row.begin(), row.end(), random);
+    const Values tree = m.project(fold_as_tree(m, row, 0, static_cast<int>(row.size()), random));
+    CHECK(checks, near(tree, in_order, slack), tree, in_order);
+  }
+}
+
+// Ragged tiles. What lies beyond a tile's count is NaN.
+inline void check_tile_fold(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  constexpr int kTile = 4;
+  checks.section(subject.name, "tile fold");
+  Random random(2);
+  for (int trial = 0; trial < 2 * kTrials; ++trial) {
+    const int count = below(random, kLongest + 1);
+    const Row row = subject.any_row(random, count);
+    Values state = m.identity();
+    for (int first = 0; first < count;) {
+      const int in_tile = std::min(below(random, kTile + 1), count - first);
+      state =
+          m.fold_tile(state, in_tile, [&](int c) { return c < in_tile ? row[first + c] : Item{NAN, NAN}; });
+      first += in_tile;
+    }
+    const Values tiled = m.project(state), in_order = m.project(fold_in_order(m, row));
+    CHECK(checks, near(tiled, in_order, subject.exact ? 0 : tolerance(m, row)), tiled, in_order);
+    const Values unchanged = m.fold_tile(state, 0, [](int) { return Item{NAN, NAN}; });
+    CHECK(checks, same(unchanged, state), unchanged, state);
+  }
+}
+
+// A NaN score reaches the output wherever it stands, and however the row is folded.
+inline void check_nan(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  checks.section(subject.name, "NaN");
+  Random random(3);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Row row = subject.row(random, 1 + below(random, kLongest));
+    const int count = static_cast<int>(row.size());
+    Item& e = row[below(random, count)];
+    (m.scores == 2 && trial % 2 ? e.other : e.score) = NAN;
+    const Values tiled = fold_in_one_tile(m, row), tree = fold_as_tree(m, row, 0, count, random);
+    CHECK(checks, any_nan(m.project(tiled)), tiled);
+    CHECK(checks, any_nan(m.project(tree)), tree);
+  }
+}
+
+// An element of score -inf changes nothing and has no gradient, in a row of others and alone.
+inline void check_minus_infinity(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  checks.section(subject.name, "-inf is neutral");
+  Random random(4);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Row row = subject.row(random, below(random, 5));
+    const Values without = m.project(fold_in_order(m, row));
+    Item excluded = subject.row(random, 1)[0];
+    excluded.score = -std::numeric_limits<double>::infinity();
+    row.insert(row.begin() + below(random, static_cast<int>(row.size()) + 1), excluded);
+    const Values in_order = m.project(fold_in_order(m, row)), tiled = m.project(fold_in_one_tile(m, row));
+    CHECK(checks, near(in_order, without, 0), in_order, without);
+    CHECK(checks, near(tiled, without, tolerance(m, row)), tiled, without);
+    for (const Values& product : {in_order, m.project(m.identity())}) {
+      const Values gradient = m.local_gradient(excluded, product, subject.upstream(random));
+      CHECK(checks, near(gradient, {0, 0}, 0), gradient, product);
+    }
+  }
+}
+
+// Central difference of f at 0, of fourth order in the step.
+template <class F>
+double difference(F f) {
+  constexpr double h = 1e-3;
+  return (8 * (f(h) - f(-h)) - (f(2 * h) - f(-2 * h))) / (12 * h);
+}
+// What it may be off by, times the magnitude of f: rounding 1e-12, truncation 1e-12 times the fifth
+// derivative.
+inline constexpr double kDifferenceTolerance = 1e-9;
+
+// local_gradient is the derivative of the projected fold by each score, for each part of the output. In
+// double.
+inline void check_local_gradient(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  checks.section(subject.name, "local gradient");
+  Random random(5);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Row row = subject.row(random, 1 + below(random, 8));
+    const int j = below(random, static_cast<int>(row.size()));
+    const Values product = m.project(fold_in_order(m, row));
+    const double slack = kDifferenceTolerance * (1 + magnitude(product));
+    for (int part = 0; part <= m.upstream_parts; ++part) {  // each part alone, then all together
+      Values g(m.upstream_parts, 0.);
+      if (part < m.upstream_parts) {
+        g[part] = 1;
+      } else {
+        g = subject.upstream(random);
+      }
+      const auto derivative = [&](double Item::* score) {
+        return difference([&](double by) {
+          Row moved = row;
+          moved[j].*score += by * m.score_unit;
+          return subject.objective(m.project(fold_in_order(m, moved)), g);
+        });
+      };
+      const Values gradient = m.local_gradient(row[j], product, g);
+      const Values expected = {derivative(&Item::score), m.scores == 2 ? derivative(&Item::other) : 0};
+      CHECK(checks, near(gradient, expected, slack), gradient, expected, g, product);
+    }
+  }
+}
+
+inline void check_frames(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  Random random(6);
+  for (int trial = 0; trial < 2 * kTrials; ++trial) {
+    const Row row = subject.any_row(random, 4);
+    const double slack = tolerance(m, row);
+    const Values lifted = m.lift(row[0]), state = m.combine(lifted, m.lift(row[1]));
+    const Values f = m.frame(row[0]), g = m.frame(row[1]), h = m.frame(row[2]),
+                 none = m.frame_of(m.identity());
+
+    checks.section(subject.name, "frames are a semilattice");
+    CHECK(checks, same(m.join(f, f), f), f);
+    CHECK(checks, near(m.join(f, g), m.join(g, f), 0), f, g);
+    CHECK(checks, near(m.join(m.join(f, g), h), m.join(f, m.join(g, h)), 0), f, g, h);
+    CHECK(checks, same(m.join(none, f), f) && same(m.join(f, none), f), f, none);
+    CHECK(checks, same(m.frame_of(lifted), f), m.frame_of(lifted), f);
+    CHECK(checks, near(m.frame_of(state), m.join(f, g), 0), m.frame_of(state), f, g);
+
+    if (any_nan(m.project(fold_in_order(m, row)))) continue;
+    checks.section(subject.name, "reframe");
+    const Values up = m.join(m.frame_of(state), h), further = m.join(up, m.frame(row[3]));
+    CHECK(checks, same(m.reframe(state, m.frame_of(state)), state), m.reframe(state, m.frame_of(state)),
+          state);
+    CHECK(checks, same(m.frame_of(m.reframe(state, up)), up), m.frame_of(m.reframe(state, up)), up);
+    const Values direct = m.reframe(state, further), by_steps = m.reframe(m.reframe(state, up), further);
+    CHECK(checks, near(direct, by_steps, slack), direct, by_steps, state);
+    const Values empty = m.reframe(m.identity(), m.frame_of(state));
+    CHECK(checks, near(m.project(m.combine(empty, state)), m.project(state), 0), empty, state);
+
+    checks.section(subject.name, "accumulate");
+    const Values reached = m.accumulate(m.reframe(state, up), row[2]),
+                 combined = m.combine(state, m.lift(row[2]));
+    CHECK(checks, near(m.project(reached), m.project(combined), slack), reached, combined);
+    CHECK(checks, same(m.frame_of(reached), up), reached, up);
+  }
+}
+
+inline void check_weights(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  Random random(7);
+  for (int trial = 0; trial < 2 * kTrials; ++trial) {
+    const Row row = subject.any_row(random, 4);
+    const Values a = m.lift(row[0]), b = m.combine(m.lift(row[1]), m.lift(row[2])),
+                 state = fold_in_order(m, row);
+    if (any_nan(m.project(state))) continue;
+    const Values f = m.frame_of(a), g = m.join(f, m.frame_of(b)), h = m.join(g, m.frame(row[3]));
+    // Exponentials of scores are off by the rounding of the scores; below the smallest normal number they may
+    // be flushed to 0.
+    double largest = 0;
+    for (const Item& e : row) largest = std::max(largest, magnitude({e.score}));
+    const auto close = [&](double x, double y) {
+      return near(x, y, m.epsilon * 8 * (1 + largest) * magnitude({x, y}) + 2 * m.smallest_normal);
+    };
+    checks.section(subject.name, "rescale");
+    CHECK(checks, close(m.rescale(f, h), m.rescale(f, g) * m.rescale(g, h)), f, g, h);
+    CHECK(checks, close(m.mass(m.reframe(a, g)), m.rescale(f, g) * m.mass(a)), a, g);
+    CHECK(checks, close(m.mass(m.reframe(b, g)), m.rescale(m.frame_of(b), g) * m.mass(b)), b, g);
+    const double sum = m.rescale(f, g) * m.mass(a) + m.rescale(m.frame_of(b), g) * m.mass(b);
+    const double rounding = tolerance(m, row);
+    CHECK(checks, near(m.mass(m.combine(a, b)), sum, rounding), m.combine(a, b), a, b);
+
+    checks.section(subject.name, "weight");
+    CHECK(checks, close(m.mass(a), m.weight(row[0], f)), a, m.weight(row[0], f));
+    CHECK(checks, close(m.weight(row[0], h), m.rescale(f, h) * m.weight(row[0], f)), row[0].score, f, h);
+    const Values alone = m.accumulate(m.reframe(m.identity(), h), row[3]);
+    CHECK(checks, close(m.mass(alone), m.weight(row[3], h)), alone, m.weight(row[3], h));
+
+    checks.section(subject.name, "share");
+    const double total = m.normalized ? m.mass(state) : 1;
+    for (const Item& e : row) {
+      const double share = m.share(e, m.project(state)), weight = m.weight(e, m.frame_of(state));
+      CHECK(checks, close(share * total, weight), share, weight, total, e.score, state);
+    }
+  }
+}
+
+// The gradients of <G, out> + g P by every score and every payload component of a row, through pull(). In
+// double.
+inline void check_payload_gradients(const Subject& subject, Checks& checks) {
+  const AnyMonoid &m = subject.monoid, &folded = *subject.with_payload;
+  checks.section(subject.name, "payload gradients");
+  Random random(8);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Row row = subject.row(random, 1 + below(random, 8));
+    Values grad(1 + kPayload);  // by the parts of a projection: P, out
+    for (double& part : grad) part = normal(random);
+    const Values grad_out(grad.begin() + 1, grad.end());
+    const Values output = folded.project(fold_in_order(folded, row)), product = {output[0]};
+    const double c =
+        m.normalized ? grad[0] - dot(grad_out, Values(output.begin() + 1, output.end())) : grad[0];
+    const double slack = kDifferenceTolerance * (1 + magnitude(output));
+    for (int j = 0; j < static_cast<int>(row.size()); ++j) {
+      const auto derivative = [&](auto member, double unit) {
+        return difference([&](double by) {
+          Row moved = row;
+          member(moved[j]) += by * unit;
+          return dot(folded.project(fold_in_order(folded, moved)), grad);
+        });
+      };
+      const Values pulled = m.pull(row[j], product, c, dot(grad_out, row[j].payload));
+      const double by_score = derivative([](Item& e) -> double& { return e.score; }, m.score_unit);
+      CHECK(checks, near(pulled[0], by_score, slack), pulled, by_score);
+      for (int d = 0; d < kPayload; ++d) {
+        const double by_payload = derivative([d](Item& e) -> double& { return e.payload[d]; }, 1);
+        CHECK(checks, near(pulled[1] * grad_out[d], by_payload, slack), pulled, by_payload, grad_out);
+      }
+    }
+  }
+}
+
+inline void check_laws(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  check_combine(subject, m, subject.name, checks);
+  check_tile_fold(subject, checks);
+  check_nan(subject, checks);
+  if (subject.neutral_at_minus_infinity) check_minus_infinity(subject, checks);
+  if (m.is_double()) check_local_gradient(subject, checks);
+  if (m.framed) check_frames(subject, checks);
+  if (m.weighted) {
+    check_weights(subject, checks);
+    check_combine(subject, *subject.with_payload, subject.name + " with payload", checks);
+    if (m.is_double()) check_payload_gradients(subject, checks);
+  }
+}
+
+// Output and local gradients in float against the same in double.
+inline void check_precision(const Subject& single, const Subject& twice, Checks& checks) {
+  const AnyMonoid &m = single.monoid, &reference = twice.monoid;
+  checks.section(single.name, "precision");
+  Random random(9);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Row row = single.row(random, 1 + below(random, kLongest));
+    const Values product = m.project(fold_in_order(m, row)),
+                 expected = reference.project(fold_in_order(reference, row));
+    const double slack = single.exact ? 0 : tolerance(m, row);
+    CHECK(checks, near(product, expected, slack), product, expected);
+    const Values g = single.upstream(random);
+    for (const Item& e : row) {
+      const Values gradient = m.local_gradient(e, product, g),
+                   exact = reference.local_gradient(e, expected, g);
+      CHECK(checks, near(gradient, exact, slack * (1 + magnitude(g)) * (1 + magnitude(expected))), gradient,
+            exact, g);
+    }
+  }
+}
+
+}  // namespace monoidreduce::test

@@ -1,0 +1,82 @@
+// The library's monoids as subjects of the law suite. M is the monoid itself, or one made from it.
+#pragma once
+
+#include "laws.h"
+#include "monoidreduce/monoids/argmax.h"
+#include "monoidreduce/monoids/cross_entropy.h"
+#include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/monoids/sum.h"
+#include "monoidreduce/monoids/weighted_sum.h"
+
+namespace monoidreduce::test {
+
+// "LogSumExp<float>", "Sum<double, Gelu>"
+template <class M>
+std::string with_real(const std::string& name, const std::string& argument = "") {
+  return name + (sizeof(typename M::Real) == 4 ? "<float" : "<double") +
+         (argument.empty() ? ">" : ", " + argument + ">");
+}
+
+template <class M>
+Subject log_sum_exp() {
+  Subject s = subject<M>(with_real<M>("LogSumExp"));
+  s.neutral_at_minus_infinity = true;
+  return s;
+}
+
+template <class M>
+Subject sum(const char* activation) {
+  Subject s = subject<M>(with_real<M>("Sum", activation));
+  s.element = [](Random& random, int column) {
+    const double z = normal(random, 3);
+    return Item{.score = z + std::copysign(0.01, z), .column = column};  // Relu has a kink at 0
+  };
+  return s;
+}
+
+template <class M>
+Subject cross_entropy() {
+  return subject<M>(with_real<M>("CrossEntropy"));
+}
+
+template <class M>
+Subject distillation(const char* loss) {
+  Subject s = subject<M>(with_real<M>("Distillation", loss));
+  s.extremes.pop_back();  // at -inf the expectation of a score is infinite or NaN, depending on the order
+  s.objective = [](const Values& output, const Values& g) {
+    return g[0] * M::loss(from_numbers<typename M::Output>(output));
+  };
+  return s;
+}
+
+template <class M>
+Subject weighted_sum() {
+  Subject s = subject<M>(with_real<M>("WSum"));
+  s.element = [](Random& random, int column) {
+    return Item{.score = 0.1 + std::fabs(normal(random)), .other = normal(random), .column = column};
+  };
+  s.extremes = {0., s.monoid.smallest_normal * s.monoid.epsilon, s.monoid.smallest_normal, 200,
+                1e5};  // weights
+  return s;
+}
+
+template <class M>
+Subject log_weighted_sum() {
+  Subject s = subject<M>(with_real<M>("LogWSum"));
+  s.neutral_at_minus_infinity = true;
+  return s;
+}
+
+template <class M>
+Subject arg_max() {
+  Subject s = subject<M>(with_real<M>("ArgMax"));
+  s.element = [](Random& random, int column) {  // no two near each other: a tie has no derivative
+    return Item{.score = std::round(normal(random, 16)) / 4 + column / 128., .column = column};
+  };
+  s.objective = [](const Values& output, const Values& g) { return g[0] * output[0]; };
+  s.exact = true;
+  return s;
+}
+
+}  // namespace monoidreduce::test

@@ -1,0 +1,137 @@
+// Every monoid of the library obeys the laws (laws.h), in float and in double, and behaves as documented at
+// the edges.
+#include "subjects.h"
+
+namespace monoidreduce::test {
+namespace {
+
+static_assert(PayloadMonoid<LogSumExp<float>> && PayloadMonoid<Sum<double, Gelu>>);
+static_assert(FramedMonoid<CrossEntropy<float>> && FramedMonoid<LogWSum<double>>);
+static_assert(FramedMonoid<Distillation<float, DistillationLoss::kReverseKL>>);
+static_assert(Monoid<WSum<float>> && !FramedMonoid<WSum<float>> && Monoid<ArgMax<double>> &&
+              !FramedMonoid<ArgMax<double>>);
+
+void check_both(const Subject& single, const Subject& twice, Checks& checks) {
+  check_laws(single, checks);
+  check_laws(twice, checks);
+  check_precision(single, twice, checks);
+}
+
+template <class Activation>
+void check_sum(const char* activation, Checks& checks) {
+  check_both(sum<Sum<float, Activation>>(activation), sum<Sum<double, Activation>>(activation), checks);
+}
+
+template <DistillationLoss kLoss>
+void check_distillation(const char* loss, Checks& checks) {
+  check_both(distillation<Distillation<float, kLoss>>(loss), distillation<Distillation<double, kLoss>>(loss),
+             checks);
+}
+
+template <class R>
+Element<R> element(double score, int column = 0) {
+  return {static_cast<R>(score), 0, column, -1};
+}
+
+template <class R>
+void check_log_sum_exp_edges(Checks& checks) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const LogSumExp<R> m;
+  checks.section(with_real<LogSumExp<R>>("LogSumExp"), "edges");
+  CHECK(checks, same(numbers(m.lift(element<R>(-kInf))), numbers(m.identity())),
+        numbers(m.lift(element<R>(-kInf))));
+  CHECK(checks, m.project(m.identity()) == -kInf, m.project(m.identity()));
+  const auto two_empty = m.combine(m.lift(element<R>(-kInf)), m.identity());
+  CHECK(checks, same(numbers(two_empty), numbers(m.identity())), numbers(two_empty));
+  // +inf is NaN, as the softmax of it is.
+  const auto infinite = m.combine(m.lift(element<R>(1)), m.lift(element<R>(kInf)));
+  CHECK(checks, std::isnan(m.project(infinite)), numbers(infinite));
+  const auto tiled = fold_tile(m, m.identity(), 2, [](int c) { return element<R>(c ? kInf : 1); });
+  CHECK(checks, std::isnan(m.project(tiled)), numbers(tiled));
+  // A NaN never becomes the frame of a tile, so the others' masses stay finite and only the sum is NaN.
+  const auto with_nan = fold_tile(m, m.identity(), 3, [](int c) { return element<R>(c == 1 ? NAN : c); });
+  CHECK(checks, with_nan.frame == 2 && std::isnan(with_nan.mass), numbers(with_nan));
+  // The spread of a row is no limit, nor is its level.
+  const auto spread = fold_tile(m, m.identity(), 3, [](int c) {
+    return element<R>(c == 0 ? -3e4 : c == 1 ? 3e4 : 2e4);
+  });
+  CHECK(checks, m.project(spread) == static_cast<R>(3e4) * static_cast<R>(kLn2), m.project(spread));
+}
+
+template <class R>
+void check_arg_max_edges(Checks& checks) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const ArgMax<R> m;
+  checks.section(with_real<ArgMax<R>>("ArgMax"), "edges");
+  const auto of = [&](std::vector<double> scores) {
+    const int count = static_cast<int>(scores.size());
+    const auto upwards =
+        m.project(fold_tile(m, m.identity(), count, [&](int c) { return element<R>(scores[c], c); }));
+    const auto downwards = m.project(fold_tile(
+        m, m.identity(), count, [&](int c) { return element<R>(scores[count - 1 - c], count - 1 - c); }));
+    CHECK(checks, same(numbers(upwards), numbers(downwards)), numbers(upwards), numbers(downwards));
+    return upwards;
+  };
+  const auto is = [&](typename ArgMax<R>::Output p, double value, int column) {
+    return same(numbers(p), {value, static_cast<double>(column)});
+  };
+  CHECK(checks, is(of({}), -kInf, -1), numbers(of({})));
+  CHECK(checks, is(of({-kInf}), -kInf, 0), numbers(of({-kInf})));
+  CHECK(checks, is(of({-kInf, -kInf}), -kInf, 0), numbers(of({-kInf, -kInf})));
+  CHECK(checks, is(of({1, 5, 3, 5}), 5, 1), numbers(of({1, 5, 3, 5})));
+  CHECK(checks, is(of({-0., 0.}), -0., 0), numbers(of({-0., 0.})));
+  CHECK(checks, is(of({0., -0.}), 0., 0), numbers(of({0., -0.})));
+  CHECK(checks, is(of({1, NAN, kInf, NAN}), NAN, 1), numbers(of({1, NAN, kInf, NAN})));
+  CHECK(checks, is(of({kInf, 1, kInf}), kInf, 0), numbers(of({kInf, 1, kInf})));
+  // The gradient goes to the chosen column alone; an empty row has none.
+  const auto p = of({1, 5, 5});
+  CHECK(checks, m.local_gradient(element<R>(5, 1), p, R(-2)).score == -2);
+  CHECK(checks, m.local_gradient(element<R>(5, 2), p, R(-2)).score == 0);
+  CHECK(checks, m.local_gradient(element<R>(5, 0), of({}), R(-2)).score == 0);
+}
+
+// A label outside the columns picks nothing; every column's score is in the sum.
+template <class R>
+void check_cross_entropy_edges(Checks& checks) {
+  const CrossEntropy<R> m;
+  checks.section(with_real<CrossEntropy<R>>("CrossEntropy"), "edges");
+  const auto empty = m.project(m.identity());
+  CHECK(checks, same(numbers(empty), {-std::numeric_limits<double>::infinity(), -0., -0.}), numbers(empty));
+  for (const int label : {-100, -1, 3, 1000}) {
+    const auto p =
+        m.project(fold_tile(m, m.identity(), 3, [&](int c) { return Element<R>{R(c + 1), 0, c, label}; }));
+    CHECK(checks, p.target == 0 && near(p.sum, 6 * kLn2, 1e-6), numbers(p), label);
+  }
+}
+
+}  // namespace
+}  // namespace monoidreduce::test
+
+int main() {
+  using namespace monoidreduce;
+  using namespace monoidreduce::test;
+  Checks checks;
+  check_both(log_sum_exp<LogSumExp<float>>(), log_sum_exp<LogSumExp<double>>(), checks);
+  check_sum<Identity>("Identity", checks);
+  check_sum<Relu>("Relu", checks);
+  check_sum<Relu2>("Relu2", checks);
+  check_sum<Sigmoid>("Sigmoid", checks);
+  check_sum<Silu>("Silu", checks);
+  check_sum<Tanh>("Tanh", checks);
+  check_sum<Gelu>("Gelu", checks);
+  check_sum<GeluTanh>("GeluTanh", checks);
+  check_both(cross_entropy<CrossEntropy<float>>(), cross_entropy<CrossEntropy<double>>(), checks);
+  check_distillation<DistillationLoss::kCrossEntropy>("cross entropy", checks);
+  check_distillation<DistillationLoss::kForwardKL>("forward KL", checks);
+  check_distillation<DistillationLoss::kReverseKL>("reverse KL", checks);
+  check_both(weighted_sum<WSum<float>>(), weighted_sum<WSum<double>>(), checks);
+  check_both(log_weighted_sum<LogWSum<float>>(), log_weighted_sum<LogWSum<double>>(), checks);
+  check_both(arg_max<ArgMax<float>>(), arg_max<ArgMax<double>>(), checks);
+  check_log_sum_exp_edges<float>(checks);
+  check_log_sum_exp_edges<double>(checks);
+  check_arg_max_edges<float>(checks);
+  check_arg_max_edges<double>(checks);
+  check_cross_entropy_edges<float>(checks);
+  check_cross_entropy_edges<double>(checks);
+  return checks.finish();
+}
