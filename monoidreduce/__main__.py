@@ -1,4 +1,4 @@
-"""python -m monoidreduce COMMAND [arguments, -h lists them]
+"""The command line of the package. COMMAND -h lists the arguments of a command.
 
 info    what was built, the devices and the path each operator takes on them
 demo    train a small language model with and without monoidreduce and compare

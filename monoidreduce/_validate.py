@@ -78,7 +78,7 @@ def check_int(name: str, value: Any, expected: str = "an int") -> None:
 def check_finite(name: str, value: Any, expected: str = "a finite number") -> None:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(mismatch(name, expected, repr(value)))
-    if not math.isfinite(value):
+    if not -math.inf < float(value) < math.inf:
         raise ValueError(mismatch(name, expected, repr(value)))
 
 

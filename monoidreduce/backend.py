@@ -74,9 +74,9 @@ def _architecture(device: torch.device) -> str:
 def backend_info() -> dict[str, Any]:
     """What was built, what is here, and the kernel path of each operator on each kind of device.
 
-    Works without a GPU. Keys: "version", "torch", "build" (CUDA or not, compilers), "cpu"
-    (instruction set in use, threads), "cuda_devices" (those that torch sees, with their architecture), "paths"
-    (operator -> device -> path, None where this build has none).
+    Works without a GPU. Keys: "version", "torch", "build" (compiler, CUDA or not, and why), "cpu" (the
+    instruction set in use, those that this build and processor have, threads), "cuda_devices" (those torch sees,
+    with their architecture), "paths" (operator -> device -> path, None where this build has none).
     """
     build = _C.build_info()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -85,7 +85,7 @@ def backend_info() -> dict[str, Any]:
         "version": __version__,
         "torch": torch.__version__,
         "build": build,
-        "cpu": {"isa": _C.cpu_isa(), "threads": torch.get_num_threads()},
+        "cpu": {"isa": _C.cpu_isa(), "isas": _C.cpu_isas(), "threads": torch.get_num_threads()},
         "cuda_devices": [
             f"{torch.cuda.get_device_name(index)}, {_architecture(torch.device('cuda', index))}"
             for index in range(count)
@@ -110,7 +110,6 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     check_choice("op", operator, tuple(KERNELS))
     dtype = _checked_dtype(operator, tensors, options)
     device = tensors[0].device
-    isas = _C.build_info()["cpu_isas"]
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
@@ -125,7 +124,8 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     else:
         engine, deterministic = f"cpu/{_C.cpu_isa()}", True
         reasons = [
-            f"the tensors are on the CPU, which has {', '.join(isas)}; MONOIDREDUCE_CPU_ISA names one",
+            f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
+            f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")

@@ -141,9 +141,10 @@ def _softcap(softcap: float | None) -> float:
     return float(softcap)
 
 
-def workspace_bytes(workspace: int | None) -> int:
+def workspace_bytes(workspace: int | None) -> int | None:
+    """None, in a traced call, stands for what get_workspace() says when the backward runs."""
     if workspace is None:
-        return get_workspace()
+        return None if torch.compiler.is_compiling() else get_workspace()
     check_int("workspace", workspace, "None or an int >= 0")
     if workspace < 0:
         raise ValueError(mismatch("workspace", "None or an int >= 0", workspace))

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from monoidreduce import _C
+from monoidreduce.workspace import get_workspace
 
 __all__ = [
     "ACTIVATIONS",
@@ -286,6 +287,7 @@ def _attention_backward(
         dk,
         dv,
         _score_bias(q, k, dbias),
+        centre=_statistics(q.shape[:3], q) if q.is_cuda else None,
         scale=_score_scale(q, scale),
         softcap=softcap,
         left=left,
@@ -333,7 +335,7 @@ def _cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    workspace: int,
+    workspace: int | None,
 ) -> tuple[Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
     loss, lse = _cross_entropy_results(x)
@@ -367,7 +369,7 @@ def _cross_entropy_backward(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    workspace: int,
+    workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
     dx = _row_gradient(x, needed[0])
@@ -389,7 +391,7 @@ def _cross_entropy_backward(
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
         z_loss=z_loss,
-        workspace=workspace,
+        workspace=get_workspace() if workspace is None else workspace,
         **_launch_backward(x),
     )
     return _rounded((dx, x), (dweight, weight), (dbias, bias))
@@ -399,7 +401,7 @@ linear_cross_entropy = _register(
     "linear_cross_entropy",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="float logit_scale, float softcap, int ignore_index, "
-    "float label_smoothing, float z_loss, int workspace",
+    "float label_smoothing, float z_loss, int? workspace",
     outputs="loss, lse",
     differentiable="loss, lse",
     residuals="lse",
@@ -425,7 +427,7 @@ def _distillation(
     mask: Tensor | None,
     loss: str,
     temperature: float,
-    workspace: int,
+    workspace: int | None,
 ) -> tuple[Tensor, Tensor]:
     losses, stats = _distillation_results(x)
     _C.distillation_forward(
@@ -453,7 +455,7 @@ def _distillation_backward(
     stats: Tensor,
     loss: str,
     temperature: float,
-    workspace: int,
+    workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
     dx = _row_gradient(x, needed[0])
@@ -474,7 +476,7 @@ def _distillation_backward(
         dteacher_weight,
         kind=DISTILLATION_LOSSES.index(loss),
         temperature=temperature,
-        workspace=workspace,
+        workspace=get_workspace() if workspace is None else workspace,
         **_launch_backward(x),
     )
     return _rounded((dx, x), (dweight, weight), (dteacher_x, teacher_x), (dteacher_weight, teacher_weight))
@@ -483,7 +485,7 @@ def _distillation_backward(
 linear_distillation = _register(
     "linear_distillation",
     inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
-    options="str loss, float temperature, int workspace",
+    options="str loss, float temperature, int? workspace",
     outputs="losses, stats",
     differentiable="losses",
     residuals="stats",

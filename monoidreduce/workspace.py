@@ -39,7 +39,8 @@ def set_workspace(bytes: int) -> None:
 def workspace(bytes: int) -> Iterator[None]:
     """Set the limit for the operators called in this block, in this thread or asynchronous task only.
 
-    The limit is read when an operator is called and holds for its backward, wherever that runs.
+    The limit is read when an operator is called and holds for its backward, wherever that runs; compiled and
+    exported calls read it when their backward runs.
     Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
     token = _scoped.set(_checked(bytes))
