@@ -1,0 +1,532 @@
+"""The module `_C` itself: reads tensors, refuses those no kernel could use, lets other threads run, counts paths.
+
+What it computes is judged in the tests of the operators.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import monoidreduce as mr
+
+_C = mr._C
+
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LAUNCH: dict[str, Any] = {"threads": 1, "stream": 0}
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def logsumexp(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+    lse = torch.full((a.shape[0],), math.nan, dtype=accumulator(a.dtype))
+    _C.logsumexp_forward(a, b, lse, scale=scale, **LAUNCH)
+    return lse
+
+
+def attention_arguments(**changed: Any) -> dict[str, Any]:
+    """Arguments of `attention_backward`, where every kind of tensor occurs."""
+    arguments = {
+        "grad_out": torch.randn(2, 4, 5, 7),
+        "grad_lse": torch.randn(2, 4, 5),
+        "q": torch.randn(2, 4, 5, 6),
+        "k": torch.randn(2, 2, 3, 6),
+        "v": torch.randn(2, 2, 3, 7),
+        "bias": torch.randn(4, 1, 3).expand(2, 4, 5, 3),
+        "out": torch.randn(2, 4, 5, 7),
+        "lse": torch.randn(2, 4, 5),
+        "dq": torch.zeros(2, 4, 5, 6),
+        "dk": torch.zeros(2, 2, 3, 6),
+        "dv": torch.zeros(2, 2, 3, 7),
+        "dbias": torch.zeros(4, 1, 3).expand(2, 4, 5, 3),
+        "centre": None,
+        "scale": 1.0,
+        "softcap": 0.0,
+        "left": -1,
+        "right": -1,
+        "deterministic": False,
+        **LAUNCH,
+    }
+    assert changed.keys() <= arguments.keys()
+    return arguments | changed
+
+
+def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
+    arguments = {
+        "x": torch.randn(4, 3),
+        "weight": torch.randn(5, 3),
+        "bias": None,
+        "target": torch.tensor([0, 4, -100, 2]),
+        "loss": torch.full((4,), math.nan),
+        "lse": torch.full((4,), math.nan),
+        "logit_scale": 1.0,
+        "softcap": 0.0,
+        "ignore_index": -100,
+        "label_smoothing": 0.0,
+        "z_loss": 0.0,
+        **LAUNCH,
+    }
+    assert changed.keys() <= arguments.keys()
+    return arguments | changed
+
+
+def distillation_arguments(**changed: Any) -> dict[str, Any]:
+    arguments = {
+        "x": torch.randn(4, 3),
+        "weight": torch.randn(5, 3),
+        "teacher_x": torch.randn(4, 2),
+        "teacher_weight": torch.randn(5, 2),
+        "mask": None,
+        "loss": torch.full((4,), math.nan),
+        "stats": torch.full((3, 4), math.nan),
+        "kind": 0,
+        "temperature": 1.0,
+        **LAUNCH,
+    }
+    assert changed.keys() <= arguments.keys()
+    return arguments | changed
+
+
+def mlp_arguments(**changed: Any) -> dict[str, Any]:
+    arguments = {
+        "x": torch.randn(4, 3),
+        "w1": torch.randn(5, 3),
+        "w2": torch.randn(2, 5),
+        "bias1": None,
+        "bias2": None,
+        "out": torch.full((4, 2), math.nan),
+        "activation": 0,
+        **LAUNCH,
+    }
+    assert changed.keys() <= arguments.keys()
+    return arguments | changed
+
+
+# Layouts of a matrix. Whatever surrounds its elements in memory is NaN, so that reading anything else shows.
+
+
+def in_nan(values: Tensor, view: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
+    return view(torch.full(shape, math.nan, dtype=values.dtype)).copy_(values)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda m: m,
+    "transposed": lambda m: m.t().contiguous().t(),
+    "padded rows": lambda m: in_nan(m, lambda t: t[:, :-3], m.shape[0], m.shape[1] + 3),
+    "every second column": lambda m: in_nan(m, lambda t: t[:, ::2], m.shape[0], 2 * m.shape[1]),
+    "every third row, offset": lambda m: in_nan(m, lambda t: t[2::3, 1:], 3 * m.shape[0], m.shape[1] + 1),
+    "plane of a volume": lambda m: in_nan(m, lambda t: t[:, 1, :], m.shape[0], 3, m.shape[1]),
+}
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_matrix_is_read_through_its_strides(layout: str, dtype: torch.dtype) -> None:
+    a, b = torch.randn(9, 13).to(dtype), torch.randn(17, 13).to(dtype)
+    expected = torch.logsumexp(a.double() @ b.double().T, 1)
+    eps = torch.finfo(accumulator(dtype)).eps
+    for got in (logsumexp(LAYOUTS[layout](a), b), logsumexp(a, LAYOUTS[layout](b))):
+        torch.testing.assert_close(got.double(), expected, rtol=16 * eps, atol=16 * eps)
+
+
+@pytest.mark.parametrize("expanded", ["rows", "columns", "both"])
+def test_a_matrix_may_have_zero_strides(expanded: str) -> None:
+    shape = {"rows": (1, 13), "columns": (9, 1), "both": (1, 1)}[expanded]
+    a, b = torch.randn(shape).expand(9, 13), torch.randn(17, 13)
+    torch.testing.assert_close(logsumexp(a, b), torch.logsumexp(a @ b.T, 1))
+
+
+@pytest.mark.parametrize("rows,columns,width", [(0, 3, 4), (3, 0, 4), (3, 4, 0), (0, 0, 0)])
+def test_a_tensor_may_be_empty(rows: int, columns: int, width: int) -> None:
+    a, b = torch.randn(rows, width), torch.randn(columns, width)
+    assert torch.equal(logsumexp(a, b), torch.logsumexp(a @ b.T, 1))
+
+
+def test_four_dimensions_are_read_through_their_strides() -> None:
+    q, k, v = (torch.randn(2, n, heads, 6).transpose(1, 2) for n, heads in ((5, 4), (3, 2), (3, 2)))
+    bias = torch.randn(4, 1, 3).expand(2, 4, 5, 3)
+    out, lse = torch.empty(2, 4, 5, 6), torch.empty(2, 4, 5)
+    _C.attention_forward(q, k, v, bias, out, lse, scale=0.5, softcap=0.0, left=-1, right=-1, **LAUNCH)
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    scores = 0.5 * q @ k.mT + bias
+    torch.testing.assert_close(out, scores.softmax(-1) @ v)
+    torch.testing.assert_close(lse, scores.logsumexp(-1))
+
+
+def test_integers_and_bools_are_read_through_their_strides() -> None:
+    target = torch.tensor([[0, 9], [4, 9], [-100, 9], [2, 9]])[:, 0]
+    arguments = cross_entropy_arguments(target=target)
+    _C.cross_entropy_forward(**arguments)
+    logits = arguments["x"] @ arguments["weight"].T
+    expected = torch.nn.functional.cross_entropy(logits, target, reduction="none")
+    torch.testing.assert_close(arguments["loss"], expected)
+
+    mask = torch.tensor([[True, False], [False, True], [True, False], [False, True]])[:, 0]
+    arguments = distillation_arguments(mask=mask)
+    _C.distillation_forward(**arguments)
+    assert (arguments["loss"] > 0).tolist() == mask.tolist()
+
+
+def test_parameters_and_subclasses_are_tensors() -> None:
+    class Named(torch.Tensor):
+        pass
+
+    a, b = torch.randn(3, 4), torch.randn(5, 4)
+    expected = logsumexp(a, b)
+    assert torch.equal(logsumexp(torch.nn.Parameter(a), b.as_subclass(Named)), expected)
+
+
+def test_absent_tensors_are_none() -> None:
+    absent = dict.fromkeys(("grad_out", "bias", "dq", "dv", "dbias"))
+    arguments = attention_arguments(**absent)
+    _C.attention_backward(**arguments)
+    assert arguments["dk"].abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse"])
+def test_none_for_a_tensor_that_is_needed(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected a tensor, got none$"):
+        _C.attention_backward(**attention_arguments(**{name: None}))
+
+
+class OnCuda(torch.Tensor):
+    """Says that it is on a GPU."""
+
+    is_cpu, is_cuda = False, True
+
+    def get_device(self) -> int:
+        return 3
+
+
+def on_cuda(t: Tensor | None) -> Tensor | None:
+    return None if t is None else t.as_subclass(OnCuda)
+
+
+def lazily_negated() -> Tensor:
+    t = torch.randn(2, 2, 3, 6, dtype=torch.complex64).conj().imag
+    assert t.is_neg()
+    return t
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.zeros(2, 2, 3, 6)
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "list": (lambda: [[1.0]], r"a torch\.Tensor, got <class 'list'>"),
+    "array": (lambda: torch.zeros(2, 2, 3, 6).numpy(), r"a torch\.Tensor, got <class 'numpy\.ndarray'>"),
+    "number": (lambda: 1.0, r"a torch\.Tensor, got <class 'float'>"),
+    "sparse": (lambda: torch.zeros(2, 2).to_sparse(), r"a dense \(strided\) tensor, got torch\.sparse_coo"),
+    "lazily negated": (lazily_negated, r"memory as it is, got a lazy negation"),
+    "complex": (
+        lambda: torch.zeros(2, 2, dtype=torch.complex64),
+        r"a real floating, .* got torch\.complex64",
+    ),
+    "int32": (lambda: torch.zeros(2, 2, dtype=torch.int32), r"a real floating, .* got torch\.int32"),
+    "float8": (
+        lambda: torch.zeros(2, 2).to(torch.float8_e5m2),
+        r"a real floating, .* got torch\.float8_e5m2",
+    ),
+    "meta": (lambda: torch.zeros(2, 2, device="meta"), r"a tensor on the CPU or a CUDA device, got meta"),
+    "scalar": (lambda: torch.zeros(()), r"1 to 4 dimensions, got 0"),
+    "five axes": (lambda: torch.zeros(1, 1, 1, 1, 1), r"1 to 4 dimensions, got 5"),
+    "no memory": (fake, r"a tensor with memory of its own, got <class '.*FakeTensor'>"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_no_plain_tensor_is_a_type_error(case: str) -> None:
+    make, message = REFUSED[case]
+    with pytest.raises(TypeError, match=rf"^k: expected {message}"):
+        _C.attention_backward(**attention_arguments(k=make()))
+
+
+BROADCAST = torch.zeros(2, 1, 3, 6).expand(2, 2, 3, 6)
+WRONG_ATTENTION: dict[str, tuple[dict[str, Any], str]] = {
+    "axes": ({"q": torch.zeros(2, 6)}, r"q: expected shape \[B, H, M, F\], got \[2, 6\]"),
+    "batch": ({"k": torch.zeros(1, 2, 3, 6)}, r"k: expected shape \[B=2, Hkv, N, F=6\], got \[1, 2, 3, 6\]"),
+    "keys": ({"v": torch.zeros(2, 2, 4, 7)}, r"v: expected shape \[B=2, Hkv=2, N=3, D\], got \[2, 2, 4, 7\]"),
+    "heads": (
+        {"k": torch.zeros(2, 3, 3, 6), "v": torch.zeros(2, 3, 3, 7)},
+        "k: expected a number of heads that divides H=4, got 3",
+    ),
+    "no heads": (
+        {"k": torch.zeros(2, 0, 3, 6), "v": torch.zeros(2, 0, 3, 7)},
+        "k: expected a number of heads that divides H=4, got 0",
+    ),
+    "integer": (
+        {"q": torch.zeros(2, 4, 5, 6, dtype=torch.int64)},
+        "q: expected a floating tensor, got int64",
+    ),
+    "dtypes": ({"v": torch.zeros(2, 2, 3, 7).half()}, "v: expected float32, got float16"),
+    "bias not expanded": (
+        {"bias": torch.zeros(4, 1, 3)},
+        r"bias: expected shape \[B=2, H=4, M=5, N=3\], got \[4, 1, 3\]",
+    ),
+    "bias dtype": (
+        {"bias": torch.zeros(2, 4, 5, 3, dtype=torch.int64)},
+        "bias: expected bool, float32 or float32, got int64",
+    ),
+    "statistics dtype": ({"lse": torch.zeros(2, 4, 5).double()}, "lse: expected float32, got float64"),
+    "statistics strides": (
+        {"lse": torch.zeros(2, 5, 4).mT},
+        "lse: expected a contiguous tensor, got stride 4 in axis 2",
+    ),
+    "upstream shape": (
+        {"grad_lse": torch.zeros(2, 4)},
+        r"grad_lse: expected shape \[B=2, H=4, M=5\], got \[2, 4\]",
+    ),
+    "gradient shape": (
+        {"dq": torch.zeros(2, 4, 5, 5)},
+        r"dq: expected shape \[B=2, H=4, M=5, F=6\], got \[2, 4, 5, 5\]",
+    ),
+    "gradient dtype": ({"dv": torch.zeros(2, 2, 3, 7).bfloat16()}, "dv: expected float32, got bfloat16"),
+    "gradient overlaps": ({"dk": BROADCAST}, "dk: expected a contiguous tensor, got stride 0 in axis 1"),
+    "gradient of no bias": ({"bias": None}, "dbias: expected none where bias is bool or none, got a tensor"),
+    "gradient of a mask": (
+        {"bias": torch.ones(2, 4, 5, 3, dtype=torch.bool)},
+        "dbias: expected none where bias is bool or none, got a tensor",
+    ),
+    "softcap": ({"softcap": -1.0}, "softcap: expected a number >= 0, 0 for none, got -1"),
+    "softcap nan": ({"softcap": math.nan}, "softcap: expected a number >= 0, 0 for none, got nan"),
+    "left": ({"left": -2}, "left: expected an integer >= 0, or -1 for no bound, got -2"),
+    "right": ({"right": -2}, "right: expected an integer >= 0, or -1 for no bound, got -2"),
+    "threads": ({"threads": 0}, "threads: expected at least 1, got 0"),
+    "devices": (
+        {"v": on_cuda(torch.zeros(2, 2, 3, 7))},
+        "v: expected a tensor on the CPU as q, got one on cuda:3",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ATTENTION)
+def test_attention_refuses(case: str) -> None:
+    changed, message = WRONG_ATTENTION[case]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        _C.attention_backward(**attention_arguments(**changed))
+
+
+WRONG_ELSEWHERE: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
+    "classes": (
+        _C.cross_entropy_forward,
+        cross_entropy_arguments(weight=torch.zeros(5, 4)),
+        r"weight: expected shape \[V, D=3\], got \[5, 4\]",
+    ),
+    "target dtype": (
+        _C.cross_entropy_forward,
+        cross_entropy_arguments(target=torch.zeros(4)),
+        "target: expected int64, got float32",
+    ),
+    "class bias": (
+        _C.cross_entropy_forward,
+        cross_entropy_arguments(bias=torch.zeros(4)),
+        r"bias: expected shape \[V=5\], got \[4\]",
+    ),
+    "label smoothing": (
+        _C.cross_entropy_forward,
+        cross_entropy_arguments(label_smoothing=1.5),
+        r"label_smoothing: expected a number in \[0, 1\], got 1\.5",
+    ),
+    "vocabularies": (
+        _C.distillation_forward,
+        distillation_arguments(teacher_weight=torch.zeros(6, 2)),
+        r"teacher_weight: expected shape \[V=5, E=2\], got \[6, 2\]",
+    ),
+    "statistics": (
+        _C.distillation_forward,
+        distillation_arguments(stats=torch.zeros(2, 4)),
+        r"stats: expected shape \[statistics=3, N=4\], got \[2, 4\]",
+    ),
+    "mask dtype": (
+        _C.distillation_forward,
+        distillation_arguments(mask=torch.zeros(4)),
+        "mask: expected bool, got float32",
+    ),
+    "kind": (_C.distillation_forward, distillation_arguments(kind=3), "kind: expected 0, 1 or 2, got 3"),
+    "temperature": (
+        _C.distillation_forward,
+        distillation_arguments(temperature=0.0),
+        "temperature: expected a finite number > 0, got 0",
+    ),
+    "hidden": (
+        _C.mlp_forward,
+        mlp_arguments(w2=torch.zeros(2, 4)),
+        r"w2: expected shape \[N, K=5\], got \[2, 4\]",
+    ),
+    "output bias": (
+        _C.mlp_forward,
+        mlp_arguments(bias2=torch.zeros(5)),
+        r"bias2: expected shape \[N=2\], got \[5\]",
+    ),
+    "output": (
+        _C.mlp_forward,
+        mlp_arguments(out=torch.zeros(2, 4).T),
+        "out: expected a contiguous tensor, got stride 4 in axis 1",
+    ),
+    "activation": (
+        _C.mlp_forward,
+        mlp_arguments(activation=8),
+        r"activation: expected an index in \[0, 7\], got 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_ELSEWHERE)
+def test_the_other_operators_refuse(case: str) -> None:
+    op, arguments, message = WRONG_ELSEWHERE[case]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        op(**arguments)
+
+
+@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("wrong", [-1, 5, -(2**63), 2**63 - 1])
+def test_a_target_that_is_no_class_is_an_index_error_before_any_work(at: int, wrong: int) -> None:
+    target = torch.tensor([0, 4, -100, 2])
+    target[at] = wrong
+    arguments = cross_entropy_arguments(target=target)
+    with pytest.raises(
+        IndexError, match=rf"^target\[{at}\]: expected a class in \[0, 5\) or ignore_index=-100, got {wrong}$"
+    ):
+        _C.cross_entropy_forward(**arguments)
+    assert arguments["loss"].isnan().all() and arguments["lse"].isnan().all()
+
+
+def test_on_a_gpu_column_gradients_have_the_accumulation_dtype() -> None:
+    arguments = {
+        name: on_cuda(value.bfloat16() if name not in ("lse", "grad_lse", "dq", "dbias") else value)
+        if isinstance(value, Tensor)
+        else value
+        for name, value in attention_arguments().items()
+    }
+    with pytest.raises(ValueError, match=r"^dk: expected float32, got bfloat16$"):
+        _C.attention_backward(**arguments)
+
+
+@pytest.mark.skipif(_C.build_info()["cuda"], reason="this build runs what is on a GPU")
+def test_a_cpu_only_build_says_how_to_get_the_other() -> None:
+    a, b, lse = (on_cuda(torch.zeros(*shape)) for shape in ((3, 4), (5, 4), (3,)))
+    with pytest.raises(
+        RuntimeError, match=r"got one on cuda:3\. This build .* is CPU-only; .* MONOIDREDUCE_CUDA=ON"
+    ):
+        _C.logsumexp_forward(a, b, lse, scale=1.0, **LAUNCH)
+
+
+def test_arguments_are_neither_kept_nor_dropped() -> None:
+    arguments = attention_arguments()
+    wrong = arguments | {"lse": None}
+
+    def references() -> list[int]:
+        return [sys.getrefcount(value) for value in arguments.values() if isinstance(value, Tensor)]
+
+    before = references()
+    for _ in range(10):
+        _C.attention_backward(**arguments)
+        with pytest.raises(ValueError, match=r"^lse: "):
+            _C.attention_backward(**wrong)
+    assert references() == before
+
+
+def test_other_python_threads_run_meanwhile() -> None:
+    a, b = torch.randn(2048, 256), torch.randn(4096, 256)
+    lse, steps, done = torch.empty(2048), 0, threading.Event()
+
+    def count() -> None:
+        nonlocal steps
+        while not done.is_set():
+            steps += 1
+            time.sleep(0.0001)
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    while steps == 0:
+        time.sleep(0.001)
+    before = steps
+    _C.logsumexp_forward(a, b, lse, scale=1.0, **LAUNCH)
+    meanwhile = steps - before
+    done.set()
+    counter.join()
+    assert meanwhile >= 3
+
+
+def test_each_call_is_counted_with_its_path() -> None:
+    key = f"logsumexp_forward/cpu/{_C.cpu_isa()}/"
+    before = _C.path_counts()
+    for dtype in FLOATING:
+        logsumexp(torch.zeros(2, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype))
+    logsumexp(torch.zeros(2, 3), torch.zeros(4, 3))
+    with pytest.raises(ValueError, match=r"^lse: "):
+        _C.logsumexp_forward(torch.zeros(2, 3), torch.zeros(4, 3), None, scale=1.0, **LAUNCH)
+    after = _C.path_counts()
+    counted = {
+        path: after[path] - before.get(path, 0) for path in after if after[path] != before.get(path, 0)
+    }
+    assert counted == {key + "float16": 1, key + "bfloat16": 1, key + "float32": 2, key + "float64": 1}
+
+
+def test_counting_is_thread_safe() -> None:
+    key = f"logsumexp_forward/cpu/{_C.cpu_isa()}/float32"
+    before = _C.path_counts().get(key, 0)
+    a, b = torch.zeros(1, 3), torch.zeros(2, 3)
+    threads = [threading.Thread(target=lambda: [logsumexp(a, b) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert _C.path_counts()[key] - before == 800
+
+
+CHOOSE_ISA = """
+import os, sys
+from monoidreduce import _C
+for wanted in sys.argv[1:]:
+    os.environ["MONOIDREDUCE_CPU_ISA"] = wanted
+    try:
+        print(_C.cpu_isa())
+    except ValueError as error:
+        print(error)
+"""
+
+
+def choose_isa(*wanted: str) -> list[str]:
+    """What `cpu_isa()` says to each wish, in a new process. The first that can be fulfilled stays."""
+    command = [sys.executable, "-c", CHOOSE_ISA, *wanted]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_instruction_set_is_the_one_asked_for() -> None:
+    isas = _C.cpu_isas()
+    unknown = ["avx1024", "AVX2", " avx2", "baseline,avx2"]
+    expected = f"MONOIDREDUCE_CPU_ISA: expected one of {', '.join(isas)} (this build, this processor), got "
+    for isa in isas:
+        assert choose_isa(*unknown, isa) == [*(expected + name for name in unknown), isa]
+
+
+def test_the_instruction_set_is_otherwise_the_best() -> None:
+    isas = _C.cpu_isas()
+    assert isas[0] == "baseline" and set(isas) <= set(_C.build_info()["cpu_isas"])
+    assert choose_isa("") == [isas[-1]]
+
+
+def test_build_info_says_what_was_built() -> None:
+    info = _C.build_info()
+    assert info["version"] == mr.__version__
+    assert info["compiler"].split()[0] in ("GNU", "Clang")
+    assert info["cpu_isas"][0] == "baseline"
+    if info["cuda"]:
+        assert info["cuda_version"] and info["cuda_architectures"] and info["cpu_only_reason"] is None
+    else:
+        assert info["cpu_only_reason"] and info["cuda_version"] is None and info["cuda_architectures"] == []
