@@ -1,4 +1,4 @@
-"""The module `_C` itself: reads tensors, refuses those no kernel could use, lets other threads run, counts paths.
+"""The module `_C` itself: reads tensors, refuses those no kernel could use, lets threads run, counts paths.
 
 What it computes is judged in the tests of the operators.
 """
