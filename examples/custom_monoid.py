@@ -1,6 +1,6 @@
 """A monoid of your own: mean and variance of the scores <a_i, b_j> of each row, which are never stored.
 
-Three methods are all there is to write. check_monoid tries the laws on them and says which one a mistake breaks.
+Three methods are all there is to write. check_monoid tries the laws and says which one a mistake breaks.
 """
 
 from typing import NamedTuple
@@ -25,14 +25,14 @@ class Moments(mr.Monoid):
 
     def combine(self, a: State, b: State) -> State:
         number = a.number + b.number
-        share_a, share_b = (part.number / number.clamp(min=1) for part in (a, b))
+        share_a, share_b = (part.number.to(part.mean) / number.clamp(min=1) for part in (a, b))
         mean = share_a * a.mean + share_b * b.mean
         between = a.number * share_b * (a.mean - b.mean) ** 2
         return self.State(number, mean, a.deviation + b.deviation + between)
 
     def local_gradient(self, c: State, a: State, g: State) -> State:
         """What a.mean and a.deviation do to c depends on c and a alone, so the fold has a backward pass."""
-        to_mean = a.number / c.number.clamp(min=1)
+        to_mean = a.number.to(a.mean) / c.number.clamp(min=1)
         to_deviation = 2 * a.number * (a.mean - c.mean)
         return self.State(
             torch.zeros_like(a.number), g.mean * to_mean + g.deviation * to_deviation, g.deviation

@@ -124,6 +124,8 @@ class _Law:
 
 def _identity(monoid: Monoid[Any], x: Any) -> Iterator[_Claim]:
     e = monoid.identity(x)
+    if _layout(e) != _layout(x):
+        yield _Claim("identity(x) has the shapes and dtypes of x", e, x)
     yield _Claim("combine(identity, x) = x", monoid.combine(e, x), x, exact=True)
     yield _Claim("combine(x, identity) = x", monoid.combine(x, e), x, exact=True)
 
@@ -205,7 +207,7 @@ _LAWS = (
 
 
 def _gradient_claim(monoid: Monoid[Any], text: str, x: Any, others: Sequence[Any], g: Any) -> _Claim:
-    """D of x in the fold of x and others, against autograd in float64; its NaN proves nothing, D's is wrong."""
+    """D of x in the fold of x and others, against autograd in float64; its NaN proves nothing."""
     leaf = _double(x)
     leaves = [field.requires_grad_() for field in leaf if field.is_floating_point()]
     with torch.enable_grad():
@@ -350,9 +352,8 @@ def _round(field: Tensor, digits: int) -> Tensor:
     """Round to significant digits, which keeps signs, and zero apart from the rest."""
     if not field.is_floating_point():
         return field
-    wide = field.double()
-    unit = 10.0 ** (wide.abs().log10().floor() - (digits - 1))
-    return torch.where(wide.isfinite() & (wide != 0), (wide / unit).round() * unit, wide).to(field.dtype)
+    rounded = [float(f"{x:.{digits}g}") for x in field.flatten().tolist()]
+    return torch.tensor(rounded, dtype=field.dtype, device=field.device).reshape(field.shape)
 
 
 def _format(state: Any) -> str:

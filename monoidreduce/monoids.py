@@ -100,10 +100,11 @@ def _is_empty(log_weight: Tensor) -> Tensor:
 
 
 def _log_add_exp(a: Tensor, b: Tensor) -> Tensor:
-    """log(e^a + e^b). Where both are -inf the gradients are 0, while those of torch.logaddexp are NaN."""
-    both_empty = _is_empty(a) & _is_empty(b)
-    total = torch.logaddexp(a.masked_fill(both_empty, 0.0), b.masked_fill(both_empty, 0.0))
-    return total.masked_fill(both_empty, -math.inf)
+    """log(e^a + e^b). Nothing added to x is x bit for bit; the gradients of nothing are 0, not NaN."""
+    a_empty, b_empty = _is_empty(a), _is_empty(b)
+    total = torch.logaddexp(a.masked_fill(a_empty, 0.0), b.masked_fill(b_empty, 0.0))
+    total = torch.where(a_empty, b, torch.where(b_empty, a, total))
+    return total.masked_fill(a_empty & b_empty, -math.inf)
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
@@ -168,7 +169,8 @@ class LogWSum(Monoid["LogWSum.State"]):
 
     def combine(self, a: State, b: State) -> State:
         log_weight = _log_add_exp(a.log_weight, b.log_weight)
-        return self.State(log_weight, self._weighted(a, log_weight) + self._weighted(b, log_weight))
+        mean = _WSUM.combine(self._as_shares(a, log_weight), self._as_shares(b, log_weight))
+        return self.State(log_weight, mean.value)
 
     def local_gradient(self, c: State, a: State, g: State) -> State:
         masked = _is_empty(a.log_weight)
@@ -178,10 +180,12 @@ class LogWSum(Monoid["LogWSum.State"]):
         return self.State(log_weight, _over_payload(share, a.value) * g.value)
 
     @staticmethod
-    def _weighted(part: State, log_weight: Tensor) -> Tensor:
+    def _as_shares(part: State, log_weight: Tensor) -> WSum.State:
         masked = _over_payload(_is_empty(part.log_weight), part.value)
-        share = _over_payload(_share(part.log_weight, log_weight), part.value)
-        return share * part.value.masked_fill(masked, _NEUTRAL)
+        return WSum.State(_share(part.log_weight, log_weight), part.value.masked_fill(masked, _NEUTRAL))
+
+
+_WSUM = WSum()
 
 
 class LogSumExp(Monoid["LogSumExp.State"]):
@@ -277,8 +281,8 @@ class Max(Monoid["Max.State"]):
         return self.State(value, a.times * _attains(a.value, value) + b.times * _attains(b.value, value))
 
     def local_gradient(self, c: State, a: State, g: State) -> State:
-        share = a.times * _attains(a.value, c.value) / c.times.clamp(min=1)
-        return a._replace(value=g.value * share.to(g.value.dtype))
+        times = a.times * _attains(a.value, c.value)
+        return a._replace(value=g.value * times / c.times.clamp(min=1))
 
 
 def _attains(value: Tensor, best: Tensor) -> Tensor:
