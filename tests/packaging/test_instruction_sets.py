@@ -22,7 +22,7 @@ def test_avx_code_is_confined_to_its_namespaces(extension):
         elif "\t" in line and AVX.match(line.split("\t")[1].split(" ")[0].strip()):
             namespaces = {isa for isa in ("avx2", "avx512") if f"{isa}::" in function}
             confined |= namespaces
-            # Clones, as in "f [clone .part.0]", are called by the object they were compiled in and by no other.
+            # Clones, as in "f [clone .part.0]", are called from within the object that has them alone.
             if not namespaces and "[clone" not in function:
                 stray.add(function)
     assert listing.wait() == 0
