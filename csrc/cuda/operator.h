@@ -1,0 +1,40 @@
+// What the CUDA operators share: the accumulation type, and the note of which path ran.
+#pragma once
+
+#include <string>
+
+#include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
+#include "monoidreduce/path_counter.h"
+#include "monoidreduce/rows.h"
+
+namespace monoidreduce::cuda {
+
+// Calls run(T{}) with the type that tensors of the given element type are accumulated in.
+template <class Run>
+void with_accumulation(DType dtype, Run run) {
+  switch (dtype) {
+    case DType::kFloat16:
+    case DType::kBFloat16:
+    case DType::kFloat32: return run(float{});
+    case DType::kFloat64: return run(double{});
+    default: throw std::invalid_argument(message("expected a floating tensor, got ", name(dtype)));
+  }
+}
+
+inline void count_simt(const char* op, DType dtype, bool deterministic = false) {
+  count_path(op, std::string("cuda/simt/") + (deterministic ? "deterministic/" : "") + name(dtype));
+}
+
+template <class T>
+T* data(const TensorView& t) {
+  return static_cast<T*>(t.data);
+}
+
+// A [rows] vector of any stride.
+template <class T>
+RowVector<T> row_vector(const TensorView& t) {
+  return {data<T>(t), t.stride[0]};
+}
+
+}  // namespace monoidreduce::cuda

@@ -1,0 +1,245 @@
+// The backward fold on any GPU: any monoid, any element type, width and strides.
+//
+// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij), so a tile of 64 x 64 elements needs only its own rows, its own columns and the final
+// products. It computes its scores again, pulls the upstream gradient through D and multiplies:
+//   dz_ij = pull(X_ij, P_i, g_i, u_ij)   u = G V^T       w_ij = the element's share of the output
+//   d_a += dz B    d_b += dz^T A    d_payload += w^T G    d_bias += dz
+// Its operands come in pairs, rows with columns: (A, B), and (other A, other B) or (G, V). A pair is multiplied into a tile of dot
+// products; the tile becomes gradients or weights; and these, multiplied with the one operand, are the gradient of the other.
+//
+// One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with atomics, whose order
+// changes from run to run. The deterministic mode computes every tile once per kind of gradient: a pass over the rows (d_a), one
+// over the columns (d_b, d_payload) and one over the bias, in each of which one block owns what it adds to.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "monoidreduce/block/accumulate.cuh"
+#include "monoidreduce/block/elements.cuh"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce {
+namespace simt {
+
+struct OperandPair {
+  TensorView rows, columns;      // [B, H, M, K] [B, Hc, N, K]
+  TensorView d_rows, d_columns;  // the same shapes; absent: not wanted
+};
+
+struct PullArguments {
+  OperandPair pair[2];
+  int pairs;
+  TensorView bias, d_bias;  // [B, H, M, N]
+  ColumnRange range;
+};
+
+// A tile of elements has five coordinates. Query head = column head * group + member.
+struct Walk {
+  enum Axis { kBatch, kColumnHead, kMember, kRowTile, kColumnTile, kAxes };
+  std::int64_t extent[kAxes];
+  bool looped[kAxes];  // does one block walk this axis, in order; else it is spread over the grid
+  bool exclusive;      // a block alone adds to what it adds to
+
+  MR_HD std::int64_t count(bool of_looped) const {
+    std::int64_t n = 1;
+    MR_UNROLL
+    for (int axis = 0; axis < kAxes; ++axis) n *= looped[axis] == of_looped ? extent[axis] : 1;
+    return n;
+  }
+};
+
+// Where a tile is.
+struct TilePlace {
+  std::int64_t batch, head, column_head, row0, column0;
+};
+
+// The tile that is step number step of a job, the last axis fastest.
+__device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job, std::int64_t step) {
+  std::int64_t at[Walk::kAxes];
+#pragma unroll
+  for (int axis = Walk::kAxes - 1; axis >= 0; --axis) {
+    const bool looped = walk.looped[axis];
+    const std::int64_t number = looped ? step : job, rest = number / walk.extent[axis];
+    at[axis] = number - rest * walk.extent[axis];
+    step = looped ? rest : step;
+    job = looped ? job : rest;
+  }
+  return {at[Walk::kBatch], at[Walk::kColumnHead] * walk.extent[Walk::kMember] + at[Walk::kMember], at[Walk::kColumnHead],
+          at[Walk::kRowTile] * kTile, at[Walk::kColumnTile] * kTile};
+}
+
+// Pulls the upstream gradient through every element of the tile, in place. Before: dot products of the first pair in memory.first,
+// of the second pair in memory.second. After: the gradient by what goes into the softcap (by a bias outside of it, where that is
+// wanted) in memory.first, that of the second score or the weights in memory.second. 0 where an element is not valid.
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m, const PullArguments& p,
+                                              const Score<typename M::Real>& score, const Rows& rows, const TilePlace& at,
+                                              std::int64_t flat_row, Validity valid) {
+  using T = typename M::Real;
+  const std::int64_t row = at.row0 + element_row();
+  const auto bias = matrix_of<T>(p.bias, at.batch, at.head);
+  const bool slope_wanted = score.bias_inside || p.d_bias.rank == 0;
+  typename M::Output product{};
+  typename M::Upstream upstream{};
+  Index<T> label{};
+  if (valid.bits) {
+    product = rows.product(flat_row);
+    upstream = rows.upstream(flat_row);
+    label = static_cast<Index<T>>(rows.label(flat_row));
+  }
+#pragma unroll 2
+  for (int n = 0; n < kLaneElements; ++n) {
+    const int place = element_column(n) * kPitch + element_row();
+    const std::int64_t column = at.column0 + element_column(n);
+    T first = T(0), second = T(0);
+    if (valid[n]) {
+      const T dot = memory.first[place], bias_value = score_bias(bias, row, column);
+      const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
+      Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label};
+      if constexpr (kPayload) {
+        const auto pulled = pull(m, e, product, upstream, second_dot);
+        first = pulled.score;
+        second = pulled.weight;
+      } else {
+        if constexpr (M::kScores == 2) e.other = score.value(second_dot, T(0));
+        const Gradient<T> pulled = pull(m, e, product, upstream);
+        first = pulled.score;
+        if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
+      }
+      if (slope_wanted) first *= score.slope(dot, bias_value);
+    }
+    memory.first[place] = first;
+    if (p.pairs == 2) memory.second[place] = second;
+  }
+}
+
+// to += scale times the tile in memory.first (its transpose, along the rows) times 64 rows of from.
+template <class T>
+__device__ __forceinline__ void add_product(TileMemory<T>& memory, const Accumulator<T>& to, std::int64_t to_row, T scale,
+                                            const Matrix<T>& from, std::int64_t from_row, bool along_rows, bool full,
+                                            bool exclusive) {
+#pragma unroll 1
+  for (std::int64_t k = 0; k < to.width; k += kTile) {
+    ThreadTile<T> sum;
+    clear<T>(sum);
+    multiply_tile(sum, memory, along_rows, full, from, from_row, k);
+    add_tile(to, to_row, k, sum, scale, exclusive);
+  }
+}
+
+// Everything that one tile of elements adds to the wanted gradients.
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, const M& m, const PullArguments& p,
+                                          const Score<typename M::Real>& score, const Rows& rows, const TilePlace& at,
+                                          bool exclusive) {
+  using T = typename M::Real;
+  const TensorView& a = p.pair[0].rows;
+  const std::int64_t row = at.row0 + element_row(), flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
+  const bool active = row < a.size[2] && rows.active(flat_row);
+  const Validity valid = find_valid(memory, p.range, matrix_of<T>(p.bias, at.batch, at.head), active, p.pair[0].columns.size[2],
+                                    at.row0, at.column0);
+  if (!valid.any) return;
+
+#pragma unroll 1
+  for (int n = 0; n < p.pairs; ++n) {
+    multiply_rows(n == 0 ? memory.first : memory.second, memory, matrix_of<T>(p.pair[n].rows, at.batch, at.head), at.row0,
+                  matrix_of<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
+  }
+  __syncthreads();
+  pull_elements<kPayload>(memory, m, p, score, rows, at, flat_row, valid);
+  __syncthreads();
+
+  if (p.d_bias.rank) {
+    add_broadcast_tile(accumulator_of<T>(p.d_bias, at.batch, at.head), at.row0, at.column0, memory.first, exclusive);
+  }
+  // The second tile makes room for what is staged, and takes the place of the first when that is done with.
+  ThreadTile<T> second;
+  get_tile(second, memory.second);
+  __syncthreads();
+#pragma unroll 1
+  for (int n = 0; n < p.pairs; ++n) {
+    const OperandPair& pair = p.pair[n];
+    const T scale = kPayload && n == 1 ? T(1) : score.scale;
+    if (n == 1) put_tile(memory.first, second);
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) {
+      const TensorView& wanted = side == 0 ? pair.d_rows : pair.d_columns;
+      if (wanted.rank == 0) continue;
+      if (side == 1) transpose_tile(memory.first);
+      add_product(memory, accumulator_of<T>(wanted, at.batch, side == 0 ? at.head : at.column_head),
+                  side == 0 ? at.row0 : at.column0, scale,
+                  side == 0 ? matrix_of<T>(pair.columns, at.batch, at.column_head) : matrix_of<T>(pair.rows, at.batch, at.head),
+                  side == 0 ? at.column0 : at.row0, side == 1, valid.full, exclusive);
+    }
+  }
+}
+
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+    fold_backward(const __grid_constant__ M m, const __grid_constant__ PullArguments p,
+                  const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows,
+                  const __grid_constant__ Walk walk) {
+  extern __shared__ __align__(32) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<TileMemory<typename M::Real>*>(shared_bytes);
+  const std::int64_t jobs = walk.count(false), steps = walk.count(true);
+#pragma unroll 1
+  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+#pragma unroll 1
+    for (std::int64_t step = 0; step < steps; ++step) {
+      pull_tile<kPayload>(memory, m, p, score, rows, place_of(walk, job, step), walk.exclusive);
+    }
+  }
+}
+
+}  // namespace simt
+
+// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a payload, c of pull()).
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+  requires(!kPayload || PayloadMonoid<M>)
+void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g, const Launch& launch) {
+  using simt::Walk;
+  using T = typename M::Real;
+  if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return;
+
+  simt::PullArguments all{.pair = {{p.a, p.b, g.d_a, g.d_b}}, .pairs = 1, .bias = p.bias, .d_bias = g.d_bias, .range = p.range};
+  if (M::kScores == 2) all.pair[all.pairs++] = {p.other_a, p.other_b, g.d_other_a, g.d_other_b};
+  if (kPayload && g.grad_out.present()) all.pair[all.pairs++] = {g.grad_out, p.payload, {}, g.d_payload};
+
+  // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row tile, column tile.
+  const DeviceGuard device(p.a.cuda_device);
+  const auto walk_tiles = [&](bool of_rows, bool of_columns, bool of_bias, std::array<bool, Walk::kAxes> looped, bool exclusive) {
+    simt::PullArguments some = all;
+    bool any = false;
+    for (auto& pair : some.pair) {
+      if (!of_rows) pair.d_rows = {};
+      if (!of_columns) pair.d_columns = {};
+      any = any || pair.d_rows.present() || pair.d_columns.present();
+    }
+    if (!of_bias) some.d_bias = {};
+    if (!any && !some.d_bias.present()) return;
+    Walk walk{.extent = {p.batch(), p.column_heads(), p.heads() / p.column_heads(), divide_up(p.rows(), kTile),
+                         divide_up(p.columns(), kTile)},
+              .exclusive = exclusive};
+    std::copy(looped.begin(), looped.end(), walk.looped);
+    launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>, blocks_for(walk.count(false)), kThreads,
+                  sizeof(TileMemory<T>), launch.stream, m, some, Score<T>(p.score, M::kScoreUnit), rows, walk);
+  };
+
+  if (launch.deterministic) {
+    const auto broadcast = [&](int axis) { return g.d_bias.stride[axis] == 0; };
+    walk_tiles(true, false, false, {0, 0, 0, 0, 1}, true);
+    walk_tiles(false, true, false, {0, 0, 1, 1, 0}, true);
+    walk_tiles(false, false, true, {broadcast(0), broadcast(1), broadcast(1), broadcast(2), broadcast(3)}, true);
+  } else if (p.score.softcap != 0 && !p.score.bias_inside) {
+    // A bias outside the softcap is on the other side of its slope, so it needs tiles of its own.
+    walk_tiles(true, true, false, {}, false);
+    walk_tiles(false, false, true, {}, false);
+  } else {
+    walk_tiles(true, true, true, {}, false);
+  }
+}
+
+}  // namespace monoidreduce

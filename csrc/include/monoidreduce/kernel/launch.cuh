@@ -1,0 +1,77 @@
+// Launching: on the device of the tensors, on the caller's stream, and never without looking at the result.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/error.h"
+
+namespace monoidreduce {
+
+inline void check_cuda(cudaError_t error, const char* call) {
+  if (error != cudaSuccess) throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+}
+
+// Makes a device current for as long as it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+    changed_ = previous_ != device;
+    if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+// A kernel loops over its jobs by the size of the grid, so more jobs than a grid may have blocks are no error.
+inline unsigned blocks_for(std::int64_t jobs) {
+  constexpr std::int64_t kMostBlocks = 0x7fffffff;
+  return static_cast<unsigned>(std::min(jobs, kMostBlocks));
+}
+
+template <class Kernel>
+[[noreturn]] void throw_launch_error(cudaError_t error, const char* name, Kernel kernel, unsigned blocks, int threads,
+                                     std::size_t shared_bytes) {
+  int device = -1, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  const char* advice = error == cudaErrorNoKernelImageForDevice
+                           ? ". This build has no code for that architecture: install monoidreduce again with the environment "
+                             "variable MONOIDREDUCE_CUDA_ARCHS naming it"
+                           : "";
+  throw Error(message("launch of ", name, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error), "; grid ", blocks,
+                      ", block ", threads, ", shared memory ", shared_bytes, " bytes, device ", device, " of architecture sm_", major,
+                      minor, advice));
+}
+
+// kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...) on the current device.
+template <class... Parameters, class... Arguments>
+void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t shared_bytes, void* stream,
+                   const Arguments&... arguments) {
+  constexpr std::size_t kWithoutAsking = 48 << 10;
+  cudaError_t error = cudaSuccess;
+  if (shared_bytes > kWithoutAsking) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    kernel<<<blocks, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
+    error = cudaPeekAtLastError();
+  }
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // clears it, so that the next launch does not report it again
+    throw_launch_error(error, name, kernel, blocks, threads, shared_bytes);
+  }
+}
+
+}  // namespace monoidreduce

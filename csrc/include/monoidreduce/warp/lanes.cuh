@@ -1,0 +1,37 @@
+// Lanes that share a row: states and frames of any monoid move between them by words.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "monoidreduce/monoid.h"
+
+namespace monoidreduce {
+
+// The state of the lane whose number differs in lane_mask.
+template <class State>
+__device__ __forceinline__ State shuffle_xor(const State& state, int lane_mask) {
+  static_assert(std::is_trivially_copyable_v<State>);
+  if constexpr (std::is_empty_v<State>) {
+    return state;
+  } else {
+    static_assert(sizeof(State) % sizeof(unsigned) == 0, "a state is made of 4-byte or 8-byte words");
+    unsigned words[sizeof(State) / sizeof(unsigned)];
+    std::memcpy(words, &state, sizeof(State));
+#pragma unroll
+    for (unsigned& word : words) word = __shfl_xor_sync(0xffffffffu, word, lane_mask);
+    State other = state;
+    std::memcpy(&other, words, sizeof(State));
+    return other;
+  }
+}
+
+// What op makes of the values of kLanes neighbouring lanes, in every one of them. All lanes of the warp take part.
+template <int kLanes, class T, class Op>
+__device__ __forceinline__ T reduce_lanes(T value, Op op) {
+#pragma unroll
+  for (int lane_mask = kLanes / 2; lane_mask > 0; lane_mask /= 2) value = op(value, shuffle_xor(value, lane_mask));
+  return value;
+}
+
+}  // namespace monoidreduce
