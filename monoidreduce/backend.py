@@ -75,8 +75,8 @@ def backend_info() -> dict[str, Any]:
     """What was built, what is here, and the kernel path of each operator on each kind of device.
 
     Works without a GPU. Keys: "version", "torch", "build" (compiler, CUDA or not, and why), "cpu" (the
-    instruction set in use, those that this build and processor have, threads), "cuda_devices" (those torch sees,
-    with their architecture), "paths" (operator -> device -> path, None where this build has none).
+    instruction set in use, those that this build and processor have, threads), "cuda_devices" (those torch
+    sees, with their architecture), "paths" (operator -> device -> path, None where this build has none).
     """
     build = _C.build_info()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,4 +1,4 @@
-"""torch.library.opcheck on every op, forward and backward: schema, autograd, shapes and strides when traced, AOT."""
+"""torch.library.opcheck on every op, forward and backward: schema, autograd, shapes and strides, AOT."""
 
 from __future__ import annotations
 

@@ -1,0 +1,227 @@
+"""torch.compile and torch.export: one graph, any size, the values and gradients of the eager call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from torch import Tensor
+
+import monoidreduce as mr
+
+WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
+
+
+@pytest.fixture(autouse=True)
+def no_graphs_of_earlier_tests() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+
+
+def call(specimen: Specimen) -> Callable[[Inputs], tuple[Tensor, ...]]:
+    def operator(inputs: Inputs) -> tuple[Tensor, ...]:
+        result = getattr(mr, specimen.operator)(**inputs, **specimen.options)
+        return result if isinstance(result, tuple) else (result,)
+
+    return operator
+
+
+def with_leaves(inputs: Inputs) -> Inputs:
+    return {name: t.requires_grad_() if t.is_floating_point() else t for name, t in inputs.items()}
+
+
+def outputs_and_gradients(function: Callable[[Inputs], tuple[Tensor, ...]], inputs: Inputs) -> list[Tensor]:
+    outputs = function(inputs)
+    torch.manual_seed(0)
+    upstream = [torch.randn_like(output) for output in outputs]
+    leaves = [t for t in inputs.values() if t.requires_grad]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+
+
+def assert_same(function: Callable[[Inputs], tuple[Tensor, ...]], specimen: Specimen, inputs: Inputs) -> None:
+    expected = outputs_and_gradients(call(specimen), inputs)
+    for ours, eager in zip(outputs_and_gradients(function, inputs), expected, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-6, atol=1e-6)
+
+
+def resized(specimen: Specimen, sizes: dict[str, Any]) -> Specimen:
+    return Specimen(
+        specimen.name, specimen.operator, specimen.make, {**specimen.arguments, **sizes}, specimen.options
+    )
+
+
+# Two sizes of what varies from call to call. No two axes are equal: the tracer would take them for one.
+SIZES = {
+    "attention": ({"batch": 3, "m": 37, "n": 53}, {"batch": 5, "m": 29, "n": 31}),
+    "merge_attention": ({"batch": 2, "m": 17}, {"batch": 5, "m": 29}),
+    "linear_cross_entropy": ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
+    "linear_distillation": ({"rows": 41, "classes": 67}, {"rows": 29, "classes": 31}),
+    "mlp": ({"rows": 41, "hidden": 67}, {"rows": 29, "hidden": 31}),
+    "logsumexp_matmul": ({"rows": 41, "columns": 67}, {"rows": 23, "columns": 31}),
+}
+
+
+@pytest.mark.parametrize("specimen", SPECIMENS, ids=name_of)
+def test_full_graph(specimen: Specimen, device: torch.device) -> None:
+    compiled = torch.compile(call(specimen), fullgraph=True, backend="aot_eager")
+    assert_same(compiled, specimen, with_leaves(specimen.inputs(torch.float32, device)))
+
+
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_one_graph_serves_every_size(specimen: Specimen, device: torch.device) -> None:
+    first, second = (resized(specimen, sizes) for sizes in SIZES[specimen.operator])
+    compiled = torch.compile(call(specimen), fullgraph=True, dynamic=True, backend="aot_eager")
+    assert_same(compiled, first, with_leaves(first.inputs(torch.float32, device)))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert_same(compiled, second, with_leaves(second.inputs(torch.float32, device)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_inductor(specimen: Specimen, device: torch.device) -> None:
+    compiled = torch.compile(call(specimen), fullgraph=True)
+    assert_same(compiled, specimen, with_leaves(specimen.inputs(torch.float32, device)))
+
+
+@pytest.mark.slow
+def test_inductor_may_choose_the_strides_of_what_it_hands_over(device: torch.device) -> None:
+    """Operands and upstream gradients that the graph makes, as transposes, slices and expansions."""
+
+    def layer(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        hidden = mr.mlp((x.t() * 2.0).contiguous().t()[:, ::2], w1.relu(), w2.t().t())
+        return torch.cat((hidden, hidden * 2.0), 1)[:, 1:].sum()
+
+    inputs = [torch.randn(s, device=device, requires_grad=True) for s in ((41, 38), (67, 19), (23, 67))]
+    eager = torch.autograd.grad(layer(*inputs), inputs)
+    compiled = torch.autograd.grad(torch.compile(layer, fullgraph=True)(*inputs), inputs)
+    for ours, expected in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_reductions_and_leading_axes(reduction: str, device: torch.device) -> None:
+    x = torch.randn(3, 5, 8, device=device, requires_grad=True)
+    weight = torch.randn(11, 8, device=device, requires_grad=True)
+    target = torch.randint(0, 11, (3, 5), device=device)
+    target[0, :2] = -100
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return mr.linear_cross_entropy(x, weight, target, reduction=reduction)
+
+    eager = loss(x, weight)
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")(x, weight)
+    torch.testing.assert_close(compiled, eager)
+    for ours, expected in zip(
+        torch.autograd.grad(compiled, (x, weight)), torch.autograd.grad(eager, (x, weight)), strict=True
+    ):
+        torch.testing.assert_close(ours, expected)
+
+
+def test_autocast_inside_and_outside_the_graph(device: torch.device) -> None:
+    x = torch.randn(7, 8, device=device, requires_grad=True)
+    weights = [torch.randn(16, 8, device=device), torch.randn(8, 16, device=device)]
+
+    def layer(x: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return mr.mlp(x, *weights)
+
+    eager = layer(x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    assert compiled.dtype == eager.dtype == torch.bfloat16
+    torch.testing.assert_close(compiled, eager)
+    with torch.autocast(device.type, torch.bfloat16):
+        around = torch.compile(lambda x: mr.mlp(x, *weights), fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(around, eager)
+    assert torch.autograd.grad(compiled.sum(), x)[0].dtype == torch.float32
+
+
+def test_differentiating_a_compiled_gradient_raises(device: torch.device) -> None:
+    x, w1, w2 = (torch.randn(s, device=device, requires_grad=True) for s in ((7, 8), (16, 8), (8, 16)))
+    compiled = torch.compile(mr.mlp, fullgraph=True, backend="aot_eager")
+    (gradient,) = torch.autograd.grad(compiled(x, w1, w2).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+def test_wrong_arguments_raise_while_tracing(device: torch.device) -> None:
+    compiled = torch.compile(mr.mlp, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match=r"w2: expected shape \[N=8, K=16\], got \[8, 15\]"):
+        compiled(*(torch.randn(s, device=device) for s in ((7, 8), (16, 8), (8, 15))))
+
+
+def test_wrong_target_raises_from_a_compiled_call() -> None:
+    loss = torch.compile(mr.linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+    assert torch.isfinite(loss(x, weight, torch.tensor([0, 4, 2])))
+    with pytest.raises(IndexError, match="target"):
+        loss(x, weight, torch.tensor([0, 5, 2]))
+
+
+def test_modules_compile_in_one_graph(device: torch.device) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = mr.nn.Attention(causal=True)
+            self.mlp = mr.nn.MLP(8, 24)
+            self.loss = mr.nn.LinearCrossEntropyLoss(label_smoothing=0.1)
+            self.head = torch.nn.Parameter(torch.randn(11, 8))
+
+        def forward(self, x: Tensor, target: Tensor) -> Tensor:
+            heads = x.unflatten(-1, (2, 4)).transpose(1, 2)
+            x = self.attention(heads, heads, heads).transpose(1, 2).flatten(2)
+            return self.loss(self.mlp(x), self.head, target)
+
+    block = Block().to(device)
+    x, target = torch.randn(2, 5, 8, device=device), torch.randint(0, 11, (2, 5), device=device)
+    eager = block(x, target)
+    eager_gradients = torch.autograd.grad(eager, list(block.parameters()))
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager")(x, target)
+    torch.testing.assert_close(compiled, eager)
+    for ours, expected in zip(
+        torch.autograd.grad(compiled, list(block.parameters())), eager_gradients, strict=True
+    ):
+        torch.testing.assert_close(ours, expected)
+
+
+class Operator(torch.nn.Module):
+    def __init__(self, specimen: Specimen) -> None:
+        super().__init__()
+        self.call = call(specimen)
+
+    def forward(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        return self.call(inputs)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["nonstrict", "strict"])
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_export(specimen: Specimen, strict: bool, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    program = torch.export.export(Operator(specimen), (inputs,), strict=strict)
+    for ours, eager in zip(program.module()(inputs), call(specimen)(inputs), strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
+def test_export_keeps_sizes_open(device: torch.device) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return mr.attention(q, k, k, causal=True)
+
+    q, k = torch.randn(2, 4, 9, 8, device=device), torch.randn(2, 2, 13, 8, device=device)
+    m, n = torch.export.Dim("m"), torch.export.Dim("n")
+    program = torch.export.export(Layer(), (q, k), dynamic_shapes=({2: m}, {2: n}))
+    q, k = torch.randn(2, 4, 5, 8, device=device), torch.randn(2, 2, 21, 8, device=device)
+    torch.testing.assert_close(program.module()(q, k), mr.attention(q, k, k, causal=True))
+
+
+def test_a_compiled_call_reads_the_workspace_when_its_backward_runs(device: torch.device) -> None:
+    """The limit is no part of the graph: changing it neither recompiles nor changes the values."""
+    x = torch.randn(7, 8, device=device, requires_grad=True)
+    weight, target = torch.randn(11, 8, device=device), torch.arange(7, device=device)
+    loss = torch.compile(mr.linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    (expected,) = torch.autograd.grad(loss(x, weight, target), x)
+    with torch._dynamo.config.patch(error_on_recompile=True), mr.workspace(0):
+        (gradient,) = torch.autograd.grad(loss(x, weight, target), x)
+    torch.testing.assert_close(gradient, expected)
