@@ -25,10 +25,10 @@ CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp
 
 # From build/, where the source folder monoidreduce/ does not hide the installed package.
 demo: $(VENV)/demo.done
-	cd build && ../$(BIN)/python -m monoidreduce demo
+	cd build && ../$(BIN)/python -m monoidreduce demo --plot '$(CURDIR)/build/demo.png'
 
 bench: $(VENV)/bench.done
-	cd build && ../$(BIN)/python -m monoidreduce bench
+	$(BIN)/python bench/run.py --out bench/results
 
 build: $(VENV)/build.done
 
