@@ -1,0 +1,112 @@
+"""Trains a small byte-level language model with layers of PyTorch and of MonoidReduce, and compares."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from .data import read_text
+from .memory import can_measure
+from .model import ModelSize
+from .report import PLOT_FORMATS, save_plot, table
+from .sweep import Sweep, sweep_loss, sweep_mlp
+from .train import Settings, train_both
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a device gets: the model, its training, and the sizes at which memory is measured."""
+
+    size: ModelSize
+    batch: int
+    steps: int
+    learning_rate: float
+    autocast: torch.dtype | None
+    lengths: list[int]
+    vocabularies: list[int]
+
+
+SCALES = {
+    # Two cores need about two minutes. In float32 the two loss curves differ by rounding alone.
+    "cpu": Scale(
+        size=ModelSize(layers=4, dim=128, heads=4, hidden=512, length=256),
+        batch=8,
+        steps=200,
+        learning_rate=2e-3,
+        autocast=None,
+        lengths=[2048, 4096, 8192, 16384, 32768],
+        vocabularies=[256, 1024, 4096, 16384, 65536],
+    ),
+    # bfloat16 products over float32 weights: how models are trained on GPUs, and what matrix units are for.
+    "cuda": Scale(
+        size=ModelSize(layers=8, dim=512, heads=8, hidden=2048, length=1024),
+        batch=16,
+        steps=200,
+        learning_rate=1e-3,
+        autocast=torch.bfloat16,
+        lengths=[8192, 16384, 32768, 65536, 131072],
+        vocabularies=[256, 2048, 16384, 65536, 131072],
+    ),
+}
+
+
+def run(scale: Scale, device: torch.device, path: Path | None, plot: Path, seed: int) -> None:
+    """Trains both models, measures both layers, prints the table and saves the plot."""
+    text = read_text(path)
+    where = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} CPU threads"
+    )
+    print(f"{text.numel() / 1e6:.1f} MB of text, {scale.steps} steps of {scale.batch} sequences, on {where}")
+    print(scale.size)
+    settings = Settings(
+        scale.size, scale.batch, scale.steps, scale.learning_rate, scale.autocast, device, seed
+    )
+    runs = train_both(text, settings)
+    sweeps: list[Sweep] = []
+    if can_measure(device):
+        print("measuring the memory of both layers, each in a process of its own")
+        dtype, tokens = scale.autocast or torch.float32, scale.batch * scale.size.length
+        sweeps.append(sweep_mlp(scale.size, scale.lengths, device, dtype))
+        sweeps.append(sweep_loss(scale.size, tokens, scale.vocabularies, device, dtype))
+    else:
+        print("memory is not measured: on the CPU this needs /proc/self/clear_refs, which Linux has")
+    print("\n" + table(runs, sweeps))
+    try:
+        save_plot(plot, runs, sweeps)
+        print(f"plot: {plot}")
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the demo and returns the exit status; `argv` is what follows `python -m monoidreduce demo`."""
+    parser = argparse.ArgumentParser(prog="python -m monoidreduce demo", description=__doc__)
+    parser.add_argument(
+        "--path", type=Path, help="text file or folder to train on (default: Python's standard library)"
+    )
+    parser.add_argument("--device", choices=SCALES, help="default: cuda where there is one")
+    parser.add_argument("--steps", type=int, help="training steps of each model")
+    parser.add_argument("--seed", type=int, default=0, help="decides weights and batches (default: 0)")
+    parser.add_argument(
+        "--plot", type=Path, default=Path("monoidreduce_demo.png"), help="default: %(default)s"
+    )
+    options = parser.parse_args(argv)
+    if options.steps is not None and options.steps < 1:
+        parser.error(f"--steps: {options.steps}, expected at least 1")
+    if options.plot.suffix not in PLOT_FORMATS or not options.plot.absolute().parent.is_dir():
+        formats = ", ".join(PLOT_FORMATS)
+        parser.error(f"--plot: {options.plot}, expected a name in an existing folder that ends in {formats}")
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    scale = SCALES[device]
+    if options.steps is not None:
+        scale = replace(scale, steps=options.steps)
+    try:
+        run(scale, torch.device(device), options.path, options.plot, options.seed)
+    except ValueError as error:
+        parser.error(str(error))
+    return 0

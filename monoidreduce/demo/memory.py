@@ -1,0 +1,103 @@
+"""What a differentiable call needs beyond its inputs, outputs and gradients, measured in a fresh process.
+
+On the CPU this is the growth of the peak resident size (VmHWM of /proc, Linux only), reset when the inputs
+are in place; on a GPU it is the growth of the peak of torch's allocator.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Problem(NamedTuple):
+    """A differentiable call, the leaves whose gradients are asked for, and the upstream gradient."""
+
+    forward: Callable[[], Tensor]
+    inputs: tuple[Tensor, ...]
+    grad_output: Tensor
+
+
+def can_measure(device: torch.device) -> bool:
+    """Whether this system can measure memory on `device`."""
+    return device.type == "cuda" or os.access("/proc/self/clear_refs", os.W_OK)
+
+
+def _start_peak(device: torch.device) -> int:
+    """Resets the peak; returns the bytes in use now."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")  # 5: set the high-water mark to the present size
+    return _status("VmRSS")
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+    return _status("VmHWM")
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def peak_growth(problem: Problem) -> int:
+    """Bytes that one forward and backward need beyond inputs, outputs and gradients.
+
+    The larger of two: the forward's peak less the output, the peak of both passes less output and gradients.
+    """
+    device = problem.grad_output.device
+    before = _start_peak(device)
+    output = problem.forward()
+    held = output.nbytes
+    forward = _peak(device) - before - held
+    gradients = torch.autograd.grad(output, problem.inputs, problem.grad_output)
+    held += sum(gradient.nbytes for gradient in gradients)
+    return max(0, forward, _peak(device) - before - held)
+
+
+def measure(build: str, warm_up: dict[str, Any], sizes: list[dict[str, Any]]) -> list[int]:
+    """peak_growth of the problems that `build`, a "module:function", makes in a fresh process, in bytes.
+
+    warm_up: arguments of `build` for a first problem, not measured, that loads code and starts threads.
+    sizes: arguments of `build` for the measured problems, smallest first.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        # With these, glibc's malloc makes resident mean allocated.
+        "MALLOC_MMAP_THRESHOLD_": "65536",  # a freed block leaves the process
+        "MALLOC_PERTURB_": "85",  # a new block is written to
+    }
+    command = [
+        sys.executable,
+        "-c",
+        f"from {__name__} import main; main()",
+        build,
+        json.dumps([warm_up, *sizes]),
+    ]
+    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    growth: list[int] = json.loads(result.stdout)
+    return growth[1:]
+
+
+def main() -> None:
+    """The measured process: prints a JSON list of peak growths."""
+    module, function = sys.argv[1].split(":")
+    build = getattr(importlib.import_module(module), function)
+    print(json.dumps([peak_growth(build(**arguments)) for arguments in json.loads(sys.argv[2])]))

@@ -1,0 +1,63 @@
+"""What the demo shows at its end: a table, and a plot where matplotlib is installed."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from .sweep import Sweep
+from .train import Run
+
+PLOT_FORMATS = (".pdf", ".png", ".svg")
+_STYLE: dict[str, dict[str, Any]] = {
+    "torch": {
+        "color": "tab:gray",
+        "linewidth": 4,
+        "alpha": 0.6,
+    },  # wide, so that it shows under a curve that coincides
+    "monoidreduce": {"color": "tab:blue", "linewidth": 1.5},
+}
+
+
+def table(runs: dict[str, Run], sweeps: list[Sweep]) -> str:
+    """The comparison, one column for each of two backends; memory at both ends of each sweep."""
+    first, second = (run.losses for run in runs.values())
+    difference = max(abs(a - b) for a, b in zip(first, second, strict=True))
+    rows = [
+        _row("", *runs),
+        _row("loss, first step", *(f"{run.losses[0]:.4f}" for run in runs.values())),
+        _row("loss, last step", *(f"{run.losses[-1]:.4f}" for run in runs.values())),
+        _row("time per step, median", *(f"{run.step_seconds * 1e3:.1f} ms" for run in runs.values())),
+    ]
+    for sweep in sweeps:
+        for place in (0, -1):
+            growth = (f"{sweep.growth[name][place] / 2**20:.1f} MiB" for name in runs)
+            rows.append(_row(f"memory of the {sweep.layer}, {sweep.axis} {sweep.sizes[place]}", *growth))
+    rows.append(f"largest difference of the two loss curves: {difference:.2g}")
+    if sweeps:
+        rows.append("memory: peak of forward and backward, beyond inputs, outputs and gradients")
+    return "\n".join(rows)
+
+
+def _row(label: str, *values: str) -> str:
+    return f"{label:48}" + "".join(f"{value:>16}" for value in values)
+
+
+def save_plot(path: Path, runs: dict[str, Run], sweeps: list[Sweep]) -> None:
+    """Both loss curves and a panel for each sweep. Raises ImportError where matplotlib is not installed."""
+    figure_type = importlib.import_module("matplotlib.figure").Figure
+    figure = figure_type(figsize=(5 * (1 + len(sweeps)), 4), layout="constrained")
+    loss, *memory = figure.subplots(1, 1 + len(sweeps), squeeze=False)[0]
+    for name, run in runs.items():
+        loss.plot(run.losses, label=name, **_STYLE[name])
+    loss.set(title="training loss", xlabel="step", ylabel="nats per byte")
+    for axes, sweep in zip(memory, sweeps, strict=True):
+        for name, growth in sweep.growth.items():
+            axes.plot(sweep.sizes, [size / 2**20 for size in growth], marker="o", label=name, **_STYLE[name])
+        axes.set_xscale("log", base=2)
+        axes.set(title=f"peak memory of the {sweep.layer} layer", xlabel=sweep.axis, ylabel="MiB")
+    for axes in (loss, *memory):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,120 @@
+"""Trains the models of the demo side by side."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .data import batches
+from .model import BACKENDS, ModelSize, Transformer
+
+try:
+    from tqdm import tqdm  # type: ignore[import-untyped]
+except ImportError:
+    tqdm = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How both models are trained; `autocast` is the dtype of matrix products, None for float32."""
+
+    size: ModelSize
+    batch: int
+    steps: int
+    learning_rate: float
+    autocast: torch.dtype | None
+    device: torch.device
+    seed: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What training leaves: the loss of every step, and the median seconds of a step."""
+
+    losses: list[float]
+    step_seconds: float
+
+
+class Progress:
+    """A tqdm bar, or a line for every tenth of the way where tqdm is not installed."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.done = steps, 0
+        self.bar: Any = tqdm(total=steps, desc="training", unit="step", mininterval=0.5) if tqdm else None
+
+    def step(self, losses: str) -> None:
+        """One more step is done."""
+        self.done += 1
+        if self.bar is not None:
+            self.bar.set_postfix_str(losses, refresh=False)
+            self.bar.update()
+        elif self.done * 10 // self.steps > (self.done - 1) * 10 // self.steps:
+            print(f"training: step {self.done} of {self.steps}, loss {losses}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Leaves the terminal's line finished."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def _rate(step: int, steps: int) -> float:
+    """Share of the learning rate: linear warm-up over a tenth of the steps, then half a cosine to a tenth."""
+    warm_up = max(1, steps // 10)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.55 + 0.45 * math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up))
+
+
+class Trainee:
+    """One model and its optimizer."""
+
+    def __init__(self, backend: str, settings: Settings) -> None:
+        torch.manual_seed(settings.seed)
+        self.settings = settings
+        self.model = Transformer(settings.size, backend).to(settings.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95)
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: _rate(step, settings.steps)
+        )
+
+    def step(self, tokens: Tensor, target: Tensor) -> float:
+        """One step of training; returns the loss, and with it waits for the device."""
+        device, autocast = self.settings.device, self.settings.autocast
+        with torch.autocast(device.type, autocast) if autocast else nullcontext():
+            loss = self.model(tokens.to(device), target.to(device))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return float(loss.item())
+
+
+def train_both(text: Tensor, settings: Settings) -> dict[str, Run]:
+    """Trains one model for each backend; weights and batches depend on the seed alone.
+
+    The models take their steps in turn, so that whatever else the machine does falls on both timings alike.
+    """
+    trainees = {backend: Trainee(backend, settings) for backend in BACKENDS}
+    losses: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+    seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+    progress = Progress(settings.steps)
+    for tokens, target in batches(text, settings.steps, settings.batch, settings.size.length, settings.seed):
+        for backend, trainee in trainees.items():
+            start = time.perf_counter()
+            losses[backend].append(trainee.step(tokens, target))
+            seconds[backend].append(time.perf_counter() - start)
+        progress.step(", ".join(f"{backend} {losses[backend][-1]:.3f}" for backend in BACKENDS))
+    progress.close()
+    return {backend: Run(losses[backend], statistics.median(seconds[backend])) for backend in BACKENDS}
