@@ -1,0 +1,1 @@
+"""Speed, memory and call overhead of the operators beside torch: `python bench/run.py`."""

@@ -1,0 +1,47 @@
+"""The scalar fold beside torch.logsumexp of a matrix product."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+from bench.harness import Case
+
+
+def case(
+    dtype: torch.dtype, device: torch.device, *, M: int, N: int, F: int, target: float | None = None
+) -> Case:
+    """M rows against N of width F; the scores have unit variance."""
+    scale = F**-0.5
+    products = 2 * M * N * F  # FLOPs of the scores
+
+    def inputs() -> tuple[Tensor, ...]:
+        return torch.randn(M, F, device=device).to(dtype), torch.randn(N, F, device=device).to(dtype)
+
+    return Case(
+        op="logsumexp",
+        dtype=dtype,
+        device=device,
+        parameters={"M": M, "N": N, "F": F},
+        inputs=inputs,
+        leaves=2,
+        output=(M,),
+        contenders={
+            "monoidreduce": lambda a, b: mr.logsumexp_matmul(a, b, scale=scale),
+            "torch": lambda a, b: torch.logsumexp(scale * (a @ b.mT), -1),
+        },
+        flops={"forward": products, "backward": 2 * products, "total": 3 * products},
+        targets={} if target is None else {"total": target},
+    )
+
+
+def cases(device: torch.device, quick: bool) -> list[Case]:
+    """In float32 and bfloat16; a GPU has more rows."""
+    if quick:
+        return [case(dtype, device, M=256, N=512, F=64) for dtype in (torch.float32, torch.bfloat16)]
+    rows = 32768 if device.type == "cuda" else 8192
+    target = 1.0 if device.type == "cpu" else None
+    return [
+        case(dtype, device, M=rows, N=rows, F=64, target=target) for dtype in (torch.float32, torch.bfloat16)
+    ]

@@ -1,0 +1,76 @@
+"""Names the machine, the versions and the command behind a result."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import monoidreduce as mr
+from bench.harness import Stopwatch, dtype_name
+
+
+def product_gflops(device: torch.device, dtype: torch.dtype) -> float:
+    """What torch's matrix product reaches here: the ceiling to hold a GFLOP/s against."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    watch = Stopwatch(device)
+    laps = []
+    for _ in range(7):
+        watch.start()
+        a @ b
+        watch.mark()
+        laps += watch.laps()
+    return 2 * size**3 / statistics.median(laps[2:]) / 1e6
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit, marked where tracked files differ from it; "unknown" outside a repository."""
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+        "--exclude=*",
+    ]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def environment(device: torch.device, command: str) -> dict[str, Any]:
+    """What a result means nothing without."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "cpu_isa": mr.backend_info()["cpu"]["isa"],
+        "load_average": round(os.getloadavg()[0], 2),
+        "product_gflops": {
+            dtype_name(dtype): round(product_gflops(device, dtype))
+            for dtype in (torch.float32, torch.bfloat16)
+        },
+        "monoidreduce": mr.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "commit": _commit(),
+        "command": command,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }

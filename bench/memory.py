@@ -1,0 +1,94 @@
+"""Peak memory beyond inputs, outputs and gradients of a forward and backward, as what is folded doubles.
+
+Each number is from a process of its own. Its inputs are in place and written to when the peak is reset;
+output and gradients are subtracted from the peak. See monoidreduce.demo.memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from bench.harness import dtype_name
+from monoidreduce.demo.memory import Problem, measure
+
+LIMIT = 64 << 20
+FLAT = 4 << 20  # what pages and allocators may add from the first size to the last
+# By operator: the axis that doubles; sizes on a CPU, on a GPU, and of a first problem that starts things up.
+SWEEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "attention": (
+        "L",
+        {"B": 1, "H": 8, "L": 2048, "d": 64, "causal": False},
+        {"B": 1, "H": 16, "L": 4096, "d": 128, "causal": False},
+        {"B": 1, "H": 2, "L": 64, "d": 64, "causal": False},
+    ),
+    "cross_entropy": (
+        "V",
+        {"N": 1024, "V": 32000, "D": 512},
+        {"N": 4096, "V": 32000, "D": 2048},
+        {"N": 64, "V": 64, "D": 64},
+    ),
+    "distillation": (
+        "V",
+        {"N": 1024, "V": 32000, "D": 512, "E": 512},
+        {"N": 4096, "V": 32000, "D": 2048, "E": 2048},
+        {"N": 64, "V": 64, "D": 64, "E": 64},
+    ),
+    "mlp": (
+        "K",
+        {"B": 8192, "K": 8192, "d": 128},
+        {"B": 16384, "K": 16384, "d": 128},
+        {"B": 64, "K": 64, "d": 64},
+    ),
+    "logsumexp": (
+        "N",
+        {"M": 8192, "N": 8192, "F": 64},
+        {"M": 32768, "N": 32768, "F": 64},
+        {"M": 64, "N": 64, "F": 64},
+    ),
+}
+CONTENDERS = ("monoidreduce", "torch")
+
+
+def problem(op: str, contender: str, dtype: str, device: str, parameters: dict[str, Any]) -> Problem:
+    """One contender at one size; runs in the measured process."""
+    module = importlib.import_module(f"bench.{op}")
+    built = module.case(getattr(torch, dtype), torch.device(device), **parameters)
+    problems: dict[str, Problem] = built.problems()
+    return problems[contender]
+
+
+def measure_memory(device: torch.device, quick: bool) -> list[dict[str, Any]]:
+    """One row for each operator and dtype; `quick` measures the smallest problem alone."""
+    rows = []
+    for op, (axis, on_cpu, on_cuda, tiny) in SWEEPS.items():
+        base = tiny if quick else on_cuda if device.type == "cuda" else on_cpu
+        sizes = [base[axis]] if quick else [base[axis] * factor for factor in (1, 2, 4)]
+        for dtype in (torch.float32, torch.bfloat16):
+            common = {"op": op, "dtype": dtype_name(dtype), "device": str(device)}
+            growth: dict[str, list[int]] = {}
+            for contender in CONTENDERS:
+                own = common | {"contender": contender}
+                growth[contender] = [
+                    measure(
+                        "bench.memory:problem",
+                        own | {"parameters": tiny},
+                        [own | {"parameters": base | {axis: size}}],
+                    )[0]
+                    for size in sizes
+                ]
+            rows.append(
+                {
+                    "op": op,
+                    "dtype": dtype_name(dtype),
+                    "parameters": {name: value for name, value in base.items() if name != axis},
+                    "axis": axis,
+                    "sizes": sizes,
+                    "bytes": growth,
+                    "limit": LIMIT,
+                    "flat": growth["monoidreduce"][-1] - growth["monoidreduce"][0] <= FLAT,
+                }
+            )
+    return rows

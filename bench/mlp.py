@@ -1,0 +1,48 @@
+"""The two-layer MLP beside two linear layers with an activation between them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import monoidreduce as mr
+from bench.harness import Case
+
+
+def case(
+    dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: int, target: float | None = None
+) -> Case:
+    """B rows of width d through K hidden units with tanh-GELU."""
+    products = 4 * B * K * d  # FLOPs of both layers
+
+    def inputs() -> tuple[Tensor, ...]:
+        x, w1, w2 = (torch.randn(shape, device=device) for shape in ((B, d), (K, d), (d, K)))
+        return x.to(dtype), (w1 * d**-0.5).to(dtype), (w2 * K**-0.5).to(dtype)
+
+    return Case(
+        op="mlp",
+        dtype=dtype,
+        device=device,
+        parameters={"B": B, "K": K, "d": d},
+        inputs=inputs,
+        leaves=3,
+        output=(B, d),
+        contenders={
+            "monoidreduce": mr.mlp,
+            "torch": lambda x, w1, w2: F.linear(F.gelu(F.linear(x, w1), approximate="tanh"), w2),
+        },
+        flops={"forward": products, "backward": 2 * products, "total": 3 * products},
+        targets={} if target is None else {"total": target},
+    )
+
+
+def cases(device: torch.device, quick: bool) -> list[Case]:
+    """In float32 and bfloat16; a GPU has more rows and units."""
+    if quick:
+        return [case(dtype, device, B=256, K=512, d=64) for dtype in (torch.float32, torch.bfloat16)]
+    if device.type == "cuda":
+        return [case(torch.bfloat16, device, B=16384, K=16384, d=d) for d in (64, 128, 256)]
+    return [
+        case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in (torch.float32, torch.bfloat16)
+    ]

@@ -1,0 +1,111 @@
+"""What a call costs beside the work of the engine, when gradients are recorded.
+
+A problem without rows leaves the engine nothing to do. All else runs as for any other: checks, dispatch,
+allocation, recording for autograd, the crossing into C++. Its time is the overhead. A call with one row, and
+torch's, stand beside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import monoidreduce as mr
+
+LIMIT_US = 30.0  # of a call that records
+CALLS = 500
+ROUNDS = 21
+
+
+@dataclass(frozen=True)
+class Call:
+    """The same call to both, and the leaves that get gradients."""
+
+    monoidreduce: Callable[[], Tensor]
+    torch: Callable[[], Tensor]
+    leaves: tuple[Tensor, ...]
+
+
+def calls(device: torch.device, rows: int) -> dict[str, Call]:
+    """A call of each operator with `rows` rows; every other size is 16."""
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, requires_grad=True)
+
+    q, k, v = leaf(1, 1, rows, 16), leaf(1, 1, 16, 16), leaf(1, 1, 16, 16)
+    x, weight, w2, teacher = leaf(rows, 16), leaf(16, 16), leaf(16, 16), torch.randn(16, 16, device=device)
+    teacher_x, target = (
+        torch.randn(rows, 16, device=device),
+        torch.zeros(rows, dtype=torch.long, device=device),
+    )
+    return {
+        "attention": Call(
+            lambda: mr.attention(q, k, v),
+            lambda: F.scaled_dot_product_attention(q, k, v),
+            (q, k, v),
+        ),
+        "cross_entropy": Call(
+            lambda: mr.linear_cross_entropy(x, weight, target, reduction="sum"),
+            lambda: F.cross_entropy(F.linear(x, weight), target, reduction="sum"),
+            (x, weight),
+        ),
+        "distillation": Call(
+            lambda: mr.linear_distillation(x, weight, teacher_x, teacher, reduction="sum"),
+            lambda: F.cross_entropy(
+                F.linear(x, weight), F.linear(teacher_x, teacher).softmax(-1), reduction="sum"
+            ),
+            (x, weight),
+        ),
+        "mlp": Call(
+            lambda: mr.mlp(x, weight, w2),
+            lambda: F.linear(F.gelu(F.linear(x, weight), approximate="tanh"), w2),
+            (x, weight, w2),
+        ),
+        "logsumexp": Call(
+            lambda: mr.logsumexp_matmul(x, weight),
+            lambda: torch.logsumexp(x @ weight.mT, -1),
+            (x, weight),
+        ),
+    }
+
+
+def _microseconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        work()
+    return (time.perf_counter() - start) / CALLS * 1e6
+
+
+def _with_backward(call: Callable[[], Tensor], leaves: tuple[Tensor, ...]) -> Callable[[], object]:
+    grad = torch.ones_like(call())
+    return lambda: torch.autograd.grad(call(), leaves, grad)
+
+
+def measure_overhead(device: torch.device) -> list[dict[str, Any]]:
+    """Microseconds of a recording call, alone and with its backward; medians of rounds in turn."""
+    rows = []
+    without, single = calls(device, 0), calls(device, 1)
+    for op, empty in without.items():
+        one = single[op]
+        works = {
+            "overhead": empty.monoidreduce,
+            "overhead, with backward": _with_backward(empty.monoidreduce, empty.leaves),
+            "one row": one.monoidreduce,
+            "torch, one row": one.torch,
+            "one row, with backward": _with_backward(one.monoidreduce, one.leaves),
+            "torch, one row, with backward": _with_backward(one.torch, one.leaves),
+        }
+        times: dict[str, list[float]] = {name: [] for name in works}
+        for _ in range(ROUNDS):
+            for name, work in works.items():
+                times[name].append(_microseconds(work))
+        medians = {name: statistics.median(measured) for name, measured in times.items()}
+        rows.append({"op": op, "microseconds": medians, "limit": LIMIT_US})
+    return rows

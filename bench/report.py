@@ -1,0 +1,185 @@
+"""Turns results into tables: `python bench/report.py FILE...` prints them as they stand in the README."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+OWN_AND_TORCH = ("monoidreduce", "torch")
+QUIET = 1.0  # load average above which times are not to be trusted
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "**MISSED**"
+
+
+def _parameters(parameters: dict[str, Any]) -> str:
+    flags = [name for name, value in parameters.items() if value is True]
+    numbers = [f"{name} {value}" for name, value in parameters.items() if not isinstance(value, bool)]
+    return ", ".join([*numbers, *flags])
+
+
+def _met_phase(phase: Row) -> bool:
+    return phase["target"] is None or bool(phase["speedup"]["torch"] >= phase["target"])
+
+
+def _met_memory(row: Row) -> bool:
+    return bool(max(row["bytes"]["monoidreduce"]) <= row["limit"] and row["flat"])
+
+
+def _met_overhead(row: Row) -> bool:
+    return bool(row["microseconds"]["overhead"] <= row["limit"])
+
+
+def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
+    """Each phase's medians, ours and torch's, with half the distance of the 20th to the 80th percentile."""
+
+    def spread(times: dict[str, float]) -> str:
+        return f"{times['median']:.3g}±{(times['p80'] - times['p20']) / 2 / times['median']:.0%}"
+
+    def phase_cell(phase: Row) -> str:
+        own, theirs = (spread(phase["milliseconds"][name]) for name in ("monoidreduce", "torch"))
+        cell = f"{own} vs {theirs}: {phase['speedup']['torch']:.2f}x"
+        if phase["target"] is None:
+            return cell
+        return f"{cell}, {phase['target']:.1f}x {_verdict(_met_phase(phase))}"
+
+    def cells(row: Row) -> list[str]:
+        total = row["phases"]["total"]
+        others = [
+            f"{name} {ratio:.2f}x" for name, ratio in total["speedup"].items() if name not in OWN_AND_TORCH
+        ]
+        return [
+            f"{row['op']} {_parameters(row['parameters'])}",
+            row["dtype"],
+            *(phase_cell(phase) for phase in row["phases"].values()),
+            f"{total['gflops'] / product_gflops[row['dtype']]:.0%}",
+            ", ".join(others),
+        ]
+
+    header = ["operator", "dtype", "forward", "backward", "total", "of matmul rate", "over others, total"]
+    return _table(header, [cells(row) for row in rows])
+
+
+def memory_table(rows: list[Row]) -> str:
+    """MiB at each size of the axis that doubles."""
+
+    def mebibytes(values: list[int]) -> str:
+        return ", ".join(f"{value / 2**20:.1f}" for value in values)
+
+    def cells(row: Row) -> list[str]:
+        return [
+            row["op"],
+            row["dtype"],
+            _parameters(row["parameters"]),
+            f"{row['axis']} {', '.join(str(size) for size in row['sizes'])}",
+            mebibytes(row["bytes"]["monoidreduce"]),
+            mebibytes(row["bytes"]["torch"]),
+            f"{row['limit'] >> 20} MiB {_verdict(max(row['bytes']['monoidreduce']) <= row['limit'])}",
+            "yes" if row["flat"] else "**NO**",
+        ]
+
+    return _table(
+        ["operator", "dtype", "size", "axis", "MiB", "torch MiB", "limit", "flat"],
+        [cells(row) for row in rows],
+    )
+
+
+def overhead_table(rows: list[Row]) -> str:
+    """Microseconds a call; each pair is the call alone, and with its backward."""
+
+    def pair(times: dict[str, float], name: str) -> str:
+        return f"{times[name]:.1f}, {times[name + ', with backward']:.1f}"
+
+    def cells(row: Row) -> list[str]:
+        times = row["microseconds"]
+        verdict = f"{row['limit']:.0f} us {_verdict(_met_overhead(row))}"
+        return [
+            row["op"],
+            pair(times, "overhead"),
+            verdict,
+            pair(times, "one row"),
+            pair(times, "torch, one row"),
+        ]
+
+    return _table(
+        ["operator", "overhead us", "limit", "one row us", "torch, one row us"], [cells(row) for row in rows]
+    )
+
+
+def missed(document: Row) -> list[str]:
+    """The targets that were not reached, each in words."""
+    speed = [
+        f"{row['op']} {_parameters(row['parameters'])} {row['dtype']} {name}: "
+        f"{phase['speedup']['torch']:.2f}x of {phase['target']:.1f}x"
+        for row in document["speed"]
+        for name, phase in row["phases"].items()
+        if not _met_phase(phase)
+    ]
+    memory = [
+        f"{row['op']} {row['dtype']}: {max(row['bytes']['monoidreduce']) / 2**20:.1f} MiB"
+        + ("" if row["flat"] else f", grows with {row['axis']}")
+        for row in document["memory"]
+        if not _met_memory(row)
+    ]
+    overhead = [
+        f"{row['op']}: {row['microseconds']['overhead']:.1f} us a call"
+        for row in document["overhead"]
+        if not _met_overhead(row)
+    ]
+    return speed + memory + overhead
+
+
+def tables(document: Row) -> str:
+    """The whole report of one run, in Markdown."""
+    machine = document["environment"]
+    parts = [
+        f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, monoidreduce "
+        f"{machine['monoidreduce']} ({machine['commit']}), {machine['date']}, `{machine['command']}`"
+    ]
+    if machine["load_average"] > QUIET:
+        parts.append(
+            f"The machine was busy (load average {machine['load_average']}): times are not to be trusted."
+        )
+    if document["speed"]:
+        parts += [
+            "Speed: median milliseconds of monoidreduce vs torch, timed in turn, and the ratio.",
+            speed_table(document["speed"], machine["product_gflops"]),
+        ]
+    if document["memory"]:
+        parts += [
+            "Memory: peak of one forward and backward beyond inputs, outputs and gradients.",
+            memory_table(document["memory"]),
+        ]
+    if document["overhead"]:
+        parts += [
+            "Overhead: microseconds of a call that records gradients, alone and with its backward.",
+            overhead_table(document["overhead"]),
+        ]
+    misses = missed(document)
+    parts.append(
+        "\n".join(["Targets missed:", *(f"- {miss}" for miss in misses)]) if misses else "All targets met."
+    )
+    return "\n\n".join(parts)
+
+
+def main(paths: list[str]) -> int:
+    """Prints the report of each result file."""
+    print("\n\n".join(tables(json.loads(Path(path).read_text())) for path in paths))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

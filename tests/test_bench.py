@@ -1,0 +1,285 @@
+"""The benchmarks compare the same thing, and their arithmetic and tables are right. No time is asserted."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from bench import harness, memory, overhead, report, run
+from bench.harness import Case, Stopwatch, difference, run_once, summary, time_case
+from bench.machine import environment
+
+CPU = torch.device("cpu")
+
+
+def quick_cases() -> list[Case]:
+    return [
+        case for op in run.OPERATORS for case in importlib.import_module(f"bench.{op}").cases(CPU, quick=True)
+    ]
+
+
+def full_cases(op: str) -> list[Case]:
+    cases: list[Case] = importlib.import_module(f"bench.{op}").cases(CPU, quick=False)
+    return cases
+
+
+# Cases
+
+
+@pytest.mark.parametrize("case", quick_cases(), ids=lambda case: f"{case.op}-{case.dtype}-{case.parameters}")
+def test_contenders_agree(case: Case) -> None:
+    watch = Stopwatch(CPU)
+    results = {name: run_once(problem, watch)[1] for name, problem in case.problems().items()}
+    assert {"monoidreduce", "torch"} <= set(results)
+    for result in results.values():
+        assert len(result) == 1 + case.leaves
+        assert difference(result, results["torch"]) <= harness.AGREEMENT[case.dtype]
+
+
+@pytest.mark.parametrize("case", quick_cases(), ids=lambda case: f"{case.op}-{case.dtype}-{case.parameters}")
+def test_work_adds_up(case: Case) -> None:
+    assert set(case.flops) == set(harness.PHASES)
+    assert case.flops["total"] == case.flops["forward"] + case.flops["backward"] > 0
+    assert not case.targets
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "parameters", "targets"),
+    [
+        (
+            "attention",
+            torch.float32,
+            {"L": 2048, "d": 64, "causal": False},
+            {"forward": 1.0, "backward": 1.0},
+        ),
+        (
+            "attention",
+            torch.bfloat16,
+            {"L": 2048, "d": 64, "causal": True},
+            {"forward": 1.0, "backward": 1.0},
+        ),
+        ("cross_entropy", torch.float32, {"N": 1024, "V": 32000, "D": 512}, {"total": 1.2}),
+        ("cross_entropy", torch.bfloat16, {"N": 1024, "V": 32000, "D": 512}, {"total": 1.0}),
+        ("mlp", torch.float32, {"B": 8192, "K": 8192, "d": 128}, {"total": 1.0}),
+        ("mlp", torch.bfloat16, {"B": 8192, "K": 8192, "d": 128}, {"total": 1.0}),
+    ],
+)
+def test_the_promised_sizes_have_their_targets(
+    op: str, dtype: torch.dtype, parameters: dict[str, Any], targets: dict[str, float]
+) -> None:
+    assert any(
+        case.dtype == dtype and parameters.items() <= case.parameters.items() and case.targets == targets
+        for case in full_cases(op)
+    )
+
+
+def test_memory_builds_the_cases() -> None:
+    assert set(memory.SWEEPS) == set(run.OPERATORS)
+    for op, (axis, on_cpu, on_cuda, tiny) in memory.SWEEPS.items():
+        assert axis in tiny
+        assert on_cpu.keys() == on_cuda.keys() == tiny.keys()
+        problem = memory.problem(op, "monoidreduce", "float32", "cpu", tiny)
+        assert problem.forward().shape == problem.grad_output.shape
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_overhead_calls_both_alike(rows: int) -> None:
+    calls = overhead.calls(CPU, rows)
+    assert set(calls) == set(run.OPERATORS)
+    for call in calls.values():
+        own, theirs = call.monoidreduce(), call.torch()
+        assert own.requires_grad
+        torch.testing.assert_close(own, theirs, rtol=1e-4, atol=1e-5)
+
+
+# Harness
+
+
+def made_up_case(wrong: float = 0.0) -> tuple[Case, list[str]]:
+    calls: list[str] = []
+
+    def contender(name: str, factor: float) -> Any:
+        def call(x: Tensor, constant: Tensor) -> Tensor:
+            calls.append(name)
+            return x * constant * factor
+
+        return call
+
+    case = Case(
+        op="product",
+        dtype=torch.float32,
+        device=CPU,
+        parameters={"n": 7},
+        inputs=lambda: (torch.randn(7), torch.randn(7)),
+        leaves=1,
+        output=(7,),
+        contenders={"monoidreduce": contender("monoidreduce", 1 + wrong), "torch": contender("torch", 1.0)},
+        flops={"forward": 7.0, "backward": 7.0, "total": 14.0},
+        targets={"total": 1.0},
+    )
+    return case, calls
+
+
+def test_summary_is_median_and_quintiles() -> None:
+    assert summary([5.0, 1.0, 2.0, 4.0, 3.0, 6.0]) == {"median": 3.5, "p20": 2.0, "p80": 5.0}
+
+
+def test_difference_is_the_worst_relative_norm() -> None:
+    a, b = [torch.tensor([1.0]), torch.tensor([3.0, 4.0])], [torch.tensor([1.0]), torch.tensor([3.0, 0.0])]
+    assert difference(a, b) == pytest.approx(4 / 3)
+
+
+def test_contenders_are_timed_in_turn() -> None:
+    case, calls = made_up_case()
+    row = time_case(case, seconds=0.0)
+    assert row["rounds"] == harness.ROUNDS[0]
+    timed = calls[-2 * row["rounds"] :]
+    assert timed[:4] == ["monoidreduce", "torch", "torch", "monoidreduce"]
+    assert timed.count("torch") == timed.count("monoidreduce") == row["rounds"]
+    assert set(row["phases"]) == set(harness.PHASES)
+    total = row["phases"]["total"]
+    medians = {name: spread["median"] for name, spread in total["milliseconds"].items()}
+    assert total["speedup"]["torch"] == medians["torch"] / medians["monoidreduce"]
+    assert total["gflops"] == pytest.approx(14 / medians["monoidreduce"] / 1e6)
+    assert total["target"] == 1.0
+    assert row["phases"]["forward"]["target"] is None
+
+
+@pytest.mark.parametrize("wrong", [0.01, float("nan")])
+def test_wrong_results_are_not_timed(wrong: float) -> None:
+    case, _ = made_up_case(wrong)
+    with pytest.raises(RuntimeError, match=r"product.*monoidreduce differ"):
+        time_case(case, seconds=0.0)
+
+
+def test_the_machine_is_named() -> None:
+    facts = environment(CPU, "the command")
+    assert facts["command"] == "the command"
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["product_gflops"].keys() == {"float32", "bfloat16"}
+    assert all(
+        facts[name] for name in ("device", "monoidreduce", "commit", "date", "python", "system", "cpu_isa")
+    )
+
+
+# Report
+
+
+def phase(own: float, theirs: float, target: float | None) -> dict[str, Any]:
+    milliseconds = {
+        "monoidreduce": {"median": own, "p20": own * 0.9, "p80": own * 1.1},
+        "torch": {"median": theirs, "p20": theirs, "p80": theirs},
+        "other": {"median": 2 * own, "p20": 2 * own, "p80": 2 * own},
+    }
+    speedup = {name: spread["median"] / own for name, spread in milliseconds.items()}
+    return {"milliseconds": milliseconds, "speedup": speedup, "gflops": 50.0, "target": target}
+
+
+def document(total_target: float, load_average: float = 0.2, flat: bool = True) -> dict[str, Any]:
+    calls = [
+        call + backward
+        for call in ("overhead", "one row", "torch, one row")
+        for backward in ("", ", with backward")
+    ]
+    return {
+        "environment": {
+            "device": "a processor",
+            "threads": 2,
+            "load_average": load_average,
+            "product_gflops": {"float32": 100, "bfloat16": 200},
+            "monoidreduce": "1.2.3",
+            "torch": "2.6.0",
+            "commit": "abc",
+            "date": "2030-01-01",
+            "command": "python bench/run.py",
+        },
+        "speed": [
+            {
+                "op": "attention",
+                "dtype": "float32",
+                "parameters": {"L": 2048, "causal": True, "other": False},
+                "phases": {
+                    "forward": phase(10.0, 12.0, 1.0),
+                    "backward": phase(20.0, 18.0, None),
+                    "total": phase(30.0, 30.0, total_target),
+                },
+            }
+        ],
+        "memory": [
+            {
+                "op": "mlp",
+                "dtype": "bfloat16",
+                "parameters": {"B": 8},
+                "axis": "K",
+                "sizes": [1024, 2048],
+                "bytes": {"monoidreduce": [1 << 20, 3 << 19], "torch": [1 << 30, 2 << 30]},
+                "limit": 64 << 20,
+                "flat": flat,
+            }
+        ],
+        "overhead": [{"op": "mlp", "microseconds": dict.fromkeys(calls, 25.0), "limit": 30.0}],
+    }
+
+
+def test_report_states_what_was_reached() -> None:
+    text = report.tables(document(total_target=1.0))
+    assert "a processor, 2 threads, torch 2.6.0, monoidreduce 1.2.3 (abc), 2030-01-01" in text
+    assert "attention L 2048, causal" in text
+    assert "10±10% vs 12±0%: 1.20x, 1.0x met" in text
+    assert "20±10% vs 18±0%: 0.90x " in text
+    assert "| 50% " in text
+    assert "other 2.00x" in text
+    assert "1.0, 1.5" in text
+    assert "1024.0, 2048.0" in text
+    assert "busy" not in text
+    assert text.endswith("All targets met.")
+
+
+def test_report_states_what_was_missed() -> None:
+    text = report.tables(document(total_target=1.2, load_average=3.5, flat=False))
+    assert "1.00x, 1.2x **MISSED**" in text
+    assert "- attention L 2048, causal float32 total: 1.00x of 1.2x" in text
+    assert "- mlp bfloat16: 1.5 MiB, grows with K" in text
+    assert "The machine was busy (load average 3.5)" in text
+    assert "All targets met" not in text
+
+
+def test_tables_are_markdown() -> None:
+    for block in report.tables(document(total_target=1.0)).split("\n\n"):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            assert len({line.count("|") for line in lines}) == 1
+            assert len({len(line) for line in lines}) == 1
+            assert set(lines[1]) == {"|", " ", "-"}
+
+
+# Command
+
+
+def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["mlp", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    (file,) = tmp_path.glob("*_cpu.json")
+    results = json.loads(file.read_text())
+    assert {row["op"] for row in results["speed"]} == {"mlp"}
+    assert not results["memory"]
+    assert not results["overhead"]
+    assert report.main([str(file)]) == 0
+    assert printed.startswith(capsys.readouterr().out)
+
+
+def test_command_rejects_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run.main(["mlp", "matmul"])
+    assert stop.value.code == 2
+    assert "what: matmul, expected any of attention" in capsys.readouterr().err
