@@ -33,7 +33,7 @@ __device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const Colu
     const int c = element_column(n);
     bits |= unsigned{begin <= c && c < end} << n;
   }
-  if (bias.dtype == DType::kBool) {
+  if (bias.tensor.dtype == DType::kBool) {
 #pragma unroll 1
     for (int n = 0; n < kLaneElements; ++n) {
       if ((bits >> n & 1) && *bias.at(row, column0 + element_column(n)) == 0) bits &= ~(1u << n);
@@ -55,7 +55,7 @@ __device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const Colu
 // The bias that a score has: 0 where there is none or where it only excludes.
 template <class T>
 __device__ __forceinline__ T score_bias(const Matrix<T>& bias, std::int64_t row, std::int64_t column) {
-  return bias.data != nullptr && bias.dtype != DType::kBool ? bias.read(row, column) : T(0);
+  return bias.tensor.data != nullptr && bias.tensor.dtype != DType::kBool ? bias.read(row, column) : T(0);
 }
 
 }  // namespace monoidreduce

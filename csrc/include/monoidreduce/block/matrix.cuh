@@ -1,4 +1,4 @@
-// Matrices in device memory, of any element type and any strides: what a block reads.
+// Tensors in device memory, of any element type and any strides, as kernels take them.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,14 +11,13 @@
 namespace monoidreduce {
 
 // How elements are read and written: as raw bits, so that all loads of a thread can be on their way before the first is widened.
-// T is the type that the block computes in. A float computes for float16, bfloat16 and float32 tensors, a double for float64.
+// T is the type that the block computes in: float for float16, bfloat16 and float32 tensors, double for float64.
 template <class T>
 struct ElementAccess;
 
 template <>
 struct ElementAccess<float> {
   using Raw = std::uint32_t;
-  __device__ static std::int64_t bytes(DType t) { return t == DType::kFloat32 ? 4 : 2; }
   __device__ static Raw load(const char* from, DType t) {
     return t == DType::kFloat32 ? *reinterpret_cast<const std::uint32_t*>(from)
                                 : *reinterpret_cast<const std::uint16_t*>(from);
@@ -32,9 +31,8 @@ struct ElementAccess<float> {
     if (t == DType::kFloat32) {
       *reinterpret_cast<float*>(to) = value;
     } else {
-      *reinterpret_cast<std::uint16_t*>(to) = t == DType::kBFloat16
-                                                  ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
-                                                  : __half_as_ushort(__float2half_rn(value));
+      *reinterpret_cast<std::uint16_t*>(to) = t == DType::kBFloat16 ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
+                                                                    : __half_as_ushort(__float2half_rn(value));
     }
   }
 };
@@ -42,45 +40,48 @@ struct ElementAccess<float> {
 template <>
 struct ElementAccess<double> {
   using Raw = double;
-  __device__ static std::int64_t bytes(DType) { return 8; }
   __device__ static Raw load(const char* from, DType) { return *reinterpret_cast<const double*>(from); }
   __device__ static double widen(Raw bits, DType) { return bits; }
   __device__ static void store(char* to, DType, double value) { *reinterpret_cast<double*>(to) = value; }
 };
 
-// [rows, width]; strides in bytes.
-template <class T>
-struct Matrix {
-  using Access = ElementAccess<T>;
-  char* data;
-  std::int64_t rows, width;
-  std::int64_t row_stride, stride;
-  DType dtype;
+// [batch, heads, rows, width], strides in bytes. A kernel parameter: what a block needs of it is read where it is needed, from
+// constant memory, and takes no registers in between.
+struct Tensor {
+  char* data = nullptr;  // null: absent
+  std::int64_t size[4] = {}, stride[4] = {};
+  DType dtype = DType::kFloat32;
 
-  __device__ char* at(std::int64_t row, std::int64_t k) const { return data + row * row_stride + k * stride; }
-  __device__ T read(std::int64_t row, std::int64_t k) const {
-    return Access::widen(Access::load(at(row, k), dtype), dtype);
+  Tensor() = default;
+  explicit Tensor(const TensorView& t) : data(static_cast<char*>(t.data)), dtype(t.dtype) {
+    for (int axis = 0; axis < 4; ++axis) {
+      const int own = axis + t.rank - 4;  // axes that a lower rank lacks come first, of size 1
+      size[axis] = own < 0 ? 1 : t.size[own];
+      stride[axis] = own < 0 ? 0 : t.stride[own] * item_size(t.dtype);
+    }
   }
-  __device__ void write(std::int64_t row, std::int64_t k, T value) const { Access::store(at(row, k), dtype, value); }
-  __device__ Matrix transposed() const { return {data, width, rows, stride, row_stride, dtype}; }
 };
 
-// The matrix of one batch and head of a [batch, heads, rows, width] tensor. For a tensor that is absent: never to be read.
-template <class T>
-__device__ Matrix<T> matrix_of(const TensorView& t, std::int64_t batch, std::int64_t head) {
-  const std::int64_t bytes = t.dtype == DType::kBool ? 1 : ElementAccess<T>::bytes(t.dtype);
-  return {static_cast<char*>(t.data) + (batch * t.stride[0] + head * t.stride[1]) * bytes,
-          t.size[2],
-          t.size[3],
-          t.stride[2] * bytes,
-          t.stride[3] * bytes,
-          t.dtype};
-}
+// The [rows, width] matrix of one batch and head of a tensor; transposed, the [width, rows] matrix.
+template <class T, bool kTransposed = false>
+struct Matrix {
+  using Access = ElementAccess<T>;
+  const Tensor& tensor;
+  char* data;
 
-// A [width] vector as one row.
-template <class T>
-__device__ Matrix<T> vector_of(const TensorView& t) {
-  return {static_cast<char*>(t.data), 1, t.size[0], 0, t.stride[0] * ElementAccess<T>::bytes(t.dtype), t.dtype};
-}
+  __device__ Matrix(const Tensor& tensor, std::int64_t batch, std::int64_t head)
+      : tensor(tensor), data(tensor.data + batch * tensor.stride[0] + head * tensor.stride[1]) {}
+
+  __device__ std::int64_t rows() const { return tensor.size[kTransposed ? 3 : 2]; }
+  __device__ std::int64_t width() const { return tensor.size[kTransposed ? 2 : 3]; }
+  __device__ std::int64_t row_stride() const { return tensor.stride[kTransposed ? 3 : 2]; }
+  __device__ std::int64_t stride() const { return tensor.stride[kTransposed ? 2 : 3]; }
+
+  __device__ char* at(std::int64_t row, std::int64_t k) const { return data + row * row_stride() + k * stride(); }
+  __device__ T read(std::int64_t row, std::int64_t k) const {
+    return Access::widen(Access::load(at(row, k), tensor.dtype), tensor.dtype);
+  }
+  __device__ void write(std::int64_t row, std::int64_t k, T value) const { Access::store(at(row, k), tensor.dtype, value); }
+};
 
 }  // namespace monoidreduce

@@ -49,30 +49,30 @@ struct TileMemory {
 };
 
 // staged[k, i] = m[row0 + i, k0 + k] for 64 rows and kDepth columns of m, and 0 outside m, which is not read.
-template <class T>
-__device__ __forceinline__ void stage(T* staged, const Matrix<T>& m, std::int64_t row0, std::int64_t k0) {
+template <class T, bool kTransposed>
+__device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m, std::int64_t row0, std::int64_t k0) {
   using Access = ElementAccess<T>;
   using Raw = typename Access::Raw;
   constexpr int kSteps = kDepth * kTile / kThreads;
-  const int rows = static_cast<int>(min(m.rows - row0, std::int64_t{kTile}));
-  const int depth = static_cast<int>(min(m.width - k0, std::int64_t{kDepth}));
+  const int rows = static_cast<int>(min(m.rows() - row0, std::int64_t{kTile}));
+  const int depth = static_cast<int>(min(m.width() - k0, std::int64_t{kDepth}));
   // A warp reads 8 elements along k of 4 rows, or 32 along the rows, whichever lies closer in memory.
-  const bool along_k = m.stride <= m.row_stride;
+  const bool along_k = m.stride() <= m.row_stride();
   const int i = along_k ? threadIdx.x / 8 : threadIdx.x % kTile;
   const int k = along_k ? threadIdx.x % 8 : threadIdx.x / kTile;
+  const auto row_step = [&](int step) { return along_k ? kThreads / 8 * (step % 2) : 0; };
+  const auto depth_step = [&](int step) { return along_k ? 8 * (step / 2) : kThreads / kTile * step; };
   const char* const from = m.at(row0 + i, k0 + k);
-  const auto row_of = [&](int step) { return along_k ? kThreads / 8 * (step % 2) : 0; };
-  const auto depth_of = [&](int step) { return along_k ? 8 * (step / 2) : kThreads / kTile * step; };
   Raw raw[kSteps];
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int di = row_of(step), dk = depth_of(step);
+    const int di = row_step(step), dk = depth_step(step);
     const bool inside = i + di < rows && k + dk < depth;
-    raw[step] = inside ? Access::load(from + di * m.row_stride + dk * m.stride, m.dtype) : Raw{};
+    raw[step] = inside ? Access::load(from + di * m.row_stride() + dk * m.stride(), m.tensor.dtype) : Raw{};
   }
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    staged[(k + depth_of(step)) * kPitch + i + row_of(step)] = Access::widen(raw[step], m.dtype);
+    staged[(k + depth_step(step)) * kPitch + i + row_step(step)] = Access::widen(raw[step], m.tensor.dtype);
   }
 }
 
@@ -152,7 +152,7 @@ __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, co
   clear<T>(dot);
   T* const right = memory.second + kDepth * kPitch;
 #pragma unroll 1
-  for (std::int64_t k = 0; k < a.width; k += kDepth) {
+  for (std::int64_t k = 0; k < a.width(); k += kDepth) {
     stage(memory.second, a, a_row, k);
     stage(right, b, b_row, k);
     __syncthreads();
@@ -162,13 +162,13 @@ __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, co
   put_tile(into, dot);
 }
 
-// sum[i][j] += sum over 64 k of memory.first[k, row i] m[m_row + k, m_column + column j]. full: does every element of the tile take
+// sum[i][j] += sum over 64 k of memory.first[k, row i] m[m_column + column j, m_row + k], m a transposed matrix. full: does every element of the tile take
 // part; if not, see ValidTerms. Starts with memory.second free for the taking, ends with a barrier.
 template <class T>
 __device__ __forceinline__ void multiply_tile(ThreadTile<T>& sum, TileMemory<T>& memory, bool along_rows, bool full,
-                                              const Matrix<T>& m, std::int64_t m_row, std::int64_t m_column) {
+                                              const Matrix<T, true>& m, std::int64_t m_row, std::int64_t m_column) {
 #pragma unroll 1
-  for (int k = 0; k < kTile; k += kDepth) stage(memory.second + k * kPitch, m.transposed(), m_column, m_row + k);
+  for (int k = 0; k < kTile; k += kDepth) stage(memory.second + k * kPitch, m, m_column, m_row + k);
   __syncthreads();
   if (full) {
     multiply<kTile>(sum, memory.first, memory.second, AllTerms{});

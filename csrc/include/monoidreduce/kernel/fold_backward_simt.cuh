@@ -25,14 +25,14 @@ namespace monoidreduce {
 namespace simt {
 
 struct OperandPair {
-  TensorView rows, columns;      // [B, H, M, K] [B, Hc, N, K]
-  TensorView d_rows, d_columns;  // the same shapes; absent: not wanted
+  Tensor rows, columns;      // [B, H, M, K] [B, Hc, N, K]
+  Tensor d_rows, d_columns;  // the same shapes; absent: not wanted
 };
 
 struct PullArguments {
   OperandPair pair[2];
   int pairs;
-  TensorView bias, d_bias;  // [B, H, M, N]
+  Tensor bias, d_bias;  // [B, H, M, N]
   ColumnRange range;
 };
 
@@ -80,8 +80,8 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
                                               std::int64_t flat_row, Validity valid) {
   using T = typename M::Real;
   const std::int64_t row = at.row0 + element_row();
-  const auto bias = matrix_of<T>(p.bias, at.batch, at.head);
-  const bool slope_wanted = score.bias_inside || p.d_bias.rank == 0;
+  const Matrix<T> bias(p.bias, at.batch, at.head);
+  const bool slope_wanted = score.bias_inside || p.d_bias.data == nullptr;
   typename M::Output product{};
   typename M::Upstream upstream{};
   Index<T> label{};
@@ -118,11 +118,11 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
 
 // to += scale times the tile in memory.first (its transpose, along the rows) times 64 rows of from.
 template <class T>
-__device__ __forceinline__ void add_product(TileMemory<T>& memory, const Accumulator<T>& to, std::int64_t to_row, T scale,
-                                            const Matrix<T>& from, std::int64_t from_row, bool along_rows, bool full,
+__device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<T>& to, std::int64_t to_row, T scale,
+                                            const Matrix<T, true>& from, std::int64_t from_row, bool along_rows, bool full,
                                             bool exclusive) {
 #pragma unroll 1
-  for (std::int64_t k = 0; k < to.width; k += kTile) {
+  for (std::int64_t k = 0; k < to.width(); k += kTile) {
     ThreadTile<T> sum;
     clear<T>(sum);
     multiply_tile(sum, memory, along_rows, full, from, from_row, k);
@@ -136,43 +136,47 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
                                           const Score<typename M::Real>& score, const Rows& rows, const TilePlace& at,
                                           bool exclusive) {
   using T = typename M::Real;
-  const TensorView& a = p.pair[0].rows;
+  const Tensor& a = p.pair[0].rows;
   const std::int64_t row = at.row0 + element_row(), flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
   const bool active = row < a.size[2] && rows.active(flat_row);
-  const Validity valid = find_valid(memory, p.range, matrix_of<T>(p.bias, at.batch, at.head), active, p.pair[0].columns.size[2],
+  const Validity valid = find_valid(memory, p.range, Matrix<T>(p.bias, at.batch, at.head), active, p.pair[0].columns.size[2],
                                     at.row0, at.column0);
   if (!valid.any) return;
 
 #pragma unroll 1
   for (int n = 0; n < p.pairs; ++n) {
-    multiply_rows(n == 0 ? memory.first : memory.second, memory, matrix_of<T>(p.pair[n].rows, at.batch, at.head), at.row0,
-                  matrix_of<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
+    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.pair[n].rows, at.batch, at.head), at.row0,
+                  Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
   }
   __syncthreads();
   pull_elements<kPayload>(memory, m, p, score, rows, at, flat_row, valid);
   __syncthreads();
 
-  if (p.d_bias.rank) {
-    add_broadcast_tile(accumulator_of<T>(p.d_bias, at.batch, at.head), at.row0, at.column0, memory.first, exclusive);
+  if (p.d_bias.data) {
+    add_broadcast_tile(Matrix<T>(p.d_bias, at.batch, at.head), at.row0, at.column0, memory.first, exclusive);
   }
   // The second tile makes room for what is staged, and takes the place of the first when that is done with.
   ThreadTile<T> second;
-  get_tile(second, memory.second);
+  if constexpr (kPayload || M::kScores == 2) get_tile(second, memory.second);
   __syncthreads();
 #pragma unroll 1
   for (int n = 0; n < p.pairs; ++n) {
     const OperandPair& pair = p.pair[n];
     const T scale = kPayload && n == 1 ? T(1) : score.scale;
-    if (n == 1) put_tile(memory.first, second);
+    if constexpr (kPayload || M::kScores == 2) {
+      if (n == 1) put_tile(memory.first, second);
+    }
 #pragma unroll 1
     for (int side = 0; side < 2; ++side) {
-      const TensorView& wanted = side == 0 ? pair.d_rows : pair.d_columns;
-      if (wanted.rank == 0) continue;
-      if (side == 1) transpose_tile(memory.first);
-      add_product(memory, accumulator_of<T>(wanted, at.batch, side == 0 ? at.head : at.column_head),
-                  side == 0 ? at.row0 : at.column0, scale,
-                  side == 0 ? matrix_of<T>(pair.columns, at.batch, at.column_head) : matrix_of<T>(pair.rows, at.batch, at.head),
-                  side == 0 ? at.column0 : at.row0, side == 1, valid.full, exclusive);
+      const bool of_rows = side == 0;
+      const Tensor& wanted = of_rows ? pair.d_rows : pair.d_columns;
+      const std::int64_t wanted_head = of_rows ? at.head : at.column_head, from_head = of_rows ? at.column_head : at.head;
+      const std::int64_t wanted_row = of_rows ? at.row0 : at.column0, from_row = of_rows ? at.column0 : at.row0;
+      if (wanted.data == nullptr) continue;
+      if (!of_rows) transpose_tile(memory.first);
+      add_product(memory, Matrix<T>(wanted, at.batch, wanted_head), wanted_row, scale,
+                  Matrix<T, true>(of_rows ? pair.columns : pair.rows, at.batch, from_head), from_row, !of_rows, valid.full,
+                  exclusive);
     }
   }
 }
@@ -204,9 +208,17 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
   using T = typename M::Real;
   if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return;
 
-  simt::PullArguments all{.pair = {{p.a, p.b, g.d_a, g.d_b}}, .pairs = 1, .bias = p.bias, .d_bias = g.d_bias, .range = p.range};
-  if (M::kScores == 2) all.pair[all.pairs++] = {p.other_a, p.other_b, g.d_other_a, g.d_other_b};
-  if (kPayload && g.grad_out.present()) all.pair[all.pairs++] = {g.grad_out, p.payload, {}, g.d_payload};
+  simt::PullArguments all{.pair = {{Tensor(p.a), Tensor(p.b), Tensor(g.d_a), Tensor(g.d_b)}},
+                          .pairs = 1,
+                          .bias = Tensor(p.bias),
+                          .d_bias = Tensor(g.d_bias),
+                          .range = p.range};
+  if (M::kScores == 2) {
+    all.pair[all.pairs++] = {Tensor(p.other_a), Tensor(p.other_b), Tensor(g.d_other_a), Tensor(g.d_other_b)};
+  }
+  if (kPayload && g.grad_out.present()) {
+    all.pair[all.pairs++] = {Tensor(g.grad_out), Tensor(p.payload), Tensor(), Tensor(g.d_payload)};
+  }
 
   // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row tile, column tile.
   const DeviceGuard device(p.a.cuda_device);
@@ -214,12 +226,12 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
     simt::PullArguments some = all;
     bool any = false;
     for (auto& pair : some.pair) {
-      if (!of_rows) pair.d_rows = {};
-      if (!of_columns) pair.d_columns = {};
-      any = any || pair.d_rows.present() || pair.d_columns.present();
+      if (!of_rows) pair.d_rows = Tensor();
+      if (!of_columns) pair.d_columns = Tensor();
+      any = any || pair.d_rows.data || pair.d_columns.data;
     }
-    if (!of_bias) some.d_bias = {};
-    if (!any && !some.d_bias.present()) return;
+    if (!of_bias) some.d_bias = Tensor();
+    if (!any && !some.d_bias.data) return;
     Walk walk{.extent = {p.batch(), p.column_heads(), p.heads() / p.column_heads(), divide_up(p.rows(), kTile),
                          divide_up(p.columns(), kTile)},
               .exclusive = exclusive};

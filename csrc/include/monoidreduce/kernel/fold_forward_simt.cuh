@@ -20,6 +20,13 @@ struct PayloadOutput {
 
 namespace simt {
 
+struct ForwardArguments {
+  Tensor rows[2], columns[2];  // of each score
+  Tensor payload, bias;
+  Tensor out, out_bias;
+  ColumnRange range;
+};
+
 inline constexpr int kPayloadTiles = 2;  // that a block sums: 32 registers a thread (float), 64 (double)
 inline constexpr int kSlice = kPayloadTiles * kTile;
 
@@ -77,25 +84,24 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
 
 template <bool kPayload, Monoid M, RowPolicy<M> Rows>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
-    fold_forward(const __grid_constant__ M m, const __grid_constant__ FoldProblem p,
-                 const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows,
-                 const __grid_constant__ PayloadOutput output) {
+    fold_forward(const __grid_constant__ M m, const __grid_constant__ ForwardArguments p,
+                 const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows) {
   using T = typename M::Real;
   extern __shared__ __align__(32) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<TileMemory<T>*>(shared_bytes);
-  const std::int64_t heads = p.a.size[1], row_count = p.a.size[2], columns = p.b.size[2];
-  const std::int64_t group = heads / p.b.size[1];
+  const std::int64_t heads = p.rows[0].size[1], row_count = p.rows[0].size[2], columns = p.columns[0].size[2];
+  const std::int64_t group = heads / p.columns[0].size[1];
   const std::int64_t payload_width = kPayload ? p.payload.size[3] : 0;
   const std::int64_t row_tiles = divide_up(row_count, kTile);
   const std::int64_t slices = payload_width > 0 ? divide_up(payload_width, kSlice) : 1;
-  const std::int64_t jobs = p.a.size[0] * heads * row_tiles * slices;
+  const std::int64_t jobs = p.rows[0].size[0] * heads * row_tiles * slices;
 
 #pragma unroll 1
   for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
     const std::int64_t slice = job % slices, row_tile = job / slices % row_tiles, head_of_batch = job / slices / row_tiles;
     const std::int64_t batch = head_of_batch / heads, head = head_of_batch % heads, column_head = head / group;
     const std::int64_t row0 = row_tile * kTile, slice0 = slice * kSlice;
-    const auto bias = matrix_of<T>(p.bias, batch, head);
+    const Matrix<T> bias(p.bias, batch, head);
 
     // The calling thread's row, in the element view.
     const std::int64_t row = row0 + element_row(), flat_row = head_of_batch * row_count + row;
@@ -115,8 +121,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 
 #pragma unroll 1
       for (int n = 0; n < M::kScores; ++n) {
-        multiply_rows(n == 0 ? memory.first : memory.second, memory, matrix_of<T>(n == 0 ? p.a : p.other_a, batch, head), row0,
-                      matrix_of<T>(n == 0 ? p.b : p.other_b, batch, column_head), column0);
+        multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.rows[n], batch, head), row0,
+                      Matrix<T>(p.columns[n], batch, column_head), column0);
       }
       __syncthreads();
 
@@ -140,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
           for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
             for (int j = 0; j < kThreadColumns; ++j) sum[g][i][j] *= memory.row_value[product_row(i)];
-          multiply_tile(sum[g], memory, false, valid.full, matrix_of<T>(p.payload, batch, column_head), column0, k);
+          multiply_tile(sum[g], memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head), column0, k);
         }
       }
     }
@@ -150,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     if constexpr (kPayload) {
       __syncthreads();
       if (first_lane) memory.row_value[element_row()] = m.mass(state);
-      const auto out = matrix_of<T>(output.out, batch, head);
+      const Matrix<T> out(p.out, batch, head);
 #pragma unroll
       for (int g = 0; g < kPayloadTiles; ++g) {
         put_tile(memory.first, sum[g]);
@@ -162,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
           if (row0 + r >= row_count || k >= payload_width) continue;
           T value = memory.first[c * kPitch + r];
           if constexpr (M::kNormalized) value = memory.row_value[r] == T(0) ? T(0) : value / memory.row_value[r];
-          if (output.bias.rank) value += vector_of<T>(output.bias).read(0, k);
+          if (p.out_bias.data) value += Matrix<T>(p.out_bias, 0, 0).read(0, k);
           out.write(row0 + r, k, value);
         }
         __syncthreads();
@@ -181,9 +187,16 @@ void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const Payl
   const std::int64_t slices = kPayload && p.payload_width() > 0 ? divide_up(p.payload_width(), simt::kSlice) : 1;
   const std::int64_t jobs = p.batch() * p.heads() * divide_up(p.rows(), kTile) * slices;
   if (jobs == 0) return;
+  const simt::ForwardArguments arguments{.rows = {Tensor(p.a), Tensor(p.other_a)},
+                                         .columns = {Tensor(p.b), Tensor(p.other_b)},
+                                         .payload = Tensor(p.payload),
+                                         .bias = Tensor(p.bias),
+                                         .out = Tensor(output.out),
+                                         .out_bias = Tensor(output.bias),
+                                         .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
-                launch.stream, m, p, Score<T>(p.score, M::kScoreUnit), rows, output);
+                launch.stream, m, arguments, Score<T>(p.score, M::kScoreUnit), rows);
 }
 
 }  // namespace monoidreduce
