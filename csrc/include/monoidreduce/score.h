@@ -17,6 +17,7 @@ struct ScoreOptions {
 template <class R>
 struct Score {
   Scalar<R> scale, softcap, inverse_softcap, unit;
+  Scalar<R> scale_in_units;  // scale * unit, rounded once
   bool bias_inside;
 
   // unit: the monoid's kScoreUnit.
@@ -25,12 +26,14 @@ struct Score {
         softcap(Scalar<R>(o.softcap)),
         inverse_softcap(Scalar<R>(o.softcap == 0 ? 0 : 1 / o.softcap)),
         unit(Scalar<R>(unit)),
+        scale_in_units(Scalar<R>(o.scale * unit)),
         bias_inside(o.bias_inside) {}
 
   MR_HD R value(R dot, R bias) const {
+    if (softcap == 0) return dot * scale_in_units + bias * unit;
     R s = dot * scale;
     if (bias_inside) s = s + bias;
-    if (softcap != 0) s = softcap * tanh(s * inverse_softcap);
+    s = softcap * tanh(s * inverse_softcap);
     if (!bias_inside) s = s + bias;
     return s * unit;
   }

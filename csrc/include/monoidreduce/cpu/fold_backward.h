@@ -30,10 +30,10 @@ struct Wanted {
 };
 
 // One operand of the backward pass as the widths of columns' sums: a with b, other_a with other_b, grad_out with payload.
-template <class T>
+template <class T, class E>
 struct ColumnSums {
-  Scratch<T> rows;  // [width panel][chunk rows][kPanel]: the chunk's rows, lanes are widths
-  Scratch<T> sums;  // [width panel][block columns][kPanel]
+  Scratch<E> rows;  // [width panel][chunk row / kDepth][kPanel][kDepth]: the chunk's rows, lanes are widths
+  Scratch<T> sums;  // [width panel][block column][kPanel]
   NonFinite<T> taken;
   std::int64_t width;
   ColumnSums(bool wanted, std::int64_t width, std::int64_t chunk, std::int64_t block)
@@ -42,12 +42,14 @@ struct ColumnSums {
         width(wanted ? width : 0) {}
 };
 
-template <template <class> class M, class T, class Rows>
+// E: what the products multiply, T or BFloat16.
+template <template <class> class M, class T, class E, class Rows>
   requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
 class Backward {
   using R = LanePack<T>;
   using Packs = M<R>;
   static constexpr int kScores = Packs::kScores;
+  static constexpr bool kNarrow = !std::is_same_v<E, T>;
 
  public:
   Backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g, int threads)
@@ -77,9 +79,11 @@ class Backward {
         : pass_(pass),
           p_(pass.p_),
           rows_(p_, problem),
-          b_(pass.block_ * p_.width()),
-          other_b_(pass.block_ * p_.other_width()),
-          payload_(pass.block_ * p_.payload_width()),
+          b_(pass.block_ * (p_.width() + 1)),
+          other_b_(pass.block_ * (p_.other_width() + 1)),
+          payload_(pass.block_ * (p_.payload_width() + 1)),
+          b_interleaved_(kNarrow ? pass.block_ * p_.width() : 0),
+          other_b_interleaved_(kNarrow ? pass.block_ * p_.other_width() : 0),
           dz_(pass.chunk_ * pass.block_),
           other_dz_(kScores == 2 ? pass.chunk_ * pass.block_ : 0),
           weights_(p_.payload.present() ? pass.chunk_ * pass.block_ : 0),
@@ -107,19 +111,20 @@ class Backward {
       load_columns(p_.b, rows_, first_, columns_, b_.get());
       if constexpr (kScores == 2) load_columns(p_.other_b, rows_, first_, columns_, other_b_.get());
       if (p_.payload.present()) load_columns(p_.payload, rows_, first_, columns_, payload_.get());
+      b_columns_ = interleave_columns(b_.get(), columns_, p_.width(), b_interleaved_.get());
+      other_b_columns_ = interleave_columns(other_b_.get(), columns_, p_.other_width(), other_b_interleaved_.get());
       for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
         std::fill_n(sums->sums.get(), round_up(sums->width, kPanel<T>) * pass_.block_, T(0));
       }
-      if (has_mask(p_)) b_taken_.take(b_.get(), columns_, p_.width(), p_.width());
+      if constexpr (!kNarrow) {
+        if (has_mask(p_)) b_taken_.take(b_.get(), columns_, p_.width(), p_.width());
+      }
     }
 
     void run_chunk() {
       parallel_for(pass_.inner_threads_, panels_, [&](std::int64_t panel, int) { pull_panel(panel); });
-      if (has_mask(p_)) {
-        for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
-          const std::int64_t panels = divide_up(sums->width, kPanel<T>);
-          sums->taken.take(sums->rows.get(), panels * pass_.chunk_, kPanel<T>, kPanel<T>);
-        }
+      if constexpr (!kNarrow) {
+        if (has_mask(p_)) take_non_finite_rows();
       }
       const std::int64_t group = 2 * kColumnStep * (pass_.inner_threads_ > 1 ? 1 : 16);
       parallel_for(pass_.inner_threads_, divide_up(columns_, group), [&](std::int64_t task, int) {
@@ -132,40 +137,54 @@ class Backward {
       if (pass_.want_.bias && pass_.g_.d_bias.stride[3] == 0) add_bias(0, columns_);
     }
 
+    void take_non_finite_rows() {
+      for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
+        const std::int64_t panels = divide_up(sums->width, kPanel<T>);
+        sums->taken.take(sums->rows.get(), panels * pass_.chunk_, kPanel<T>, kPanel<T>);
+      }
+    }
+
     // Recomputes the scores of a panel, pulls the gradient through the fold, and finishes d_a for this block of columns.
     void pull_panel(std::int64_t panel) {
       const std::int64_t first = first_row_ + panel * kPanel<T>;
       const PanelRows<T> panel_rows(p_, rows_, first, pass_.policy_, true);
       const std::int64_t at = panel * pass_.block_ * kPanel<T>, count = panel_rows.count;
-      T *dz = dz_ + at, *other_dz = kScores == 2 ? other_dz_ + at : nullptr;
-      T* weights = p_.payload.present() ? weights_ + at : nullptr;
-      T* bias = p_.bias.present() ? bias_ + at : nullptr;
       keep_rows(of_b_, p_.a, panel, first, count);
       keep_rows(of_other_b_, p_.other_a, panel, first, count);
       keep_rows(of_payload_, pass_.g_.grad_out, panel, first, count);
+      T* bias = p_.bias.present() ? bias_ + at : nullptr;
       if (!panel_rows.touches(first_, columns_)) {
-        for (T* tile : {dz, other_dz, weights, bias}) {
-          if (tile) std::fill_n(tile, columns_ * kPanel<T>, T(0));
+        for (Scratch<E>* tile : {&dz_, &other_dz_, &weights_}) {
+          if (tile->get()) std::fill_n(*tile + at, columns_ * kPanel<T>, E{});
         }
+        if (bias) std::fill_n(bias, columns_ * kPanel<T>, T(0));
         return;
       }
-      Scratch<T> lanes(std::max({p_.width(), p_.other_width(), p_.payload_width()}) * kPanel<T>);
-      load_lanes(p_.a, rows_, first, count, lanes.get());
+      // In T, the workspace itself holds the tiles; BFloat16 operands are rounded into it.
+      const std::int64_t size = kNarrow ? pass_.block_ * kPanel<T> : 0;
+      Scratch<T> dz_tile(size), other_dz_tile(other_dz_.get() ? size : 0), weights_tile(weights_.get() ? size : 0);
+      T *dz = tile_of(dz_, dz_tile, at), *other_dz = tile_of(other_dz_, other_dz_tile, at);
+      T* weights = tile_of(weights_, weights_tile, at);
+      const std::int64_t width = std::max({p_.width(), p_.other_width(), p_.payload_width()}) + 1;
+      Scratch<E> lanes(width * kPanel<T>);
+      load_lanes<T>(p_.a, rows_, first, count, lanes.get());
+      matmul(over_width(b_.get(), p_.width()), columns_, 1, p_.width(), lanes.get(), dz, false);
       // What is not finite in b matters to the scores, so it goes back in for this product.
-      matmul<T>({b_.get(), p_.width(), 1}, columns_, 1, p_.width(), lanes.get(), dz, false);
-      for (const auto& entry : b_taken_) {
-        for (int half = 0; half < kPacks; ++half) {
-          T* dot = dz + entry.row * kPanel<T> + half * kLanes<T>;
-          (R::load(dot) + R::load(lanes + entry.column * kPanel<T> + half * kLanes<T>) * R(entry.value)).store(dot);
+      if constexpr (!kNarrow) {
+        for (const auto& entry : b_taken_) {
+          for (int half = 0; half < kPacks; ++half) {
+            T* dot = dz + entry.row * kPanel<T> + half * kLanes<T>;
+            (R::load(dot) + R::load(lanes + entry.column * kPanel<T> + half * kLanes<T>) * R(entry.value)).store(dot);
+          }
         }
       }
       if constexpr (kScores == 2) {
-        load_lanes(p_.other_a, rows_, first, count, lanes.get());
-        matmul<T>({other_b_.get(), p_.other_width(), 1}, columns_, 1, p_.other_width(), lanes.get(), other_dz, false);
+        load_lanes<T>(p_.other_a, rows_, first, count, lanes.get());
+        matmul(over_width(other_b_.get(), p_.other_width()), columns_, 1, p_.other_width(), lanes.get(), other_dz, false);
       }
       if (p_.payload.present()) {
-        load_lanes(pass_.g_.grad_out, rows_, first, count, lanes.get());
-        matmul<T>({payload_.get(), p_.payload_width(), 1}, columns_, 1, p_.payload_width(), lanes.get(), weights, false);
+        load_lanes<T>(pass_.g_.grad_out, rows_, first, count, lanes.get());
+        matmul(over_width(payload_.get(), p_.payload_width()), columns_, 1, p_.payload_width(), lanes.get(), weights, false);
       }
       if (bias) load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
 
@@ -176,14 +195,33 @@ class Backward {
       } else {
         pull_tile<false>(tile, dz, other_dz, weights, bias);
       }
+      Scratch<T> sums(width * kPanel<T>);
+      Scratch<E> operand(kNarrow ? round_up(columns_, kDepth<E>) * kPanel<T> : 0);
       if (pass_.want_.a) {
-        matmul<T>({b_.get(), 1, p_.width()}, p_.width(), 1, columns_, dz, lanes.get(), false);
-        add_non_finite(tile, b_taken_, dz, lanes.get());
-        add_rows(pass_.g_.d_a, first, count, lanes.get());
+        matmul(over_columns(b_columns_, p_.width()), p_.width(), 1, columns_, as_operand(dz, columns_, operand.get()),
+               sums.get(), false);
+        add_non_finite(tile, b_taken_, dz, sums.get());
+        add_rows(pass_.g_.d_a, first, count, sums.get());
       }
       if (pass_.want_.other_a) {
-        matmul<T>({other_b_.get(), 1, p_.other_width()}, p_.other_width(), 1, columns_, other_dz, lanes.get(), false);
-        add_rows(pass_.g_.d_other_a, first, count, lanes.get());
+        matmul(over_columns(other_b_columns_, p_.other_width()), p_.other_width(), 1, columns_,
+               as_operand(other_dz, columns_, operand.get()), sums.get(), false);
+        add_rows(pass_.g_.d_other_a, first, count, sums.get());
+      }
+      if constexpr (kNarrow) {
+        if (pass_.want_.b) narrow_rows(dz, columns_, dz_ + at);
+        if (pass_.want_.other_b) narrow_rows(other_dz, columns_, other_dz_ + at);
+        if (pass_.want_.payload) narrow_rows(weights, columns_, weights_ + at);
+      }
+    }
+
+    // Where a panel's tile is computed; null if there is none.
+    static T* tile_of(const Scratch<E>& workspace, const Scratch<T>& tile, std::int64_t at) {
+      if (!workspace.get()) return nullptr;
+      if constexpr (kNarrow) {
+        return tile.get();
+      } else {
+        return workspace + at;
       }
     }
 
@@ -230,25 +268,26 @@ class Backward {
       }
     }
 
-    // The chunk's rows with widths as lanes, for the products over rows; a row that is not active counts as zeros.
-    void keep_rows(ColumnSums<T>& sums, const TensorView& t, std::int64_t panel, std::int64_t first, std::int64_t count) const {
+    // The chunk's rows with widths as lanes, for the products over rows.
+    void keep_rows(const ColumnSums<T, E>& sums, const TensorView& t, std::int64_t panel, std::int64_t first,
+                   std::int64_t count) const {
       if (sums.width == 0) return;
-      load_widths(t, rows_, first, count, pass_.chunk_, sums.rows + panel * kPanel<T> * kPanel<T>);
-      for (std::int64_t row = 0; row < count; ++row) {
-        if (pass_.policy_.active(rows_.flat(first + row))) continue;
-        for (std::int64_t w = 0; w < round_up(sums.width, kPanel<T>); w += kPanel<T>) {
-          std::fill_n(sums.rows + w * pass_.chunk_ + (panel * kPanel<T> + row) * kPanel<T>, kPanel<T>, T(0));
-        }
-      }
+      load_widths<T>(t, rows_, pass_.policy_, first, count, pass_.chunk_ * kPanel<T>,
+                     sums.rows + panel * kPanel<T> * kPanel<T>);
     }
 
     // sums[column][width] += sum over the chunk's rows of dz (or weight) times the row.
-    void add_column_sums(ColumnSums<T>& sums, const T* dz, std::int64_t from, std::int64_t count) const {
+    void add_column_sums(const ColumnSums<T, E>& sums, const E* dz, std::int64_t from, std::int64_t count) const {
       const std::int64_t step = pass_.block_ * kPanel<T>;
       for (std::int64_t w = 0; w < round_up(sums.width, kPanel<T>); w += kPanel<T>) {
-        matmul<T>({dz + from * kPanel<T>, kPanel<T>, 1, step}, count, panels_, kPanel<T>, sums.rows + w * pass_.chunk_,
-                  sums.sums + w * pass_.block_ + from * kPanel<T>, true);
+        matmul<T, E>({dz + from * kPanel<T>, kPanel<T>, kDepth<E>, step}, count, panels_, kPanel<T>, sums.rows + w * pass_.chunk_,
+                     sums.sums + w * pass_.block_ + from * kPanel<T>, true);
       }
+      if constexpr (!kNarrow) add_non_finite_rows(sums, dz, from, count);
+    }
+
+    void add_non_finite_rows(const ColumnSums<T, E>& sums, const T* dz, std::int64_t from, std::int64_t count) const {
+      const std::int64_t step = pass_.block_ * kPanel<T>;
       for (const auto& entry : sums.taken) {
         const std::int64_t row = entry.row % pass_.chunk_, width_panel = entry.row / pass_.chunk_;
         T* to = sums.sums + width_panel * kPanel<T> * pass_.block_ + entry.column;
@@ -289,13 +328,11 @@ class Backward {
       store_sums(pass_.g_.d_other_b, of_other_b_);
       store_sums(pass_.g_.d_payload, of_payload_);
     }
-    void store_sums(const TensorView& t, const ColumnSums<T>& sums) const {
-      const std::int64_t column_head = rows_.first_head / rows_.group;
+    void store_sums(const TensorView& t, const ColumnSums<T, E>& sums) const {
       for (std::int64_t w = 0; w < sums.width; w += kPanel<T>) {
         const std::int64_t in_panel = std::min<std::int64_t>(kPanel<T>, sums.width - w);
         for (std::int64_t j = 0; j < columns_; ++j) {
-          const std::int64_t offset = rows_.batch * t.stride[0] + column_head * t.stride[1] + (first_ + j) * t.stride[2];
-          store_row(t, offset + w * t.stride[3], t.stride[3], in_panel, sums.sums + w * pass_.block_ + j * kPanel<T>, 1);
+          store_row(t, rows_.column_offset(t, first_ + j) + w * t.stride[3], t.stride[3], in_panel, sums.sums + w * pass_.block_ + j * kPanel<T>, 1);
         }
       }
     }
@@ -305,10 +342,13 @@ class Backward {
     const Backward& pass_;
     const FoldProblem& p_;
     const ProblemRows rows_;
-    Scratch<T> b_, other_b_, payload_;                // the block's columns, [column][width]
+    Scratch<E> b_, other_b_, payload_;                // the block's columns, [column][width]
+    Scratch<E> b_interleaved_, other_b_interleaved_;  // [column / kDepth][width][kDepth]
+    const E *b_columns_ = nullptr, *other_b_columns_ = nullptr;
     NonFinite<T> b_taken_;
-    Scratch<T> dz_, other_dz_, weights_, bias_;       // the workspace: [panel][column][kPanel]
-    ColumnSums<T> of_b_, of_other_b_, of_payload_;
+    Scratch<E> dz_, other_dz_, weights_;              // the workspace: [panel][column][kPanel]
+    Scratch<T> bias_;                                 // the same: bias, then its gradient
+    ColumnSums<T, E> of_b_, of_other_b_, of_payload_;
     std::int64_t first_ = 0, columns_ = 0;            // the block of columns
     std::int64_t first_row_ = 0, chunk_rows_ = 0, panels_ = 0;  // the chunk of rows
   };
@@ -326,7 +366,10 @@ class Backward {
 // The gradients that g names, from policy's P_i and upstream gradients and from recomputed scores.
 template <template <class> class M, class T, class Rows>
 void fold_backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g, int threads) {
-  Backward<M, T, Rows>(m, p, policy, g, threads).run();
+  if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
+    if (all_bfloat16(p, g.grad_out)) return Backward<M, T, BFloat16, Rows>(m, p, policy, g, threads).run();
+  }
+  Backward<M, T, T, Rows>(m, p, policy, g, threads).run();
 }
 
 }  // namespace MR_CPU_ISA

@@ -60,7 +60,8 @@ inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typena
   }
 }
 
-template <template <class> class M, class T, class Rows>
+// E: what the products multiply, T or BFloat16.
+template <template <class> class M, class T, class E, class Rows>
   requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
 class Forward {
   using R = LanePack<T>;
@@ -70,8 +71,8 @@ class Forward {
  public:
   Forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads)
       : m_(as_packs<M, T>(m)), p_(p), policy_(policy), out_(out), threads_(threads), score_(p.score, M<T>::kScoreUnit) {
-    const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(T);
-    const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(T);
+    const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(E);
+    const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(E);
     problems_ = p.batch() * p.column_heads();
     panels_ = divide_up(p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows(), kPanel<T>);
     // A tile of columns stays in the second-level cache while a block of panels goes over it; a panel of scores in the first.
@@ -109,16 +110,20 @@ class Forward {
     const std::int64_t width = p_.width(), other_width = p_.other_width(), payload_width = p_.payload_width();
     const ProblemRows rows(p_, problem);
     const std::int64_t first_panel = block * block_, panels = std::min(block_, panels_ - first_panel);
-    Scratch<T> a(panels * width * kPanel<T>), other_a(panels * other_width * kPanel<T>);
+    const std::int64_t panel_size = round_up(width, kDepth<E>) * kPanel<T>;
+    const std::int64_t other_panel_size = round_up(other_width, kDepth<E>) * kPanel<T>;
+    Scratch<E> a(panels * panel_size), other_a(panels * other_panel_size);
     Scratch<T> payload_sums(panels * payload_width * kPanel<T>);
-    Scratch<T> b(columns_ * width), other_b(columns_ * other_width), payload(columns_ * payload_width);
+    Scratch<E> b(columns_ * (width + 1)), other_b(columns_ * (other_width + 1)), payload(columns_ * (payload_width + 1));
+    Scratch<E> interleaved(kDepth<E> > 1 ? columns_ * payload_width : 0), weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
     Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
+    const E* payload_columns = nullptr;
     Scratch<State> states(panels * kPacks);
     NonFinite<T> taken;
     for (std::int64_t i = 0; i < panels; ++i) {
       const std::int64_t first = (first_panel + i) * kPanel<T>, count = std::min<std::int64_t>(kPanel<T>, rows.count() - first);
-      load_lanes(p_.a, rows, first, count, a + i * width * kPanel<T>);
-      if constexpr (Packs::kScores == 2) load_lanes(p_.other_a, rows, first, count, other_a + i * other_width * kPanel<T>);
+      load_lanes<T>(p_.a, rows, first, count, a + i * panel_size);
+      if constexpr (Packs::kScores == 2) load_lanes<T>(p_.other_a, rows, first, count, other_a + i * other_panel_size);
       std::fill_n(payload_sums + i * payload_width * kPanel<T>, payload_width * kPanel<T>, T(0));
       for (int half = 0; half < kPacks; ++half) states.get()[i * kPacks + half] = m_.identity();
     }
@@ -133,15 +138,20 @@ class Forward {
         if (!loaded) {
           load_columns(p_.b, rows, j, count, b.get());
           if constexpr (Packs::kScores == 2) load_columns(p_.other_b, rows, j, count, other_b.get());
-          if (payload_width) load_columns(p_.payload, rows, j, count, payload.get());
-          if (payload_width && has_mask(p_)) taken.take(payload.get(), count, payload_width, payload_width);
+          if (payload_width) {
+            load_columns(p_.payload, rows, j, count, payload.get());
+            payload_columns = interleave_columns(payload.get(), count, payload_width, interleaved.get());
+            if constexpr (std::is_same_v<E, T>) {
+              if (has_mask(p_)) taken.take(payload.get(), count, payload_width, payload_width);
+            }
+          }
           loaded = true;
         }
         if (p_.bias.present()) load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
-        matmul<T>({b.get(), width, 1}, count, 1, width, a + i * width * kPanel<T>, scores.get(), false);
+        matmul(over_width(b.get(), width), count, 1, width, a + i * panel_size, scores.get(), false);
         if constexpr (Packs::kScores == 2) {
-          matmul<T>({other_b.get(), other_width, 1}, count, 1, other_width, other_a + i * other_width * kPanel<T>,
-                    other_scores.get(), false);
+          matmul(over_width(other_b.get(), other_width), count, 1, other_width, other_a + i * other_panel_size,
+                 other_scores.get(), false);
         }
         const PanelTile<Packs, T> tile{m_, p_, score_, panel_rows, j, scores.get(), other_scores.get(),
                                        p_.bias.present() ? bias.get() : nullptr};
@@ -155,7 +165,8 @@ class Forward {
         if (payload_width) {
           T* sums = payload_sums + i * payload_width * kPanel<T>;
           rescale_payload(sums, scale);
-          matmul<T>({payload.get(), 1, payload_width}, payload_width, 1, count, scores.get(), sums, true);
+          matmul(over_columns(payload_columns, payload_width), payload_width, 1, count,
+                 as_operand(scores.get(), count, weights.get()), sums, true);
           add_non_finite(tile, taken, scores.get(), sums);
         }
       }
@@ -233,7 +244,10 @@ class Forward {
 // Folds every row, hands P_i to policy.store, and writes the payload's fold to out ([B, H, M, D], absent without a payload).
 template <template <class> class M, class T, class Rows>
 void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads) {
-  Forward<M, T, Rows>(m, p, policy, out, threads).run();
+  if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
+    if (all_bfloat16(p, {})) return Forward<M, T, BFloat16, Rows>(m, p, policy, out, threads).run();
+  }
+  Forward<M, T, T, Rows>(m, p, policy, out, threads).run();
 }
 
 }  // namespace MR_CPU_ISA

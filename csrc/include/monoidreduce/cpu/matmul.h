@@ -1,29 +1,74 @@
 // The one matrix product of the CPU engine, on panels: c[m][lane] (+)= sum_k a(m, k) b[k][lane], lane in [0, kPanel).
 //
-// b and c are contiguous panels, a is read one scalar at a time at any stride and broadcast. Every product of a fold has this
-// form with rows (or widths) as lanes, so that nothing is transposed between them (cpu/fold.h lists the six).
+// b and c are contiguous panels, a is read a scalar (or a pair) at a time and broadcast. Every product of a fold has this form
+// with rows (or widths) as lanes, so that nothing is transposed between them (cpu/fold.h lists the six).
+//
+// Operands are of the accumulation type T, or BFloat16 where the processor multiplies pairs of them (AVX512-BF16: twice the rate
+// of float32; the sums are float32 either way). kDepth<E> of them are multiplied at a time: a panel of operands is
+// [k / kDepth][lane][kDepth], zero beyond the last k.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
 #include "monoidreduce/cpu/pack.h"
+#include "monoidreduce/cpu/tiles.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Element (m, k) of the broadcast operand; k runs through segments of length, whose starts are segment apart.
-template <class T>
+template <class E>
+inline constexpr int kDepth = sizeof(E) == 2 ? 2 : 1;
+
+// The broadcast operand: the kDepth elements (m, k), (m, k + 1).. lie together at data[m * row_stride + k / kDepth * step]; k runs
+// through segments of length, whose starts are segment apart.
+template <class E>
 struct Broadcast {
-  const T* data;
+  const E* data;
   std::int64_t row_stride;
-  std::int64_t column_stride;
+  std::int64_t step;
   std::int64_t segment = 0;
 };
 
+// Operands multiplied by one step: lanes of b, a scalar of a, and sum + scalar * lanes.
+template <class T, class E>
+struct Step;
+
+template <class T>
+struct Step<T, T> {
+  using Lanes = LanePack<T>;
+  MR_HD static Lanes lanes(const T* b, int pack) { return Lanes::load(b + pack * kLanes<T>); }
+  MR_HD static Lanes scalar(const T* a) { return Lanes(*a); }
+  MR_HD static LanePack<T> add(LanePack<T> sum, Lanes scalar, Lanes lanes) { return sum + scalar * lanes; }
+};
+
+#ifdef __AVX512BF16__
+inline constexpr bool kMultipliesBFloat16 = true;
+template <>
+struct Step<float, BFloat16> {
+  using Lanes = __m512i;
+  MR_HD static Lanes lanes(const BFloat16* b, int pack) { return _mm512_loadu_si512(b + pack * 2 * kLanes<float>); }
+  MR_HD static Lanes scalar(const BFloat16* a) {
+    std::int32_t pair;
+    std::memcpy(&pair, a, sizeof(pair));
+    return _mm512_set1_epi32(pair);
+  }
+  MR_HD static LanePack<float> add(LanePack<float> sum, Lanes scalar, Lanes lanes) {
+    return LanePack<float>(LanePack<float>::Vector(
+        _mm512_dpbf16_ps(__m512(sum.v), reinterpret_cast<__m512bh>(scalar), reinterpret_cast<__m512bh>(lanes))));
+  }
+};
+#else
+inline constexpr bool kMultipliesBFloat16 = false;
+#endif
+
 // kRows rows of c stay in registers for the whole sum.
-template <int kRows, class T>
-inline void matmul_block(Broadcast<T> a, std::int64_t segments, std::int64_t length, const T* b, T* c, bool accumulate) {
+template <int kRows, class T, class E>
+inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t length, const E* b, T* c, bool accumulate) {
   using R = LanePack<T>;
   R sum[kRows][kPacks];
 #pragma GCC unroll 16
@@ -31,15 +76,17 @@ inline void matmul_block(Broadcast<T> a, std::int64_t segments, std::int64_t len
     for (int p = 0; p < kPacks; ++p) sum[m][p] = accumulate ? R::load(c + m * kPanel<T> + p * kLanes<T>) : R(0);
   }
   for (std::int64_t s = 0; s < segments; ++s) {
-    const T* from = a.data + s * a.segment;
-    for (std::int64_t k = 0; k < length; ++k, b += kPanel<T>, from += a.column_stride) {
-      R lanes[kPacks];
-      for (int p = 0; p < kPacks; ++p) lanes[p] = R::load(b + p * kLanes<T>);
+    const E* from = a.data + s * a.segment;
+    for (std::int64_t k = 0; k < length; k += kDepth<E>) {
+      typename Step<T, E>::Lanes lanes[kPacks];
+      for (int p = 0; p < kPacks; ++p) lanes[p] = Step<T, E>::lanes(b, p);
 #pragma GCC unroll 16
       for (int m = 0; m < kRows; ++m) {
-        const R scalar(from[m * a.row_stride]);
-        for (int p = 0; p < kPacks; ++p) sum[m][p] = sum[m][p] + scalar * lanes[p];
+        const auto scalar = Step<T, E>::scalar(from + m * a.row_stride);
+        for (int p = 0; p < kPacks; ++p) sum[m][p] = Step<T, E>::add(sum[m][p], scalar, lanes[p]);
       }
+      b += kPanel<T> * kDepth<E>;
+      from += a.step;
     }
   }
 #pragma GCC unroll 16
@@ -48,23 +95,23 @@ inline void matmul_block(Broadcast<T> a, std::int64_t segments, std::int64_t len
   }
 }
 
-template <int kRows, class T>
-inline void matmul_rows(Broadcast<T> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const T* b, T* c,
+template <int kRows, class T, class E>
+inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b, T* c,
                         bool accumulate) {
   std::int64_t m = 0;
   for (; m + kRows <= rows; m += kRows) {
-    matmul_block<kRows>({a.data + m * a.row_stride, a.row_stride, a.column_stride, a.segment}, segments, length, b,
+    matmul_block<kRows>({a.data + m * a.row_stride, a.row_stride, a.step, a.segment}, segments, length, b,
                         c + m * kPanel<T>, accumulate);
   }
   if constexpr (kRows > 1) {
-    const Broadcast<T> rest{a.data + m * a.row_stride, a.row_stride, a.column_stride, a.segment};
+    const Broadcast<E> rest{a.data + m * a.row_stride, a.row_stride, a.step, a.segment};
     matmul_rows<kRows / 2>(rest, rows - m, segments, length, b, c + m * kPanel<T>, accumulate);
   }
 }
 
 // c[rows][kPanel] (+)= a[rows][segments * length] b[segments * length][kPanel].
-template <class T>
-inline void matmul(Broadcast<T> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const T* b, T* c,
+template <class T, class E>
+inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b, T* c,
                    bool accumulate) {
   // Two accumulators a row, two registers of b and a broadcast scalar must fit the register file.
   constexpr int kRows = kVectorRegisters == 32 ? 12 : 6;
@@ -73,11 +120,45 @@ inline void matmul(Broadcast<T> a, std::int64_t rows, std::int64_t segments, std
     return;
   }
   // b's panel is read once for every kRows rows: keep it in the first-level cache (32 KiB).
-  constexpr std::int64_t kDepth = 32 * 1024 / (kPanel<T> * sizeof(T));
-  for (std::int64_t k = 0; k < length || k == 0; k += kDepth) {
-    const Broadcast<T> from{a.data + k * a.column_stride, a.row_stride, a.column_stride, 0};
-    matmul_rows<kRows>(from, rows, 1, std::min(kDepth, length - k), b + k * kPanel<T>, c, accumulate || k > 0);
+  constexpr std::int64_t kLength = 32 * 1024 / (kPanel<T> * sizeof(E));
+  for (std::int64_t k = 0; k < length || k == 0; k += kLength) {
+    const Broadcast<E> from{a.data + k / kDepth<E> * a.step, a.row_stride, a.step, 0};
+    matmul_rows<kRows>(from, rows, 1, std::min(kLength, length - k), b + k * kPanel<T>, c, accumulate || k > 0);
   }
+}
+
+// A panel of results as an operand of the next product, [k / kDepth][lane][kDepth]: itself for T, rounded into storage for
+// BFloat16. storage holds count (rounded up to kDepth) rows.
+template <class T>
+inline const T* as_operand(const T* panel, std::int64_t, T*) {
+  return panel;
+}
+#ifdef __AVX512BF16__
+inline const BFloat16* as_operand(const float* panel, std::int64_t count, BFloat16* storage) {
+  using Halves [[gnu::vector_size(32)]] = std::uint16_t;
+  using Words [[gnu::vector_size(64)]] = std::uint32_t;
+  const auto rounded = [](const float* lanes) {
+    return __builtin_convertvector(reinterpret_cast<Halves>(_mm512_cvtneps_pbh(_mm512_loadu_ps(lanes))), Words);
+  };
+  for (std::int64_t k = 0; k < count; k += 2) {
+    for (int p = 0; p < kPacks; ++p) {
+      const float* even = panel + k * kPanel<float> + p * kLanes<float>;
+      Words pair = rounded(even);
+      if (k + 1 < count) pair |= rounded(even + kPanel<float>) << 16;
+      std::memcpy(storage + (k * kPacks / 2 + p) * 2 * kLanes<float>, &pair, sizeof(pair));
+    }
+  }
+  return storage;
+}
+#endif
+
+// A panel of results as a broadcast operand over lanes, [k][lane]: rounded row by row.
+template <class T>
+inline void narrow_rows(const T* panel, std::int64_t count, T* to) {
+  std::copy_n(panel, count * kPanel<T>, to);
+}
+inline void narrow_rows(const float* panel, std::int64_t count, BFloat16* to) {
+  for (std::int64_t i = 0; i < count * kPanel<float>; ++i) to[i] = narrow<BFloat16>(panel[i]);
 }
 
 }  // namespace MR_CPU_ISA

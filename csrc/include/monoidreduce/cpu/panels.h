@@ -16,8 +16,6 @@ inline namespace MR_CPU_ISA {
 // Columns in a tile or block are a multiple of this, the rows of c that matmul keeps in registers.
 inline constexpr std::int64_t kColumnStep = kVectorRegisters == 32 ? 12 : 6;
 
-inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-inline std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
 
 // A struct of packs is an array of words, each a vector of lanes; the same struct of scalars is one lane of it.
 template <class T, class Scalars, class Packs>
@@ -58,11 +56,12 @@ MR_HD Packs select_words(Mask<LanePack<T>> mask, const Packs& a, const Packs& b)
 
 // The rows that share one set of columns: those of every query head of a group, one head after the other.
 struct ProblemRows {
-  std::int64_t batch, first_head, group, per_head, heads;
+  std::int64_t batch, column_head, first_head, group, per_head, heads;
 
   ProblemRows(const FoldProblem& p, std::int64_t problem)
       : batch(problem / p.column_heads()),
-        first_head(problem % p.column_heads() * (p.heads() / p.column_heads())),
+        column_head(problem % p.column_heads()),
+        first_head(column_head * (p.heads() / p.column_heads())),
         group(p.heads() / p.column_heads()),
         per_head(p.rows()),
         heads(p.heads()) {}
@@ -73,6 +72,9 @@ struct ProblemRows {
   std::int64_t flat(std::int64_t row) const { return (batch * heads + head(row)) * per_head + position(row); }
   std::int64_t offset(const TensorView& t, std::int64_t row) const {
     return batch * t.stride[0] + head(row) * t.stride[1] + position(row) * t.stride[2];
+  }
+  std::int64_t column_offset(const TensorView& t, std::int64_t column) const {
+    return batch * t.stride[0] + column_head * t.stride[1] + column * t.stride[2];
   }
 };
 
@@ -120,39 +122,86 @@ struct PanelRows {
   }
 };
 
-// panel[k][lane] = element k of the lane's row; 0 beyond the last row.
+// A row's elements as operands, element k at to[k / kDepth * step + k % kDepth]: loaded as T, or as they are for BFloat16.
 template <class T>
-inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count, T* panel) {
+inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t count, T* to, std::int64_t step) {
+  load_row(t, offset, t.stride[3], count, to, step);
+}
+inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t count, BFloat16* to, std::int64_t step) {
+  const BFloat16* from = static_cast<const BFloat16*>(t.data) + offset;
+  const std::int64_t stride = t.stride[3];
+  for (std::int64_t k = 0; k + 1 < count; k += 2) {
+    to[k / 2 * step] = from[k * stride];
+    to[k / 2 * step + 1] = from[(k + 1) * stride];
+  }
+  if (count % 2) to[count / 2 * step] = from[(count - 1) * stride], to[count / 2 * step + 1] = {0};
+}
+
+// A panel of rows with rows as lanes, [k / kDepth][lane][kDepth]: 0 beyond the last row.
+template <class T, class E>
+inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count, E* panel) {
   const std::int64_t width = t.size[3];
-  if (count < kPanel<T>) std::fill_n(panel, width * kPanel<T>, T(0));
+  if (count < kPanel<T>) std::fill_n(panel, round_up(width, kDepth<E>) * kPanel<T>, E{});
   for (std::int64_t lane = 0; lane < count; ++lane) {
-    load_row(t, rows.offset(t, first + lane), t.stride[3], width, panel + lane, kPanel<T>);
+    load_operands(t, rows.offset(t, first + lane), width, panel + lane * kDepth<E>, kPanel<T> * kDepth<E>);
   }
 }
 
-// panels[w][row][lane] = element w * kPanel + lane of a row; 0 beyond the width and beyond the last row. chunk rows a panel.
-template <class T>
-inline void load_widths(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count,
-                        std::int64_t chunk, T* panels) {
+// A panel of rows with widths as lanes, [width panel][row / kDepth][lane][kDepth], width panels stride apart: 0 beyond the width,
+// beyond the last row, and for rows that are not active.
+template <class T, class E, class Rows>
+inline void load_widths(const TensorView& t, const ProblemRows& rows, const Rows& policy, std::int64_t first,
+                        std::int64_t count, std::int64_t stride, E* panels) {
   const std::int64_t width = t.size[3];
   for (std::int64_t w = 0; w < width; w += kPanel<T>) {
-    T* panel = panels + w * chunk;
+    E* panel = panels + w / kPanel<T> * stride;
     const std::int64_t in_panel = std::min<std::int64_t>(kPanel<T>, width - w);
-    if (in_panel < kPanel<T> || count < kPanel<T>) std::fill_n(panel, kPanel<T> * kPanel<T>, T(0));
+    if (in_panel < kPanel<T> || count < kPanel<T>) std::fill_n(panel, kPanel<T> * kPanel<T>, E{});
     for (std::int64_t row = 0; row < count; ++row) {
-      load_row(t, rows.offset(t, first + row) + w * t.stride[3], t.stride[3], in_panel, panel + row * kPanel<T>, 1);
+      E* to = panel + row / kDepth<E> * kDepth<E> * kPanel<T> + row % kDepth<E>;
+      if (!policy.active(rows.flat(first + row))) {
+        for (std::int64_t k = 0; k < in_panel; ++k) to[k * kDepth<E>] = E{};
+      } else if constexpr (kDepth<E> == 1) {
+        load_row(t, rows.offset(t, first + row) + w * t.stride[3], t.stride[3], in_panel, to, 1);
+      } else {
+        const E* from = static_cast<const E*>(t.data) + rows.offset(t, first + row) + w * t.stride[3];
+        for (std::int64_t k = 0; k < in_panel; ++k) to[k * kDepth<E>] = from[k * t.stride[3]];
+      }
     }
   }
 }
 
-// tile[j][k] = element k of column first + j.
-template <class T>
-inline void load_columns(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count, T* tile) {
-  const std::int64_t column_head = rows.first_head / rows.group;
+// A tile of columns, [column][width rounded up to kDepth]: the broadcast operand of products over the width.
+template <class E>
+inline void load_columns(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count, E* tile) {
+  const std::int64_t row = round_up(t.size[3], kDepth<E>);
   for (std::int64_t j = 0; j < count; ++j) {
-    const std::int64_t offset = rows.batch * t.stride[0] + column_head * t.stride[1] + (first + j) * t.stride[2];
-    load_row(t, offset, t.stride[3], t.size[3], tile + j * t.size[3], 1);
+    load_operands(t, rows.column_offset(t, first + j), t.size[3], tile + j * row, kDepth<E>);
   }
+}
+template <class E>
+inline Broadcast<E> over_width(const E* tile, std::int64_t width) {
+  return {tile, round_up(width, kDepth<E>), kDepth<E>};
+}
+
+// The same tile as [column / kDepth][width][kDepth]: the broadcast operand of products over columns. One and the same for T.
+template <class E>
+inline const E* interleave_columns(const E* tile, std::int64_t count, std::int64_t width, E* storage) {
+  if constexpr (kDepth<E> == 1) {
+    return tile;
+  } else {
+    const std::int64_t row = round_up(width, kDepth<E>);
+    for (std::int64_t j = 0; j < count; j += 2) {
+      const E *even = tile + j * row, *odd = even + row;
+      E* to = storage + j * width;
+      for (std::int64_t k = 0; k < width; ++k) to[2 * k] = even[k], to[2 * k + 1] = j + 1 < count ? odd[k] : E{};
+    }
+    return storage;
+  }
+}
+template <class E>
+inline Broadcast<E> over_columns(const E* interleaved, std::int64_t width) {
+  return {interleaved, kDepth<E>, width * kDepth<E>};
 }
 
 // panel[j][lane] = bias of the lane's row and column first + j; a bool bias reads as 0 or -inf.
@@ -179,6 +228,15 @@ inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t
 
 inline bool has_bool_bias(const FoldProblem& p) { return p.bias.present() && p.bias.dtype == DType::kBool; }
 inline bool has_mask(const FoldProblem& p) { return !p.range.all() || has_bool_bias(p); }
+
+// Can the products take BFloat16 operands as they are. Not with a mask: there a number that is not finite may have to be taken out
+// of a tile (NonFinite), which works on T.
+inline bool all_bfloat16(const FoldProblem& p, const TensorView& grad_out) {
+  for (const TensorView* t : {&p.a, &p.b, &p.other_a, &p.other_b, &p.payload, &grad_out}) {
+    if (t->present() && t->dtype != DType::kBFloat16) return false;
+  }
+  return !has_mask(p);
+}
 
 // The elements of one panel and one tile of columns, from their dot products.
 template <class M, class T>

@@ -133,13 +133,16 @@ inline void store_row(const TensorView& view, std::int64_t offset, std::int64_t 
   });
 }
 
-// Uninitialised scratch on a cache line's boundary, freed at the end of the call.
+inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+inline std::int64_t round_up(std::int64_t a, std::int64_t b) { return divide_up(a, b) * b; }
+
+// Uninitialised scratch on a cache line's boundary, freed at the end of the call; null for no elements.
 template <class T>
 class Scratch {
  public:
   explicit Scratch(std::int64_t count)
-      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<std::size_t>(std::max<std::int64_t>(count, 1)),
-                                             std::align_val_t(64)))) {}
+      : data_(count == 0 ? nullptr
+                         : static_cast<T*>(::operator new(sizeof(T) * static_cast<std::size_t>(count), std::align_val_t(64)))) {}
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() { ::operator delete(data_, std::align_val_t(64)); }
