@@ -77,9 +77,9 @@ struct DistillationRows {
     stats[row] = p.student_lse;
     stats[rows + row] = p.teacher_lse;
     stats[2 * rows + row] = p.expectation;
-    loss[row] = active(row) ? Distillation<T, kLoss>::loss(p) : T(0);
+    loss[row] = active(row) ? p.loss : T(0);
   }
-  MR_HD Output product(std::int64_t row) const { return {stats[row], stats[rows + row], stats[2 * rows + row]}; }
+  MR_HD Output product(std::int64_t row) const { return {stats[row], stats[rows + row], stats[2 * rows + row], T(0)}; }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
 };
 

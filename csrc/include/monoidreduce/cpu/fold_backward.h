@@ -307,10 +307,15 @@ class Backward {
 
     void add_bias(std::int64_t from, std::int64_t count) const {
       const TensorView& t = pass_.g_.d_bias;
-      for (std::int64_t row = 0; row < chunk_rows_; ++row) {
+      const bool same_for_rows = t.stride[2] == 0 && (rows_.group == 1 || t.stride[1] == 0);
+      for (std::int64_t row = 0; row < chunk_rows_; row += same_for_rows ? kPanel<T> : 1) {
         T* to = static_cast<T*>(t.data) + rows_.offset(t, first_row_ + row) + (first_ + from) * t.stride[3];
         const T* gradient = bias_ + row / kPanel<T> * pass_.block_ * kPanel<T> + from * kPanel<T> + row % kPanel<T>;
-        for (std::int64_t j = 0; j < count; ++j) to[j * t.stride[3]] += gradient[j * kPanel<T>];
+        for (std::int64_t j = 0; j < count; ++j) {
+          T sum = gradient[j * kPanel<T>];
+          for (int lane = 1; same_for_rows && lane < kPanel<T>; ++lane) sum += gradient[j * kPanel<T> + lane];
+          to[j * t.stride[3]] += sum;
+        }
       }
     }
 

@@ -20,7 +20,7 @@ struct Distillation {
     R student, teacher;
   };
   struct Output {
-    R student_lse, teacher_lse, expectation;
+    R student_lse, teacher_lse, expectation, loss;  // backward reads the first three
   };
   using Upstream = R;  // gradient by loss(output)
   static constexpr int kScores = 2;
@@ -40,7 +40,8 @@ struct Distillation {
   MR_HD Output project(State s) const {
     const R mass = kUnderTeacher ? s.teacher.mass : s.student.mass;
     const R expectation = select(mass == R(0), R(0), s.cross / mass);
-    return {softmax.project(s.student), softmax.project(s.teacher), expectation * Scalar<R>(kLn2)};
+    return {softmax.project(s.student), softmax.project(s.teacher), expectation * Scalar<R>(kLn2),
+            loss(s, expectation) * Scalar<R>(kLn2)};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, R g) const {
     const R student = softmax.share(e, p.student_lse), teacher = softmax.share(swapped(e), p.teacher_lse);
@@ -72,10 +73,11 @@ struct Distillation {
     return kUnderTeacher ? e.other - e.score : e.score - e.other;
   }
   MR_HD static Element<R> swapped(Element<R> e) { return {e.other, e.score, e.column, e.label}; }
-  MR_HD static R loss(Output p) {
-    if constexpr (kLoss == DistillationLoss::kCrossEntropy) return p.student_lse - p.expectation;
-    if constexpr (kLoss == DistillationLoss::kForwardKL) return p.expectation + (p.student_lse - p.teacher_lse);
-    return p.expectation + (p.teacher_lse - p.student_lse);
+  // In base 2. The frames are subtracted before the logarithms are added: their difference is exact where it is small.
+  MR_HD static R loss(State s, R expectation) {
+    if constexpr (kLoss == DistillationLoss::kCrossEntropy) return (s.student.frame - expectation) + log2(s.student.mass);
+    const R student_over_teacher = (s.student.frame - s.teacher.frame) + log2(s.student.mass / s.teacher.mass);
+    return kUnderTeacher ? expectation + student_over_teacher : expectation - student_over_teacher;
   }
 };
 

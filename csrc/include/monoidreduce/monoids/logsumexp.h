@@ -23,7 +23,7 @@ struct LogSumExp {
     const R f = join(a.frame, b.frame);
     return {f, reframe(a, f).mass + reframe(b, f).mass};
   }
-  MR_HD R project(State s) const { return (s.frame + log2(s.mass)) * Scalar<R>(kLn2); }
+  MR_HD R project(State s) const { return s.frame * Scalar<R>(kLn2) + log2(s.mass) * Scalar<R>(kLn2); }
   MR_HD Gradient<R> local_gradient(Element<R> e, R lse, R g) const { return {g * share(e, lse), R(0)}; }
 
   MR_HD R frame(Element<R> e) const { return e.score; }
@@ -34,7 +34,7 @@ struct LogSumExp {
 
   MR_HD R rescale(R from, R to) const { return exp2(from - origin(to)); }
   MR_HD R weight(Element<R> e, R f) const { return exp2(e.score - origin(f)); }
-  MR_HD R share(Element<R> e, R lse) const { return weight(e, lse * Scalar<R>(kLog2E)); }
+  MR_HD R share(Element<R> e, R lse) const { return exp2(e.score - origin(lse) * Scalar<R>(kLog2E)); }
   MR_HD R mass(State s) const { return s.mass; }
   // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp2(-inf) = 0.
   MR_HD static R origin(R f) { return select(f == -infinity<R>(), R(0), f); }
