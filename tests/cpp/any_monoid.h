@@ -68,14 +68,14 @@ void for_each_number(T& x, const F& f) {
 }
 
 template <class T>
-Values numbers(const T& x) {
+[[gnu::noinline]] Values numbers(const T& x) {
   Values list;
   for_each_number(x, [&](auto number) { list.push_back(static_cast<double>(number)); });
   return list;
 }
 // The inverse. The largest 64-bit integer is not a double: it is read back from the next one.
 template <class T>
-T from_numbers(const Values& list) {
+[[gnu::noinline]] T from_numbers(const Values& list) {
   T x{};
   std::size_t i = 0;
   for_each_number(x, [&](auto& number) {

@@ -70,8 +70,7 @@ struct Subject {
   // A random element of a column. It must keep clear, by 0.005 in the scores, of points where the output has
   // no derivative.
   std::function<Item(Random&, int)> element = [unit = monoid.score_unit](Random& random, int column) {
-    return Item{
-        .score = normal(random, 4) * unit, .other = normal(random, 2) * unit, .column = column, .label = 2};
+    return Item{.score = normal(random, 4) * unit, .other = normal(random, 2) * unit, .column = column};
   };
   // Scores at which sums, frames and guards break. An element gets one of them, or a row is gathered around
   // one.
@@ -85,10 +84,13 @@ struct Subject {
   // Does combine choose and never round (max, min): then results may not differ at all.
   bool exact = false;
 
+  // Columns in order, from any; the row's label is one of them, or none.
   Row row(Random& random, int count) const {
     Row items;
-    for (int column = 0; column < count; ++column) {
+    const int first = below(random, 4), label = first - 1 + below(random, count + 2);
+    for (int column = first; column < first + count; ++column) {
       Item e = element(random, column);
+      e.label = label;
       e.score = monoid.rounded(e.score), e.other = monoid.rounded(e.other);
       e.payload = {monoid.rounded(normal(random)), monoid.rounded(normal(random)), -0.};
       items.push_back(e);
@@ -147,8 +149,12 @@ inline Values fold_as_tree(const AnyMonoid& m, const Row& row, int begin, int en
   return padding == 0 ? m.combine(both, m.identity()) : padding == 1 ? m.combine(m.identity(), both) : both;
 }
 
-inline Values fold_in_one_tile(const AnyMonoid& m, const Row& row) {
-  return m.fold_tile(m.identity(), static_cast<int>(row.size()), [&](int c) { return row[c]; });
+// Folds items [first, first + count) into state. What lies beyond them is NaN.
+inline Values fold_one_tile(const AnyMonoid& m, const Values& state, const Row& row, int first, int count) {
+  return m.fold_tile(state, count, [&](int c) { return c < count ? row[first + c] : Item{NAN, NAN}; });
+}
+inline Values fold_as_one_tile(const AnyMonoid& m, const Row& row) {
+  return fold_one_tile(m, m.identity(), row, 0, static_cast<int>(row.size()));
 }
 
 // How much two ways of folding a row may differ.
@@ -204,7 +210,7 @@ inline void check_combine(const Subject& subject, const AnyMonoid& m, const std:
   }
 }
 
-// Ragged tiles. What lies beyond a tile's count is NaN.
+// Ragged tiles, empty ones included, agree with one combine an element.
 inline void check_tile_fold(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   constexpr int kTile = 4;
@@ -216,18 +222,17 @@ inline void check_tile_fold(const Subject& subject, Checks& checks) {
     Values state = m.identity();
     for (int first = 0; first < count;) {
       const int in_tile = std::min(below(random, kTile + 1), count - first);
-      state =
-          m.fold_tile(state, in_tile, [&](int c) { return c < in_tile ? row[first + c] : Item{NAN, NAN}; });
+      state = fold_one_tile(m, state, row, first, in_tile);
       first += in_tile;
     }
     const Values tiled = m.project(state), in_order = m.project(fold_in_order(m, row));
     CHECK(checks, near(tiled, in_order, subject.exact ? 0 : tolerance(m, row)), tiled, in_order);
-    const Values unchanged = m.fold_tile(state, 0, [](int) { return Item{NAN, NAN}; });
+    const Values unchanged = fold_one_tile(m, state, row, 0, 0);
     CHECK(checks, same(unchanged, state), unchanged, state);
   }
 }
 
-// A NaN score reaches the output wherever it stands, and however the row is folded.
+// NaN scores, one or several, reach the same parts of the output however the row is folded.
 inline void check_nan(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
   checks.section(subject.name, "NaN");
@@ -235,11 +240,14 @@ inline void check_nan(const Subject& subject, Checks& checks) {
   for (int trial = 0; trial < kTrials; ++trial) {
     Row row = subject.row(random, 1 + below(random, kLongest));
     const int count = static_cast<int>(row.size());
-    Item& e = row[below(random, count)];
-    (m.scores == 2 && trial % 2 ? e.other : e.score) = NAN;
-    const Values tiled = fold_in_one_tile(m, row), tree = fold_as_tree(m, row, 0, count, random);
-    CHECK(checks, any_nan(m.project(tiled)), tiled);
-    CHECK(checks, any_nan(m.project(tree)), tree);
+    for (int n = below(random, 3); n >= 0; --n) {
+      Item& e = row[below(random, count)];
+      (m.scores == 2 && trial % 2 ? e.other : e.score) = NAN;
+    }
+    const Values tiled = m.project(fold_as_one_tile(m, row));
+    const Values tree = m.project(fold_as_tree(m, row, 0, count, random));
+    CHECK(checks, any_nan(tiled), tiled);
+    CHECK(checks, near(tiled, tree, subject.exact ? 0 : tolerance(m, row)), tiled, tree);
   }
 }
 
@@ -254,7 +262,7 @@ inline void check_minus_infinity(const Subject& subject, Checks& checks) {
     Item excluded = subject.row(random, 1)[0];
     excluded.score = -std::numeric_limits<double>::infinity();
     row.insert(row.begin() + below(random, static_cast<int>(row.size()) + 1), excluded);
-    const Values in_order = m.project(fold_in_order(m, row)), tiled = m.project(fold_in_one_tile(m, row));
+    const Values in_order = m.project(fold_in_order(m, row)), tiled = m.project(fold_as_one_tile(m, row));
     CHECK(checks, near(in_order, without, 0), in_order, without);
     CHECK(checks, near(tiled, without, tolerance(m, row)), tiled, without);
     for (const Values& product : {in_order, m.project(m.identity())}) {
@@ -382,6 +390,26 @@ inline void check_weights(const Subject& subject, Checks& checks) {
   }
 }
 
+// The payload's fold is the sum of every payload times its element's share.
+inline void check_payload(const Subject& subject, Checks& checks) {
+  const AnyMonoid &m = subject.monoid, &folded = *subject.with_payload;
+  checks.section(subject.name, "payload");
+  Random random(10);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Row row = subject.any_row(random, below(random, kLongest + 1));
+    const Values output = folded.project(fold_in_order(folded, row)),
+                 product(output.begin(), output.end() - kPayload);
+    if (any_nan(output)) continue;
+    Values expected = product;
+    expected.resize(output.size());
+    for (const Item& e : row) {
+      for (int d = 0; d < kPayload; ++d) expected[product.size() + d] += m.share(e, product) * e.payload[d];
+    }
+    CHECK(checks, near(output, expected, tolerance(folded, row) * (1 + magnitude(product))), output,
+          expected);
+  }
+}
+
 // The gradients of <G, out> + g P by every score and every payload component of a row, through pull(). In
 // double.
 inline void check_payload_gradients(const Subject& subject, Checks& checks) {
@@ -427,6 +455,7 @@ inline void check_laws(const Subject& subject, Checks& checks) {
   if (m.weighted) {
     check_weights(subject, checks);
     check_combine(subject, *subject.with_payload, subject.name + " with payload", checks);
+    check_payload(subject, checks);
     if (m.is_double()) check_payload_gradients(subject, checks);
   }
 }

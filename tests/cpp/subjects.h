@@ -44,9 +44,7 @@ template <class M>
 Subject distillation(const char* loss) {
   Subject s = subject<M>(with_real<M>("Distillation", loss));
   s.extremes.pop_back();  // at -inf the expectation of a score is infinite or NaN, depending on the order
-  s.objective = [](const Values& output, const Values& g) {
-    return g[0] * M::loss(from_numbers<typename M::Output>(output));
-  };
+  s.objective = [](const Values& output, const Values& g) { return g[0] * output[3]; };  // the loss
   return s;
 }
 
