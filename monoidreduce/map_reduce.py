@@ -407,6 +407,8 @@ def _check_gradients(given: Any, a_slice: list[Tensor], b_slice: list[Tensor]) -
         if len(flat) != len(tensors):
             raise ValueError(mismatch(name, f"gradients of {len(tensors)} tensors", len(flat)))
         for gradient, tensor in zip(flat, tensors, strict=True):
+            if gradient is not None and not isinstance(gradient, Tensor):
+                raise TypeError(mismatch(name, "a tensor or None", repr(gradient)))
             if gradient is not None and gradient.shape != tensor.shape:
                 expected = f"a gradient of shape {list(tensor.shape)}"
                 raise ValueError(mismatch(name, expected, list(gradient.shape)))
