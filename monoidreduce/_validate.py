@@ -29,17 +29,20 @@ def mismatch(name: str, expected: str, got: object) -> str:
     return f"{name}: expected {expected}, got {got}"
 
 
-def check_tensor(name: str, value: Any) -> None:
+def check_tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(mismatch(name, "a tensor", f"{value!r} of type {type(value).__name__}"))
-    if value.layout is not torch.strided:
-        raise TypeError(mismatch(name, "a dense (strided) tensor", f"layout {value.layout}"))
+    if value.layout is not torch.strided or value.is_nested:
+        kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(mismatch(name, "a dense (strided) tensor", kind))
+    return value
 
 
-def check_floating(name: str, value: Any) -> None:
-    check_tensor(name, value)
-    if value.dtype not in FLOATING:
-        raise TypeError(mismatch(name, "float64, float32, bfloat16 or float16", value.dtype))
+def check_floating(name: str, value: Any) -> Tensor:
+    tensor = check_tensor(name, value)
+    if tensor.dtype not in FLOATING:
+        raise TypeError(mismatch(name, "float64, float32, bfloat16 or float16", tensor.dtype))
+    return tensor
 
 
 def check_like(

@@ -64,21 +64,23 @@ def autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
 
 
-def _operands(**tensors: Tensor | None) -> list[Any]:
-    """The tensors, cast if autocast says so, of one dtype and on one device. The first is not None."""
+def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[Any]:
+    """The tensors, cast if autocast says so, of one dtype and on one device; None only where optional."""
     operands: list[Tensor | None] = []
     first_name, first, dtype = "", None, None
     for name, tensor in tensors.items():
-        if tensor is not None:
-            check_floating(name, tensor)
-            if first is None:
-                dtype = autocast_dtype(tensor)
-                first_name, first = name, autocast(tensor, dtype)
-                tensor = first
-            else:
-                tensor = autocast(tensor, dtype)
-                check_like(name, tensor, first_name, first, (first.dtype,))
-        operands.append(tensor)
+        if tensor is None and name in optional:
+            operands.append(None)
+            continue
+        operand = check_floating(name, tensor)
+        if first is None:
+            dtype = autocast_dtype(operand)
+            operand = autocast(operand, dtype)
+            first_name, first = name, operand
+        else:
+            operand = autocast(operand, dtype)
+            check_like(name, operand, first_name, first, (first.dtype,))
+        operands.append(operand)
     return operands
 
 
@@ -126,10 +128,10 @@ def _bounds(causal: bool, window: Window | None) -> tuple[int, int]:
     if not isinstance(window, tuple | list) or len(window) != 2:
         raise TypeError(mismatch("window", expected, repr(window)))
     for side in window:
-        if side is not None:
-            check_int("window", side, expected)
-            if side < 0:
-                raise ValueError(mismatch("window", expected, repr(window)))
+        if side is not None and (isinstance(side, bool) or not isinstance(side, int)):
+            raise TypeError(mismatch("window", expected, repr(window)))
+        if side is not None and side < 0:
+            raise ValueError(mismatch("window", expected, repr(window)))
     left, right = (-1 if side is None else side for side in window)
     return left, 0 if causal else right
 
@@ -215,10 +217,10 @@ def attention(
     sizes: dict[str, int] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
     check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
-    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
     heads, key_heads = sizes["H"], sizes["Hkv"]
     if heads % key_heads if key_heads else heads:
         raise ValueError(mismatch("k", f"a number of heads that divides the {heads} of q", key_heads))
+    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
     if bias is not None:
         check_tensor("bias", bias)
         if bias.dtype != torch.bool:
@@ -360,7 +362,7 @@ def linear_cross_entropy(
     check_tensor("target", target)
     if target.dtype not in INTEGERS:
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
-    x, weight, bias = _operands(x=x, weight=weight, bias=bias)
+    x, weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
     sizes: dict[str, int] = {}
     rows = _rows("x", x, "D")
     check_axes("x", rows, ("tokens", "D"), sizes)
@@ -487,7 +489,7 @@ def mlp(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    x, w1, w2, bias1, bias2 = _operands(x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
+    x, w1, w2, bias1, bias2 = _operands(("bias1", "bias2"), x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
     sizes: dict[str, int] = {}
     rows = _rows("x", x, "M")
     check_axes("x", rows, ("rows", "M"), sizes)

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from monoidreduce import _C
+from monoidreduce._validate import mismatch
 from monoidreduce.workspace import get_workspace
 
 __all__ = [
@@ -322,7 +323,8 @@ def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
     if target.is_cuda and os.environ.get("MONOIDREDUCE_DEBUG") == "1":
         wrong = target[(target != ignore_index) & ((target < 0) | (target >= classes))]
         if wrong.numel():
-            raise IndexError(f"target holds {wrong[0].item()}, expected [0, {classes}) or {ignore_index}")
+            expected = f"class indices in [0, {classes}) or ignore_index={ignore_index}"
+            raise IndexError(mismatch("target", expected, wrong[0].item()))
 
 
 def _cross_entropy(

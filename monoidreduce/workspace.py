@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from monoidreduce._validate import mismatch
+
 __all__ = ["get_workspace", "set_workspace", "workspace"]
 
 _process_wide = 128 << 20
@@ -14,9 +16,9 @@ _scoped: ContextVar[int | None] = ContextVar("monoidreduce_workspace", default=N
 
 def _checked(bytes: int) -> int:
     if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(f"bytes is {bytes!r}, expected an int >= 0")
+        raise TypeError(mismatch("bytes", "an int >= 0", repr(bytes)))
     if bytes < 0:
-        raise ValueError(f"bytes is {bytes}, expected an int >= 0")
+        raise ValueError(mismatch("bytes", "an int >= 0", bytes))
     return bytes
 
 

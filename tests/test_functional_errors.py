@@ -1,0 +1,371 @@
+"""Every wrong argument raises before any work, with its name, what was expected and what was given."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+
+Arguments = dict[str, Any]
+
+
+def attention() -> Arguments:
+    return {"q": torch.randn(2, 4, 5, 8), "k": torch.randn(2, 2, 7, 8), "v": torch.randn(2, 2, 7, 6)}
+
+
+def merge_attention() -> Arguments:
+    return {
+        "out_a": torch.randn(2, 5, 6),
+        "lse_a": torch.randn(2, 5),
+        "out_b": torch.randn(2, 5, 6),
+        "lse_b": torch.randn(2, 5),
+    }
+
+
+def linear_cross_entropy() -> Arguments:
+    return {
+        "x": torch.randn(2, 5, 8),
+        "weight": torch.randn(11, 8),
+        "target": torch.randint(0, 11, (2, 5)),
+        "bias": torch.randn(11),
+    }
+
+
+def linear_distillation() -> Arguments:
+    return {
+        "x": torch.randn(2, 5, 8),
+        "weight": torch.randn(11, 8),
+        "teacher_x": torch.randn(2, 5, 6),
+        "teacher_weight": torch.randn(11, 6),
+        "mask": torch.rand(2, 5) < 0.5,
+    }
+
+
+def mlp() -> Arguments:
+    return {
+        "x": torch.randn(2, 5, 8),
+        "w1": torch.randn(16, 8),
+        "w2": torch.randn(6, 16),
+        "bias1": torch.randn(16),
+        "bias2": torch.randn(6),
+    }
+
+
+def logsumexp_matmul() -> Arguments:
+    return {"a": torch.randn(2, 5, 8), "b": torch.randn(11, 8)}
+
+
+CALLS: dict[str, Callable[[], Arguments]] = {
+    make.__name__: make
+    for make in (attention, merge_attention, linear_cross_entropy, linear_distillation, mlp, logsumexp_matmul)
+}
+# Floating tensors that share one dtype and device with the first of their call.
+OPERANDS = {
+    "attention": ("q", "k", "v"),
+    "merge_attention": ("out_a", "lse_a", "out_b", "lse_b"),
+    "linear_cross_entropy": ("x", "weight", "bias"),
+    "linear_distillation": ("x", "weight", "teacher_x", "teacher_weight"),
+    "mlp": ("x", "w1", "w2", "bias1", "bias2"),
+    "logsumexp_matmul": ("a", "b"),
+}
+EVERY_OPERAND = [(operator, name) for operator, names in OPERANDS.items() for name in names]
+EVERY_OTHER_OPERAND = [(operator, name) for operator, names in OPERANDS.items() for name in names[1:]]
+EVERY_TENSOR = [(operator, name) for operator, make in CALLS.items() for name in make()]
+
+
+def call(operator: str, **changes: Any) -> Any:
+    return getattr(mr, operator)(**{**CALLS[operator](), **changes})
+
+
+def assert_raises(
+    error: type[Exception], argument: str, expected: str, got: str, operator: str, **changes: Any
+) -> None:
+    """The message is "argument: expected ..., got ...", and nothing ran."""
+    before = mr._C.path_counts()
+    with pytest.raises(error) as raised:
+        call(operator, **changes)
+    pattern = rf"{argument}: expected .*{re.escape(expected)}.*, got .*{re.escape(got)}.*"
+    assert re.fullmatch(pattern, str(raised.value), re.DOTALL), str(raised.value)
+    assert mr._C.path_counts() == before
+
+
+@pytest.mark.parametrize("operator", CALLS)
+def test_the_calls_that_are_made_wrong_below_are_right(operator: str) -> None:
+    call(operator)
+
+
+# Kinds, dtypes, devices
+
+
+@pytest.mark.parametrize(("operator", "name"), EVERY_TENSOR)
+@pytest.mark.parametrize("value", [3.5, [[1.0]], "x"], ids=["number", "list", "text"])
+def test_not_a_tensor(operator: str, name: str, value: Any) -> None:
+    assert_raises(TypeError, name, "a tensor", repr(value), operator, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"), [case for case in EVERY_TENSOR if case[1] not in ("bias", "bias1", "bias2", "mask")]
+)
+def test_a_missing_tensor(operator: str, name: str) -> None:
+    assert_raises(TypeError, name, "a tensor", "None", operator, **{name: None})
+
+
+@pytest.mark.parametrize(("operator", "name"), EVERY_OPERAND)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn])
+def test_dtypes_without_kernels(operator: str, name: str, dtype: torch.dtype) -> None:
+    wrong = CALLS[operator]()[name].to(dtype)
+    assert_raises(
+        TypeError, name, "float64, float32, bfloat16 or float16", str(dtype), operator, **{name: wrong}
+    )
+
+
+@pytest.mark.parametrize(("operator", "name"), EVERY_OTHER_OPERAND)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_mixed_dtypes(operator: str, name: str, dtype: torch.dtype) -> None:
+    wrong = CALLS[operator]()[name].to(dtype)
+    assert_raises(TypeError, name, "torch.float32", str(dtype), operator, **{name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [case for case in EVERY_TENSOR if case not in [(o, n[0]) for o, n in OPERANDS.items()]],
+)
+def test_mixed_devices(operator: str, name: str) -> None:
+    assert_raises(
+        ValueError, name, "a tensor on cpu", "meta", operator, **{name: CALLS[operator]()[name].to("meta")}
+    )
+
+
+@pytest.mark.parametrize(("operator", "name"), EVERY_TENSOR)
+def test_sparse_layouts(operator: str, name: str) -> None:
+    sparse = CALLS[operator]()[name].to_sparse()
+    assert_raises(TypeError, name, "a dense (strided) tensor", "torch.sparse_coo", operator, **{name: sparse})
+
+
+def test_half_statistics_have_float32_log_sum_exps() -> None:
+    half = {name: t.bfloat16() for name, t in merge_attention().items()}
+    assert_raises(
+        TypeError,
+        "lse_a",
+        "torch.float32 as out_a is torch.bfloat16",
+        "torch.bfloat16",
+        "merge_attention",
+        **half,
+    )
+
+
+# Shapes: (operator, argument, its wrong shape, what the message expects)
+
+SHAPES: list[tuple[str, str, tuple[int, ...], str]] = [
+    ("attention", "q", (4, 5, 8), "shape [B, H, M, F]"),
+    ("attention", "q", (1, 2, 4, 5, 8), "shape [B, H, M, F]"),
+    ("attention", "k", (2, 7, 8), "shape [B=2, Hkv, N, F=8]"),
+    ("attention", "k", (3, 2, 7, 8), "shape [B=2, Hkv, N, F=8]"),
+    ("attention", "k", (2, 2, 7, 9), "F=8]"),
+    ("attention", "k", (2, 3, 7, 8), "a number of heads that divides the 4 of q"),
+    ("attention", "k", (2, 0, 7, 8), "a number of heads that divides the 4 of q"),
+    ("attention", "v", (2, 2, 7), "shape [B=2, Hkv=2, N=7, D]"),
+    ("attention", "v", (2, 2, 6, 6), "shape [B=2, Hkv=2, N=7, D"),
+    ("attention", "v", (2, 4, 7, 6), "shape [B=2, Hkv=2, N=7, D"),
+    ("attention", "v", (1, 2, 7, 6), "shape [B=2, Hkv=2, N=7, D"),
+    ("attention", "bias", (5, 6), "a shape broadcastable to [2, 4, 5, 7]"),
+    ("attention", "bias", (3, 1, 5, 7), "a shape broadcastable to [2, 4, 5, 7]"),
+    ("attention", "bias", (2, 2, 5, 7), "a shape broadcastable to [2, 4, 5, 7]"),
+    ("attention", "bias", (1, 2, 4, 5, 7), "a shape broadcastable to [2, 4, 5, 7]"),
+    ("attention", "bias", (0,), "a shape broadcastable to [2, 4, 5, 7]"),
+    ("merge_attention", "out_b", (2, 5, 7), "shape [2, 5, 6]"),
+    ("merge_attention", "out_b", (5, 6), "shape [2, 5, 6]"),
+    ("merge_attention", "lse_a", (2, 5, 1), "shape [2, 5]"),
+    ("merge_attention", "lse_b", (5,), "shape [2, 5]"),
+    ("linear_cross_entropy", "x", (), "shape [..., D]"),
+    ("linear_cross_entropy", "weight", (11, 9), "shape [V=11, D=8]"),
+    ("linear_cross_entropy", "weight", (8,), "shape [V"),
+    ("linear_cross_entropy", "weight", (1, 11, 8), "shape [V"),
+    ("linear_cross_entropy", "bias", (12,), "shape [V=11]"),
+    ("linear_cross_entropy", "bias", (11, 1), "shape [V=11]"),
+    ("linear_cross_entropy", "target", (10,), "shape [2, 5]"),
+    ("linear_cross_entropy", "target", (2, 6), "shape [2, 5]"),
+    ("linear_cross_entropy", "target", (2, 5, 11), "shape [2, 5]"),
+    ("linear_distillation", "x", (), "shape [..., D]"),
+    ("linear_distillation", "weight", (11, 9), "shape [V=11, D=8]"),
+    ("linear_distillation", "teacher_x", (), "shape [..., E]"),
+    ("linear_distillation", "teacher_x", (10, 6), "shape [2, 5, E]"),
+    ("linear_distillation", "teacher_x", (2, 4, 6), "shape [2, 5, E]"),
+    ("linear_distillation", "teacher_weight", (11, 7), "shape [V=11, E=6]"),
+    ("linear_distillation", "teacher_weight", (12, 6), "shape [V=11, E=6]"),
+    ("linear_distillation", "mask", (10,), "shape [2, 5]"),
+    ("mlp", "x", (), "shape [..., M]"),
+    ("mlp", "w1", (16, 9), "shape [K=16, M=8]"),
+    ("mlp", "w1", (16,), "shape [K"),
+    ("mlp", "w2", (6, 17), "K=16]"),
+    ("mlp", "w2", (16,), "shape [N"),
+    ("mlp", "bias1", (17,), "shape [K=16]"),
+    ("mlp", "bias1", (1, 16), "shape [K=16]"),
+    ("mlp", "bias2", (7,), "shape [N=6]"),
+    ("logsumexp_matmul", "a", (), "shape [..., F]"),
+    ("logsumexp_matmul", "b", (11, 9), "F=8]"),
+    ("logsumexp_matmul", "b", (8,), "shape [N"),
+]
+
+
+@pytest.mark.parametrize(("operator", "name", "shape", "expected"), SHAPES)
+def test_shapes(operator: str, name: str, shape: tuple[int, ...], expected: str) -> None:
+    right = CALLS[operator]().get(name)
+    wrong = torch.zeros(shape, dtype=torch.float32 if right is None else right.dtype)
+    got = str(shape[1]) if "heads" in expected else str(list(shape))
+    assert_raises(ValueError, name, expected, got, operator, **{name: wrong})
+
+
+# Options: (operator, option, wrong values, error, what the message expects)
+
+NOT_NUMBERS = ("1", None, True, 1j, torch.tensor(1.0))
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+OPTIONS: list[tuple[str, str, tuple[Any, ...], type[Exception], str]] = [
+    ("attention", "causal", (1, None, "yes"), TypeError, "True or False"),
+    ("attention", "return_lse", (1, None, "yes"), TypeError, "True or False"),
+    ("attention", "scale", ("1", True, torch.tensor(1.0)), TypeError, "a finite number"),
+    ("attention", "scale", NOT_FINITE, ValueError, "a finite number"),
+    ("attention", "softcap", ("1", True), TypeError, "a finite number > 0"),
+    ("attention", "softcap", (0, -1.0, *NOT_FINITE), ValueError, "a finite number > 0"),
+    ("attention", "window", (3, "ab", (1, 2, 3), (1,), (1.5, 2), (None, True)), TypeError, "(left, right)"),
+    ("attention", "window", ((-1, 2), (1, -1)), ValueError, "(left, right)"),
+    ("linear_cross_entropy", "ignore_index", (None, 1.0, True, "0"), TypeError, "an int"),
+    ("linear_cross_entropy", "reduction", ("avg", None, "Mean"), ValueError, "one of none, mean, sum"),
+    ("linear_cross_entropy", "label_smoothing", NOT_NUMBERS, TypeError, "a number in [0, 1]"),
+    ("linear_cross_entropy", "label_smoothing", (-0.1, 1.1, math.nan), ValueError, "a number in [0, 1]"),
+    ("linear_cross_entropy", "z_loss", NOT_NUMBERS, TypeError, "a finite number"),
+    ("linear_cross_entropy", "z_loss", NOT_FINITE, ValueError, "a finite number"),
+    ("linear_cross_entropy", "softcap", (0.0, -2, math.inf), ValueError, "a finite number > 0"),
+    ("linear_cross_entropy", "logit_scale", NOT_NUMBERS, TypeError, "a finite number"),
+    ("linear_cross_entropy", "logit_scale", NOT_FINITE, ValueError, "a finite number"),
+    ("linear_cross_entropy", "return_lse", (1, None), TypeError, "True or False"),
+    ("linear_cross_entropy", "workspace", (1.0, True, "1"), TypeError, "None or an int >= 0"),
+    ("linear_cross_entropy", "workspace", (-1,), ValueError, "None or an int >= 0"),
+    ("linear_distillation", "loss", ("kl", None), ValueError, "one of cross_entropy, forward_kl, reverse_kl"),
+    ("linear_distillation", "temperature", NOT_NUMBERS, TypeError, "a finite number > 0"),
+    ("linear_distillation", "temperature", (0, 0.0, -1.0, *NOT_FINITE), ValueError, "a finite number > 0"),
+    ("linear_distillation", "reduction", ("batchmean",), ValueError, "one of none, mean, sum"),
+    ("linear_distillation", "teacher_grad", (1, None), TypeError, "True or False"),
+    ("linear_distillation", "workspace", (1.0,), TypeError, "None or an int >= 0"),
+    ("linear_distillation", "workspace", (-1,), ValueError, "None or an int >= 0"),
+    ("mlp", "activation", ("swish", None, "RELU"), ValueError, "one of relu, relu2, gelu, gelu_tanh, silu"),
+    ("logsumexp_matmul", "scale", NOT_NUMBERS, TypeError, "a finite number"),
+    ("logsumexp_matmul", "scale", NOT_FINITE, ValueError, "a finite number"),
+]
+
+
+@pytest.mark.parametrize(
+    ("operator", "option", "value", "error", "expected"),
+    [(o, n, value, error, expected) for o, n, values, error, expected in OPTIONS for value in values],
+)
+def test_options(operator: str, option: str, value: Any, error: type[Exception], expected: str) -> None:
+    assert_raises(error, option, expected, repr(value), operator, **{option: value})
+
+
+@pytest.mark.parametrize("operator", CALLS)
+def test_unknown_options(operator: str) -> None:
+    with pytest.raises(TypeError, match="dropout"):
+        call(operator, dropout=0.1)
+
+
+# Targets and masks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
+def test_target_dtypes(dtype: torch.dtype) -> None:
+    wrong = torch.zeros(2, 5, dtype=dtype)
+    assert_raises(TypeError, "target", "an integer dtype", str(dtype), "linear_cross_entropy", target=wrong)
+
+
+def test_class_probabilities_are_no_targets() -> None:
+    wrong = torch.full((2, 5, 11), 1 / 11)
+    assert_raises(TypeError, "target", "class indices", "torch.float32", "linear_cross_entropy", target=wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.int64])
+def test_mask_dtypes(dtype: torch.dtype) -> None:
+    assert_raises(
+        TypeError, "mask", "torch.bool", str(dtype), "linear_distillation", mask=torch.ones(2, 5, dtype=dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float16, torch.float64, torch.complex64])
+def test_attention_bias_dtypes(dtype: torch.dtype) -> None:
+    assert_raises(TypeError, "bias", "float", str(dtype), "attention", bias=torch.zeros(5, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize("wrong", [-1, 11, 12, -99, 2**31, -(2**40)])
+def test_targets_out_of_range_on_the_cpu(wrong: int) -> None:
+    target = torch.zeros(2, 5, dtype=torch.int64)
+    target[1, 2] = wrong
+    with pytest.raises(IndexError, match=rf"target.*{wrong}"):
+        call("linear_cross_entropy", target=target)
+    loss = call("linear_cross_entropy", target=target, ignore_index=wrong)
+    assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+def test_targets_of_every_integer_dtype(dtype: torch.dtype) -> None:
+    arguments = linear_cross_entropy()
+    expected = mr.linear_cross_entropy(**arguments)
+    assert torch.equal(
+        mr.linear_cross_entropy(**{**arguments, "target": arguments["target"].to(dtype)}), expected
+    )
+    with pytest.raises(IndexError, match="target"):
+        call("linear_cross_entropy", target=torch.full((2, 5), 100, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+class TestTargetsOnAGpu:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        target = torch.tensor([1, 11, -1, 2**40, -100, 3], device="cuda")
+        x, weight = torch.randn(6, 8, device="cuda"), torch.randn(11, 8, device="cuda")
+        return x.requires_grad_(), weight.requires_grad_(), target
+
+    def test_rows_out_of_range_are_nan(self) -> None:
+        x, weight, target = self.inputs()
+        losses = mr.linear_cross_entropy(x, weight, target, reduction="none")
+        assert losses.isnan().tolist() == [False, True, True, True, False, False]
+        losses[0].backward()
+        assert x.grad[0].isfinite().all()
+
+    def test_debug_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("MONOIDREDUCE_DEBUG", "1")
+        x, weight, target = self.inputs()
+        with pytest.raises(IndexError, match=r"target: expected class indices in .*, got 11"):
+            mr.linear_cross_entropy(x, weight, target)
+        assert torch.isfinite(mr.linear_cross_entropy(x, weight, target.clamp(0, 10)))
+
+
+# What is not an operator
+
+
+@pytest.mark.parametrize("wrong", [1.0, True, None, "1"])
+def test_workspace_limits_that_are_no_ints(wrong: Any) -> None:
+    for function in (mr.set_workspace, lambda bytes: mr.workspace(bytes).__enter__()):
+        with pytest.raises(TypeError, match=f"bytes: expected an int >= 0, got {wrong!r}"):
+            function(wrong)
+
+
+def test_negative_workspace_limits() -> None:
+    for function in (mr.set_workspace, lambda bytes: mr.workspace(bytes).__enter__()):
+        with pytest.raises(ValueError, match="bytes: expected an int >= 0, got -1"):
+            function(-1)
+    assert mr.get_workspace() == 128 << 20
+
+
+def test_explain_checks_the_call_it_explains() -> None:
+    with pytest.raises(ValueError, match=r"op: expected one of attention, .*, got 'softmax'"):
+        mr.explain("softmax", torch.randn(3))
+    with pytest.raises(ValueError, match="w1: expected shape"):
+        mr.explain(mr.mlp, torch.randn(3, 8), torch.randn(4, 9), torch.randn(2, 4))
+    with pytest.raises(ValueError, match="activation: expected one of relu"):
+        mr.explain(mr.mlp, torch.randn(3, 8), torch.randn(4, 8), torch.randn(2, 4), activation="swish")

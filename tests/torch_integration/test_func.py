@@ -1,0 +1,94 @@
+"""torch.func: grad and its relatives are right; what has no rule says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specimens import ONE_EACH, Inputs, Specimen, name_of
+from torch import Tensor
+
+import monoidreduce as mr
+
+WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
+
+
+def scalar(specimen: Specimen, inputs: Inputs) -> Tensor:
+    """A function of all outputs of the operator whose upstream gradients are not constant."""
+    result = getattr(mr, specimen.operator)(**inputs, **specimen.options)
+    outputs = result if isinstance(result, tuple) else (result,)
+    return sum((output.sin().sum() for output in outputs), torch.zeros((), device=outputs[0].device))
+
+
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_grad(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    leaves = {n: t for n, t in inputs.items() if t.is_floating_point()}
+    gradients = torch.func.grad(lambda leaves: scalar(specimen, {**inputs, **leaves}))(leaves)
+    recorded = {n: t.detach().requires_grad_() for n, t in leaves.items()}
+    expected = torch.autograd.grad(scalar(specimen, {**inputs, **recorded}), list(recorded.values()))
+    for ours, theirs in zip(gradients.values(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_vjp_and_functional_call(device: torch.device) -> None:
+    module, x = mr.nn.MLP(8, 24).to(device), torch.randn(5, 8, device=device)
+    parameters = dict(module.named_parameters())
+    out, vjp = torch.func.vjp(lambda p: torch.func.functional_call(module, p, (x,)), parameters)
+    upstream = torch.randn_like(out)
+    expected = torch.autograd.grad(module(x), list(parameters.values()), upstream)
+    for ours, theirs in zip(vjp(upstream)[0].values(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_grad_sees_a_leaf_of_autograd_through_the_transform(device: torch.device) -> None:
+    x, w1, w2 = (torch.randn(s, device=device) for s in ((7, 8), (16, 8), (8, 16)))
+    w2.requires_grad_()
+    (gradient,) = torch.autograd.grad(torch.func.vjp(lambda x: mr.mlp(x, w1, w2), x)[0].square().sum(), w2)
+    (expected,) = torch.autograd.grad(mr.mlp(x, w1, w2).square().sum(), w2)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_grad_of_grad_raises(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    first = next(iter(inputs))
+
+    def inner(tensor: Tensor) -> Tensor:
+        return torch.func.grad(lambda t: scalar(specimen, {**inputs, first: t}))(tensor).square().sum()
+
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        torch.func.grad(inner)(inputs[first])
+    with pytest.raises(RuntimeError, match="can be differentiated once"):
+        inner(inputs[first].requires_grad_()).backward()
+
+
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_jvp_raises(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    first = next(iter(inputs))
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(
+            lambda t: scalar(specimen, {**inputs, first: t}),
+            (inputs[first],),
+            (torch.ones_like(inputs[first]),),
+        )
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_vmap_is_a_loop(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    first, tensor = next(iter(inputs.items()))
+    batch = torch.stack([tensor, -tensor, 2 * tensor])
+    mapped = torch.vmap(lambda t: scalar(specimen, {**inputs, first: t}))(batch)
+    expected = torch.stack([scalar(specimen, {**inputs, first: t}) for t in batch])
+    torch.testing.assert_close(mapped, expected)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_vmap_of_grad_raises(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    first, tensor = next(iter(inputs.items()))
+    with pytest.raises(RuntimeError, match="Batching rule not implemented for monoidreduce"):
+        torch.vmap(torch.func.grad(lambda t: scalar(specimen, {**inputs, first: t})))(tensor[None])

@@ -1,0 +1,118 @@
+"""monoidreduce.nn: the operators' options as modules, parameters as torch.nn.Linear makes them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+
+MODULES = (
+    (mr.nn.Attention(causal=True, scale=0.5, window=(3, None), softcap=4.0, return_lse=True), mr.attention),
+    (
+        mr.nn.LinearCrossEntropyLoss(
+            ignore_index=2,
+            reduction="sum",
+            label_smoothing=0.1,
+            z_loss=0.01,
+            softcap=5.0,
+            logit_scale=0.5,
+            return_lse=True,
+            workspace=1 << 20,
+        ),
+        mr.linear_cross_entropy,
+    ),
+    (
+        mr.nn.LinearDistillationLoss(
+            loss="reverse_kl", temperature=2.0, reduction="none", teacher_grad=True, workspace=0
+        ),
+        mr.linear_distillation,
+    ),
+)
+
+
+def tensors(function: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    x, weight = torch.randn(5, 8), torch.randn(11, 8)
+    if function is mr.attention:
+        q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8)
+        return (q, k, k), {"bias": torch.randn(5, 7)}
+    if function is mr.linear_cross_entropy:
+        return (x, weight, torch.tensor([0, 2, 4, 6, 10])), {"bias": torch.randn(11)}
+    return (x, weight, torch.randn(5, 6), torch.randn(11, 6)), {"mask": torch.rand(5) < 0.5}
+
+
+def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@pytest.mark.parametrize(
+    ("module", "function"), MODULES, ids=lambda p: getattr(p, "__name__", type(p).__name__)
+)
+def test_a_module_is_the_function_with_its_options(module: torch.nn.Module, function: object) -> None:
+    positional, optional = tensors(function)
+    options = {p: d.default for p, d in inspect.signature(type(module)).parameters.items()}
+    expected = function(*positional, **optional, **module.options)  # type: ignore[operator]
+    for ours, theirs in zip(as_tuple(module(*positional, **optional)), as_tuple(expected), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not list(module.parameters()) and not module.state_dict()
+
+    # The same names and defaults as the function's, for all that is not a tensor.
+    signature = inspect.signature(function).parameters  # type: ignore[arg-type]
+    assert options == {name: signature[name].default for name in signature if name in options}
+    assert set(signature) - set(options) == set(inspect.signature(type(module).forward).parameters) - {"self"}
+    assert all(f"{name}={value!r}" in repr(module) for name, value in module.options.items())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_mlp_is_initialised_as_two_linears(bias: bool) -> None:
+    torch.manual_seed(3)
+    module = mr.nn.MLP(8, 24, 5, activation="silu", bias=bias)
+    torch.manual_seed(3)
+    first, second = torch.nn.Linear(8, 24, bias), torch.nn.Linear(24, 5, bias)
+    assert set(module.state_dict()) == ({"w1", "w2", "bias1", "bias2"} if bias else {"w1", "w2"})
+    assert torch.equal(module.w1, first.weight) and torch.equal(module.w2, second.weight)
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(module(x), second(torch.nn.functional.silu(first(x))))
+    assert repr(module) == f"MLP(8, 24, 5, activation='silu', bias={bias})"
+
+
+def test_mlp_options() -> None:
+    module = mr.nn.MLP(8, 24, dtype=torch.float64, device="meta")
+    assert module.w2.shape == (8, 24) and module.w1.dtype == torch.float64 and module.w1.is_meta
+    with pytest.raises(ValueError, match=r"activation: expected one of relu, .*, got 'swish'"):
+        mr.nn.MLP(8, 24, activation="swish")
+    for sizes in ((-1, 24, 8), (8, -1, 8), (8, 24, -1)):
+        with pytest.raises(ValueError, match="_features: expected an int >= 0, got -1"):
+            mr.nn.MLP(*sizes)
+
+
+@pytest.mark.parametrize(
+    "module", [mr.nn.MLP(8, 24), *(module for module, _ in MODULES)], ids=lambda m: type(m).__name__
+)
+def test_modules_can_be_copied_pickled_and_saved(module: torch.nn.Module) -> None:
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    for twin in (
+        copy.deepcopy(module),
+        pickle.loads(pickle.dumps(module)),
+        torch.load(buffer, weights_only=False),
+    ):
+        assert repr(twin) == repr(module)
+        for name, value in module.state_dict().items():
+            assert torch.equal(twin.state_dict()[name], value)
+
+
+def test_mlp_in_half_precision_and_in_training() -> None:
+    module = mr.nn.MLP(8, 24).bfloat16()
+    before = copy.deepcopy(module.state_dict())
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    module(torch.randn(5, 8, dtype=torch.bfloat16)).float().square().mean().backward()
+    optimiser.step()
+    assert all(not torch.equal(before[name], value) for name, value in module.state_dict().items())
