@@ -126,7 +126,7 @@ def attention_inputs(
 
 
 def cross_entropy_inputs(
-    rows: int | tuple[int, ...] = 41,
+    rows: int | tuple[int, ...] = 257,
     classes: int = 67,
     width: int = 19,
     *,
@@ -153,7 +153,7 @@ def cross_entropy_inputs(
 
 
 def distillation_inputs(
-    rows: int | tuple[int, ...] = 41,
+    rows: int | tuple[int, ...] = 257,
     classes: int = 67,
     width: int = 19,
     teacher_width: int = 23,
@@ -178,7 +178,7 @@ def distillation_inputs(
 
 
 def mlp_inputs(
-    rows: int | tuple[int, ...] = 41,
+    rows: int | tuple[int, ...] = 257,
     width: int = 19,
     hidden: int = 67,
     outputs: int = 23,
@@ -205,7 +205,7 @@ def mlp_inputs(
 
 
 def logsumexp_inputs(
-    rows: int | tuple[int, ...] = 41,
+    rows: int | tuple[int, ...] = 257,
     columns: int = 67,
     width: int = 19,
     *,
@@ -223,7 +223,7 @@ def logsumexp_inputs(
 def merge_inputs(
     batch: int = 2,
     heads: int = 3,
-    m: int = 17,
+    m: int = 65,
     value_width: int = 11,
     *,
     dtype: torch.dtype,

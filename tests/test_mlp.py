@@ -62,6 +62,15 @@ def test_activations(
     check_operator("mlp", inputs, {"activation": activation})
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_accuracy(activation: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Sizes at which the whole rule applies to x, w1, w2 and the output, in float32 too."""
+    inputs = mlp_inputs(400, 64, 513, 64, dtype=dtype, device=device, bias1=True, bias2=True)
+    check_operator("mlp", inputs, {"activation": activation})
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=name_of)
 def test_activations_over_their_whole_range(
@@ -78,7 +87,7 @@ def test_activations_over_their_whole_range(
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
     "rows, width, hidden, outputs",
-    ((1, 64, 513, 64), (130, 65, 257, 33), (64, 128, 1031, 96), (257, 16, 64, 200)),
+    ((1, 64, 513, 64), (130, 65, 257, 33), (256, 128, 1031, 96), (257, 16, 64, 200)),
 )
 def test_sizes_in_every_dtype(
     rows: int, width: int, hidden: int, outputs: int, dtype: torch.dtype, device: torch.device

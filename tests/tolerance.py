@@ -10,9 +10,14 @@ For a tensor y (an output or a gradient) computed from inputs in dtype T:
     mean|y - ref|  <= 1.5 mean|base - ref|  + floor / 16              (one wrong tile behind a large maximum)
     NaN and inf exactly where ref has them
 
-and further, for T = float32, each |y - ref| <= 1e-5 |ref| + 1e-6 max|ref|, or <= max|base - ref| where the
-composition itself is further off, as where large terms cancel. For T = float64 the base is the oracle, so the
-rule is |y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
+and further, for T = float32, |y - ref| <= 1e-5 |ref| + 1e-6 max|ref| element by element, unless the first
+clause allows more there, as where large terms cancel. For T = float64 the base is the oracle, so the rule is
+|y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
+
+Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is taken of 64 elements
+or more, and of float32 results, where base has next to no error, of 8192 in 256 rows or more; as is the
+maximum where the inputs are float32 too. There a backward that recomputes, written in torch, passes whatever
+the seed; with fewer the last clause decides. Each operator has a test_accuracy of that size.
 """
 
 from __future__ import annotations
@@ -36,9 +41,6 @@ KERNELS = {
     "logsumexp_matmul": "logsumexp",
 }
 
-# A mean over fewer elements says nothing that the maximum does not.
-MEAN_NEEDS = 64
-
 
 def rounding_floor(ref: Tensor, dtype: torch.dtype) -> float:
     """2 max|((r + 0.3) - 0.3) - r| over r in ref, and over the range of ref lest few r be lucky ones."""
@@ -54,7 +56,9 @@ def _worst(error: Tensor, y: Tensor, ref: Tensor, base: Tensor) -> str:
     return f"worst at {at}: got {float(y[at]):.9g}, oracle {float(ref[at]):.9g}, base {float(base[at]):.9g}"
 
 
-def accuracy_failures(name: str, y: Tensor, ref: Tensor, base: Tensor, tested: torch.dtype) -> list[str]:
+def accuracy_failures(
+    name: str, y: Tensor, ref: Tensor, base: Tensor, tested: torch.dtype, rows: int
+) -> list[str]:
     """The clauses that y breaks. ref is float64, base of y's dtype, `tested` the inputs' dtype."""
     if y.shape != ref.shape or y.dtype != base.dtype:
         return [f"{name}: got {tuple(y.shape)} {y.dtype}, expected {tuple(ref.shape)} {base.dtype}"]
@@ -92,19 +96,18 @@ def accuracy_failures(name: str, y: Tensor, ref: Tensor, base: Tensor, tested: t
             )
         return failures
 
-    floor = rounding_floor(ref, dtype)
-    allowed = 2.0 * float(base_error.max()) + floor
-    if float(error.max()) > allowed:
+    floor, count = rounding_floor(ref, dtype), int(finite.sum())
+    comparable = dtype != torch.float32 or (rows >= 256 and count >= 8192)
+    largest = 2.0 * float(base_error.max()) + floor
+    if float(error.max()) > largest and (comparable or tested != torch.float32):
         failures.append(
-            f"{name}: max error {float(error.max()):.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}"
+            f"{name}: max error {float(error.max()):.3g} > {largest:.3g}; {_worst(error, y, ref, base)}"
         )
-    count = int(finite.sum())
-    if count >= MEAN_NEEDS:
-        mean, allowed = float(error.sum()) / count, 1.5 * float(base_error.sum()) / count + floor / 16
-        if mean > allowed:
-            failures.append(f"{name}: mean error {mean:.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}")
+    mean, allowed = float(error.sum()) / count, 1.5 * float(base_error.sum()) / count + floor / 16
+    if mean > allowed and comparable and count >= 64:
+        failures.append(f"{name}: mean error {mean:.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}")
     if tested == torch.float32:
-        excess = error - (1e-5 * ref.abs() + 1e-6 * magnitude).clamp(min=float(base_error.max()))
+        excess = error - (1e-5 * ref.abs() + 1e-6 * magnitude).clamp(min=largest)
         if bool((excess > 0).any()):
             failures.append(
                 f"{name}: beyond rtol 1e-5, atol 1e-6 x {magnitude:.3g}; {_worst(excess, y, ref, base)}"
@@ -112,8 +115,8 @@ def accuracy_failures(name: str, y: Tensor, ref: Tensor, base: Tensor, tested: t
     return failures
 
 
-def upstream_gradient(like: Tensor, layout: str = "strided") -> Tensor:
-    """A random gradient of several times unit size in the shape and dtype of `like`.
+def upstream_gradient(like: Tensor, layout: str = "strided", exact: bool = False) -> Tensor:
+    """A random gradient of several times unit size in the shape and dtype of `like`; integers if exact.
 
     strided: axes stored in reverse order, every second element, NaN in between.
     sliced: the middle of a wider buffer of NaN, as the backward of torch.cat gives.
@@ -123,7 +126,8 @@ def upstream_gradient(like: Tensor, layout: str = "strided") -> Tensor:
     shape, options = tuple(like.shape), {"dtype": like.dtype, "device": like.device}
     if layout == "expanded":
         return (1.5 + torch.rand((), device=like.device)).to(like.dtype).expand(shape)
-    values = (3.0 * torch.randn(shape, device=like.device)).to(like.dtype)
+    draw = torch.randint(-4, 5, shape) if exact else 3.0 * torch.randn(shape)
+    values = draw.to(like.device, like.dtype)
     if layout == "contiguous" or not shape:
         return values
     if layout == "strided":
@@ -138,7 +142,7 @@ def upstream_gradient(like: Tensor, layout: str = "strided") -> Tensor:
 
 def content(tensor: Tensor) -> Tensor:
     """The bytes of the elements, so that NaN equals NaN and -0 differs from 0."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().flatten().clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def kernel_launches(operator: str, direction: str, device: torch.device) -> int:
@@ -193,12 +197,14 @@ def check_operator(
     *,
     differentiate: Sequence[str] | None = None,
     upstream: Sequence[Tensor | None] | str = "strided",
+    exact: bool = False,
 ) -> dict[str, Tensor]:
     """Hold each output and gradient of `mr.<operator>` to the rule; return them as "out0", ..., "d_<input>".
 
     `differentiate` names the inputs whose gradients are taken (default: every floating one). `upstream` holds
-    one gradient per output, None where that output has none, or names the layout of random ones. Also asserts
-    that the intended kernels ran and that no input was written to.
+    one gradient per output, None where that output has none, or names the layout of random ones: integers if
+    `exact`, for inputs of integers whose gradients cancel to 0. Also asserts that the intended kernels ran and
+    that no input was written to.
     """
     options = dict(options or {})
     known = {name: value for name, value in options.items() if name != "workspace"}
@@ -212,7 +218,7 @@ def check_operator(
     copies = {name: t.detach().clone() for name, t in inputs.items()}
     with one_thread():
         if isinstance(upstream, str):
-            upstream = [upstream_gradient(y, upstream) for y in as_outputs(oracle(**copies, **known))]
+            upstream = [upstream_gradient(y, upstream, exact) for y in as_outputs(oracle(**copies, **known))]
         wide_upstream = [None if g is None else g.double() for g in upstream]
         refs, ref_gradients = run(oracle, wide, known, differentiate, wide_upstream)
         bases, base_gradients = run(oracle, copies, known, differentiate, upstream)
@@ -225,7 +231,8 @@ def check_operator(
         assert kernel_launches(operator, "forward", device) > launches[0], (
             f"{operator}: its forward kernel did not run"
         )
-        if gradients and any(g is not None for g in upstream):
+        # The gradient of bias2 is a sum over rows that needs no kernel of ours.
+        if gradients.keys() - {"bias2"} and any(g is not None for g in upstream):
             assert kernel_launches(operator, "backward", device) > launches[1], (
                 f"{operator}: its backward kernel did not run"
             )
@@ -234,15 +241,14 @@ def check_operator(
     for name, (bytes_before, version) in before.items():
         if inputs[name]._version != version or not torch.equal(content(inputs[name]), bytes_before):
             failures.append(f"{name}: the operator wrote to this input")
-    results = {}
+    results, rows = {}, first.shape[:-1].numel()
     assert len(outputs) == len(refs), f"{operator} gave {len(outputs)} outputs, expected {len(refs)}"
     for i, (y, ref, base) in enumerate(zip(outputs, refs, bases, strict=True)):
-        failures += accuracy_failures(f"out{i}", y, ref, base, tested)
+        failures += accuracy_failures(f"out{i}", y, ref, base, tested, rows)
         results[f"out{i}"] = y.detach()
     for name, gradient in gradients.items():
-        failures += accuracy_failures(
-            f"d_{name}", gradient, ref_gradients[name], base_gradients[name], tested
-        )
+        expected = ref_gradients[name], base_gradients[name]
+        failures += accuracy_failures(f"d_{name}", gradient, *expected, tested, rows)
         results[f"d_{name}"] = gradient
     if failures:
         shapes_text = ", ".join(

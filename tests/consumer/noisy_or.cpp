@@ -20,7 +20,6 @@ struct NoisyOr {
   using Output = R;
   using Upstream = R;
   static constexpr int kScores = 1;
-  static constexpr double kScoreUnit = 1;
   struct State {
     R log_none;  // logarithm of the probability that none fires
   };

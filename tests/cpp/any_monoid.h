@@ -100,7 +100,6 @@ using ItemAt = std::function<Item(int)>;
 
 struct AnyMonoid {
   double epsilon, smallest_normal;  // of the real type
-  double score_unit;
   int scores, upstream_parts;
 
   std::function<Values()> identity;
@@ -148,7 +147,6 @@ AnyMonoid any_monoid(M m = {}) {
   AnyMonoid any;
   any.epsilon = std::numeric_limits<R>::epsilon();
   any.smallest_normal = std::numeric_limits<R>::min();
-  any.score_unit = M::kScoreUnit;
   any.scores = M::kScores;
   any.upstream_parts = static_cast<int>(numbers(Upstream{}).size());
   any.identity = [=] { return numbers(m.identity()); };

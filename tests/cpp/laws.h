@@ -69,8 +69,8 @@ struct Subject {
 
   // A random element of a column. It must keep clear, by 0.005 in the scores, of points where the output has
   // no derivative.
-  std::function<Item(Random&, int)> element = [unit = monoid.score_unit](Random& random, int column) {
-    return Item{.score = normal(random, 4) * unit, .other = normal(random, 2) * unit, .column = column};
+  std::function<Item(Random&, int)> element = [](Random& random, int column) {
+    return Item{.score = normal(random, 4), .other = normal(random, 2), .column = column};
   };
   // Scores at which sums, frames and guards break. An element gets one of them, or a row is gathered around
   // one.
@@ -303,7 +303,7 @@ inline void check_local_gradient(const Subject& subject, Checks& checks) {
       const auto derivative = [&](double Item::* score) {
         return difference([&](double by) {
           Row moved = row;
-          moved[j].*score += by * m.score_unit;
+          moved[j].*score += by;
           return subject.objective(m.project(fold_in_order(m, moved)), g);
         });
       };
@@ -426,18 +426,18 @@ inline void check_payload_gradients(const Subject& subject, Checks& checks) {
         m.normalized ? grad[0] - dot(grad_out, Values(output.begin() + 1, output.end())) : grad[0];
     const double slack = kDifferenceTolerance * (1 + magnitude(output));
     for (int j = 0; j < static_cast<int>(row.size()); ++j) {
-      const auto derivative = [&](auto member, double unit) {
+      const auto derivative = [&](auto member) {
         return difference([&](double by) {
           Row moved = row;
-          member(moved[j]) += by * unit;
+          member(moved[j]) += by;
           return dot(folded.project(fold_in_order(folded, moved)), grad);
         });
       };
       const Values pulled = m.pull(row[j], product, c, dot(grad_out, row[j].payload));
-      const double by_score = derivative([](Item& e) -> double& { return e.score; }, m.score_unit);
+      const double by_score = derivative([](Item& e) -> double& { return e.score; });
       CHECK(checks, near(pulled[0], by_score, slack), pulled, by_score);
       for (int d = 0; d < kPayload; ++d) {
-        const double by_payload = derivative([d](Item& e) -> double& { return e.payload[d]; }, 1);
+        const double by_payload = derivative([d](Item& e) -> double& { return e.payload[d]; });
         CHECK(checks, near(pulled[1] * grad_out[d], by_payload, slack), pulled, by_payload, grad_out);
       }
     }

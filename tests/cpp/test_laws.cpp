@@ -55,7 +55,7 @@ void check_log_sum_exp_edges(Checks& checks) {
   const auto spread = fold_tile(m, m.identity(), 3, [](int c) {
     return element<R>(c == 0 ? -3e4 : c == 1 ? 3e4 : 2e4);
   });
-  CHECK(checks, m.project(spread) == static_cast<R>(3e4) * static_cast<R>(kLn2), m.project(spread));
+  CHECK(checks, m.project(spread) == static_cast<R>(3e4), m.project(spread));
 }
 
 template <class R>
@@ -100,7 +100,7 @@ void check_cross_entropy_edges(Checks& checks) {
   for (const int label : {-100, -1, 3, 1000}) {
     const auto p =
         m.project(fold_tile(m, m.identity(), 3, [&](int c) { return Element<R>{R(c + 1), 0, c, label}; }));
-    CHECK(checks, p.target == 0 && near(p.sum, 6 * kLn2, 1e-6), numbers(p), label);
+    CHECK(checks, p.target == 0 && near(p.sum, 6, 1e-6), numbers(p), label);
   }
 }
 

@@ -15,24 +15,24 @@ using E = Element<double>;
 struct CombineUnguarded : Softmax {
   State combine(State a, State b) const {
     const double f = join(a.frame, b.frame);
-    return {f, a.mass * exp2(a.frame - f) + b.mass * exp2(b.frame - f)};
+    return {f, a.mass * exp(a.frame - f) + b.mass * exp(b.frame - f)};
   }
 };
 struct RescaleUnguarded : Softmax {
-  double rescale(double from, double to) const { return exp2(from - to); }
+  double rescale(double from, double to) const { return exp(from - to); }
 };
 struct WeightUnguarded : Softmax {
-  double weight(E e, double f) const { return exp2(e.score - f); }
+  double weight(E e, double f) const { return exp(e.score - f); }
 };
 struct ReframeUnguarded : Softmax {
-  State reframe(State s, double f) const { return {f, s.mass * exp2(s.frame - f)}; }
+  State reframe(State s, double f) const { return {f, s.mass * exp(s.frame - f)}; }
 };
 struct AccumulateUnguarded : Softmax {
-  State accumulate(State s, E e) const { return {s.frame, s.mass + exp2(e.score - s.frame)}; }
+  State accumulate(State s, E e) const { return {s.frame, s.mass + exp(e.score - s.frame)}; }
 };
 struct ShareUnguarded : Softmax {
   Gradient<double> local_gradient(E e, double lse, double g) const {
-    return {g * exp2(e.score - lse * kLog2E), 0};
+    return {g * exp(e.score - lse), 0};
   }
 };
 struct LiftOfOne : Softmax {
@@ -69,10 +69,10 @@ struct RescaleOfOne : Softmax {
   double rescale(double, double) const { return 1; }
 };
 struct RescaleInverted : Softmax {
-  double rescale(double from, double to) const { return exp2(to - origin(from)); }
+  double rescale(double from, double to) const { return exp(to - origin(from)); }
 };
-struct RescaleNatural : Softmax {
-  double rescale(double from, double to) const { return exp(from - origin(to)); }
+struct RescaleInBaseTwo : Softmax {
+  double rescale(double from, double to) const { return exp2(from - origin(to)); }
 };
 struct RescaleOfLargeStepsIsZero : Softmax {  // a chain of two small steps no longer equals one large step
   double rescale(double from, double to) const { return to - from > 4 ? 0 : Softmax::rescale(from, to); }
@@ -105,7 +105,7 @@ struct WeightOffByOnePercent : Softmax {
   double weight(E e, double f) const { return 1.01 * Softmax::weight(e, f); }
 };
 struct WeightIgnoresFrame : Softmax {
-  double weight(E e, double) const { return exp2(e.score); }
+  double weight(E e, double) const { return exp(e.score); }
 };
 struct MassOffByOnePercent : Softmax {
   double mass(State s) const { return 1.01 * s.mass; }
@@ -114,7 +114,7 @@ struct ShareOffByOnePercent : Softmax {
   double share(E e, double lse) const { return 1.01 * Softmax::share(e, lse); }
 };
 struct ShareInBaseTwo : Softmax {
-  double share(E e, double lse) const { return weight(e, lse); }
+  double share(E e, double lse) const { return weight(e, lse * kLog2E); }
 };
 struct GradientOffByOnePercent : Softmax {
   Gradient<double> local_gradient(E e, double lse, double g) const { return {1.01 * g * share(e, lse), 0}; }
@@ -486,7 +486,7 @@ std::vector<Mutation> mutations() {
       {"rescale = 1", log_sum_exp<RescaleOfOne>(), "rescale"},
       {"rescale = 1, payload", log_sum_exp<RescaleOfOne>(), "payload gradients"},
       {"rescale inverted", log_sum_exp<RescaleInverted>(), "rescale"},
-      {"rescale in base e", log_sum_exp<RescaleNatural>(), "rescale"},
+      {"rescale in base 2", log_sum_exp<RescaleInBaseTwo>(), "rescale"},
       {"rescale drops large steps", log_sum_exp<RescaleOfLargeStepsIsZero>(), "rescale"},
       {"combine forgets one frame", log_sum_exp<CombineForgetsOneFrame>(), "commutativity"},
       {"combine adds 1e-12", log_sum_exp<CombineNotAssociative>(), "split trees"},

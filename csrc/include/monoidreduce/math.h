@@ -72,5 +72,9 @@ template <class R>
 MR_HD R exp(R x) {
   return exp2(x * Scalar<R>(kLog2E));
 }
+template <class R>
+MR_HD R log(R x) {
+  return log2(x) * Scalar<R>(kLn2);
+}
 
 }  // namespace monoidreduce

@@ -8,8 +8,8 @@
 // tile of elements share one frame and one pass over exponentials. A PayloadMonoid's mass has a weight per element, which is what
 // lets a vector payload ride along as a matrix product: attention and the two-layer MLP.
 //
-// Units: scores reach a monoid multiplied by its kScoreUnit (log2(e) where the monoid works in base 2). Outputs, upstream
-// gradients and local gradients are in natural units: local_gradient is the derivative by the score before that multiplication.
+// Scores, frames, outputs and gradients are in natural units: a difference of scores is taken before it is exponentiated, so that
+// scores of any size that lie close together lose no digits.
 #pragma once
 
 #include <concepts>
@@ -22,8 +22,8 @@ namespace monoidreduce {
 // One column of one row, as a monoid sees it. Unused members vanish after inlining.
 template <class R>
 struct Element {
-  R score;          // first score, in units of kScoreUnit
-  R other;          // second score (kScores == 2), same units
+  R score;          // first score
+  R other;          // second score (kScores == 2)
   Index<R> column;  // j
   Index<R> label;   // the row's label: the target class of cross entropy
 };
@@ -40,7 +40,6 @@ concept Monoid = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v
                  requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Output p,
                           typename M::Upstream g) {
                    { M::kScores } -> std::convertible_to<int>;         // 1 or 2 scores an element
-                   { M::kScoreUnit } -> std::convertible_to<double>;   // what scores are multiplied by before they arrive
                    { m.identity() } -> std::same_as<typename M::State>;  // bitwise neutral on both sides of combine
                    { m.lift(e) } -> std::same_as<typename M::State>;
                    { m.combine(s, s) } -> std::same_as<typename M::State>;  // associative and commutative

@@ -16,33 +16,24 @@ struct ScoreOptions {
 
 template <class R>
 struct Score {
-  Scalar<R> scale, softcap, inverse_softcap, unit;
-  Scalar<R> scale_in_units;  // scale * unit, rounded once
+  Scalar<R> scale, softcap, inverse_softcap;
   bool bias_inside;
 
-  // unit: the monoid's kScoreUnit.
-  MR_HD Score(ScoreOptions o, double unit)
+  MR_HD explicit Score(ScoreOptions o)
       : scale(Scalar<R>(o.scale)),
         softcap(Scalar<R>(o.softcap)),
         inverse_softcap(Scalar<R>(o.softcap == 0 ? 0 : 1 / o.softcap)),
-        unit(Scalar<R>(unit)),
-        scale_in_units(Scalar<R>(o.scale * unit)),
         bias_inside(o.bias_inside) {}
 
   MR_HD R value(R dot, R bias) const {
-    if (softcap == 0) return dot * scale_in_units + bias * unit;
-    R s = dot * scale;
-    if (bias_inside) s = s + bias;
-    s = softcap * tanh(s * inverse_softcap);
-    if (!bias_inside) s = s + bias;
-    return s * unit;
+    if (softcap == 0) return dot * scale + bias;
+    if (bias_inside) return softcap * tanh((dot * scale + bias) * inverse_softcap);
+    return softcap * tanh(dot * scale * inverse_softcap) + bias;
   }
-  // Derivative of the score (before unit) by what goes into the softcap: by a bias inside it; times scale, by the dot product.
+  // Derivative of the score by what goes into the softcap: by a bias inside it; times scale, by the dot product.
   MR_HD R slope(R dot, R bias) const {
     if (softcap == 0) return R(1);
-    R s = dot * scale;
-    if (bias_inside) s = s + bias;
-    const R t = tanh(s * inverse_softcap);
+    const R t = tanh((bias_inside ? dot * scale + bias : dot * scale) * inverse_softcap);
     return R(1) - t * t;
   }
 };

@@ -53,7 +53,7 @@ class Backward {
 
  public:
   Backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g, int threads)
-      : m_(as_packs<M, T>(m)), p_(p), policy_(policy), g_(g), want_(g), score_(p.score, M<T>::kScoreUnit) {
+      : m_(as_packs<M, T>(m)), p_(p), policy_(policy), g_(g), want_(g), score_(p.score) {
     problems_ = p.batch() * p.column_heads();
     // A gradient of the bias may be shared by problems: then they go one after the other.
     const bool apart = problems_ >= threads && !want_.bias;
@@ -307,13 +307,16 @@ class Backward {
 
     void add_bias(std::int64_t from, std::int64_t count) const {
       const TensorView& t = pass_.g_.d_bias;
-      const bool same_for_rows = t.stride[2] == 0 && (rows_.group == 1 || t.stride[1] == 0);
-      for (std::int64_t row = 0; row < chunk_rows_; row += same_for_rows ? kPanel<T> : 1) {
+      for (std::int64_t row = 0, rows = 0; row < chunk_rows_; row += rows) {
+        // A bias that the panel's rows share takes the panel's sum at once.
+        const std::int64_t last = std::min(row - row % kPanel<T> + kPanel<T>, chunk_rows_) - 1;
+        const bool shared = t.stride[2] == 0 && rows_.head(first_row_ + row) == rows_.head(first_row_ + last);
+        rows = shared ? last - row + 1 : 1;
         T* to = static_cast<T*>(t.data) + rows_.offset(t, first_row_ + row) + (first_ + from) * t.stride[3];
         const T* gradient = bias_ + row / kPanel<T> * pass_.block_ * kPanel<T> + from * kPanel<T> + row % kPanel<T>;
         for (std::int64_t j = 0; j < count; ++j) {
           T sum = gradient[j * kPanel<T>];
-          for (int lane = 1; same_for_rows && lane < kPanel<T>; ++lane) sum += gradient[j * kPanel<T> + lane];
+          for (std::int64_t lane = 1; lane < rows; ++lane) sum += gradient[j * kPanel<T> + lane];
           to[j * t.stride[3]] += sum;
         }
       }

@@ -74,7 +74,7 @@ class Forward {
 
  public:
   Forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads)
-      : m_(as_packs<M, T>(m)), p_(p), policy_(policy), out_(out), threads_(threads), score_(p.score, M<T>::kScoreUnit) {
+      : m_(as_packs<M, T>(m)), p_(p), policy_(policy), out_(out), threads_(threads), score_(p.score) {
     const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(E);
     const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(E);
     problems_ = p.batch() * p.column_heads();

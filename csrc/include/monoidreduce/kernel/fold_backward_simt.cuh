@@ -237,7 +237,7 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
               .exclusive = exclusive};
     std::copy(looped.begin(), looped.end(), walk.looped);
     launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>, blocks_for(walk.count(false)), kThreads,
-                  sizeof(TileMemory<T>), launch.stream, m, some, Score<T>(p.score, M::kScoreUnit), rows, walk);
+                  sizeof(TileMemory<T>), launch.stream, m, some, Score<T>(p.score), rows, walk);
   };
 
   if (launch.deterministic) {

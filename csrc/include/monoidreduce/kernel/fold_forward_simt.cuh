@@ -196,7 +196,7 @@ void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const Payl
                                          .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
-                launch.stream, m, arguments, Score<T>(p.score, M::kScoreUnit), rows);
+                launch.stream, m, arguments, Score<T>(p.score), rows);
 }
 
 }  // namespace monoidreduce

@@ -16,7 +16,6 @@ struct ArgMax {
   using Output = State;
   using Upstream = R;  // gradient by the value; the column has none
   static constexpr int kScores = 1;
-  static constexpr double kScoreUnit = 1;
   // Behind every column, so that a real -inf still wins over the identity.
   static constexpr auto kNone = std::numeric_limits<Index<Scalar<R>>>::max();
   MR_HD State identity() const { return {-infinity<R>(), Index<R>(kNone)}; }

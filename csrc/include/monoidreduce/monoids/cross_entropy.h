@@ -16,7 +16,6 @@ struct CrossEntropy {
   };
   using Upstream = Output;
   static constexpr int kScores = 1;
-  static constexpr double kScoreUnit = kLog2E;
   struct State {
     typename LogSumExp<R>::State softmax;
     R target, sum;
@@ -27,7 +26,7 @@ struct CrossEntropy {
     return {softmax.combine(a.softmax, b.softmax), a.target + b.target, a.sum + b.sum};
   }
   MR_HD Output project(State s) const {
-    return {softmax.project(s.softmax), s.target * Scalar<R>(kLn2), s.sum * Scalar<R>(kLn2)};
+    return {softmax.project(s.softmax), s.target, s.sum};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + g.sum), R(0)};

@@ -24,7 +24,6 @@ struct Distillation {
   };
   using Upstream = R;  // gradient by loss(output)
   static constexpr int kScores = 2;
-  static constexpr double kScoreUnit = kLog2E;
   static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
   struct State {
     typename LogSumExp<R>::State student, teacher;
@@ -40,12 +39,12 @@ struct Distillation {
   MR_HD Output project(State s) const {
     const R mass = kUnderTeacher ? s.teacher.mass : s.student.mass;
     const R expectation = select(mass == R(0), R(0), s.cross / mass);
-    return {softmax.project(s.student), softmax.project(s.teacher), expectation * Scalar<R>(kLn2),
-            loss(s, expectation) * Scalar<R>(kLn2)};
+    return {softmax.project(s.student), softmax.project(s.teacher), expectation,
+            select(mass == R(0), R(0), loss(s, expectation))};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, R g) const {
     const R student = softmax.share(e, p.student_lse), teacher = softmax.share(swapped(e), p.teacher_lse);
-    const R centred = observable(e) * Scalar<R>(kLn2) - p.expectation;
+    const R centred = observable(e) - p.expectation;
     if constexpr (kLoss == DistillationLoss::kCrossEntropy) return {g * (student - teacher), -g * teacher * centred};
     if constexpr (kLoss == DistillationLoss::kForwardKL) return {g * (student - teacher), g * teacher * centred};
     return {g * student * centred, g * (teacher - student)};
@@ -73,11 +72,11 @@ struct Distillation {
     return kUnderTeacher ? e.other - e.score : e.score - e.other;
   }
   MR_HD static Element<R> swapped(Element<R> e) { return {e.other, e.score, e.column, e.label}; }
-  // In base 2. The frames are subtracted before the logarithms are added: their difference is exact where it is small.
+  // The frames are subtracted before the logarithms are added: their difference is exact where it is small.
   MR_HD static R loss(State s, R expectation) {
-    if constexpr (kLoss == DistillationLoss::kCrossEntropy) return (s.student.frame - expectation) + log2(s.student.mass);
-    const R student_over_teacher = (s.student.frame - s.teacher.frame) + log2(s.student.mass / s.teacher.mass);
-    return kUnderTeacher ? expectation + student_over_teacher : expectation - student_over_teacher;
+    if constexpr (kLoss == DistillationLoss::kCrossEntropy) return (s.student.frame - expectation) + log(s.student.mass);
+    const R ratio = (s.student.frame - s.teacher.frame) + log(s.student.mass / s.teacher.mass);
+    return kUnderTeacher ? expectation + ratio : expectation - ratio;
   }
 };
 

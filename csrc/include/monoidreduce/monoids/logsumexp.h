@@ -1,4 +1,4 @@
-// LogSumExp: softmax attention, cross entropy, logsumexp_matmul. The state is the number mass * 2^frame.
+// LogSumExp: softmax attention, cross entropy, logsumexp_matmul. The state is the number mass * e^frame.
 #pragma once
 
 #include "monoidreduce/monoid.h"
@@ -12,7 +12,6 @@ struct LogSumExp {
   using Output = R;  // natural logarithm of the sum; -inf for an empty fold
   using Upstream = R;
   static constexpr int kScores = 1;
-  static constexpr double kScoreUnit = kLog2E;
   static constexpr bool kNormalized = true;
   struct State {
     R frame, mass;
@@ -23,7 +22,7 @@ struct LogSumExp {
     const R f = join(a.frame, b.frame);
     return {f, reframe(a, f).mass + reframe(b, f).mass};
   }
-  MR_HD R project(State s) const { return s.frame * Scalar<R>(kLn2) + log2(s.mass) * Scalar<R>(kLn2); }
+  MR_HD R project(State s) const { return s.frame + log(s.mass); }
   MR_HD Gradient<R> local_gradient(Element<R> e, R lse, R g) const { return {g * share(e, lse), R(0)}; }
 
   MR_HD R frame(Element<R> e) const { return e.score; }
@@ -32,11 +31,11 @@ struct LogSumExp {
   MR_HD State reframe(State s, R f) const { return {f, s.mass * rescale(s.frame, f)}; }
   MR_HD State accumulate(State s, Element<R> e) const { return {s.frame, s.mass + weight(e, s.frame)}; }
 
-  MR_HD R rescale(R from, R to) const { return exp2(from - origin(to)); }
-  MR_HD R weight(Element<R> e, R f) const { return exp2(e.score - origin(f)); }
-  MR_HD R share(Element<R> e, R lse) const { return exp2(e.score - origin(lse) * Scalar<R>(kLog2E)); }
+  MR_HD R rescale(R from, R to) const { return exp(from - origin(to)); }
+  MR_HD R weight(Element<R> e, R f) const { return exp(e.score - origin(f)); }
+  MR_HD R share(Element<R> e, R lse) const { return weight(e, lse); }
   MR_HD R mass(State s) const { return s.mass; }
-  // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp2(-inf) = 0.
+  // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp(-inf) = 0.
   MR_HD static R origin(R f) { return select(f == -infinity<R>(), R(0), f); }
 };
 

@@ -13,7 +13,6 @@ struct Sum {
   using Output = R;
   using Upstream = R;
   static constexpr int kScores = 1;
-  static constexpr double kScoreUnit = 1;
   static constexpr bool kNormalized = false;
   struct State {
     R mass;

@@ -17,7 +17,6 @@ struct WSum {
   };
   using Upstream = Output;
   static constexpr int kScores = 2;
-  static constexpr double kScoreUnit = 1;
   MR_HD State identity() const { return {R(-0.f), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {e.score, e.score * e.other}; }
   MR_HD State combine(State a, State b) const { return {a.weight + b.weight, a.sum + b.sum}; }
@@ -42,7 +41,6 @@ struct LogWSum {
   };
   using Upstream = Output;
   static constexpr int kScores = 2;
-  static constexpr double kScoreUnit = kLog2E;  // other arrives multiplied by it too
   MR_HD State identity() const { return {softmax.identity(), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, e.score) * e.other}; }
   MR_HD State combine(State a, State b) const {
@@ -52,11 +50,11 @@ struct LogWSum {
   }
   MR_HD Output project(State s) const {
     const R mean = select(s.softmax.mass == R(0), R(0), s.sum / s.softmax.mass);
-    return {softmax.project(s.softmax), mean * Scalar<R>(kLn2)};
+    return {softmax.project(s.softmax), mean};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     const R share = softmax.share(e, p.lse);
-    return {share * (g.lse + g.mean * (e.other * Scalar<R>(kLn2) - p.mean)), share * g.mean};
+    return {share * (g.lse + g.mean * (e.other - p.mean)), share * g.mean};
   }
 
   MR_HD R frame(Element<R> e) const { return e.score; }
