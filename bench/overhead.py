@@ -51,15 +51,13 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
             (q, k, v),
         ),
         "cross_entropy": Call(
-            lambda: mr.linear_cross_entropy(x, weight, target, reduction="sum"),
-            lambda: F.cross_entropy(F.linear(x, weight), target, reduction="sum"),
+            lambda: mr.linear_cross_entropy(x, weight, target),
+            lambda: F.cross_entropy(F.linear(x, weight), target),
             (x, weight),
         ),
         "distillation": Call(
-            lambda: mr.linear_distillation(x, weight, teacher_x, teacher, reduction="sum"),
-            lambda: F.cross_entropy(
-                F.linear(x, weight), F.linear(teacher_x, teacher).softmax(-1), reduction="sum"
-            ),
+            lambda: mr.linear_distillation(x, weight, teacher_x, teacher),
+            lambda: F.cross_entropy(F.linear(x, weight), F.linear(teacher_x, teacher).softmax(-1)),
             (x, weight),
         ),
         "mlp": Call(

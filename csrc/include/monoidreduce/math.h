@@ -46,7 +46,7 @@ inline constexpr double kLn2 = 0.69314718055994530942;
 
 template <class R>
 MR_HD R infinity() {
-  return R(std::numeric_limits<Scalar<R>>::infinity());
+  return R(Scalar<R>(HUGE_VAL));
 }
 
 template <class T>
