@@ -125,10 +125,13 @@ def map_reduce(
     return make(fields)  # type: ignore[no-any-return]
 
 
+# The forward methods do not name their arguments: where nothing requires gradients, torch.compile takes the
+# number of names for a sign of whether to pass ctx.
 class _Fold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, monoid: Monoid[Any], make: Any, axis: int, *fields: Tensor) -> tuple[Tensor, ...]:
-        total = _tree_fold(monoid, make(map(_widen, fields)), axis)
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
+        monoid, make, axis, *fields = arguments
+        total = _tree_fold(monoid, make(_widen(field) for field in fields), axis)
         ctx.monoid, ctx.make, ctx.axis = monoid, make, axis
         return _remember(ctx, fields, total)
 
@@ -138,7 +141,7 @@ class _Fold(torch.autograd.Function):
 
         def gradients(*tensors: Any) -> tuple[Tensor | None, ...]:
             fields, total = tensors[:count], tensors[count : 2 * count]
-            elements = make(map(_widen, fields))
+            elements = make(_widen(field) for field in fields)
 
             def at_every_element(state: Sequence[Tensor]) -> Any:
                 return make(f.unsqueeze(axis).expand_as(e) for f, e in zip(state, elements, strict=True))
@@ -161,9 +164,9 @@ def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
         if size % 2:
             rest = monoid.combine(rest, make(f.select(axis, size - 1) for f in values))
         size //= 2
-        values = monoid.combine(
-            make(f.narrow(axis, 0, size) for f in values), make(f.narrow(axis, size, size) for f in values)
-        )
+        if size:
+            left = make(f.narrow(axis, 0, size) for f in values)
+            values = monoid.combine(left, make(f.narrow(axis, size, size) for f in values))
     return rest
 
 
@@ -276,7 +279,8 @@ class _Problem:
 
 class _MapReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, problem: _Problem, a_count: int, *inputs: Tensor) -> tuple[Any, ...]:
+    def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
+        problem, a_count, *inputs = arguments
         constants = [t.detach() for t in inputs]
         total = problem.fold(constants[:a_count], constants[a_count:])
         ctx.problem, ctx.a_count, ctx.make = problem, a_count, maker(total)

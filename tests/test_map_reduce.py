@@ -222,16 +222,31 @@ def test_fold_of_strided_values_is_that_of_contiguous_ones() -> None:
     assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
 
 
-def test_fold_compiles_whole(device: Any) -> None:
-    def loss(log_weight: Tensor, value: Tensor) -> Tensor:
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_fold_compiles_whole(requires_grad: bool, device: Any) -> None:
+    def fold(log_weight: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         total = mr.fold(LogWSum(), LogWSum.State(log_weight, value), 1)
-        return (total.value.sin().sum(-1) + total.log_weight.cos()).sum()
+        return total.value.sin(), total.log_weight.cos()
 
-    log_weight, value = rand(4, 7, device=device), rand(4, 7, 3, device=device)
-    expected = torch.autograd.grad(loss(log_weight, value), (log_weight, value))
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    found = torch.autograd.grad(compiled(log_weight, value), (log_weight, value))
+    leaves = [
+        t.requires_grad_(requires_grad) for t in (rand(4, 5, device=device), rand(4, 5, 3, device=device))
+    ]
+    found, expected = torch.compile(fold, fullgraph=True, backend="aot_eager")(*leaves), fold(*leaves)
     torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
+    if requires_grad:
+        upstream = [upstream_gradient(e) for e in expected]
+        found_gradients = torch.autograd.grad(found, leaves, upstream)
+        expected_gradients = torch.autograd.grad(expected, leaves, upstream)
+        torch.testing.assert_close(found_gradients, expected_gradients, rtol=1e-13, atol=1e-13)
+
+
+def test_fold_exports() -> None:
+    class Attend(torch.nn.Module):
+        def forward(self, log_weight: Tensor, value: Tensor) -> Tensor:
+            return mr.fold(LogWSum(), LogWSum.State(log_weight, value)).value
+
+    inputs = torch.randn(4, 7), torch.randn(4, 7, 3)
+    assert torch.equal(torch.export.export(Attend(), inputs).module()(*inputs), Attend()(*inputs))
 
 
 @pytest.mark.parametrize(
@@ -818,19 +833,23 @@ def test_autocast_is_the_same_in_backward(device: Any) -> None:
     assert seen[4:] == [torch.float32] * 2
 
 
-def test_inside_torch_compile() -> None:
+@pytest.mark.parametrize("layer", [ATTENTION, LAYERS[-1]], ids=repr)
+def test_inside_torch_compile(layer: Layer) -> None:
     """It runs as it is, between compiled parts."""
-    q, k, v = ATTENTION.inputs(7, 9)
+    inputs = layer.inputs(7, 9)
 
-    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return (2 * attention(q, k, v, b_chunk=4)[0]).sin().sum()
+    def loss(*inputs: Tensor) -> Tensor:
+        return (2 * layer.reduce(*inputs, b_chunk=4)[0]).sin().sum()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compiled = torch.compile(loss, backend="aot_eager")
-        found = torch.autograd.grad(compiled(q, k, v), (q, k, v))
-    expected = torch.autograd.grad(loss(q, k, v), (q, k, v))
+        found = torch.autograd.grad(compiled(*inputs), inputs)
+        with torch.no_grad():
+            without_gradients = compiled(*inputs)
+    expected = torch.autograd.grad(loss(*inputs), inputs)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(without_gradients, loss(*inputs).detach(), rtol=1e-12, atol=1e-12)
 
 
 def test_project_fold_sees_slices_in_the_form_they_were_given() -> None:
