@@ -55,6 +55,7 @@ COMMANDS = {command.__name__: command for command in (info, demo, bench)}
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m monoidreduce",
+        allow_abbrev=False,
         description=__doc__,
         usage="%(prog)s [-h] [--includes] [--cmakedir] [COMMAND ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,0 +1,121 @@
+"""backend_info, explain and the command line: what they say is what runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from specimens import DTYPES, ONE_EACH, Specimen, name_of
+
+import monoidreduce as mr
+from monoidreduce.__main__ import main
+
+WITH_KERNELS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
+
+
+def split(
+    specimen: Specimen, dtype: torch.dtype, device: torch.device
+) -> tuple[list[torch.Tensor], dict[str, object]]:
+    """The arguments that are positional in the operator's signature, and the others."""
+    inputs = specimen.inputs(dtype, device)
+    keywords = {name: inputs.pop(name) for name in ("bias", "bias1", "bias2", "mask") if name in inputs}
+    return list(inputs.values()), {**keywords, **specimen.options}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("specimen", WITH_KERNELS, ids=name_of)
+def test_the_paths_explained_are_those_counted(
+    specimen: Specimen, dtype: torch.dtype, device: torch.device
+) -> None:
+    tensors, options = split(specimen, dtype, device)
+    before = mr._C.path_counts()
+    explanation = mr.explain(getattr(mr, specimen.operator), *tensors, **options)
+    assert mr._C.path_counts() == before
+    assert mr.explain(specimen.operator, *tensors, **options) == explanation
+
+    tensors[0].requires_grad_()
+    result = getattr(mr, specimen.operator)(*tensors, **options)
+    (result[0] if isinstance(result, tuple) else result).sum().backward()
+    after = mr._C.path_counts()
+    run = {path for path, count in after.items() if count != before.get(path, 0)}
+    assert run == {explanation.forward, explanation.backward}
+
+
+def test_explanation_of_a_call(device: torch.device) -> None:
+    x, weight = torch.randn(3, 8, device=device), torch.randn(11, 8, device=device)
+    target = torch.zeros(3, dtype=torch.int64, device=device)
+    with mr.workspace(1000):
+        explanation = mr.explain("linear_cross_entropy", x, weight, target)
+    assert explanation.workspace == 1000
+    assert mr.explain("linear_cross_entropy", x, weight, target, workspace=0).workspace == 0
+    assert mr.explain("logsumexp_matmul", x, weight).workspace is None
+    text = str(explanation)
+    assert explanation.forward in text and explanation.backward in text and "1000 bytes" in text
+    assert all(reason in text for reason in explanation.reasons)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert mr.explain("logsumexp_matmul", x, weight).forward.endswith("/bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_determinism_on_a_gpu_is_as_asked() -> None:
+    x, weight = torch.randn(3, 8, device="cuda"), torch.randn(11, 8, device="cuda")
+    assert not mr.explain("logsumexp_matmul", x, weight).deterministic
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert mr.explain("logsumexp_matmul", x, weight).deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_backend_info() -> None:
+    info = mr.backend_info()
+    assert info["version"] == mr.__version__ == info["build"]["version"]
+    assert info["torch"] == torch.__version__
+    assert info["cpu"]["isa"] in info["cpu"]["isas"] and info["cpu"]["threads"] == torch.get_num_threads()
+    assert set(info["cpu"]["isas"]) <= set(info["build"]["cpu_isas"])
+    assert set(info["paths"]) == {specimen.operator for specimen in WITH_KERNELS}
+    for paths in info["paths"].values():
+        assert paths["cpu"] == f"cpu/{info['cpu']['isa']}"
+        assert (paths["cuda"] is not None) == info["build"]["cuda"]
+    if not torch.cuda.is_available():
+        assert info["cuda_devices"] == []
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["info"]) == 0
+    printed = capsys.readouterr().out
+    info = mr.backend_info()
+    assert mr.__version__ in printed and info["build"]["compiler"] in printed
+    for operator, paths in info["paths"].items():
+        (line,) = (line for line in printed.splitlines() if line.startswith(operator + " "))
+        assert paths["cpu"] in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "printed"),
+    [
+        (["--includes"], [mr.get_include()]),
+        (["--cmakedir"], [mr.get_cmake_dir()]),
+        (["--includes", "--cmakedir"], [mr.get_include(), mr.get_cmake_dir()]),
+    ],
+)
+def test_folders(flags: list[str], printed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(flags) == 0
+    assert capsys.readouterr().out.splitlines() == printed
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n{command} " in printed for command in ("info", "demo", "bench"))
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["--include"], ["info", "x"]])
+def test_unknown_arguments_end_with_status_2(arguments: list[str]) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "monoidreduce", *arguments], capture_output=True, text=True, timeout=300
+    )
+    assert process.returncode == 2 and process.stderr.startswith("usage: python -m monoidreduce")
