@@ -106,7 +106,7 @@ def _per_row(name: str, tensor: Tensor, x: Tensor) -> Tensor:
 
 def _like_rows(result: Tensor, x: Tensor) -> Tensor:
     """[rows] or [rows, N] -> [...] or [..., N], with the leading axes of x."""
-    return result if x.dim() == 2 else result.view(*x.shape[:-1], *result.shape[1:])
+    return result if x.dim() == 2 else result.view((*x.shape[:-1], *result.shape[1:]))
 
 
 def _reduce(losses: Tensor, used: Tensor | None, x: Tensor, reduction: str) -> Tensor:
