@@ -119,7 +119,7 @@ void check_launch_error(Report& report) {
   } catch (const Error& error) {
     text = error.what();
   }
-  for (const char* part : {"row_centre", "cudaErrorInvalidConfiguration", "block 4096", "sm_"}) {
+  for (const char* part : {"row_centre", "cudaErrorInvalid", "block 4096", "sm_"}) {
     report.note(text.find(part) != std::string::npos, part);
   }
   report.note(cudaGetLastError() == cudaSuccess, "and leaves no error behind");
