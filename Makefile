@@ -15,6 +15,7 @@ DIST := build/dist
 CMAKE := $(BIN)/cmake
 CPP_TESTS := build/tests
 SANITIZED := build/sanitize
+PYTEST := -c '$(CURDIR)/pyproject.toml' '$(CURDIR)/tests' -n 2
 
 SOURCES := setup.py pyproject.toml MANIFEST.in CMakeLists.txt README.md $(shell find cmake csrc monoidreduce -type f \
   -not -name '*.py[cod]' -not -name '_C*.so')
@@ -23,7 +24,7 @@ CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp
 .DELETE_ON_ERROR:
 .PHONY: demo test build lint bench sanitize clean
 
-# From build/, where the source folder monoidreduce/ does not hide the installed package.
+# The installed package is run and tested from build/, where the source folder monoidreduce/ does not hide it.
 demo: $(VENV)/demo.done
 	cd build && ../$(BIN)/python -m monoidreduce demo --plot '$(CURDIR)/build/demo.png'
 
@@ -42,7 +43,7 @@ test: lint $(VENV)/test.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON -DMONOIDREDUCE_WERROR=ON
 	$(CMAKE) --build $(CPP_TESTS)
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
-	MONOIDREDUCE_DIST=$(CURDIR)/$(DIST) $(BIN)/pytest -n 2
+	cd build && MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
 
 sanitize: $(VENV)/test.done
 	$(CMAKE) -S . -B $(SANITIZED) -G Ninja -DMONOIDREDUCE_SANITIZE=address,undefined -DMONOIDREDUCE_BUILD_TESTS=ON \
@@ -51,9 +52,9 @@ sanitize: $(VENV)/test.done
 	$(BIN)/ctest --test-dir $(SANITIZED) --output-on-failure
 	rm -rf $(SANITIZED)/site && mkdir $(SANITIZED)/site && cp -r monoidreduce $(SANITIZED)/site
 	$(CMAKE) --install $(SANITIZED) --prefix $(SANITIZED)/site/monoidreduce
-	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 \
+	cd $(SANITIZED) && PYTHONPATH='$(CURDIR)/$(SANITIZED)/site' ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
-	  $(BIN)/pytest -n 2 --ignore tests/packaging
+	  ../../$(BIN)/pytest $(PYTEST) --ignore '$(CURDIR)/tests/packaging'
 
 clean:
 	rm -rf build dist *.egg-info monoidreduce/_C*.so $(VENV)

@@ -37,7 +37,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   target_compile_definitions(_C PRIVATE MONOIDREDUCE_WITH_CUDA=1)
   # The standard as a flag: CMake 3.25, which Debian 12 has, does not know that nvcc speaks C++20.
   target_compile_options(
-    _C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;--expt-relaxed-constexpr;-lineinfo;-Xfatbin=-compress-all;
+    _C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-lineinfo;-Xfatbin=-compress-all;
                -Xcompiler=-Wall,-Wno-unknown-pragmas>)
   set_target_properties(_C PROPERTIES CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden)
   set(cuda_version ${CMAKE_CUDA_COMPILER_VERSION})

@@ -79,7 +79,7 @@ def check_int(name: str, value: Any, expected: str = "an int") -> None:
 
 
 def check_finite(name: str, value: Any, expected: str = "a finite number") -> None:
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, bool) or not isinstance(value, (float, Real)):  # a float is soon found to be one
         raise TypeError(mismatch(name, expected, repr(value)))
     if not -math.inf < float(value) < math.inf:
         raise ValueError(mismatch(name, expected, repr(value)))

@@ -47,7 +47,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
+    return like.new_empty(shape, dtype=dtype)
 
 
 def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -315,7 +315,8 @@ attention = _register(
 
 
 def _cross_entropy_results(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _statistics(x.shape[:1], x), _statistics(x.shape[:1], x)
+    loss = _statistics(x.shape[:1], x)
+    return loss, torch.empty_like(loss)
 
 
 def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:

@@ -1,6 +1,6 @@
 // Linear cross entropy against class indices on the CPU.
-#include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/cross_entropy.h"
+#include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
@@ -15,7 +15,8 @@ CrossEntropyRows<T> cross_entropy_rows(const Arguments& x) {
   rows.target = static_cast<const std::int64_t*>(x.target.data);
   rows.target_stride = x.target.stride[0];
   rows.ignore_index = x.options.ignore_index;
-  rows.rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss), static_cast<T>(x.weight.size[0])};
+  rows.rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss),
+               static_cast<T>(x.weight.size[0])};
   rows.lse = static_cast<T*>(x.lse.data);
   return rows;
 }

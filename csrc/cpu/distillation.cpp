@@ -1,6 +1,6 @@
 // Linear distillation on the CPU: cross entropy and divergences between two linear heads.
-#include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
@@ -20,9 +20,12 @@ template <class Arguments, class F>
 void with_distillation(const Arguments& x, F f) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     switch (x.options.loss) {
-      case DistillationLoss::kCrossEntropy: return f(zero, Of<DistillationLoss::kCrossEntropy>{});
-      case DistillationLoss::kForwardKL: return f(zero, Of<DistillationLoss::kForwardKL>{});
-      case DistillationLoss::kReverseKL: return f(zero, Of<DistillationLoss::kReverseKL>{});
+      case DistillationLoss::kCrossEntropy:
+        return f(zero, Of<DistillationLoss::kCrossEntropy>{});
+      case DistillationLoss::kForwardKL:
+        return f(zero, Of<DistillationLoss::kForwardKL>{});
+      case DistillationLoss::kReverseKL:
+        return f(zero, Of<DistillationLoss::kReverseKL>{});
     }
   });
 }
@@ -60,7 +63,8 @@ void distillation_backward(const DistillationBackward& x, const Launch& launch) 
                                   .d_other_b = as_rows(x.d_teacher_weight),
                                   .d_payload = {},
                                   .d_bias = {}};
-    fold_backward<decltype(of)::template Monoid, T>({}, distillation_problem(x), rows, gradients, launch.threads);
+    fold_backward<decltype(of)::template Monoid, T>({}, distillation_problem(x), rows, gradients,
+                                                    launch.threads);
   });
 }
 

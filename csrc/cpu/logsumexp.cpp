@@ -1,6 +1,6 @@
 // logsumexp_matmul on the CPU: the scalar fold.
-#include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"

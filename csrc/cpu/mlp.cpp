@@ -1,4 +1,5 @@
-// The two-layer MLP on the CPU: a sum over hidden units of activation times payload. The hidden layer is never stored.
+// The two-layer MLP on the CPU: a sum over hidden units of activation times payload. The hidden layer is
+// never stored.
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
@@ -20,14 +21,22 @@ template <class Arguments, class F>
 void with_activation(const Arguments& x, F f) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     switch (x.activation) {
-      case ActivationKind::kRelu: return f(zero, Of<Relu>{});
-      case ActivationKind::kRelu2: return f(zero, Of<Relu2>{});
-      case ActivationKind::kGelu: return f(zero, Of<Gelu>{});
-      case ActivationKind::kGeluTanh: return f(zero, Of<GeluTanh>{});
-      case ActivationKind::kSilu: return f(zero, Of<Silu>{});
-      case ActivationKind::kTanh: return f(zero, Of<Tanh>{});
-      case ActivationKind::kSigmoid: return f(zero, Of<Sigmoid>{});
-      case ActivationKind::kIdentity: return f(zero, Of<Identity>{});
+      case ActivationKind::kRelu:
+        return f(zero, Of<Relu>{});
+      case ActivationKind::kRelu2:
+        return f(zero, Of<Relu2>{});
+      case ActivationKind::kGelu:
+        return f(zero, Of<Gelu>{});
+      case ActivationKind::kGeluTanh:
+        return f(zero, Of<GeluTanh>{});
+      case ActivationKind::kSilu:
+        return f(zero, Of<Silu>{});
+      case ActivationKind::kTanh:
+        return f(zero, Of<Tanh>{});
+      case ActivationKind::kSigmoid:
+        return f(zero, Of<Sigmoid>{});
+      case ActivationKind::kIdentity:
+        return f(zero, Of<Identity>{});
     }
   });
 }
@@ -37,7 +46,8 @@ void with_activation(const Arguments& x, F f) {
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   with_activation(x, [&](auto zero, auto of) {
     using T = decltype(zero);
-    fold_forward<decltype(of)::template Monoid, T>({}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out), launch.threads);
+    fold_forward<decltype(of)::template Monoid, T>({}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out),
+                                                   launch.threads);
   });
 }
 
@@ -51,7 +61,8 @@ void mlp_backward(const MlpBackward& x, const Launch& launch) {
                                   .d_other_b = {},
                                   .d_payload = as_rows(transposed(x.d_w2)),
                                   .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
-    fold_backward<decltype(of)::template Monoid, T>({}, mlp_problem(x), SumRows<T>{}, gradients, launch.threads);
+    fold_backward<decltype(of)::template Monoid, T>({}, mlp_problem(x), SumRows<T>{}, gradients,
+                                                    launch.threads);
   });
 }
 

@@ -16,7 +16,8 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
 }
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  require(x.centre.present(), "centre: expected a scratch tensor [B, H, M] of the accumulation type, got none");
+  require(x.centre.present(),
+          "centre: expected a scratch tensor [B, H, M] of the accumulation type, got none");
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     row_centre<T>(x.grad_out, x.out, x.grad_lse, x.centre, launch);

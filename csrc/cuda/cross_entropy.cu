@@ -39,9 +39,8 @@ void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch)
     auto rows = rows_of<T>(x);
     rows.grad_loss = row_vector<T>(x.grad_loss);
     rows.grad_lse = row_vector<T>(x.grad_lse);
-    const FoldGradients wanted{.d_a = as_rows(x.d_x),
-                               .d_b = as_rows(x.d_weight),
-                               .d_bias = as_column_bias(x.d_bias, x.x.size[0])};
+    const FoldGradients wanted{
+        .d_a = as_rows(x.d_x), .d_b = as_rows(x.d_weight), .d_bias = as_column_bias(x.d_bias, x.x.size[0])};
     fold_backward<false>(CrossEntropy<T>{}, cross_entropy_problem(x), rows, wanted, launch);
   });
   count_simt("cross_entropy_backward", x.x.dtype, launch.deterministic);

@@ -12,9 +12,12 @@ void with_loss(DType dtype, DistillationLoss loss, Run run) {
   with_accumulation(dtype, [&](auto zero) {
     using enum DistillationLoss;
     switch (loss) {
-      case kCrossEntropy: return run(zero, std::integral_constant<DistillationLoss, kCrossEntropy>{});
-      case kForwardKL: return run(zero, std::integral_constant<DistillationLoss, kForwardKL>{});
-      case kReverseKL: return run(zero, std::integral_constant<DistillationLoss, kReverseKL>{});
+      case kCrossEntropy:
+        return run(zero, std::integral_constant<DistillationLoss, kCrossEntropy>{});
+      case kForwardKL:
+        return run(zero, std::integral_constant<DistillationLoss, kForwardKL>{});
+      case kReverseKL:
+        return run(zero, std::integral_constant<DistillationLoss, kReverseKL>{});
     }
   });
 }

@@ -16,9 +16,12 @@ void with_accumulation(DType dtype, Run run) {
   switch (dtype) {
     case DType::kFloat16:
     case DType::kBFloat16:
-    case DType::kFloat32: return run(float{});
-    case DType::kFloat64: return run(double{});
-    default: throw std::invalid_argument(message("expected a floating tensor, got ", name(dtype)));
+    case DType::kFloat32:
+      return run(float{});
+    case DType::kFloat64:
+      return run(double{});
+    default:
+      throw std::invalid_argument(message("expected a floating tensor, got ", name(dtype)));
   }
 }
 

@@ -1,4 +1,5 @@
-// The oracle of the SIMT tests: the fold and its gradients by definition, one element after another, in double on the host.
+// The oracle of the SIMT tests: the fold and its gradients by definition, one element after another, in
+// double on the host.
 #pragma once
 
 #include <vector>
@@ -25,9 +26,11 @@ inline std::vector<ReferenceElement> elements_of(const FoldProblem& p, bool bias
   std::vector<ReferenceElement> elements;
   for (std::int64_t j = p.range.begin(i); j < p.range.end(i, p.columns()); ++j) {
     if (bias_excludes && at(p.bias, b, h, i, j) == 0) continue;
-    ReferenceElement e{{0, 0, j, label}, 0, 0, p.bias.present() && !bias_excludes ? at(p.bias, b, h, i, j) : 0};
+    ReferenceElement e{
+        {0, 0, j, label}, 0, 0, p.bias.present() && !bias_excludes ? at(p.bias, b, h, i, j) : 0};
     for (std::int64_t k = 0; k < p.width(); ++k) e.dot += at(p.a, b, h, i, k) * at(p.b, b, hc, j, k);
-    for (std::int64_t k = 0; k < p.other_width(); ++k) e.other_dot += at(p.other_a, b, h, i, k) * at(p.other_b, b, hc, j, k);
+    for (std::int64_t k = 0; k < p.other_width(); ++k)
+      e.other_dot += at(p.other_a, b, h, i, k) * at(p.other_b, b, hc, j, k);
     e.element.score = score.value(e.dot, e.bias);
     if (p.other_a.present()) e.element.other = score.value(e.other_dot, 0.);
     elements.push_back(e);
@@ -47,7 +50,8 @@ void for_each_row(const FoldProblem& p, Visit visit) {
 
 // out: [B, H, M, D] with a payload.
 template <bool kPayload, class M, class Rows>
-void reference_forward(const M& m, const FoldProblem& p, bool bias_excludes, const Rows& rows, const TensorView& out) {
+void reference_forward(const M& m, const FoldProblem& p, bool bias_excludes, const Rows& rows,
+                       const TensorView& out) {
   for_each_row(p, [&](std::int64_t flat, std::int64_t b, std::int64_t h, std::int64_t i) {
     const auto elements = elements_of(p, bias_excludes, rows.label(flat), b, h, i);
     auto state = m.identity();
@@ -69,7 +73,8 @@ void reference_forward(const M& m, const FoldProblem& p, bool bias_excludes, con
 
 // All gradients in g are accumulated into.
 template <bool kPayload, class M, class Rows>
-void reference_backward(const M& m, const FoldProblem& p, bool bias_excludes, const Rows& rows, const FoldGradients& g) {
+void reference_backward(const M& m, const FoldProblem& p, bool bias_excludes, const Rows& rows,
+                        const FoldGradients& g) {
   const Score<double> score(p.score);
   for_each_row(p, [&](std::int64_t flat, std::int64_t b, std::int64_t h, std::int64_t i) {
     if (!rows.active(flat)) return;
@@ -82,7 +87,8 @@ void reference_backward(const M& m, const FoldProblem& p, bool bias_excludes, co
       if constexpr (kPayload) {
         double u = 0;
         if (g.grad_out.present()) {
-          for (std::int64_t k = 0; k < p.payload_width(); ++k) u += at(g.grad_out, b, h, i, k) * at(p.payload, b, hc, j, k);
+          for (std::int64_t k = 0; k < p.payload_width(); ++k)
+            u += at(g.grad_out, b, h, i, k) * at(p.payload, b, hc, j, k);
         }
         const auto pulled = pull(m, e.element, product, upstream, u);
         d.score = pulled.score;
@@ -101,8 +107,10 @@ void reference_backward(const M& m, const FoldProblem& p, bool bias_excludes, co
         if (g.d_b.present()) at(g.d_b, b, hc, j, k) += score.scale * slope * d.score * at(p.a, b, h, i, k);
       }
       for (std::int64_t k = 0; k < p.other_width(); ++k) {
-        if (g.d_other_a.present()) at(g.d_other_a, b, h, i, k) += score.scale * other_slope * d.other * at(p.other_b, b, hc, j, k);
-        if (g.d_other_b.present()) at(g.d_other_b, b, hc, j, k) += score.scale * other_slope * d.other * at(p.other_a, b, h, i, k);
+        if (g.d_other_a.present())
+          at(g.d_other_a, b, h, i, k) += score.scale * other_slope * d.other * at(p.other_b, b, hc, j, k);
+        if (g.d_other_b.present())
+          at(g.d_other_b, b, hc, j, k) += score.scale * other_slope * d.other * at(p.other_a, b, h, i, k);
       }
     }
   });

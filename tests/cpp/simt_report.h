@@ -1,4 +1,5 @@
-// One line a case: PASS or FAIL, the case, and the largest error of each result relative to its largest value.
+// One line a case: PASS or FAIL, the case, and the largest error of each result relative to its largest
+// value.
 #pragma once
 
 #include <cmath>
@@ -11,14 +12,18 @@
 
 namespace monoidreduce::test {
 
-// Largest error allowed, relative to the largest value. A result of the accumulation type is a sum of some hundred terms of
-// either sign; one of a half type has been rounded once more.
+// Largest error allowed, relative to the largest value. A result of the accumulation type is a sum of some
+// hundred terms of either sign; one of a half type has been rounded once more.
 inline double tolerance(DType dtype) {
   switch (dtype) {
-    case DType::kFloat64: return 1e-12;
-    case DType::kFloat32: return 1e-5;
-    case DType::kFloat16: return std::ldexp(1, -10);
-    default: return std::ldexp(1, -7);
+    case DType::kFloat64:
+      return 1e-12;
+    case DType::kFloat32:
+      return 1e-5;
+    case DType::kFloat16:
+      return std::ldexp(1, -10);
+    default:
+      return std::ldexp(1, -7);
   }
 }
 

@@ -1,4 +1,5 @@
-// Tensors of the SIMT tests: values on the host in double, rounded to an element type; copies on the device in any layout.
+// Tensors of the SIMT tests: values on the host in double, rounded to an element type; copies on the device
+// in any layout.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,12 +23,18 @@ using Shape = std::vector<std::int64_t>;
 inline void encode(double value, DType dtype, char* to) {
   const auto put = [to](const auto& element) { std::memcpy(to, &element, sizeof(element)); };
   switch (dtype) {
-    case DType::kFloat16: return put(__float2half_rn(static_cast<float>(value)));
-    case DType::kBFloat16: return put(__float2bfloat16_rn(static_cast<float>(value)));
-    case DType::kFloat32: return put(static_cast<float>(value));
-    case DType::kFloat64: return put(value);
-    case DType::kInt64: return put(static_cast<std::int64_t>(value));
-    case DType::kBool: return put(value != 0);
+    case DType::kFloat16:
+      return put(__float2half_rn(static_cast<float>(value)));
+    case DType::kBFloat16:
+      return put(__float2bfloat16_rn(static_cast<float>(value)));
+    case DType::kFloat32:
+      return put(static_cast<float>(value));
+    case DType::kFloat64:
+      return put(value);
+    case DType::kInt64:
+      return put(static_cast<std::int64_t>(value));
+    case DType::kBool:
+      return put(value != 0);
   }
 }
 
@@ -37,18 +44,25 @@ inline double decode(const char* from, DType dtype) {
     return element;
   };
   switch (dtype) {
-    case DType::kFloat16: return __half2float(get(__half{}));
-    case DType::kBFloat16: return __bfloat162float(get(__nv_bfloat16{}));
-    case DType::kFloat32: return get(0.f);
-    case DType::kFloat64: return get(0.);
-    case DType::kInt64: return static_cast<double>(get(std::int64_t{}));
-    case DType::kBool: return get(false);
+    case DType::kFloat16:
+      return __half2float(get(__half{}));
+    case DType::kBFloat16:
+      return __bfloat162float(get(__nv_bfloat16{}));
+    case DType::kFloat32:
+      return get(0.f);
+    case DType::kFloat64:
+      return get(0.);
+    case DType::kInt64:
+      return static_cast<double>(get(std::int64_t{}));
+    case DType::kBool:
+      return get(false);
   }
   return 0;
 }
 
 // The view of a dense tensor, or of one of size 1 along some axes as if it had the given shape.
-inline TensorView strided_view(void* data, const Shape& own, const Shape& stride, const Shape& shape, DType dtype, int device) {
+inline TensorView strided_view(void* data, const Shape& own, const Shape& stride, const Shape& shape,
+                               DType dtype, int device) {
   TensorView t{.data = data, .rank = static_cast<int>(shape.size()), .dtype = dtype, .cuda_device = device};
   for (int axis = 0; axis < t.rank; ++axis) {
     t.size[axis] = shape[axis];
@@ -73,7 +87,8 @@ struct HostTensor {
   TensorView view(const Shape& expanded) {
     if (!present()) return {};
     Shape stride(shape.size(), 1);
-    for (int axis = static_cast<int>(shape.size()) - 2; axis >= 0; --axis) stride[axis] = stride[axis + 1] * shape[axis + 1];
+    for (int axis = static_cast<int>(shape.size()) - 2; axis >= 0; --axis)
+      stride[axis] = stride[axis + 1] * shape[axis + 1];
     return strided_view(values.data(), shape, stride, expanded, DType::kFloat64, -1);
   }
 };
@@ -99,7 +114,8 @@ enum class Layout {
 class DeviceTensor {
  public:
   DeviceTensor() = default;
-  DeviceTensor(const HostTensor& from, DType dtype, Layout layout = Layout::kDense) : shape_(from.shape), dtype_(dtype) {
+  DeviceTensor(const HostTensor& from, DType dtype, Layout layout = Layout::kDense)
+      : shape_(from.shape), dtype_(dtype) {
     if (!from.present()) return;
     const int rank = static_cast<int>(shape_.size()), step = layout == Layout::kGapped ? 2 : 1;
     stride_.resize(rank);
@@ -116,7 +132,8 @@ class DeviceTensor {
     for (std::int64_t n = 0; n < elements_; ++n) {
       encode(floating ? std::numeric_limits<double>::quiet_NaN() : 1, dtype, &bytes[n * item_size(dtype)]);
     }
-    for (std::size_t n = 0; n < from.values.size(); ++n) encode(from.values[n], dtype, &bytes[place(n) * item_size(dtype)]);
+    for (std::size_t n = 0; n < from.values.size(); ++n)
+      encode(from.values[n], dtype, &bytes[place(n) * item_size(dtype)]);
     check_cuda(cudaMalloc(&data_, bytes.size()), "cudaMalloc");
     check_cuda(cudaMemcpy(data_, bytes.data(), bytes.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
   }
@@ -135,7 +152,8 @@ class DeviceTensor {
   TensorView view() const { return view(shape_); }
   TensorView view(const Shape& expanded) const {
     if (shape_.empty()) return {};
-    char* const first = elements_ > offset_ ? static_cast<char*>(data_) + offset_ * item_size(dtype_) : nullptr;
+    char* const first =
+        elements_ > offset_ ? static_cast<char*>(data_) + offset_ * item_size(dtype_) : nullptr;
     return strided_view(first, shape_, stride_, expanded, dtype_, 0);
   }
 

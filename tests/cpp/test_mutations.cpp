@@ -31,9 +31,7 @@ struct AccumulateUnguarded : Softmax {
   State accumulate(State s, E e) const { return {s.frame, s.mass + exp(e.score - s.frame)}; }
 };
 struct ShareUnguarded : Softmax {
-  Gradient<double> local_gradient(E e, double lse, double g) const {
-    return {g * exp(e.score - lse), 0};
-  }
+  Gradient<double> local_gradient(E e, double lse, double g) const { return {g * exp(e.score - lse), 0}; }
 };
 struct LiftOfOne : Softmax {
   State lift(E e) const { return {e.score, 1}; }

@@ -1,5 +1,5 @@
-// The SIMT kernels with monoids that no operator uses: without a frame, of two scores, with a payload of their own making. And what
-// a failed launch says.
+// The SIMT kernels with monoids that no operator uses: without a frame, of two scores, with a payload of
+// their own making. And what a failed launch says.
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/kernel/row_prologue.cuh"
@@ -25,10 +25,12 @@ struct PlainRows {
   MR_HD typename M::Upstream upstream(std::int64_t row) const { return upstreams[row]; }
 };
 
-// Outputs and upstream gradients of M<double> and M<float> are structs of the same number of reals (and columns).
+// Outputs and upstream gradients of M<double> and M<float> are structs of the same number of reals (and
+// columns).
 constexpr std::int64_t kRows = 70, kColumns = 150, kWidth = 20, kOtherWidth = 12;
 
-// M<R>: the monoid for a real type; kFields: reals in its Output and in its Upstream; the device computes in T.
+// M<R>: the monoid for a real type; kFields: reals in its Output and in its Upstream; the device computes in
+// T.
 template <template <class> class M, class T, int kOutputFields, int kUpstreamFields>
 void check_monoid(Report& report, const char* monoid, double deviation) {
   using Real = M<T>;
@@ -41,21 +43,25 @@ void check_monoid(Report& report, const char* monoid, double deviation) {
   static_assert(sizeof(typename Real::Upstream) == kUpstreamFields * sizeof(T));
   std::mt19937 random(6);
   constexpr bool kTwo = Real::kScores == 2;
-  HostTensor a = random_tensor(random, {1, 1, kRows, kWidth}, dtype, deviation), b = random_tensor(random, {1, 1, kColumns, kWidth}, dtype),
-             other_a, other_b, upstream = random_tensor(random, {kRows, kUpstreamFields}, dtype), product({kRows, kOutputFields});
+  HostTensor a = random_tensor(random, {1, 1, kRows, kWidth}, dtype, deviation),
+             b = random_tensor(random, {1, 1, kColumns, kWidth}, dtype), other_a, other_b,
+             upstream = random_tensor(random, {kRows, kUpstreamFields}, dtype),
+             product({kRows, kOutputFields});
   if (kTwo) {
     other_a = random_tensor(random, {1, 1, kRows, kOtherWidth}, dtype);
     other_b = random_tensor(random, {1, 1, kColumns, kOtherWidth}, dtype);
   }
   HostTensor d_a(a.shape), d_b(b.shape), d_other_a(other_a.shape), d_other_b(other_b.shape);
   const ColumnRange range{.left = 60, .right = 70, .shift = kColumns - kRows};
-  const FoldProblem host{.a = a.view(), .b = b.view(), .other_a = other_a.view(), .other_b = other_b.view(), .range = range};
+  const FoldProblem host{
+      .a = a.view(), .b = b.view(), .other_a = other_a.view(), .other_b = other_b.view(), .range = range};
   const PlainRows<Twice> rows{reinterpret_cast<typename Twice::Output*>(product.values.data()),
                               reinterpret_cast<const typename Twice::Upstream*>(upstream.values.data())};
   reference_forward<false>(Twice{}, host, false, rows, {});
 
-  const DeviceTensor device_a(a, dtype), device_b(b, dtype), device_other_a(other_a, dtype), device_other_b(other_b, dtype),
-      device_upstream(upstream, dtype), device_product(HostTensor(product.shape), dtype);
+  const DeviceTensor device_a(a, dtype), device_b(b, dtype), device_other_a(other_a, dtype),
+      device_other_b(other_b, dtype), device_upstream(upstream, dtype),
+      device_product(HostTensor(product.shape), dtype);
   const FoldProblem problem{.a = device_a.view(),
                             .b = device_b.view(),
                             .other_a = device_other_a.view(),
@@ -68,11 +74,12 @@ void check_monoid(Report& report, const char* monoid, double deviation) {
   reference_backward<false>(
       Twice{}, host, false, rows,
       {.d_a = d_a.view(), .d_b = d_b.view(), .d_other_a = d_other_a.view(), .d_other_b = d_other_b.view()});
-  const DeviceTensor g_a(HostTensor(a.shape), dtype), g_b(HostTensor(b.shape), dtype), g_other_a(HostTensor(other_a.shape), dtype),
-      g_other_b(HostTensor(other_b.shape), dtype);
+  const DeviceTensor g_a(HostTensor(a.shape), dtype), g_b(HostTensor(b.shape), dtype),
+      g_other_a(HostTensor(other_a.shape), dtype), g_other_b(HostTensor(other_b.shape), dtype);
   fold_backward<false>(
       Real{}, problem, device_rows,
-      {.d_a = g_a.view(), .d_b = g_b.view(), .d_other_a = g_other_a.view(), .d_other_b = g_other_b.view()}, {});
+      {.d_a = g_a.view(), .d_b = g_b.view(), .d_other_a = g_other_a.view(), .d_other_b = g_other_b.view()},
+      {});
   report.compare("da", g_a, d_a.values);
   report.compare("db", g_b, d_b.values);
   if (kTwo) {
@@ -91,19 +98,23 @@ void check_argmax(Report& report) {
   report.begin("monoid ArgMax");
   std::mt19937 random(7);
   using State = ArgMax<float>::State;
-  HostTensor a = random_tensor(random, {1, 1, kRows, kWidth}, DType::kFloat32), b = random_tensor(random, {1, 1, kColumns, kWidth}, DType::kFloat32);
+  HostTensor a = random_tensor(random, {1, 1, kRows, kWidth}, DType::kFloat32),
+             b = random_tensor(random, {1, 1, kColumns, kWidth}, DType::kFloat32);
   std::fill_n(b.values.begin() + 100 * kWidth, kWidth, 0.);
   std::copy_n(b.values.begin(), 60 * kWidth, b.values.begin() + 64 * kWidth);  // ties between tiles
   std::vector<ArgMax<double>::State> expected(kRows);
   FoldProblem host{.a = a.view(), .b = b.view()};
-  reference_forward<false>(ArgMax<double>{}, host, false, PlainRows<ArgMax<double>>{expected.data(), nullptr}, {});
+  reference_forward<false>(ArgMax<double>{}, host, false, PlainRows<ArgMax<double>>{expected.data(), nullptr},
+                           {});
 
   const DeviceTensor device_a(a, DType::kFloat32), device_b(b, DType::kFloat32);
   const DeviceTensor product(HostTensor({kRows, 2}), DType::kFloat32);
   auto* const device_states = static_cast<State*>(product.view().data);
-  fold_forward<false>(ArgMax<float>{}, {.a = device_a.view(), .b = device_b.view()}, PlainRows<ArgMax<float>>{device_states, nullptr}, {}, {});
+  fold_forward<false>(ArgMax<float>{}, {.a = device_a.view(), .b = device_b.view()},
+                      PlainRows<ArgMax<float>>{device_states, nullptr}, {}, {});
   std::vector<State> states(kRows);
-  check_cuda(cudaMemcpy(states.data(), device_states, kRows * sizeof(State), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  check_cuda(cudaMemcpy(states.data(), device_states, kRows * sizeof(State), cudaMemcpyDeviceToHost),
+             "cudaMemcpy");
   int wrong = 0;
   for (std::int64_t i = 0; i < kRows; ++i) wrong += states[i].column != expected[i].column;
   report.note(wrong == 0, message("wrong columns ", wrong));
@@ -115,7 +126,8 @@ void check_launch_error(Report& report) {
   report.begin("failed launch says what and where");
   std::string text;
   try {
-    launch_kernel("row_centre", &simt::row_centre<float>, 1, 4096, 0, nullptr, Tensor(), Tensor(), Tensor(), Tensor());
+    launch_kernel("row_centre", &simt::row_centre<float>, 1, 4096, 0, nullptr, Tensor(), Tensor(), Tensor(),
+                  Tensor());
   } catch (const Error& error) {
     text = error.what();
   }

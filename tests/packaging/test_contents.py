@@ -72,5 +72,5 @@ def test_source_distribution(dist):
 def test_metadata(dist):
     (wheel,) = dist.glob("monoidreduce-*.whl")
     metadata = zipfile.ZipFile(wheel).read(INFO + "METADATA").decode()
-    assert re.findall(r"^Requires-Dist: ([^;]*)$", metadata, re.MULTILINE) == ["torch>=2.6"]
+    assert re.findall(r"^Requires-Dist: ([^;\n]*)$", metadata, re.MULTILINE) == ["torch>=2.6"]
     assert re.search(r"^License-Expression: Apache-2\.0$", metadata, re.MULTILINE)

@@ -92,7 +92,8 @@ struct Gelu {
   }
 };
 
-// The tanh form of GELU: 0.5 z (1 + tanh(u)) with u = sqrt(2/pi) (z + 0.044715 z^3), written as z * sigmoid(2u).
+// The tanh form of GELU: 0.5 z (1 + tanh(u)) with u = sqrt(2/pi) (z + 0.044715 z^3), written as z *
+// sigmoid(2u).
 struct GeluTanh {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117;
   static constexpr double kCubic = 0.044715;

@@ -20,7 +20,8 @@ std::string message(const Parts&... parts) {
   return text.str();
 }
 
-// The caller's mistake: std::invalid_argument (ValueError in Python) naming the argument, its value and what was expected.
+// The caller's mistake: std::invalid_argument (ValueError in Python) naming the argument, its value and what
+// was expected.
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) throw std::invalid_argument(message(parts...));

@@ -1,10 +1,12 @@
 // A fold problem as plain data: what both engines (cpu/fold.h, kernel/*.cuh) take. Nothing here owns memory.
 //
 //   X_ij  = score(<a_i, b_j>, bias_ij)      for the columns j in range of row i
-//   P_i   = fold_j lift(X_ij)               and, with a payload, out_i = sum_j weight_ij payload_j (divided by the mass)
+//   P_i   = fold_j lift(X_ij)               and, with a payload, out_i = sum_j weight_ij payload_j (divided
+//   by the mass)
 //
-// Rows are [batch, heads, rows], columns [batch, column heads, columns]; heads / column heads query heads share a column head
-// (grouped-query attention). Row statistics and accumulation are float, or double for float64 tensors.
+// Rows are [batch, heads, rows], columns [batch, column heads, columns]; heads / column heads query heads
+// share a column head (grouped-query attention). Row statistics and accumulation are float, or double for
+// float64 tensors.
 #pragma once
 
 #include <concepts>
@@ -22,8 +24,8 @@ struct FoldProblem {
   TensorView other_a;  // [B, H, M, E]   second score; absent unless the monoid has two
   TensorView other_b;  // [B, Hc, N, E]
   TensorView payload;  // [B, Hc, N, D]  or absent
-  TensorView bias;     // [B, H, M, N]   stride 0 where broadcast; floating, or bool (false excludes); or absent
-  TensorView out_bias; // [D]            added to the payload's fold; or absent
+  TensorView bias;  // [B, H, M, N]   stride 0 where broadcast; floating, or bool (false excludes); or absent
+  TensorView out_bias;  // [D]            added to the payload's fold; or absent
   ScoreOptions score;
   ColumnRange range;
 
@@ -38,8 +40,9 @@ struct FoldProblem {
 };
 
 // Where the gradients of a fold go. Absent: not wanted, not computed.
-// d_a, d_other_a and d_bias are accumulated into, in the accumulation type. d_b, d_other_b and d_payload are written by the CPU
-// engine, in their own type; the GPU engine accumulates into them in the accumulation type.
+// d_a, d_other_a and d_bias are accumulated into, in the accumulation type. d_b, d_other_b and d_payload are
+// written by the CPU engine, in their own type; the GPU engine accumulates into them in the accumulation
+// type.
 struct FoldGradients {
   TensorView grad_out;   // [B, H, M, D]   upstream of the payload output; absent where there is no payload
   TensorView d_a;        // [B, H, M, F]
@@ -53,29 +56,36 @@ struct FoldGradients {
 // What an operator knows about its rows, by flat row index over [B, H, M]; T is float or double.
 template <class P, class M>
 concept RowPolicy = requires(const P p, std::int64_t row, typename M::Output output) {
-  { p.active(row) } -> std::same_as<bool>;          // backward skips a row that is not active: all its gradients are 0
-  { p.label(row) } -> std::same_as<std::int64_t>;   // Element::label
-  p.store(row, output);                             // forward: keep P_i, and what the operator makes of it
-  { p.product(row) } -> std::same_as<typename M::Output>;      // backward: P_i
-  { p.upstream(row) } -> std::same_as<typename M::Upstream>;   // backward: the gradient by P_i (with a payload, see pull())
+  {
+    p.active(row)
+  } -> std::same_as<bool>;  // backward skips a row that is not active: all its gradients are 0
+  { p.label(row) } -> std::same_as<std::int64_t>;  // Element::label
+  p.store(row, output);                            // forward: keep P_i, and what the operator makes of it
+  { p.product(row) } -> std::same_as<typename M::Output>;  // backward: P_i
+  {
+    p.upstream(row)
+  } -> std::same_as<typename M::Upstream>;  // backward: the gradient by P_i (with a payload, see pull())
 };
 
-// One element of a backward pass without a payload: the derivative by each dot product, before the score's own slope.
+// One element of a backward pass without a payload: the derivative by each dot product, before the score's
+// own slope.
 template <Monoid M>
-MR_HD Gradient<typename M::Real> pull(const M& m, const Element<typename M::Real>& e, const typename M::Output& product,
+MR_HD Gradient<typename M::Real> pull(const M& m, const Element<typename M::Real>& e,
+                                      const typename M::Output& product,
                                       const typename M::Upstream& upstream) {
   return m.local_gradient(e, product, upstream);
 }
 
-// With a payload: u = <G_i, v_j>, and c = g_i - <G_i, out_i> for a normalised monoid, g_i for one that is not (RowPolicy::upstream
-// returns c). The weight takes G_i to the payload's gradient: d_payload_j += weight G_i.
+// With a payload: u = <G_i, v_j>, and c = g_i - <G_i, out_i> for a normalised monoid, g_i for one that is not
+// (RowPolicy::upstream returns c). The weight takes G_i to the payload's gradient: d_payload_j += weight G_i.
 template <class R>
 struct PayloadPull {
   R score, weight;
 };
 template <PayloadMonoid M>
-MR_HD PayloadPull<typename M::Real> pull(const M& m, const Element<typename M::Real>& e, const typename M::Output& product,
-                                         const typename M::Upstream& c, typename M::Real u) {
+MR_HD PayloadPull<typename M::Real> pull(const M& m, const Element<typename M::Real>& e,
+                                         const typename M::Output& product, const typename M::Upstream& c,
+                                         typename M::Real u) {
   return {m.local_gradient(e, product, u + c).score, m.share(e, product)};
 }
 

@@ -1,7 +1,9 @@
-// Scalar vocabulary of the monoids: the few functions that a monoid may call, for float and double, host and device.
+// Scalar vocabulary of the monoids: the few functions that a monoid may call, for float and double, host and
+// device.
 //
-// A monoid is written once, templated on a real type R. On the GPU and in tests R is float or double; in the CPU engine R is a
-// Pack (cpu/pack.h), one lane a row. So a monoid never branches on a value: it calls select(condition, a, b).
+// A monoid is written once, templated on a real type R. On the GPU and in tests R is float or double; in the
+// CPU engine R is a Pack (cpu/pack.h), one lane a row. So a monoid never branches on a value: it calls
+// select(condition, a, b).
 #pragma once
 
 #include <cmath>
@@ -12,14 +14,16 @@
 #define MR_HD __host__ __device__ __forceinline__
 #define MR_UNROLL _Pragma("unroll")
 #else
-// Always inlined on the host: an out-of-line copy compiled for AVX-512 could be picked by the linker for a baseline machine.
+// Always inlined on the host: an out-of-line copy compiled for AVX-512 could be picked by the linker for a
+// baseline machine.
 #define MR_HD [[gnu::always_inline]] inline
 #define MR_UNROLL
 #endif
 
 namespace monoidreduce {
 
-// What goes with a real type: the type of one lane, an integer of the same width, and the type of a comparison.
+// What goes with a real type: the type of one lane, an integer of the same width, and the type of a
+// comparison.
 template <class R>
 struct RealTraits;
 template <>
@@ -54,7 +58,8 @@ MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;
 }
 
-// The second operand when the first is NaN: a NaN score never becomes a frame, it reaches the result through its mass.
+// The second operand when the first is NaN: a NaN score never becomes a frame, it reaches the result through
+// its mass.
 MR_HD float max(float a, float b) { return a > b ? a : b; }
 MR_HD double max(double a, double b) { return a > b ? a : b; }
 MR_HD float abs(float x) { return ::fabsf(x); }

@@ -1,15 +1,17 @@
 // The algebra: what a fold is, and what its backward pass needs. Read this file first.
 //
-//   P_i = fold_j f(A_i, B_j)            f lifts the score(s) of row i and column j to a state, fold is a commutative combine
-//   dP_i / dX_ij = D(P_i, X_ij)         the local gradient: only the final product and the element, so backward recomputes X_ij
+//   P_i = fold_j f(A_i, B_j)            f lifts the score(s) of row i and column j to a state, fold is a
+//   commutative combine dP_i / dX_ij = D(P_i, X_ij)         the local gradient: only the final product and
+//   the element, so backward recomputes X_ij
 //
-// (MonoidReduce, Gyllensten 2025.) A Monoid is all that a fold needs. A FramedMonoid holds additive mass measured in a frame
-// (for softmax: exponentials measured from a running maximum); moving to another frame multiplies the mass. That is what lets a
-// tile of elements share one frame and one pass over exponentials. A PayloadMonoid's mass has a weight per element, which is what
-// lets a vector payload ride along as a matrix product: attention and the two-layer MLP.
+// (MonoidReduce, Gyllensten 2025.) A Monoid is all that a fold needs. A FramedMonoid holds additive mass
+// measured in a frame (for softmax: exponentials measured from a running maximum); moving to another frame
+// multiplies the mass. That is what lets a tile of elements share one frame and one pass over exponentials. A
+// PayloadMonoid's mass has a weight per element, which is what lets a vector payload ride along as a matrix
+// product: attention and the two-layer MLP.
 //
-// Scores, frames, outputs and gradients are in natural units: a difference of scores is taken before it is exponentiated, so that
-// scores of any size that lie close together lose no digits.
+// Scores, frames, outputs and gradients are in natural units: a difference of scores is taken before it is
+// exponentiated, so that scores of any size that lie close together lose no digits.
 #pragma once
 
 #include <concepts>
@@ -39,36 +41,50 @@ template <class M>
 concept Monoid = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<typename M::State> &&
                  requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Output p,
                           typename M::Upstream g) {
-                   { M::kScores } -> std::convertible_to<int>;         // 1 or 2 scores an element
-                   { m.identity() } -> std::same_as<typename M::State>;  // bitwise neutral on both sides of combine
+                   { M::kScores } -> std::convertible_to<int>;  // 1 or 2 scores an element
+                   {
+                     m.identity()
+                   } -> std::same_as<typename M::State>;  // bitwise neutral on both sides of combine
                    { m.lift(e) } -> std::same_as<typename M::State>;
                    { m.combine(s, s) } -> std::same_as<typename M::State>;  // associative and commutative
-                   { m.project(s) } -> std::same_as<typename M::Output>;    // P_i: what the caller sees and backward keeps
-                   // D(P_i, X_ij) applied to g, the gradient of the loss by the parts of P_i. 0 for an empty row.
+                   {
+                     m.project(s)
+                   } -> std::same_as<typename M::Output>;  // P_i: what the caller sees and backward keeps
+                   // D(P_i, X_ij) applied to g, the gradient of the loss by the parts of P_i. 0 for an empty
+                   // row.
                    { m.local_gradient(e, p, g) } -> std::same_as<Gradient<typename M::Real>>;
                  };
 
 template <class M>
-concept FramedMonoid = Monoid<M> && requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Frame f) {
-  { m.frame(e) } -> std::same_as<typename M::Frame>;       // the least frame that can hold this element
-  { m.frame_of(s) } -> std::same_as<typename M::Frame>;    // the frame that a state is measured in
-  { m.join(f, f) } -> std::same_as<typename M::Frame>;     // the least frame that can hold both
-  { m.reframe(s, f) } -> std::same_as<typename M::State>;  // the same state measured in another frame
-  { m.accumulate(s, e) } -> std::same_as<typename M::State>;  // add an element's mass, in the state's own frame
-};
-
-// combine((f, m), (g, n)) == (h, rescale(f, h) m + rescale(g, h) n) with h = join(f, g); the payload is more of that mass.
-template <class M>
-concept PayloadMonoid =
-    FramedMonoid<M> && requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Frame f) {
-      { M::kNormalized } -> std::convertible_to<bool>;  // is the output payload / mass (attention), or the payload (MLP)
-      { m.rescale(f, f) } -> std::same_as<typename M::Real>;  // what mass is multiplied by on moving between frames
-      { m.weight(e, f) } -> std::same_as<typename M::Real>;   // the mass of one element in frame f
-      { m.share(e, m.project(s)) } -> std::same_as<typename M::Real>;  // its final weight in the output, from P_i
-      { m.mass(s) } -> std::same_as<typename M::Real>;        // what the payload is divided by when kNormalized
+concept FramedMonoid =
+    Monoid<M> && requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Frame f) {
+      { m.frame(e) } -> std::same_as<typename M::Frame>;       // the least frame that can hold this element
+      { m.frame_of(s) } -> std::same_as<typename M::Frame>;    // the frame that a state is measured in
+      { m.join(f, f) } -> std::same_as<typename M::Frame>;     // the least frame that can hold both
+      { m.reframe(s, f) } -> std::same_as<typename M::State>;  // the same state measured in another frame
+      {
+        m.accumulate(s, e)
+      } -> std::same_as<typename M::State>;  // add an element's mass, in the state's own frame
     };
 
-// A payload of D components carried by hand: host references, split folds and C++ tests. Kernels carry it as a matrix product.
+// combine((f, m), (g, n)) == (h, rescale(f, h) m + rescale(g, h) n) with h = join(f, g); the payload is more
+// of that mass.
+template <class M>
+concept PayloadMonoid = FramedMonoid<M> && requires(const M m, typename M::State s,
+                                                    Element<typename M::Real> e, typename M::Frame f) {
+  {
+    M::kNormalized
+  } -> std::convertible_to<bool>;  // is the output payload / mass (attention), or the payload (MLP)
+  {
+    m.rescale(f, f)
+  } -> std::same_as<typename M::Real>;  // what mass is multiplied by on moving between frames
+  { m.weight(e, f) } -> std::same_as<typename M::Real>;            // the mass of one element in frame f
+  { m.share(e, m.project(s)) } -> std::same_as<typename M::Real>;  // its final weight in the output, from P_i
+  { m.mass(s) } -> std::same_as<typename M::Real>;  // what the payload is divided by when kNormalized
+};
+
+// A payload of D components carried by hand: host references, split folds and C++ tests. Kernels carry it as
+// a matrix product.
 template <PayloadMonoid M, int D>
 struct WithPayload {
   M m;
@@ -90,13 +106,15 @@ struct WithPayload {
   MR_HD State combine(const State& a, const State& b) const {
     State c{m.combine(a.scalar, b.scalar), {}};
     const auto frame = m.frame_of(c.scalar);
-    const Real scale_a = m.rescale(m.frame_of(a.scalar), frame), scale_b = m.rescale(m.frame_of(b.scalar), frame);
+    const Real scale_a = m.rescale(m.frame_of(a.scalar), frame),
+               scale_b = m.rescale(m.frame_of(b.scalar), frame);
     for (int d = 0; d < D; ++d) c.payload[d] = scale_a * a.payload[d] + scale_b * b.payload[d];
     return c;
   }
 };
 
-// Folds count elements into state: one join of frames for the tile, then one pass that adds mass. element(c) gives element c.
+// Folds count elements into state: one join of frames for the tile, then one pass that adds mass. element(c)
+// gives element c.
 template <FramedMonoid M, class ElementAt>
 MR_HD typename M::State fold_tile(const M& m, typename M::State state, int count, ElementAt element) {
   auto frame = m.frame_of(state);

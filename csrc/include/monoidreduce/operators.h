@@ -1,8 +1,10 @@
-// The host API: the library's operators on tensor views, on the CPU and on CUDA devices. Torch-free; the caller allocates.
+// The host API: the library's operators on tensor views, on the CPU and on CUDA devices. Torch-free; the
+// caller allocates.
 //
-// Row-side gradients (d_q, d_x, d_a, d_teacher_x) and bias gradients are accumulated into zero-filled contiguous buffers of the
-// accumulation type (float, double for float64). Column-side gradients (d_k, d_v, d_weight, d_w1, d_w2, d_b) are written in the
-// input's type on the CPU, and accumulated into zero-filled buffers of the accumulation type on CUDA. Absent: not computed.
+// Row-side gradients (d_q, d_x, d_a, d_teacher_x) and bias gradients are accumulated into zero-filled
+// contiguous buffers of the accumulation type (float, double for float64). Column-side gradients (d_k, d_v,
+// d_weight, d_w1, d_w2, d_b) are written in the input's type on the CPU, and accumulated into zero-filled
+// buffers of the accumulation type on CUDA. Absent: not computed.
 #pragma once
 
 #include <string>
@@ -14,14 +16,16 @@
 namespace monoidreduce {
 
 struct Launch {
-  int threads = 1;             // CPU threads
-  void* stream = nullptr;      // cudaStream_t
-  bool deterministic = false;  // no atomic adds whose order may change; the CPU engine is deterministic either way
+  int threads = 1;         // CPU threads
+  void* stream = nullptr;  // cudaStream_t
+  bool deterministic =
+      false;  // no atomic adds whose order may change; the CPU engine is deterministic either way
 };
 
 struct AttentionOptions {
   double scale = 1, softcap = 0;
-  std::int64_t left = ColumnRange::kUnbounded, right = ColumnRange::kUnbounded;  // window around the aligned query
+  std::int64_t left = ColumnRange::kUnbounded,
+               right = ColumnRange::kUnbounded;  // window around the aligned query
 };
 struct AttentionForward {
   TensorView q, k, v, bias;  // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
@@ -94,20 +98,20 @@ struct LogSumExpBackward {
 };
 
 // Every operator that an engine provides, one line each: X(name, argument struct).
-#define MONOIDREDUCE_OPERATORS(X)                \
-  X(attention_forward, AttentionForward)         \
-  X(attention_backward, AttentionBackward)       \
-  X(cross_entropy_forward, CrossEntropyForward)  \
+#define MONOIDREDUCE_OPERATORS(X)                 \
+  X(attention_forward, AttentionForward)          \
+  X(attention_backward, AttentionBackward)        \
+  X(cross_entropy_forward, CrossEntropyForward)   \
   X(cross_entropy_backward, CrossEntropyBackward) \
-  X(distillation_forward, DistillationForward)   \
-  X(distillation_backward, DistillationBackward) \
-  X(mlp_forward, MlpForward)                     \
-  X(mlp_backward, MlpBackward)                   \
-  X(logsumexp_forward, LogSumExpForward)         \
+  X(distillation_forward, DistillationForward)    \
+  X(distillation_backward, DistillationBackward)  \
+  X(mlp_forward, MlpForward)                      \
+  X(mlp_backward, MlpBackward)                    \
+  X(logsumexp_forward, LogSumExpForward)          \
   X(logsumexp_backward, LogSumExpBackward)
 
-// Each operator checks its arguments (checks.h), then runs on the engine of the device that its tensors are on. An engine's own
-// entry points check nothing.
+// Each operator checks its arguments (checks.h), then runs on the engine of the device that its tensors are
+// on. An engine's own entry points check nothing.
 #define MONOIDREDUCE_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
 MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 namespace cpu {
@@ -130,8 +134,9 @@ const TensorView& leading(const Arguments& arguments) {
   }
 }
 
-// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512". The best that this build and this processor both
-// have, unless the environment variable MONOIDREDUCE_CPU_ISA names another; decided once, at the first call.
+// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512". The best that this build and
+// this processor both have, unless the environment variable MONOIDREDUCE_CPU_ISA names another; decided once,
+// at the first call.
 const char* cpu_isa();
 std::vector<std::string> cpu_isas();  // what MONOIDREDUCE_CPU_ISA may be here, worst first
 

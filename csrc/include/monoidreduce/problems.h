@@ -1,4 +1,5 @@
-// How each operator is a fold: its tensors as a FoldProblem. One function an operator, used by both engines, forward and backward.
+// How each operator is a fold: its tensors as a FoldProblem. One function an operator, used by both engines,
+// forward and backward.
 #pragma once
 
 #include "monoidreduce/operators.h"

@@ -1,4 +1,5 @@
-// The row policies (fold.h) of the four operators. T is the accumulation type: float, or double for float64 tensors.
+// The row policies (fold.h) of the four operators. T is the accumulation type: float, or double for float64
+// tensors.
 #pragma once
 
 #include "monoidreduce/fold.h"
@@ -18,7 +19,7 @@ struct RowVector {
 // attention, logsumexp_matmul: P_i = lse_i. centre is g_lse - <G, out>, g_lse without a payload.
 template <class T>
 struct LogSumExpRows {
-  T* lse;              // [rows], natural logarithm
+  T* lse;  // [rows], natural logarithm
   RowVector<T> centre;
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
@@ -42,7 +43,7 @@ struct CrossEntropyRows {
   const std::int64_t* target;  // [rows]
   std::int64_t target_stride, ignore_index;
   CrossEntropyLoss<T> rule;
-  T *loss, *lse;                   // [rows]; lse is read by backward
+  T *loss, *lse;  // [rows]; lse is read by backward
   RowVector<T> grad_loss, grad_lse;
   using Output = typename CrossEntropy<T>::Output;
 
@@ -50,7 +51,9 @@ struct CrossEntropyRows {
   MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
   MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
   // A target out of range makes its row NaN: the GPU cannot raise without waiting for the device.
-  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < static_cast<std::int64_t>(rule.columns); }
+  MR_HD bool valid(std::int64_t row) const {
+    return label(row) >= 0 && label(row) < static_cast<std::int64_t>(rule.columns);
+  }
   MR_HD void store(std::int64_t row, Output p) const {
     lse[row] = p.lse;
     loss[row] = ignored(row) ? T(0) : valid(row) ? rule.value(p) : T(NAN);
@@ -66,8 +69,8 @@ template <class T, DistillationLoss kLoss>
 struct DistillationRows {
   const bool* mask;  // [rows], false: not a token; null: all are
   std::int64_t mask_stride, rows;
-  T* loss;           // [rows]
-  T* stats;          // [3, rows]: student lse, teacher lse, expectation
+  T* loss;   // [rows]
+  T* stats;  // [3, rows]: student lse, teacher lse, expectation
   RowVector<T> grad_loss;
   using Output = typename Distillation<T, kLoss>::Output;
 
@@ -79,7 +82,9 @@ struct DistillationRows {
     stats[2 * rows + row] = p.expectation;
     loss[row] = active(row) ? p.loss : T(0);
   }
-  MR_HD Output product(std::int64_t row) const { return {stats[row], stats[rows + row], stats[2 * rows + row], T(0)}; }
+  MR_HD Output product(std::int64_t row) const {
+    return {stats[row], stats[rows + row], stats[2 * rows + row], T(0)};
+  }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
 };
 

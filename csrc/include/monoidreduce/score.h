@@ -30,7 +30,8 @@ struct Score {
     if (bias_inside) return softcap * tanh((dot * scale + bias) * inverse_softcap);
     return softcap * tanh(dot * scale * inverse_softcap) + bias;
   }
-  // Derivative of the score by what goes into the softcap: by a bias inside it; times scale, by the dot product.
+  // Derivative of the score by what goes into the softcap: by a bias inside it; times scale, by the dot
+  // product.
   MR_HD R slope(R dot, R bias) const {
     if (softcap == 0) return R(1);
     const R t = tanh((bias_inside ? dot * scale + bias : dot * scale) * inverse_softcap);
@@ -38,7 +39,8 @@ struct Score {
   }
 };
 
-// The columns that a row keeps: column - (row + shift) in [-left, right]. shift aligns the last row with the last column.
+// The columns that a row keeps: column - (row + shift) in [-left, right]. shift aligns the last row with the
+// last column.
 struct ColumnRange {
   static constexpr std::int64_t kUnbounded = -1;
   std::int64_t left = kUnbounded, right = kUnbounded, shift = 0;

@@ -1,4 +1,5 @@
-// A tensor that somebody else owns: pointer, sizes, strides (in elements), element type and device. Plain data.
+// A tensor that somebody else owns: pointer, sizes, strides (in elements), element type and device. Plain
+// data.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,33 @@ enum class DType : std::int8_t { kFloat16, kBFloat16, kFloat32, kFloat64, kInt64
 constexpr std::int64_t item_size(DType t) {
   switch (t) {
     case DType::kFloat16:
-    case DType::kBFloat16: return 2;
-    case DType::kFloat32: return 4;
+    case DType::kBFloat16:
+      return 2;
+    case DType::kFloat32:
+      return 4;
     case DType::kFloat64:
-    case DType::kInt64: return 8;
-    case DType::kBool: return 1;
+    case DType::kInt64:
+      return 8;
+    case DType::kBool:
+      return 1;
   }
   return 0;
 }
 
 constexpr const char* name(DType t) {
   switch (t) {
-    case DType::kFloat16: return "float16";
-    case DType::kBFloat16: return "bfloat16";
-    case DType::kFloat32: return "float32";
-    case DType::kFloat64: return "float64";
-    case DType::kInt64: return "int64";
-    case DType::kBool: return "bool";
+    case DType::kFloat16:
+      return "float16";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat32:
+      return "float32";
+    case DType::kFloat64:
+      return "float64";
+    case DType::kInt64:
+      return "int64";
+    case DType::kBool:
+      return "bool";
   }
   return "?";
 }

@@ -5,7 +5,8 @@
 
 namespace monoidreduce {
 
-// to += value. exclusive: no other block adds to this place in this launch, so the order of additions is that of the calling block.
+// to += value. exclusive: no other block adds to this place in this launch, so the order of additions is that
+// of the calling block.
 template <class T>
 __device__ __forceinline__ void accumulate(char* to, T value, bool exclusive) {
   if (exclusive) {
@@ -17,8 +18,8 @@ __device__ __forceinline__ void accumulate(char* to, T value, bool exclusive) {
 
 // to[row0 + row i, k0 + column j] += scale sum[i][j], within the bounds of to, a tensor of T.
 template <class T>
-__device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0, std::int64_t k0, const ThreadTile<T>& sum, T scale,
-                                         bool exclusive) {
+__device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0, std::int64_t k0,
+                                         const ThreadTile<T>& sum, T scale, bool exclusive) {
 #pragma unroll
   for (int i = 0; i < kThreadRows; ++i) {
     const std::int64_t row = row0 + product_row(i);
@@ -33,8 +34,8 @@ __device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0,
 
 // to[row0 + r, column0 + c] += tile[c, r], summed over rows or columns first where to is broadcast over them.
 template <class T>
-__device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int64_t row0, std::int64_t column0, const T* tile,
-                                                   bool exclusive) {
+__device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int64_t row0,
+                                                   std::int64_t column0, const T* tile, bool exclusive) {
   const int rows = static_cast<int>(min(to.rows() - row0, std::int64_t{kTile}));
   const int columns = static_cast<int>(min(to.width() - column0, std::int64_t{kTile}));
   const int sums_down = to.row_stride() == 0 ? 1 : rows, sums_across = to.stride() == 0 ? 1 : columns;

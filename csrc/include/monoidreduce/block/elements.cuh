@@ -1,4 +1,5 @@
-// From dot products to the elements of a tile: which of them take part, and their scores. All in the element view (tile.cuh).
+// From dot products to the elements of a tile: which of them take part, and their scores. All in the element
+// view (tile.cuh).
 #pragma once
 
 #include "monoidreduce/block/tile.cuh"
@@ -7,8 +8,8 @@
 
 namespace monoidreduce {
 
-// The elements of a tile that take part. The others are skipped: no monoid sees them, and nothing is multiplied by what their
-// columns hold.
+// The elements of a tile that take part. The others are skipped: no monoid sees them, and nothing is
+// multiplied by what their columns hold.
 struct Validity {
   unsigned bits;   // of the calling thread's elements
   bool any, full;  // does the tile have any, does it have all: the same for the whole block
@@ -16,17 +17,20 @@ struct Validity {
   __device__ bool operator[](int n) const { return bits >> n & 1; }
 };
 
-// Of the tile at (row0, column0) of a [rows, columns] problem; active: does the calling thread's row take part. Also fills
-// memory.valid if the tile is not full. Starts with a barrier; memory.valid may be read after the next one.
+// Of the tile at (row0, column0) of a [rows, columns] problem; active: does the calling thread's row take
+// part. Also fills memory.valid if the tile is not full. Starts with a barrier; memory.valid may be read
+// after the next one.
 template <class T>
-__device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const ColumnRange& range, const Matrix<T>& bias, bool active,
-                                               std::int64_t columns, std::int64_t row0, std::int64_t column0) {
+__device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const ColumnRange& range,
+                                               const Matrix<T>& bias, bool active, std::int64_t columns,
+                                               std::int64_t row0, std::int64_t column0) {
   const std::int64_t row = row0 + element_row();
   const auto in_tile = [column0](std::int64_t column) {
     const std::int64_t c = column - column0;
     return static_cast<int>(c < 0 ? 0 : c < kTile ? c : kTile);
   };
-  const int begin = active ? in_tile(range.begin(row)) : 0, end = active ? in_tile(range.end(row, columns)) : 0;
+  const int begin = active ? in_tile(range.begin(row)) : 0,
+            end = active ? in_tile(range.end(row, columns)) : 0;
   unsigned bits = 0;
 #pragma unroll
   for (int n = 0; n < kLaneElements; ++n) {

@@ -10,8 +10,9 @@
 
 namespace monoidreduce {
 
-// How elements are read and written: as raw bits, so that all loads of a thread can be on their way before the first is widened.
-// T is the type that the block computes in: float for float16, bfloat16 and float32 tensors, double for float64.
+// How elements are read and written: as raw bits, so that all loads of a thread can be on their way before
+// the first is widened. T is the type that the block computes in: float for float16, bfloat16 and float32
+// tensors, double for float64.
 template <class T>
 struct ElementAccess;
 
@@ -31,8 +32,9 @@ struct ElementAccess<float> {
     if (t == DType::kFloat32) {
       *reinterpret_cast<float*>(to) = value;
     } else {
-      *reinterpret_cast<std::uint16_t*>(to) = t == DType::kBFloat16 ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
-                                                                    : __half_as_ushort(__float2half_rn(value));
+      *reinterpret_cast<std::uint16_t*>(to) = t == DType::kBFloat16
+                                                  ? __bfloat16_as_ushort(__float2bfloat16_rn(value))
+                                                  : __half_as_ushort(__float2half_rn(value));
     }
   }
 };
@@ -45,8 +47,8 @@ struct ElementAccess<double> {
   __device__ static void store(char* to, DType, double value) { *reinterpret_cast<double*>(to) = value; }
 };
 
-// [batch, heads, rows, width], strides in bytes. A kernel parameter: what a block needs of it is read where it is needed, from
-// constant memory, and takes no registers in between.
+// [batch, heads, rows, width], strides in bytes. A kernel parameter: what a block needs of it is read where
+// it is needed, from constant memory, and takes no registers in between.
 struct Tensor {
   char* data = nullptr;  // null: absent
   std::int64_t size[4] = {}, stride[4] = {};
@@ -77,11 +79,15 @@ struct Matrix {
   __device__ std::int64_t row_stride() const { return tensor.stride[kTransposed ? 3 : 2]; }
   __device__ std::int64_t stride() const { return tensor.stride[kTransposed ? 2 : 3]; }
 
-  __device__ char* at(std::int64_t row, std::int64_t k) const { return data + row * row_stride() + k * stride(); }
+  __device__ char* at(std::int64_t row, std::int64_t k) const {
+    return data + row * row_stride() + k * stride();
+  }
   __device__ T read(std::int64_t row, std::int64_t k) const {
     return Access::widen(Access::load(at(row, k), tensor.dtype), tensor.dtype);
   }
-  __device__ void write(std::int64_t row, std::int64_t k, T value) const { Access::store(at(row, k), tensor.dtype, value); }
+  __device__ void write(std::int64_t row, std::int64_t k, T value) const {
+    Access::store(at(row, k), tensor.dtype, value);
+  }
 };
 
 }  // namespace monoidreduce

@@ -1,12 +1,12 @@
 // A block of 256 threads works on tiles of 64 x 64. A tile is looked at in two ways.
 //
-// Products give a thread 4 x 4 results: the rows 4 (t / 16) + {0..3} and the columns t % 16 + {0, 16, 32, 48}. What goes into a
-// product lies in shared memory depth-major, [depth, 64]: the four rows of a thread are one vector, and neighbouring lanes read
-// neighbouring columns.
+// Products give a thread 4 x 4 results: the rows 4 (t / 16) + {0..3} and the columns t % 16 + {0, 16, 32,
+// 48}. What goes into a product lies in shared memory depth-major, [depth, 64]: the four rows of a thread are
+// one vector, and neighbouring lanes read neighbouring columns.
 //
-// Elements (scores, weights, gradients) give a thread 16 columns of one row: four neighbouring lanes share a row, so that a monoid's
-// state is one per thread and a row is reduced by two shuffles. A tile goes from one view to the other through shared memory, where
-// it lies column-major, [column, row].
+// Elements (scores, weights, gradients) give a thread 16 columns of one row: four neighbouring lanes share a
+// row, so that a monoid's state is one per thread and a row is reduced by two shuffles. A tile goes from one
+// view to the other through shared memory, where it lies column-major, [column, row].
 #pragma once
 
 #include "monoidreduce/block/matrix.cuh"
@@ -20,8 +20,8 @@ inline constexpr int kThreads = 256;
 template <class T>
 inline constexpr int kBlocksOfProcessor = sizeof(T) == sizeof(float) ? 2 : 1;
 inline constexpr int kDepth = kTile / 2;  // of two operands that are staged at a time
-// In shared memory, 4 words off a multiple of the 32 banks: a warp stages 4 rows of 8 depths, writes a vector of rows for 8
-// columns, and reads its elements without bank conflicts (float).
+// In shared memory, 4 words off a multiple of the 32 banks: a warp stages 4 rows of 8 depths, writes a vector
+// of rows for 8 columns, and reads its elements without bank conflicts (float).
 inline constexpr int kPitch = kTile + 4;
 
 MR_HD std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -37,20 +37,24 @@ using ThreadTile = T[kThreadRows][kThreadColumns];
 inline constexpr int kRowLanes = 4;
 inline constexpr int kLaneElements = kTile / kRowLanes;
 __device__ __forceinline__ int element_row() { return threadIdx.x / kRowLanes; }
-__device__ __forceinline__ int element_column(int n) { return n / 2 * 2 * kRowLanes + threadIdx.x % kRowLanes * 2 + n % 2; }
+__device__ __forceinline__ int element_column(int n) {
+  return n / 2 * 2 * kRowLanes + threadIdx.x % kRowLanes * 2 + n % 2;
+}
 
 // What every kernel keeps in shared memory.
 template <class T>
 struct TileMemory {
   alignas(32) T first[kTile * kPitch];   // a tile
-  alignas(32) T second[kTile * kPitch];  // a tile; or what is staged for a product: two operands of kDepth, or one of kTile
+  alignas(32) T second[kTile * kPitch];  // a tile; or what is staged for a product: two operands of kDepth,
+                                         // or one of kTile
   std::uint64_t valid[kTile];            // by row, a bit a column (Validity)
   T row_value[kTile];                    // what the element view tells the product view about a row
 };
 
 // staged[k, i] = m[row0 + i, k0 + k] for 64 rows and kDepth columns of m, and 0 outside m, which is not read.
 template <class T, bool kTransposed>
-__device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m, std::int64_t row0, std::int64_t k0) {
+__device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m, std::int64_t row0,
+                                      std::int64_t k0) {
   using Access = ElementAccess<T>;
   using Raw = typename Access::Raw;
   constexpr int kSteps = kDepth * kTile / kThreads;
@@ -76,20 +80,24 @@ __device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m
   }
 }
 
-// Which of 64 x 64 terms of a product take part. Where an element of a tile is not valid, the tile holds 0, and what the 0 would be
-// multiplied by is not looked at: it may be NaN.
+// Which of 64 x 64 terms of a product take part. Where an element of a tile is not valid, the tile holds 0,
+// and what the 0 would be multiplied by is not looked at: it may be NaN.
 struct AllTerms {
   __device__ bool operator()(int, int) const { return true; }
 };
 struct ValidTerms {
   const std::uint64_t* valid;  // TileMemory::valid
   bool along_rows;             // is k a row of the tile of elements and i a column, or the other way round
-  __device__ bool operator()(int k, int i) const { return valid[along_rows ? k : i] >> (along_rows ? i : k) & 1; }
+  __device__ bool operator()(int k, int i) const {
+    return valid[along_rows ? k : i] >> (along_rows ? i : k) & 1;
+  }
 };
 
-// sum[i][j] += sum over k < kCount of left[k, row i] right[k, column j], for the terms (k, row i) that take part.
+// sum[i][j] += sum over k < kCount of left[k, row i] right[k, column j], for the terms (k, row i) that take
+// part.
 template <int kCount, class T, class Terms>
-__device__ __forceinline__ void multiply(ThreadTile<T>& sum, const T* left, const T* right, const Terms& terms) {
+__device__ __forceinline__ void multiply(ThreadTile<T>& sum, const T* left, const T* right,
+                                         const Terms& terms) {
 #pragma unroll 4
   for (int k = 0; k < kCount; ++k) {
     T l[kThreadRows], r[kThreadColumns];
@@ -143,11 +151,11 @@ __device__ __forceinline__ void transpose_tile(T* tile) {
     for (int j = 0; j < kThreadColumns; ++j) tile[product_row(i) * kPitch + product_column(j)] = value[i][j];
 }
 
-// into[column j, row i] = <a row i, b row j> for 64 rows of each. Stages in memory.second, which into may be. Starts with memory free
-// for the taking, ends without a barrier.
+// into[column j, row i] = <a row i, b row j> for 64 rows of each. Stages in memory.second, which into may be.
+// Starts with memory free for the taking, ends without a barrier.
 template <class T>
-__device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, const Matrix<T>& a, std::int64_t a_row,
-                                              const Matrix<T>& b, std::int64_t b_row) {
+__device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, const Matrix<T>& a,
+                                              std::int64_t a_row, const Matrix<T>& b, std::int64_t b_row) {
   ThreadTile<T> dot;
   clear<T>(dot);
   T* const right = memory.second + kDepth * kPitch;
@@ -162,11 +170,13 @@ __device__ __forceinline__ void multiply_rows(T* into, TileMemory<T>& memory, co
   put_tile(into, dot);
 }
 
-// sum[i][j] += sum over 64 k of memory.first[k, row i] m[m_column + column j, m_row + k], m a transposed matrix. full: does every element of the tile take
-// part; if not, see ValidTerms. Starts with memory.second free for the taking, ends with a barrier.
+// sum[i][j] += sum over 64 k of memory.first[k, row i] m[m_column + column j, m_row + k], m a transposed
+// matrix. full: does every element of the tile take part; if not, see ValidTerms. Starts with memory.second
+// free for the taking, ends with a barrier.
 template <class T>
-__device__ __forceinline__ void multiply_tile(ThreadTile<T>& sum, TileMemory<T>& memory, bool along_rows, bool full,
-                                              const Matrix<T, true>& m, std::int64_t m_row, std::int64_t m_column) {
+__device__ __forceinline__ void multiply_tile(ThreadTile<T>& sum, TileMemory<T>& memory, bool along_rows,
+                                              bool full, const Matrix<T, true>& m, std::int64_t m_row,
+                                              std::int64_t m_column) {
 #pragma unroll 1
   for (int k = 0; k < kTile; k += kDepth) stage(memory.second + k * kPitch, m, m_column, m_row + k);
   __syncthreads();

@@ -1,8 +1,9 @@
 // Backward on the CPU: see cpu/fold.h.
 //
-// For a block of columns and a chunk of rows, dz (and the weights) are recomputed into a workspace of panels; d_a is complete for
-// that block, and d_b and d_payload, which stay in float panels for all rows, are written once. Two loops over tasks a chunk: over
-// panels of rows, then over groups of columns, so no two threads ever add to the same number.
+// For a block of columns and a chunk of rows, dz (and the weights) are recomputed into a workspace of panels;
+// d_a is complete for that block, and d_b and d_payload, which stay in float panels for all rows, are written
+// once. Two loops over tasks a chunk: over panels of rows, then over groups of columns, so no two threads
+// ever add to the same number.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +30,8 @@ struct Wanted {
         bias(g.d_bias.present()) {}
 };
 
-// One operand of the backward pass as the widths of columns' sums: a with b, other_a with other_b, grad_out with payload.
+// One operand of the backward pass as the widths of columns' sums: a with b, other_a with other_b, grad_out
+// with payload.
 template <class T, class E>
 struct ColumnSums {
   Scratch<E> rows;  // [width panel][chunk row / kDepth][kPanel][kDepth]: the chunk's rows, lanes are widths
@@ -59,12 +61,14 @@ class Backward {
     const bool apart = problems_ >= threads && !want_.bias;
     outer_threads_ = apart ? threads : 1;
     inner_threads_ = apart ? 1 : threads;
-    // 252 (or 504) columns make packing the rows cheap; the workspace, columns x chunk, stays in the second-level cache for a
-    // payload of its own, in the third for the long rows of a loss.
-    block_ = std::min(round_up(p.columns(), kColumnStep), round_up(p.payload.present() ? 240 : 480, kColumnStep));
+    // 252 (or 504) columns make packing the rows cheap; the workspace, columns x chunk, stays in the
+    // second-level cache for a payload of its own, in the third for the long rows of a loss.
+    block_ =
+        std::min(round_up(p.columns(), kColumnStep), round_up(p.payload.present() ? 240 : 480, kColumnStep));
     const std::int64_t group_rows = p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows();
-    chunk_ = std::min<std::int64_t>(round_up(group_rows, kPanel<T>),
-                                    std::max<std::int64_t>(p.payload.present() ? 256 : 512, 2 * inner_threads_ * kPanel<T>));
+    chunk_ = std::min<std::int64_t>(
+        round_up(group_rows, kPanel<T>),
+        std::max<std::int64_t>(p.payload.present() ? 256 : 512, 2 * inner_threads_ * kPanel<T>));
   }
 
   void run() {
@@ -112,7 +116,8 @@ class Backward {
       if constexpr (kScores == 2) load_columns(p_.other_b, rows_, first_, columns_, other_b_.get());
       if (p_.payload.present()) load_columns(p_.payload, rows_, first_, columns_, payload_.get());
       b_columns_ = interleave_columns(b_.get(), columns_, p_.width(), b_interleaved_.get());
-      other_b_columns_ = interleave_columns(other_b_.get(), columns_, p_.other_width(), other_b_interleaved_.get());
+      other_b_columns_ =
+          interleave_columns(other_b_.get(), columns_, p_.other_width(), other_b_interleaved_.get());
       for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
         std::fill_n(sums->sums.get(), round_up(sums->width, kPanel<T>) * pass_.block_, T(0));
       }
@@ -144,7 +149,8 @@ class Backward {
       }
     }
 
-    // Recomputes the scores of a panel, pulls the gradient through the fold, and finishes d_a for this block of columns.
+    // Recomputes the scores of a panel, pulls the gradient through the fold, and finishes d_a for this block
+    // of columns.
     void pull_panel(std::int64_t panel) {
       const std::int64_t first = first_row_ + panel * kPanel<T>;
       const PanelRows<T> panel_rows(p_, rows_, first, pass_.policy_, true);
@@ -162,7 +168,8 @@ class Backward {
       }
       // In T, the workspace itself holds the tiles; BFloat16 operands are rounded into it.
       const std::int64_t size = kNarrow ? pass_.block_ * kPanel<T> : 0;
-      Scratch<T> dz_tile(size), other_dz_tile(other_dz_.get() ? size : 0), weights_tile(weights_.get() ? size : 0);
+      Scratch<T> dz_tile(size), other_dz_tile(other_dz_.get() ? size : 0),
+          weights_tile(weights_.get() ? size : 0);
       T *dz = tile_of(dz_, dz_tile, at), *other_dz = tile_of(other_dz_, other_dz_tile, at);
       T* weights = tile_of(weights_, weights_tile, at);
       const std::int64_t width = std::max({p_.width(), p_.other_width(), p_.payload_width()}) + 1;
@@ -174,17 +181,20 @@ class Backward {
         for (const auto& entry : b_taken_) {
           for (int half = 0; half < kPacks; ++half) {
             T* dot = dz + entry.row * kPanel<T> + half * kLanes<T>;
-            (R::load(dot) + R::load(lanes + entry.column * kPanel<T> + half * kLanes<T>) * R(entry.value)).store(dot);
+            (R::load(dot) + R::load(lanes + entry.column * kPanel<T> + half * kLanes<T>) * R(entry.value))
+                .store(dot);
           }
         }
       }
       if constexpr (kScores == 2) {
         load_lanes<T>(p_.other_a, rows_, first, count, lanes.get());
-        matmul(over_width(other_b_.get(), p_.other_width()), columns_, 1, p_.other_width(), lanes.get(), other_dz, false);
+        matmul(over_width(other_b_.get(), p_.other_width()), columns_, 1, p_.other_width(), lanes.get(),
+               other_dz, false);
       }
       if (p_.payload.present()) {
         load_lanes<T>(pass_.g_.grad_out, rows_, first, count, lanes.get());
-        matmul(over_width(payload_.get(), p_.payload_width()), columns_, 1, p_.payload_width(), lanes.get(), weights, false);
+        matmul(over_width(payload_.get(), p_.payload_width()), columns_, 1, p_.payload_width(), lanes.get(),
+               weights, false);
       }
       if (bias) load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
 
@@ -198,8 +208,8 @@ class Backward {
       Scratch<T> sums(width * kPanel<T>);
       Scratch<E> operand(kNarrow ? round_up(columns_, kDepth<E>) * kPanel<T> : 0);
       if (pass_.want_.a) {
-        matmul(over_columns(b_columns_, p_.width()), p_.width(), 1, columns_, as_operand(dz, columns_, operand.get()),
-               sums.get(), false);
+        matmul(over_columns(b_columns_, p_.width()), p_.width(), 1, columns_,
+               as_operand(dz, columns_, operand.get()), sums.get(), false);
         add_non_finite(tile, b_taken_, dz, sums.get());
         add_rows(pass_.g_.d_a, first, count, sums.get());
       }
@@ -246,7 +256,8 @@ class Backward {
           Gradient<R> gradient{zero, zero};
           if constexpr (PayloadMonoid<Packs>) {
             if (weights) {
-              const PayloadPull<R> pulled = pull(m(), e, product[half], upstream[half], R::load(weights + at));
+              const PayloadPull<R> pulled =
+                  pull(m(), e, product[half], upstream[half], R::load(weights + at));
               keep(pulled.weight).store(weights + at);
               gradient.score = pulled.score;
             } else {
@@ -277,16 +288,18 @@ class Backward {
     }
 
     // sums[column][width] += sum over the chunk's rows of dz (or weight) times the row.
-    void add_column_sums(const ColumnSums<T, E>& sums, const E* dz, std::int64_t from, std::int64_t count) const {
+    void add_column_sums(const ColumnSums<T, E>& sums, const E* dz, std::int64_t from,
+                         std::int64_t count) const {
       const std::int64_t step = pass_.block_ * kPanel<T>;
       for (std::int64_t w = 0; w < round_up(sums.width, kPanel<T>); w += kPanel<T>) {
-        matmul<T, E>({dz + from * kPanel<T>, kPanel<T>, kDepth<E>, step}, count, panels_, kPanel<T>, sums.rows + w * pass_.chunk_,
-                     sums.sums + w * pass_.block_ + from * kPanel<T>, true);
+        matmul<T, E>({dz + from * kPanel<T>, kPanel<T>, kDepth<E>, step}, count, panels_, kPanel<T>,
+                     sums.rows + w * pass_.chunk_, sums.sums + w * pass_.block_ + from * kPanel<T>, true);
       }
       if constexpr (!kNarrow) add_non_finite_rows(sums, dz, from, count);
     }
 
-    void add_non_finite_rows(const ColumnSums<T, E>& sums, const T* dz, std::int64_t from, std::int64_t count) const {
+    void add_non_finite_rows(const ColumnSums<T, E>& sums, const T* dz, std::int64_t from,
+                             std::int64_t count) const {
       const std::int64_t step = pass_.block_ * kPanel<T>;
       for (const auto& entry : sums.taken) {
         const std::int64_t row = entry.row % pass_.chunk_, width_panel = entry.row / pass_.chunk_;
@@ -313,7 +326,8 @@ class Backward {
         const bool shared = t.stride[2] == 0 && rows_.head(first_row_ + row) == rows_.head(first_row_ + last);
         rows = shared ? last - row + 1 : 1;
         T* to = static_cast<T*>(t.data) + rows_.offset(t, first_row_ + row) + (first_ + from) * t.stride[3];
-        const T* gradient = bias_ + row / kPanel<T> * pass_.block_ * kPanel<T> + from * kPanel<T> + row % kPanel<T>;
+        const T* gradient =
+            bias_ + row / kPanel<T> * pass_.block_ * kPanel<T> + from * kPanel<T> + row % kPanel<T>;
         for (std::int64_t j = 0; j < count; ++j) {
           T sum = gradient[j * kPanel<T>];
           for (std::int64_t lane = 1; lane < rows; ++lane) sum += gradient[j * kPanel<T> + lane];
@@ -340,7 +354,8 @@ class Backward {
       for (std::int64_t w = 0; w < sums.width; w += kPanel<T>) {
         const std::int64_t in_panel = std::min<std::int64_t>(kPanel<T>, sums.width - w);
         for (std::int64_t j = 0; j < columns_; ++j) {
-          store_row(t, rows_.column_offset(t, first_ + j) + w * t.stride[3], t.stride[3], in_panel, sums.sums + w * pass_.block_ + j * kPanel<T>, 1);
+          store_row(t, rows_.column_offset(t, first_ + j) + w * t.stride[3], t.stride[3], in_panel,
+                    sums.sums + w * pass_.block_ + j * kPanel<T>, 1);
         }
       }
     }
@@ -354,10 +369,10 @@ class Backward {
     Scratch<E> b_interleaved_, other_b_interleaved_;  // [column / kDepth][width][kDepth]
     const E *b_columns_ = nullptr, *other_b_columns_ = nullptr;
     NonFinite<T> b_taken_;
-    Scratch<E> dz_, other_dz_, weights_;              // the workspace: [panel][column][kPanel]
-    Scratch<T> bias_;                                 // the same: bias, then its gradient
+    Scratch<E> dz_, other_dz_, weights_;  // the workspace: [panel][column][kPanel]
+    Scratch<T> bias_;                     // the same: bias, then its gradient
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;
-    std::int64_t first_ = 0, columns_ = 0;            // the block of columns
+    std::int64_t first_ = 0, columns_ = 0;                      // the block of columns
     std::int64_t first_row_ = 0, chunk_rows_ = 0, panels_ = 0;  // the chunk of rows
   };
 
@@ -373,7 +388,8 @@ class Backward {
 
 // The gradients that g names, from policy's P_i and upstream gradients and from recomputed scores.
 template <template <class> class M, class T, class Rows>
-void fold_backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g, int threads) {
+void fold_backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g,
+                   int threads) {
   if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
     if (all_bfloat16(p, g.grad_out)) return Backward<M, T, BFloat16, Rows>(m, p, policy, g, threads).run();
   }

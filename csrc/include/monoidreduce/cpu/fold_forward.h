@@ -11,11 +11,11 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Folds a tile into the panel's states. With a payload, scores become weights in place and scale what the payload so far is
-// multiplied by first. Masked elements are skipped.
+// Folds a tile into the panel's states. With a payload, scores become weights in place and scale what the
+// payload so far is multiplied by first. Masked elements are skipped.
 template <bool kMasked, class M, class T>
-inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typename M::State (&state)[kPacks], T* scores,
-                       T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
+inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typename M::State (&state)[kPacks],
+                       T* scores, T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
   using R = LanePack<T>;
   const M& m = tile.m;
   if constexpr (FramedMonoid<M>) {
@@ -79,15 +79,20 @@ class Forward {
     const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(E);
     problems_ = p.batch() * p.column_heads();
     panels_ = divide_up(p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows(), kPanel<T>);
-    // A tile of columns stays in the second-level cache while a block of panels goes over it; a panel of scores in the first.
-    columns_ = std::clamp(192 * 1024 / std::max<std::int64_t>(column_bytes, 1) / kColumnStep, std::int64_t(2), 120 / kColumnStep) *
+    // A tile of columns stays in the second-level cache while a block of panels goes over it; a panel of
+    // scores in the first.
+    columns_ = std::clamp(192 * 1024 / std::max<std::int64_t>(column_bytes, 1) / kColumnStep, std::int64_t(2),
+                          120 / kColumnStep) *
                kColumnStep;
-    block_ = std::clamp(std::int64_t(1) << 21, panel_bytes, 8 * panel_bytes) / std::max<std::int64_t>(panel_bytes, 1);
-    block_ = std::clamp(divide_up(problems_ * panels_, 2 * threads), std::int64_t(1), std::max<std::int64_t>(block_, 1));
+    block_ = std::clamp(std::int64_t(1) << 21, panel_bytes, 8 * panel_bytes) /
+             std::max<std::int64_t>(panel_bytes, 1);
+    block_ = std::clamp(divide_up(problems_ * panels_, 2 * threads), std::int64_t(1),
+                        std::max<std::int64_t>(block_, 1));
     blocks_ = divide_up(panels_, block_);
     // Few rows: each task folds a slice of the columns, and the slices' states are combined in order.
     const std::int64_t tasks = std::max<std::int64_t>(problems_ * blocks_, 1);
-    splits_ = std::clamp(threads / tasks, std::int64_t(1), std::max<std::int64_t>(p.columns() / (2 * columns_), 1));
+    splits_ =
+        std::clamp(threads / tasks, std::int64_t(1), std::max<std::int64_t>(p.columns() / (2 * columns_), 1));
   }
 
   void run() {
@@ -96,7 +101,8 @@ class Forward {
     Scratch<State> states(partials * kPacks);
     Scratch<T> payloads(partials * p_.payload_width() * kPanel<T>);
     parallel_for(threads_, problems_ * blocks_ * splits_, [&](std::int64_t task, int) {
-      fold_block(task / splits_ / blocks_, task / splits_ % blocks_, task % splits_, states.get(), payloads.get());
+      fold_block(task / splits_ / blocks_, task / splits_ % blocks_, task % splits_, states.get(),
+                 payloads.get());
     });
     if (splits_ == 1) return;
     parallel_for(threads_, problems_ * panels_, [&](std::int64_t panel, int) {
@@ -110,7 +116,8 @@ class Forward {
   }
 
  private:
-  void fold_block(std::int64_t problem, std::int64_t block, std::int64_t split, State* partial_states, T* partial_payloads) {
+  void fold_block(std::int64_t problem, std::int64_t block, std::int64_t split, State* partial_states,
+                  T* partial_payloads) {
     const std::int64_t width = p_.width(), other_width = p_.other_width(), payload_width = p_.payload_width();
     const ProblemRows rows(p_, problem);
     const std::int64_t first_panel = block * block_, panels = std::min(block_, panels_ - first_panel);
@@ -118,16 +125,20 @@ class Forward {
     const std::int64_t other_panel_size = round_up(other_width, kDepth<E>) * kPanel<T>;
     Scratch<E> a(panels * panel_size), other_a(panels * other_panel_size);
     Scratch<T> payload_sums(panels * payload_width * kPanel<T>);
-    Scratch<E> b(columns_ * (width + 1)), other_b(columns_ * (other_width + 1)), payload(columns_ * (payload_width + 1));
-    Scratch<E> interleaved(kDepth<E> > 1 ? columns_ * payload_width : 0), weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
+    Scratch<E> b(columns_ * (width + 1)), other_b(columns_ * (other_width + 1)),
+        payload(columns_ * (payload_width + 1));
+    Scratch<E> interleaved(kDepth<E> > 1 ? columns_ * payload_width : 0),
+        weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
     Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
     const E* payload_columns = nullptr;
     Scratch<State> states(panels * kPacks);
     NonFinite<T> taken;
     for (std::int64_t i = 0; i < panels; ++i) {
-      const std::int64_t first = (first_panel + i) * kPanel<T>, count = std::min<std::int64_t>(kPanel<T>, rows.count() - first);
+      const std::int64_t first = (first_panel + i) * kPanel<T>,
+                         count = std::min<std::int64_t>(kPanel<T>, rows.count() - first);
       load_lanes<T>(p_.a, rows, first, count, a + i * panel_size);
-      if constexpr (Packs::kScores == 2) load_lanes<T>(p_.other_a, rows, first, count, other_a + i * other_panel_size);
+      if constexpr (Packs::kScores == 2)
+        load_lanes<T>(p_.other_a, rows, first, count, other_a + i * other_panel_size);
       std::fill_n(payload_sums + i * payload_width * kPanel<T>, payload_width * kPanel<T>, T(0));
       for (int half = 0; half < kPacks; ++half) states.get()[i * kPacks + half] = m_.identity();
     }
@@ -151,13 +162,20 @@ class Forward {
           }
           loaded = true;
         }
-        if (p_.bias.present()) load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
+        if (p_.bias.present())
+          load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
         matmul(over_width(b.get(), width), count, 1, width, a + i * panel_size, scores.get(), false);
         if constexpr (Packs::kScores == 2) {
-          matmul(over_width(other_b.get(), other_width), count, 1, other_width, other_a + i * other_panel_size,
-                 other_scores.get(), false);
+          matmul(over_width(other_b.get(), other_width), count, 1, other_width,
+                 other_a + i * other_panel_size, other_scores.get(), false);
         }
-        const PanelTile<Packs, T> tile{m_, p_, score_, panel_rows, j, scores.get(), other_scores.get(),
+        const PanelTile<Packs, T> tile{m_,
+                                       p_,
+                                       score_,
+                                       panel_rows,
+                                       j,
+                                       scores.get(),
+                                       other_scores.get(),
                                        p_.bias.present() ? bias.get() : nullptr};
         State(&state)[kPacks] = *reinterpret_cast<State(*)[kPacks]>(states + i * kPacks);
         R scale[kPacks] = {R(1), R(1)};
@@ -219,7 +237,8 @@ class Forward {
       const typename Packs::Output product = m_.project(state[half]);
       R scale(1);
       if constexpr (PayloadMonoid<Packs>) {
-        if constexpr (Packs::kNormalized) scale = select(m_.mass(state[half]) == R(0), R(0), R(1) / m_.mass(state[half]));
+        if constexpr (Packs::kNormalized)
+          scale = select(m_.mass(state[half]) == R(0), R(0), R(1) / m_.mass(state[half]));
       }
       for (std::int64_t d = 0; d < p_.payload_width(); ++d) {
         T* sum = sums + d * kPanel<T> + half * kLanes<T>;
@@ -230,7 +249,8 @@ class Forward {
         if (row >= rows.count()) break;
         policy_.store(rows.flat(row), lane_of<T, typename M<T>::Output>(product, lane));
         if (p_.payload_width()) {
-          store_row(out_, rows.offset(out_, row), out_.stride[3], p_.payload_width(), sums + half * kLanes<T> + lane, kPanel<T>);
+          store_row(out_, rows.offset(out_, row), out_.stride[3], p_.payload_width(),
+                    sums + half * kLanes<T> + lane, kPanel<T>);
         }
       }
     }
@@ -245,9 +265,11 @@ class Forward {
   std::int64_t problems_, panels_, columns_, block_, blocks_, splits_;
 };
 
-// Folds every row, hands P_i to policy.store, and writes the payload's fold to out ([B, H, M, D], absent without a payload).
+// Folds every row, hands P_i to policy.store, and writes the payload's fold to out ([B, H, M, D], absent
+// without a payload).
 template <template <class> class M, class T, class Rows>
-void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads) {
+void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out,
+                  int threads) {
   if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
     if (all_bfloat16(p, {})) return Forward<M, T, BFloat16, Rows>(m, p, policy, out, threads).run();
   }

@@ -1,5 +1,6 @@
-// The instruction set that a translation unit is compiled for. Everything in cpu/ lives in an inline namespace of that name, so
-// that two objects compiled for different instruction sets share no symbol that the linker could mix up.
+// The instruction set that a translation unit is compiled for. Everything in cpu/ lives in an inline
+// namespace of that name, so that two objects compiled for different instruction sets share no symbol that
+// the linker could mix up.
 #pragma once
 
 #ifndef MR_CPU_ISA

@@ -1,11 +1,13 @@
-// The one matrix product of the CPU engine, on panels: c[m][lane] (+)= sum_k a(m, k) b[k][lane], lane in [0, kPanel).
+// The one matrix product of the CPU engine, on panels: c[m][lane] (+)= sum_k a(m, k) b[k][lane], lane in [0,
+// kPanel).
 //
-// b and c are contiguous panels, a is read a scalar (or a pair) at a time and broadcast. Every product of a fold has this form
-// with rows (or widths) as lanes, so that nothing is transposed between them (cpu/fold.h lists the six).
+// b and c are contiguous panels, a is read a scalar (or a pair) at a time and broadcast. Every product of a
+// fold has this form with rows (or widths) as lanes, so that nothing is transposed between them (cpu/fold.h
+// lists the six).
 //
-// Operands are of the accumulation type T, or BFloat16 where the processor multiplies pairs of them (AVX512-BF16: twice the rate
-// of float32; the sums are float32 either way). kDepth<E> of them are multiplied at a time: a panel of operands is
-// [k / kDepth][lane][kDepth], zero beyond the last k.
+// Operands are of the accumulation type T, or BFloat16 where the processor multiplies pairs of them
+// (AVX512-BF16: twice the rate of float32; the sums are float32 either way). kDepth<E> of them are multiplied
+// at a time: a panel of operands is [k / kDepth][lane][kDepth], zero beyond the last k.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +26,8 @@ inline namespace MR_CPU_ISA {
 template <class E>
 inline constexpr int kDepth = sizeof(E) == 2 ? 2 : 1;
 
-// The broadcast operand: the kDepth elements (m, k), (m, k + 1).. lie together at data[m * row_stride + k / kDepth * step]; k runs
-// through segments of length, whose starts are segment apart.
+// The broadcast operand: the kDepth elements (m, k), (m, k + 1).. lie together at data[m * row_stride + k /
+// kDepth * step]; k runs through segments of length, whose starts are segment apart.
 template <class E>
 struct Broadcast {
   const E* data;
@@ -51,25 +53,28 @@ inline constexpr bool kMultipliesBFloat16 = true;
 template <>
 struct Step<float, BFloat16> {
   using Lanes = __m512i;
-  MR_HD static Lanes lanes(const BFloat16* b, int pack) { return _mm512_loadu_si512(b + pack * 2 * kLanes<float>); }
+  MR_HD static Lanes lanes(const BFloat16* b, int pack) {
+    return _mm512_loadu_si512(b + pack * 2 * kLanes<float>);
+  }
   MR_HD static Lanes scalar(const BFloat16* a) {
     std::int32_t pair;
     std::memcpy(&pair, a, sizeof(pair));
     return _mm512_set1_epi32(pair);
   }
   MR_HD static LanePack<float> add(LanePack<float> sum, Lanes scalar, Lanes lanes) {
-    return LanePack<float>(LanePack<float>::Vector(
-        _mm512_dpbf16_ps(__m512(sum.v), reinterpret_cast<__m512bh>(scalar), reinterpret_cast<__m512bh>(lanes))));
+    return LanePack<float>(LanePack<float>::Vector(_mm512_dpbf16_ps(
+        __m512(sum.v), reinterpret_cast<__m512bh>(scalar), reinterpret_cast<__m512bh>(lanes))));
   }
 };
 #else
 inline constexpr bool kMultipliesBFloat16 = false;
 #endif
 
-// kRows rows of c stay in registers for the whole sum. It starts from 0 and is added to c at the end: a sum of tiles' sums loses
-// fewer digits than one long sum.
+// kRows rows of c stay in registers for the whole sum. It starts from 0 and is added to c at the end: a sum
+// of tiles' sums loses fewer digits than one long sum.
 template <int kRows, class T, class E>
-inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t length, const E* b, T* c, bool accumulate) {
+inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t length, const E* b, T* c,
+                         bool accumulate) {
   using R = LanePack<T>;
   R sum[kRows][kPacks];
 #pragma GCC unroll 16
@@ -100,8 +105,8 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
 }
 
 template <int kRows, class T, class E>
-inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b, T* c,
-                        bool accumulate) {
+inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length,
+                        const E* b, T* c, bool accumulate) {
   std::int64_t m = 0;
   for (; m + kRows <= rows; m += kRows) {
     matmul_block<kRows>({a.data + m * a.row_stride, a.row_stride, a.step, a.segment}, segments, length, b,
@@ -115,29 +120,31 @@ inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments
 
 // c[rows][kPanel] (+)= a[rows][segments * length] b[segments * length][kPanel].
 template <class T, class E>
-inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b, T* c,
-                   bool accumulate) {
+inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b,
+                   T* c, bool accumulate) {
   // Two accumulators a row, two registers of b and a broadcast scalar must fit the register file.
   constexpr int kRows = kVectorRegisters == 32 ? 12 : 6;
-  // b's panel is read once for every kRows rows, from the first-level cache: 16 KiB. And 128 terms are the longest run that is
-  // summed in one go: with 512, float32 gradients were 1.2 times further from float64.
+  // b's panel is read once for every kRows rows, from the first-level cache: 16 KiB. And 128 terms are the
+  // longest run that is summed in one go: with 512, float32 gradients were 1.2 times further from float64.
   constexpr std::int64_t kLength = 128 * kDepth<E>;
   if (segments > 1) {
     const std::int64_t run = std::max<std::int64_t>(kLength / length, 1);
     for (std::int64_t s = 0; s < segments; s += run) {
-      matmul_rows<kRows>({a.data + s * a.segment, a.row_stride, a.step, a.segment}, rows, std::min(run, segments - s), length,
-                         b + s * length * kPanel<T>, c, accumulate || s > 0);
+      matmul_rows<kRows>({a.data + s * a.segment, a.row_stride, a.step, a.segment}, rows,
+                         std::min(run, segments - s), length, b + s * length * kPanel<T>, c,
+                         accumulate || s > 0);
     }
     return;
   }
   for (std::int64_t k = 0; k < length || k == 0; k += kLength) {
     const Broadcast<E> from{a.data + k / kDepth<E> * a.step, a.row_stride, a.step, 0};
-    matmul_rows<kRows>(from, rows, 1, std::min(kLength, length - k), b + k * kPanel<T>, c, accumulate || k > 0);
+    matmul_rows<kRows>(from, rows, 1, std::min(kLength, length - k), b + k * kPanel<T>, c,
+                       accumulate || k > 0);
   }
 }
 
-// A panel of results as an operand of the next product, [k / kDepth][lane][kDepth]: itself for T, rounded into storage for
-// BFloat16. storage holds count (rounded up to kDepth) rows.
+// A panel of results as an operand of the next product, [k / kDepth][lane][kDepth]: itself for T, rounded
+// into storage for BFloat16. storage holds count (rounded up to kDepth) rows.
 template <class T>
 inline const T* as_operand(const T* panel, std::int64_t, T*) {
   return panel;
@@ -147,7 +154,8 @@ inline const BFloat16* as_operand(const float* panel, std::int64_t count, BFloat
   using Halves [[gnu::vector_size(32)]] = std::uint16_t;
   using Words [[gnu::vector_size(64)]] = std::uint32_t;
   const auto rounded = [](const float* lanes) {
-    return __builtin_convertvector(reinterpret_cast<Halves>(_mm512_cvtneps_pbh(_mm512_loadu_ps(lanes))), Words);
+    return __builtin_convertvector(reinterpret_cast<Halves>(_mm512_cvtneps_pbh(_mm512_loadu_ps(lanes))),
+                                   Words);
   };
   for (std::int64_t k = 0; k < count; k += 2) {
     for (int p = 0; p < kPacks; ++p) {

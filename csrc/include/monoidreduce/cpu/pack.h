@@ -1,5 +1,6 @@
-// Pack<T, N>: N rows side by side in one vector register, the real type that monoids are instantiated with on the CPU. One lane is
-// one row, as one thread is one row on the GPU, so a monoid needs no horizontal operation. Built on the compiler's vector types.
+// Pack<T, N>: N rows side by side in one vector register, the real type that monoids are instantiated with on
+// the CPU. One lane is one row, as one thread is one row on the GPU, so a monoid needs no horizontal
+// operation. Built on the compiler's vector types.
 #pragma once
 
 #include <cmath>
@@ -53,10 +54,10 @@ struct PackMask {
 template <class T>
 using IntegerOf = typename RealTraits<std::conditional_t<sizeof(T) == 4, float, double>>::Index;
 
-#define MR_COMPARE(op)                                                  \
-  template <class T, int N>                                             \
+#define MR_COMPARE(op)                                                      \
+  template <class T, int N>                                                 \
   MR_HD PackMask<IntegerOf<T>, N> operator op(Pack<T, N> a, Pack<T, N> b) { \
-    return {a.v op b.v};                                                \
+    return {a.v op b.v};                                                    \
   }
 MR_COMPARE(<)
 MR_COMPARE(>)
@@ -102,8 +103,9 @@ MR_HD R polynomial(R x, const double (&coefficient)[kTerms]) {
   return sum;
 }
 
-// 2^x = 2^n 2^r with |r| <= 1/2. Within 1 ulp of the correctly rounded value for float, 2 for double; results under the smallest
-// normal number are 0. The float polynomial is a minimax fit (relative error 2e-9), the double one the Taylor series.
+// 2^x = 2^n 2^r with |r| <= 1/2. Within 1 ulp of the correctly rounded value for float, 2 for double; results
+// under the smallest normal number are 0. The float polynomial is a minimax fit (relative error 2e-9), the
+// double one the Taylor series.
 template <class T, int N>
 MR_HD Pack<T, N> exp2(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -118,14 +120,15 @@ MR_HD Pack<T, N> exp2(Pack<T, N> x) {
   const I n = bit_cast_vector<I>(shifted.v) - bit_cast_vector<I>(R(1.5 * (1LL << kMantissa)).v);
   const R power = bit_cast_vector<typename R::Vector>((n + kBias) << kMantissa);
   if constexpr (kFloat) {
-    return power * polynomial(r, {1., 6.931472057e-01, 2.402264689e-01, 5.550328777e-02, 9.618488974e-03, 1.339993118e-03,
-                                  1.534580755e-04});
+    return power * polynomial(r, {1., 6.931472057e-01, 2.402264689e-01, 5.550328777e-02, 9.618488974e-03,
+                                  1.339993118e-03, 1.534580755e-04});
   } else {
-    return power * polynomial(r, {1., 0.69314718055994530942, 0.24022650695910071233, 0.055504108664821579953,
-                                  0.009618129107628477162, 0.0013333558146428443423, 0.00015403530393381609954,
-                                  1.525273380405984028e-5, 1.3215486790144309488e-6, 1.0178086009239699727e-7,
-                                  7.0549116208011233299e-9, 4.4455382718708114976e-10, 2.5678435993488205142e-11,
-                                  1.3691488853904128881e-12});
+    return power *
+           polynomial(r, {1., 0.69314718055994530942, 0.24022650695910071233, 0.055504108664821579953,
+                          0.009618129107628477162, 0.0013333558146428443423, 0.00015403530393381609954,
+                          1.525273380405984028e-5, 1.3215486790144309488e-6, 1.0178086009239699727e-7,
+                          7.0549116208011233299e-9, 4.4455382718708114976e-10, 2.5678435993488205142e-11,
+                          1.3691488853904128881e-12});
   }
 }
 
@@ -148,8 +151,9 @@ MR_HD Pack<T, N> tanh(Pack<T, N> x) {
   using R = Pack<T, N>;
   if constexpr (sizeof(T) == 4) {
     const R square = x * x, magnitude = abs(x);
-    const R small = x + x * square * polynomial(square, {-3.333328392e-01, 1.333149125e-01, -5.374349526e-02, 2.065057900e-02,
-                                                         -5.717036561e-03});
+    const R small = x + x * square *
+                            polynomial(square, {-3.333328392e-01, 1.333149125e-01, -5.374349526e-02,
+                                                2.065057900e-02, -5.717036561e-03});
     const R large = R(1) - R(2) / (exp2(magnitude * R(2 * kLog2E)) + R(1));
     return select(magnitude < R(0.625), small, select(x < R(0), -large, large));
   } else {
@@ -163,11 +167,12 @@ MR_HD Pack<T, N> erf(Pack<T, N> x) {
   using R = Pack<T, N>;
   if constexpr (sizeof(T) == 4) {
     const R square = x * x, magnitude = abs(x);
-    const R small = x * polynomial(square, {1.128379166e+00, -3.761262714e-01, 1.128360018e-01, -2.685444459e-02,
-                                            5.189535340e-03, -8.020841284e-04, 7.889119549e-05});
+    const R small =
+        x * polynomial(square, {1.128379166e+00, -3.761262714e-01, 1.128360018e-01, -2.685444459e-02,
+                                5.189535340e-03, -8.020841284e-04, 7.889119549e-05});
     const R t = R(1) / (R(1) + R(0.5) * magnitude);
-    const R tail = polynomial(t, {2.073645095e-03, 2.570792337e-01, 4.081661949e-01, -9.065612216e-02, 6.705463105e-01,
-                                  -2.540866206e-01, 6.652409421e-03});
+    const R tail = polynomial(t, {2.073645095e-03, 2.570792337e-01, 4.081661949e-01, -9.065612216e-02,
+                                  6.705463105e-01, -2.540866206e-01, 6.652409421e-03});
     const R large = R(1) - exp2(square * R(-kLog2E)) * tail;
     return select(magnitude < R(1), small, select(x < R(0), -large, large));
   } else {

@@ -1,4 +1,5 @@
-// Rows and columns of a problem as the CPU engine sees them: panels of kPanel rows, one lane a row, and tiles of columns.
+// Rows and columns of a problem as the CPU engine sees them: panels of kPanel rows, one lane a row, and tiles
+// of columns.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +17,8 @@ inline namespace MR_CPU_ISA {
 // Columns in a tile or block are a multiple of this, the rows of c that matmul keeps in registers.
 inline constexpr std::int64_t kColumnStep = kVectorRegisters == 32 ? 12 : 6;
 
-
-// A struct of packs is an array of words, each a vector of lanes; the same struct of scalars is one lane of it.
+// A struct of packs is an array of words, each a vector of lanes; the same struct of scalars is one lane of
+// it.
 template <class T, class Scalars, class Packs>
 MR_HD Scalars lane_of(const Packs& packs, int lane) {
   static_assert(sizeof(Packs) == sizeof(Scalars) * kLanes<T>);
@@ -82,12 +83,13 @@ struct ProblemRows {
 template <class T>
 struct PanelRows {
   using R = LanePack<T>;
-  std::int64_t first, count;                      // rows [first, first + count) of the problem, count <= kPanel
+  std::int64_t first, count;  // rows [first, first + count) of the problem, count <= kPanel
   Index<R> begin[kPacks], end[kPacks], label[kPacks];
   std::int64_t least_begin, most_begin, least_end, most_end;  // over the lanes
 
   template <class Rows>
-  PanelRows(const FoldProblem& p, const ProblemRows& rows, std::int64_t first, const Rows& policy, bool skip_inactive)
+  PanelRows(const FoldProblem& p, const ProblemRows& rows, std::int64_t first, const Rows& policy,
+            bool skip_inactive)
       : first(first), count(std::min<std::int64_t>(kPanel<T>, rows.count() - first)) {
     using I = IntegerOf<T>;
     I begins[kPanel<T>] = {}, ends[kPanel<T>] = {}, labels[kPanel<T>] = {};
@@ -114,20 +116,27 @@ struct PanelRows {
       label[half] = Index<R>::load(labels + half * kLanes<T>);
     }
   }
-  bool touches(std::int64_t column, std::int64_t columns) const { return column < most_end && column + columns > least_begin; }
-  bool covers(std::int64_t column, std::int64_t columns) const { return most_begin <= column && column + columns <= least_end; }
+  bool touches(std::int64_t column, std::int64_t columns) const {
+    return column < most_end && column + columns > least_begin;
+  }
+  bool covers(std::int64_t column, std::int64_t columns) const {
+    return most_begin <= column && column + columns <= least_end;
+  }
   Mask<R> keeps(int half, std::int64_t column) const {
     const Index<R> j(static_cast<IntegerOf<T>>(column));
     return (j >= begin[half]) & (j < end[half]);
   }
 };
 
-// A row's elements as operands, element k at to[k / kDepth * step + k % kDepth]: loaded as T, or as they are for BFloat16.
+// A row's elements as operands, element k at to[k / kDepth * step + k % kDepth]: loaded as T, or as they are
+// for BFloat16.
 template <class T>
-inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t count, T* to, std::int64_t step) {
+inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t count, T* to,
+                          std::int64_t step) {
   load_row(t, offset, t.stride[3], count, to, step);
 }
-inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t count, BFloat16* to, std::int64_t step) {
+inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t count, BFloat16* to,
+                          std::int64_t step) {
   const BFloat16* from = static_cast<const BFloat16*>(t.data) + offset;
   const std::int64_t stride = t.stride[3];
   for (std::int64_t k = 0; k + 1 < count; k += 2) {
@@ -139,7 +148,8 @@ inline void load_operands(const TensorView& t, std::int64_t offset, std::int64_t
 
 // A panel of rows with rows as lanes, [k / kDepth][lane][kDepth]: 0 beyond the last row.
 template <class T, class E>
-inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count, E* panel) {
+inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count,
+                       E* panel) {
   const std::int64_t width = t.size[3];
   if (count < kPanel<T>) std::fill_n(panel, round_up(width, kDepth<E>) * kPanel<T>, E{});
   for (std::int64_t lane = 0; lane < count; ++lane) {
@@ -147,8 +157,8 @@ inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_
   }
 }
 
-// A panel of rows with widths as lanes, [width panel][row / kDepth][lane][kDepth], width panels stride apart: 0 beyond the width,
-// beyond the last row, and for rows that are not active.
+// A panel of rows with widths as lanes, [width panel][row / kDepth][lane][kDepth], width panels stride apart:
+// 0 beyond the width, beyond the last row, and for rows that are not active.
 template <class T, class E, class Rows>
 inline void load_widths(const TensorView& t, const ProblemRows& rows, const Rows& policy, std::int64_t first,
                         std::int64_t count, std::int64_t stride, E* panels) {
@@ -173,7 +183,8 @@ inline void load_widths(const TensorView& t, const ProblemRows& rows, const Rows
 
 // A tile of columns, [column][width rounded up to kDepth]: the broadcast operand of products over the width.
 template <class E>
-inline void load_columns(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count, E* tile) {
+inline void load_columns(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t count,
+                         E* tile) {
   const std::int64_t row = round_up(t.size[3], kDepth<E>);
   for (std::int64_t j = 0; j < count; ++j) {
     load_operands(t, rows.column_offset(t, first + j), t.size[3], tile + j * row, kDepth<E>);
@@ -184,7 +195,8 @@ inline Broadcast<E> over_width(const E* tile, std::int64_t width) {
   return {tile, round_up(width, kDepth<E>), kDepth<E>};
 }
 
-// The same tile as [column / kDepth][width][kDepth]: the broadcast operand of products over columns. One and the same for T.
+// The same tile as [column / kDepth][width][kDepth]: the broadcast operand of products over columns. One and
+// the same for T.
 template <class E>
 inline const E* interleave_columns(const E* tile, std::int64_t count, std::int64_t width, E* storage) {
   if constexpr (kDepth<E> == 1) {
@@ -194,7 +206,8 @@ inline const E* interleave_columns(const E* tile, std::int64_t count, std::int64
     for (std::int64_t j = 0; j < count; j += 2) {
       const E *even = tile + j * row, *odd = even + row;
       E* to = storage + j * width;
-      for (std::int64_t k = 0; k < width; ++k) to[2 * k] = even[k], to[2 * k + 1] = j + 1 < count ? odd[k] : E{};
+      for (std::int64_t k = 0; k < width; ++k)
+        to[2 * k] = even[k], to[2 * k + 1] = j + 1 < count ? odd[k] : E{};
     }
     return storage;
   }
@@ -206,20 +219,22 @@ inline Broadcast<E> over_columns(const E* interleaved, std::int64_t width) {
 
 // panel[j][lane] = bias of the lane's row and column first + j; a bool bias reads as 0 or -inf.
 template <class T>
-inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t first_row, std::int64_t row_count,
-                      std::int64_t first, std::int64_t count, T* panel) {
+inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t first_row,
+                      std::int64_t row_count, std::int64_t first, std::int64_t count, T* panel) {
   const auto load = [&](std::int64_t row, std::int64_t width, T* to) {
     const std::int64_t offset = rows.offset(t, first_row + row) + first * t.stride[3];
     if (t.dtype == DType::kBool) {
       const bool* from = static_cast<const bool*>(t.data) + offset;
-      for (std::int64_t j = 0; j < count; ++j) to[j * kPanel<T>] = from[j * t.stride[3]] ? T(0) : -infinity<T>();
+      for (std::int64_t j = 0; j < count; ++j)
+        to[j * kPanel<T>] = from[j * t.stride[3]] ? T(0) : -infinity<T>();
     } else {
       load_row(t, offset, t.stride[3], width, to, kPanel<T>);
     }
   };
   if (t.stride[2] == 0 && (rows.group == 1 || t.stride[1] == 0)) {  // the same for every row
     load(0, count, panel);
-    for (std::int64_t j = 0; j < count; ++j) std::fill_n(panel + j * kPanel<T>, kPanel<T>, panel[j * kPanel<T>]);
+    for (std::int64_t j = 0; j < count; ++j)
+      std::fill_n(panel + j * kPanel<T>, kPanel<T>, panel[j * kPanel<T>]);
     return;
   }
   if (row_count < kPanel<T>) std::fill_n(panel, count * kPanel<T>, T(0));
@@ -229,8 +244,8 @@ inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t
 inline bool has_bool_bias(const FoldProblem& p) { return p.bias.present() && p.bias.dtype == DType::kBool; }
 inline bool has_mask(const FoldProblem& p) { return !p.range.all() || has_bool_bias(p); }
 
-// Can the products take BFloat16 operands as they are. Not with a mask: there a number that is not finite may have to be taken out
-// of a tile (NonFinite), which works on T.
+// Can the products take BFloat16 operands as they are. Not with a mask: there a number that is not finite may
+// have to be taken out of a tile (NonFinite), which works on T.
 inline bool all_bfloat16(const FoldProblem& p, const TensorView& grad_out) {
   for (const TensorView* t : {&p.a, &p.b, &p.other_a, &p.other_b, &p.payload, &grad_out}) {
     if (t->present() && t->dtype != DType::kBFloat16) return false;
@@ -261,7 +276,8 @@ struct PanelTile {
   }
   // The same from scores that were stored over the dot products.
   MR_HD Element<R> from_scores(std::int64_t j, int half) const {
-    Element<R> e{R::load(dot + at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)), rows.label[half]};
+    Element<R> e{R::load(dot + at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
+                 rows.label[half]};
     if constexpr (M::kScores == 2) e.other = R::load(other_dot + at(j, half));
     return e;
   }
@@ -272,8 +288,8 @@ struct PanelTile {
   }
 };
 
-// Adds what was taken out of a tile of columns: to[entry column][lane] += weight[entry row][lane] * value, for the lanes that keep
-// that column.
+// Adds what was taken out of a tile of columns: to[entry column][lane] += weight[entry row][lane] * value,
+// for the lanes that keep that column.
 template <class M, class T>
 inline void add_non_finite(const PanelTile<M, T>& tile, const NonFinite<T>& taken, const T* weight, T* to) {
   using R = LanePack<T>;
@@ -289,7 +305,8 @@ inline void add_non_finite(const PanelTile<M, T>& tile, const NonFinite<T>& take
 // M<T> as M<Pack>: a monoid's parameters, if it has any, do not depend on its real type.
 template <template <class> class M, class T>
 inline M<LanePack<T>> as_packs(const M<T>& m) {
-  static_assert(sizeof(M<LanePack<T>>) == sizeof(M<T>), "a monoid's members must be parameters of type Scalar<R>");
+  static_assert(sizeof(M<LanePack<T>>) == sizeof(M<T>),
+                "a monoid's members must be parameters of type Scalar<R>");
   return std::bit_cast<M<LanePack<T>>>(m);
 }
 

@@ -1,4 +1,5 @@
-// Between tensors of any type and stride and the engine's float (or double) panels: rows copied, widened, transposed, stored.
+// Between tensors of any type and stride and the engine's float (or double) panels: rows copied, widened,
+// transposed, stored.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +28,8 @@ MR_HD float widen(BFloat16 x) {
   std::memcpy(&y, &bits, 4);
   return y;
 }
-// The exponent is moved by a multiplication, which also normalises subnormal numbers; infinity and NaN keep theirs.
+// The exponent is moved by a multiplication, which also normalises subnormal numbers; infinity and NaN keep
+// theirs.
 MR_HD float widen(Float16 x) {
   const std::uint32_t magnitude = std::uint32_t(x.bits & 0x7fff) << 13;
   float y;
@@ -89,18 +91,23 @@ MR_HD Float16 narrow<Float16>(double x) {
 template <class F>
 MR_HD void with_element_type(DType dtype, F f) {
   switch (dtype) {
-    case DType::kFloat16: return f(static_cast<Float16*>(nullptr));
-    case DType::kBFloat16: return f(static_cast<BFloat16*>(nullptr));
-    case DType::kFloat32: return f(static_cast<float*>(nullptr));
-    case DType::kFloat64: return f(static_cast<double*>(nullptr));
-    default: return;
+    case DType::kFloat16:
+      return f(static_cast<Float16*>(nullptr));
+    case DType::kBFloat16:
+      return f(static_cast<BFloat16*>(nullptr));
+    case DType::kFloat32:
+      return f(static_cast<float*>(nullptr));
+    case DType::kFloat64:
+      return f(static_cast<double*>(nullptr));
+    default:
+      return;
   }
 }
 
 // to[k * to_stride] = row[k], widened; offset and stride in elements of the view.
 template <class T>
-inline void load_row(const TensorView& view, std::int64_t offset, std::int64_t stride, std::int64_t count, T* to,
-                     std::int64_t to_stride) {
+inline void load_row(const TensorView& view, std::int64_t offset, std::int64_t stride, std::int64_t count,
+                     T* to, std::int64_t to_stride) {
   with_element_type(view.dtype, [&](auto* type) {
     const auto* from = static_cast<decltype(type)>(view.data) + offset;
     if (stride == 1 && to_stride == 1) {
@@ -120,8 +127,8 @@ inline T load_one(const TensorView& vector, std::int64_t index) {
 }
 
 template <class T>
-inline void store_row(const TensorView& view, std::int64_t offset, std::int64_t stride, std::int64_t count, const T* from,
-                      std::int64_t from_stride) {
+inline void store_row(const TensorView& view, std::int64_t offset, std::int64_t stride, std::int64_t count,
+                      const T* from, std::int64_t from_stride) {
   with_element_type(view.dtype, [&](auto* type) {
     using E = std::remove_pointer_t<decltype(type)>;
     E* to = static_cast<E*>(view.data) + offset;
@@ -142,7 +149,8 @@ class Scratch {
  public:
   explicit Scratch(std::int64_t count)
       : data_(count == 0 ? nullptr
-                         : static_cast<T*>(::operator new(sizeof(T) * static_cast<std::size_t>(count), std::align_val_t(64)))) {}
+                         : static_cast<T*>(::operator new(sizeof(T) * static_cast<std::size_t>(count),
+                                                          std::align_val_t(64)))) {}
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() { ::operator delete(data_, std::align_val_t(64)); }
@@ -153,8 +161,9 @@ class Scratch {
   T* data_;
 };
 
-// The numbers of a tile that are not finite, taken out of it. 0 times infinity or NaN is NaN, so a column that a row does not keep
-// would leak into that row through a matrix product; their contribution is added by hand to the rows that do keep them.
+// The numbers of a tile that are not finite, taken out of it. 0 times infinity or NaN is NaN, so a column
+// that a row does not keep would leak into that row through a matrix product; their contribution is added by
+// hand to the rows that do keep them.
 template <class T>
 class NonFinite {
  public:

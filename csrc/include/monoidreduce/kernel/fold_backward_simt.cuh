@@ -1,15 +1,18 @@
 // The backward fold on any GPU: any monoid, any element type, width and strides.
 //
-// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij), so a tile of 64 x 64 elements needs only its own rows, its own columns and the final
-// products. It computes its scores again, pulls the upstream gradient through D and multiplies:
+// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij), so a tile of 64 x 64 elements needs only its own rows, its
+// own columns and the final products. It computes its scores again, pulls the upstream gradient through D and
+// multiplies:
 //   dz_ij = pull(X_ij, P_i, g_i, u_ij)   u = G V^T       w_ij = the element's share of the output
 //   d_a += dz B    d_b += dz^T A    d_payload += w^T G    d_bias += dz
-// Its operands come in pairs, rows with columns: (A, B), and (other A, other B) or (G, V). A pair is multiplied into a tile of dot
-// products; the tile becomes gradients or weights; and these, multiplied with the one operand, are the gradient of the other.
+// Its operands come in pairs, rows with columns: (A, B), and (other A, other B) or (G, V). A pair is
+// multiplied into a tile of dot products; the tile becomes gradients or weights; and these, multiplied with
+// the one operand, are the gradient of the other.
 //
-// One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with atomics, whose order
-// changes from run to run. The deterministic mode computes every tile once per kind of gradient: a pass over the rows (d_a), one
-// over the columns (d_b, d_payload) and one over the bias, in each of which one block owns what it adds to.
+// One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with
+// atomics, whose order changes from run to run. The deterministic mode computes every tile once per kind of
+// gradient: a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias, in each
+// of which one block owns what it adds to.
 #pragma once
 
 #include <algorithm>
@@ -67,17 +70,19 @@ __device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job
     step = looped ? rest : step;
     job = looped ? job : rest;
   }
-  return {at[Walk::kBatch], at[Walk::kColumnHead] * walk.extent[Walk::kMember] + at[Walk::kMember], at[Walk::kColumnHead],
-          at[Walk::kRowTile] * kTile, at[Walk::kColumnTile] * kTile};
+  return {at[Walk::kBatch], at[Walk::kColumnHead] * walk.extent[Walk::kMember] + at[Walk::kMember],
+          at[Walk::kColumnHead], at[Walk::kRowTile] * kTile, at[Walk::kColumnTile] * kTile};
 }
 
-// Pulls the upstream gradient through every element of the tile, in place. Before: dot products of the first pair in memory.first,
-// of the second pair in memory.second. After: the gradient by what goes into the softcap (by a bias outside of it, where that is
-// wanted) in memory.first, that of the second score or the weights in memory.second. 0 where an element is not valid.
+// Pulls the upstream gradient through every element of the tile, in place. Before: dot products of the first
+// pair in memory.first, of the second pair in memory.second. After: the gradient by what goes into the
+// softcap (by a bias outside of it, where that is wanted) in memory.first, that of the second score or the
+// weights in memory.second. 0 where an element is not valid.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows>
-__device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m, const PullArguments& p,
-                                              const Score<typename M::Real>& score, const Rows& rows, const TilePlace& at,
-                                              std::int64_t flat_row, Validity valid) {
+__device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m,
+                                              const PullArguments& p, const Score<typename M::Real>& score,
+                                              const Rows& rows, const TilePlace& at, std::int64_t flat_row,
+                                              Validity valid) {
   using T = typename M::Real;
   const std::int64_t row = at.row0 + element_row();
   const Matrix<T> bias(p.bias, at.batch, at.head);
@@ -118,9 +123,9 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
 
 // to += scale times the tile in memory.first (its transpose, along the rows) times 64 rows of from.
 template <class T>
-__device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<T>& to, std::int64_t to_row, T scale,
-                                            const Matrix<T, true>& from, std::int64_t from_row, bool along_rows, bool full,
-                                            bool exclusive) {
+__device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<T>& to, std::int64_t to_row,
+                                            T scale, const Matrix<T, true>& from, std::int64_t from_row,
+                                            bool along_rows, bool full, bool exclusive) {
 #pragma unroll 1
   for (std::int64_t k = 0; k < to.width(); k += kTile) {
     ThreadTile<T> sum;
@@ -132,21 +137,22 @@ __device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<
 
 // Everything that one tile of elements adds to the wanted gradients.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows>
-__device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, const M& m, const PullArguments& p,
-                                          const Score<typename M::Real>& score, const Rows& rows, const TilePlace& at,
-                                          bool exclusive) {
+__device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, const M& m,
+                                          const PullArguments& p, const Score<typename M::Real>& score,
+                                          const Rows& rows, const TilePlace& at, bool exclusive) {
   using T = typename M::Real;
   const Tensor& a = p.pair[0].rows;
-  const std::int64_t row = at.row0 + element_row(), flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
+  const std::int64_t row = at.row0 + element_row(),
+                     flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
   const bool active = row < a.size[2] && rows.active(flat_row);
-  const Validity valid = find_valid(memory, p.range, Matrix<T>(p.bias, at.batch, at.head), active, p.pair[0].columns.size[2],
-                                    at.row0, at.column0);
+  const Validity valid = find_valid(memory, p.range, Matrix<T>(p.bias, at.batch, at.head), active,
+                                    p.pair[0].columns.size[2], at.row0, at.column0);
   if (!valid.any) return;
 
 #pragma unroll 1
   for (int n = 0; n < p.pairs; ++n) {
-    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.pair[n].rows, at.batch, at.head), at.row0,
-                  Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
+    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.pair[n].rows, at.batch, at.head),
+                  at.row0, Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
   }
   __syncthreads();
   pull_elements<kPayload>(memory, m, p, score, rows, at, flat_row, valid);
@@ -170,13 +176,15 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
     for (int side = 0; side < 2; ++side) {
       const bool of_rows = side == 0;
       const Tensor& wanted = of_rows ? pair.d_rows : pair.d_columns;
-      const std::int64_t wanted_head = of_rows ? at.head : at.column_head, from_head = of_rows ? at.column_head : at.head;
-      const std::int64_t wanted_row = of_rows ? at.row0 : at.column0, from_row = of_rows ? at.column0 : at.row0;
+      const std::int64_t wanted_head = of_rows ? at.head : at.column_head,
+                         from_head = of_rows ? at.column_head : at.head;
+      const std::int64_t wanted_row = of_rows ? at.row0 : at.column0,
+                         from_row = of_rows ? at.column0 : at.row0;
       if (wanted.data == nullptr) continue;
       if (!of_rows) transpose_tile(memory.first);
       add_product(memory, Matrix<T>(wanted, at.batch, wanted_head), wanted_row, scale,
-                  Matrix<T, true>(of_rows ? pair.columns : pair.rows, at.batch, from_head), from_row, !of_rows, valid.full,
-                  exclusive);
+                  Matrix<T, true>(of_rows ? pair.columns : pair.rows, at.batch, from_head), from_row,
+                  !of_rows, valid.full, exclusive);
     }
   }
 }
@@ -200,10 +208,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 
 }  // namespace simt
 
-// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a payload, c of pull()).
+// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a
+// payload, c of pull()).
 template <bool kPayload, Monoid M, RowPolicy<M> Rows>
   requires(!kPayload || PayloadMonoid<M>)
-void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g, const Launch& launch) {
+void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g,
+                   const Launch& launch) {
   using simt::Walk;
   using T = typename M::Real;
   if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return;
@@ -220,9 +230,11 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
     all.pair[all.pairs++] = {Tensor(g.grad_out), Tensor(p.payload), Tensor(), Tensor(g.d_payload)};
   }
 
-  // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row tile, column tile.
+  // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row
+  // tile, column tile.
   const DeviceGuard device(p.a.cuda_device);
-  const auto walk_tiles = [&](bool of_rows, bool of_columns, bool of_bias, std::array<bool, Walk::kAxes> looped, bool exclusive) {
+  const auto walk_tiles = [&](bool of_rows, bool of_columns, bool of_bias,
+                              std::array<bool, Walk::kAxes> looped, bool exclusive) {
     simt::PullArguments some = all;
     bool any = false;
     for (auto& pair : some.pair) {
@@ -232,19 +244,21 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
     }
     if (!of_bias) some.d_bias = Tensor();
     if (!any && !some.d_bias.data) return;
-    Walk walk{.extent = {p.batch(), p.column_heads(), p.heads() / p.column_heads(), divide_up(p.rows(), kTile),
-                         divide_up(p.columns(), kTile)},
+    Walk walk{.extent = {p.batch(), p.column_heads(), p.heads() / p.column_heads(),
+                         divide_up(p.rows(), kTile), divide_up(p.columns(), kTile)},
               .exclusive = exclusive};
     std::copy(looped.begin(), looped.end(), walk.looped);
-    launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>, blocks_for(walk.count(false)), kThreads,
-                  sizeof(TileMemory<T>), launch.stream, m, some, Score<T>(p.score), rows, walk);
+    launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>,
+                  blocks_for(walk.count(false)), kThreads, sizeof(TileMemory<T>), launch.stream, m, some,
+                  Score<T>(p.score), rows, walk);
   };
 
   if (launch.deterministic) {
     const auto broadcast = [&](int axis) { return g.d_bias.stride[axis] == 0; };
     walk_tiles(true, false, false, {0, 0, 0, 0, 1}, true);
     walk_tiles(false, true, false, {0, 0, 1, 1, 0}, true);
-    walk_tiles(false, false, true, {broadcast(0), broadcast(1), broadcast(1), broadcast(2), broadcast(3)}, true);
+    walk_tiles(false, false, true, {broadcast(0), broadcast(1), broadcast(1), broadcast(2), broadcast(3)},
+               true);
   } else if (p.score.softcap != 0 && !p.score.bias_inside) {
     // A bias outside the softcap is on the other side of its slope, so it needs tiles of its own.
     walk_tiles(true, true, false, {}, false);

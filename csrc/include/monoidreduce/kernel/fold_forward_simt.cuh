@@ -1,9 +1,10 @@
 // The forward fold on any GPU: any monoid, any element type, width and strides.
 //
-// A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time: scores by a product, then
-// the fold, four lanes a row. The lanes combine their states when the walk ends. With a payload, the lanes of a row agree on a frame
-// at every tile, because they all weigh into the same payload sums, which are the product of the tile of weights and the payload.
-// A payload wider than 128 is cut into slices for different blocks, each of which computes the scores again.
+// A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time:
+// scores by a product, then the fold, four lanes a row. The lanes combine their states when the walk ends.
+// With a payload, the lanes of a row agree on a frame at every tile, because they all weigh into the same
+// payload sums, which are the product of the tile of weights and the payload. A payload wider than 128 is cut
+// into slices for different blocks, each of which computes the scores again.
 #pragma once
 
 #include "monoidreduce/block/elements.cuh"
@@ -32,8 +33,9 @@ inline constexpr int kSlice = kPayloadTiles * kTile;
 
 // Scores in place of dot products: tile and, for a monoid of two scores, other_tile.
 template <Monoid M, class T>
-__device__ __forceinline__ void score_elements(const Score<T>& score, const Matrix<T>& bias, Validity valid, std::int64_t row0,
-                                               std::int64_t column0, T* tile, T* other_tile) {
+__device__ __forceinline__ void score_elements(const Score<T>& score, const Matrix<T>& bias, Validity valid,
+                                               std::int64_t row0, std::int64_t column0, T* tile,
+                                               T* other_tile) {
 #pragma unroll 4
   for (int n = 0; n < kLaneElements; ++n) {
     if (!valid[n]) continue;
@@ -43,12 +45,13 @@ __device__ __forceinline__ void score_elements(const Score<T>& score, const Matr
   }
 }
 
-// Folds the valid elements of the calling thread into its state: fold_tile, with elements missing. With a payload the lanes of the
-// row join their frames first; weigh(n, weight) takes the weight of element n in the new frame, 0 if it is not valid, and the
-// result is what earlier payload sums are multiplied by.
+// Folds the valid elements of the calling thread into its state: fold_tile, with elements missing. With a
+// payload the lanes of the row join their frames first; weigh(n, weight) takes the weight of element n in the
+// new frame, 0 if it is not valid, and the result is what earlier payload sums are multiplied by.
 template <bool kPayload, Monoid M, class ElementAt, class Weigh>
-__device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M::State& state, Validity valid,
-                                                          const ElementAt& element, const Weigh& weigh) {
+__device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M::State& state,
+                                                          Validity valid, const ElementAt& element,
+                                                          const Weigh& weigh) {
   using T = typename M::Real;
   if constexpr (!FramedMonoid<M>) {
 #pragma unroll 4
@@ -63,7 +66,8 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
     for (int n = 0; n < kLaneElements; ++n) {
       if (valid[n]) frame = m.join(frame, m.frame(element(n)));
     }
-    if constexpr (kPayload) frame = reduce_lanes<kRowLanes>(frame, [&](const auto& f, const auto& g) { return m.join(f, g); });
+    if constexpr (kPayload)
+      frame = reduce_lanes<kRowLanes>(frame, [&](const auto& f, const auto& g) { return m.join(f, g); });
     state = m.reframe(state, frame);
 #pragma unroll 4
     for (int n = 0; n < kLaneElements; ++n) {
@@ -98,8 +102,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 
 #pragma unroll 1
   for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
-    const std::int64_t slice = job % slices, row_tile = job / slices % row_tiles, head_of_batch = job / slices / row_tiles;
-    const std::int64_t batch = head_of_batch / heads, head = head_of_batch % heads, column_head = head / group;
+    const std::int64_t slice = job % slices, row_tile = job / slices % row_tiles,
+                       head_of_batch = job / slices / row_tiles;
+    const std::int64_t batch = head_of_batch / heads, head = head_of_batch % heads,
+                       column_head = head / group;
     const std::int64_t row0 = row_tile * kTile, slice0 = slice * kSlice;
     const Matrix<T> bias(p.bias, batch, head);
 
@@ -132,7 +138,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
         return Element<T>{memory.first[at], M::kScores == 2 ? memory.second[at] : T(0),
                           static_cast<Index<T>>(column0 + element_column(n)), label};
       };
-      const auto weigh = [&](int n, T weight) { memory.first[element_column(n) * kPitch + element_row()] = weight; };
+      const auto weigh = [&](int n, T weight) {
+        memory.first[element_column(n) * kPitch + element_row()] = weight;
+      };
       const T scale = fold_elements<kPayload>(m, state, valid, element, weigh);
 
       if constexpr (kPayload) {
@@ -146,7 +154,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
           for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
             for (int j = 0; j < kThreadColumns; ++j) sum[g][i][j] *= memory.row_value[product_row(i)];
-          multiply_tile(sum[g], memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head), column0, k);
+          multiply_tile(sum[g], memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head),
+                        column0, k);
         }
       }
     }
@@ -167,7 +176,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
           const std::int64_t k = slice0 + g * kTile + c;
           if (row0 + r >= row_count || k >= payload_width) continue;
           T value = memory.first[c * kPitch + r];
-          if constexpr (M::kNormalized) value = memory.row_value[r] == T(0) ? T(0) : value / memory.row_value[r];
+          if constexpr (M::kNormalized)
+            value = memory.row_value[r] == T(0) ? T(0) : value / memory.row_value[r];
           if (p.out_bias.data) value += Matrix<T>(p.out_bias, 0, 0).read(0, k);
           out.write(row0 + r, k, value);
         }
@@ -182,9 +192,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 // Folds every row of the problem: rows.store(row, P_i), and the payload output if there is a payload.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows>
   requires(!kPayload || PayloadMonoid<M>)
-void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const PayloadOutput& output, const Launch& launch) {
+void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const PayloadOutput& output,
+                  const Launch& launch) {
   using T = typename M::Real;
-  const std::int64_t slices = kPayload && p.payload_width() > 0 ? divide_up(p.payload_width(), simt::kSlice) : 1;
+  const std::int64_t slices =
+      kPayload && p.payload_width() > 0 ? divide_up(p.payload_width(), simt::kSlice) : 1;
   const std::int64_t jobs = p.batch() * p.heads() * divide_up(p.rows(), kTile) * slices;
   if (jobs == 0) return;
   const simt::ForwardArguments arguments{.rows = {Tensor(p.a), Tensor(p.other_a)},
@@ -195,8 +207,8 @@ void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const Payl
                                          .out_bias = Tensor(output.bias),
                                          .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
-                launch.stream, m, arguments, Score<T>(p.score), rows);
+  launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads,
+                sizeof(TileMemory<T>), launch.stream, m, arguments, Score<T>(p.score), rows);
 }
 
 }  // namespace monoidreduce

@@ -11,7 +11,8 @@
 namespace monoidreduce {
 
 inline void check_cuda(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+  if (error != cudaSuccess)
+    throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
 }
 
 // Makes a device current for as long as it lives.
@@ -33,36 +34,39 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// A kernel loops over its jobs by the size of the grid, so more jobs than a grid may have blocks are no error.
+// A kernel loops over its jobs by the size of the grid, so more jobs than a grid may have blocks are no
+// error.
 inline unsigned blocks_for(std::int64_t jobs) {
   constexpr std::int64_t kMostBlocks = 0x7fffffff;
   return static_cast<unsigned>(std::min(jobs, kMostBlocks));
 }
 
 template <class Kernel>
-[[noreturn]] void throw_launch_error(cudaError_t error, const char* name, Kernel kernel, unsigned blocks, int threads,
-                                     std::size_t shared_bytes) {
+[[noreturn]] void throw_launch_error(cudaError_t error, const char* name, Kernel kernel, unsigned blocks,
+                                     int threads, std::size_t shared_bytes) {
   int device = -1, major = 0, minor = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  const char* advice = error == cudaErrorNoKernelImageForDevice
-                           ? ". This build has no code for that architecture: install monoidreduce again with the environment "
-                             "variable MONOIDREDUCE_CUDA_ARCHS naming it"
-                           : "";
-  throw Error(message("launch of ", name, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error), "; grid ", blocks,
-                      ", block ", threads, ", shared memory ", shared_bytes, " bytes, device ", device, " of architecture sm_", major,
-                      minor, advice));
+  const char* advice =
+      error == cudaErrorNoKernelImageForDevice
+          ? ". This build has no code for that architecture: install monoidreduce again with the environment "
+            "variable MONOIDREDUCE_CUDA_ARCHS naming it"
+          : "";
+  throw Error(message("launch of ", name, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error),
+                      "; grid ", blocks, ", block ", threads, ", shared memory ", shared_bytes,
+                      " bytes, device ", device, " of architecture sm_", major, minor, advice));
 }
 
 // kernel<<<blocks, threads, shared_bytes, stream>>>(arguments...) on the current device.
 template <class... Parameters, class... Arguments>
-void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads, std::size_t shared_bytes, void* stream,
-                   const Arguments&... arguments) {
+void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
+                   std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
   constexpr std::size_t kWithoutAsking = 48 << 10;
   cudaError_t error = cudaSuccess;
   if (shared_bytes > kWithoutAsking) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes));
   }
   if (error == cudaSuccess) {
     kernel<<<blocks, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);

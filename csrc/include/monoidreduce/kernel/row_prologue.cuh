@@ -1,5 +1,6 @@
-// What attention's backward needs of each row beside its log-sum-exp: centre_i = g_i - <G_i, out_i>, where g is the gradient by
-// the log-sum-exp and G the one by the output. It is the part of D that is the same for every element of the row.
+// What attention's backward needs of each row beside its log-sum-exp: centre_i = g_i - <G_i, out_i>, where g
+// is the gradient by the log-sum-exp and G the one by the output. It is the part of D that is the same for
+// every element of the row.
 #pragma once
 
 #include "monoidreduce/block/matrix.cuh"
@@ -17,7 +18,8 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
                            const __grid_constant__ Tensor grad_lse, const __grid_constant__ Tensor centre) {
   const std::int64_t heads = centre.size[1], rows = centre.size[2], all_rows = centre.size[0] * heads * rows;
   const std::int64_t step = std::int64_t{gridDim.x} * kRowsOfBlock;
-  for (std::int64_t flat = std::int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / 32; flat < all_rows; flat += step) {
+  for (std::int64_t flat = std::int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / 32; flat < all_rows;
+       flat += step) {
     const std::int64_t row = flat % rows, head = flat / rows % heads, batch = flat / rows / heads;
     T dot = T(0);
     if (grad_out.data) {
@@ -34,11 +36,11 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
 
 }  // namespace simt
 
-// grad_out, out [B, H, M, D] and grad_lse [B, H, M] of any strides, the two gradients each possibly absent; centre [B, H, M]. The
-// last two are of type T.
+// grad_out, out [B, H, M, D] and grad_lse [B, H, M] of any strides, the two gradients each possibly absent;
+// centre [B, H, M]. The last two are of type T.
 template <class T>
-void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& grad_lse, const TensorView& centre,
-                const Launch& launch) {
+void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& grad_lse,
+                const TensorView& centre, const Launch& launch) {
   const std::int64_t rows = centre.numel();
   if (rows == 0) return;
   const auto as_column = [](TensorView t) {  // [B, H, M, 1]
@@ -46,8 +48,9 @@ void row_centre(const TensorView& grad_out, const TensorView& out, const TensorV
     return Tensor(t);
   };
   const DeviceGuard device(centre.cuda_device);
-  launch_kernel("row_centre", &simt::row_centre<T>, blocks_for((rows + simt::kRowsOfBlock - 1) / simt::kRowsOfBlock),
-                32 * simt::kRowsOfBlock, 0, launch.stream, Tensor(grad_out), Tensor(out), as_column(grad_lse), as_column(centre));
+  launch_kernel("row_centre", &simt::row_centre<T>,
+                blocks_for((rows + simt::kRowsOfBlock - 1) / simt::kRowsOfBlock), 32 * simt::kRowsOfBlock, 0,
+                launch.stream, Tensor(grad_out), Tensor(out), as_column(grad_lse), as_column(centre));
 }
 
 }  // namespace monoidreduce

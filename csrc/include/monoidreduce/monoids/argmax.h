@@ -1,5 +1,6 @@
-// ArgMax: the largest score and the lowest column that has it. A monoid without a frame: nothing additive to carry a payload with.
-// NaN counts as the largest score, as in torch. An empty fold has value -inf and column -1.
+// ArgMax: the largest score and the lowest column that has it. A monoid without a frame: nothing additive to
+// carry a payload with. NaN counts as the largest score, as in torch. An empty fold has value -inf and column
+// -1.
 #pragma once
 
 #include "monoidreduce/monoid.h"
@@ -26,7 +27,9 @@ struct ArgMax {
     const Mask<R> take_b = larger | (tie & (b.column < a.column));
     return {select(take_b, b.value, a.value), select(take_b, b.column, a.column)};
   }
-  MR_HD Output project(State s) const { return {s.value, select(s.column == Index<R>(kNone), Index<R>(-1), s.column)}; }
+  MR_HD Output project(State s) const {
+    return {s.value, select(s.column == Index<R>(kNone), Index<R>(-1), s.column)};
+  }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, R g) const {
     return {select(e.column == p.column, g, R(0)), R(0)};
   }

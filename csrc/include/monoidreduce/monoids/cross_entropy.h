@@ -1,5 +1,6 @@
-// The statistics of cross entropy against class indices in one fold: log-sum-exp, the target's score, and the sum of all scores
-// (label smoothing). A loss made of them, with a z-loss, is a function of the row (CrossEntropyLoss), not another monoid.
+// The statistics of cross entropy against class indices in one fold: log-sum-exp, the target's score, and the
+// sum of all scores (label smoothing). A loss made of them, with a z-loss, is a function of the row
+// (CrossEntropyLoss), not another monoid.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
@@ -25,9 +26,7 @@ struct CrossEntropy {
   MR_HD State combine(State a, State b) const {
     return {softmax.combine(a.softmax, b.softmax), a.target + b.target, a.sum + b.sum};
   }
-  MR_HD Output project(State s) const {
-    return {softmax.project(s.softmax), s.target, s.sum};
-  }
+  MR_HD Output project(State s) const { return {softmax.project(s.softmax), s.target, s.sum}; }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + g.sum), R(0)};
   }
@@ -43,18 +42,21 @@ struct CrossEntropy {
   MR_HD static R hit(Element<R> e, R x) { return select(e.column == e.label, x, R(-0.f)); }
 };
 
-// loss = (1 - smoothing) (lse - target) + smoothing (lse - sum / columns) + z_loss lse^2, for one row. Natural units.
+// loss = (1 - smoothing) (lse - target) + smoothing (lse - sum / columns) + z_loss lse^2, for one row.
+// Natural units.
 template <class T>
 struct CrossEntropyLoss {
   T smoothing, z_loss, columns;
   using Output = typename CrossEntropy<T>::Output;
   MR_HD T value(Output p) const {
-    const T picked = (T(1) - smoothing) * p.target + (smoothing == T(0) ? T(0) : smoothing * (p.sum / columns));
+    const T picked =
+        (T(1) - smoothing) * p.target + (smoothing == T(0) ? T(0) : smoothing * (p.sum / columns));
     return (p.lse - picked) + (z_loss == T(0) ? T(0) : z_loss * p.lse * p.lse);
   }
   // The gradient by the statistics, from those by the loss and by the returned lse.
   MR_HD Output upstream(T lse, T g_loss, T g_lse) const {
-    return {g_loss * (T(1) + T(2) * z_loss * lse) + g_lse, -g_loss * (T(1) - smoothing), -g_loss * smoothing / columns};
+    return {g_loss * (T(1) + T(2) * z_loss * lse) + g_lse, -g_loss * (T(1) - smoothing),
+            -g_loss * smoothing / columns};
   }
 };
 

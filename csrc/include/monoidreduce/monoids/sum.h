@@ -1,4 +1,5 @@
-// Sum of an activation of the score: the two-layer MLP (with a payload), kernel sums. Its frame never moves and folds away.
+// Sum of an activation of the score: the two-layer MLP (with a payload), kernel sums. Its frame never moves
+// and folds away.
 #pragma once
 
 #include "monoidreduce/activation.h"
@@ -21,7 +22,9 @@ struct Sum {
   MR_HD State lift(Element<R> e) const { return {Activation::value(e.score)}; }
   MR_HD State combine(State a, State b) const { return {a.mass + b.mass}; }
   MR_HD R project(State s) const { return s.mass; }
-  MR_HD Gradient<R> local_gradient(Element<R> e, R, R g) const { return {g * Activation::derivative(e.score), R(0)}; }
+  MR_HD Gradient<R> local_gradient(Element<R> e, R, R g) const {
+    return {g * Activation::derivative(e.score), R(0)};
+  }
 
   MR_HD Frame frame(Element<R>) const { return {}; }
   MR_HD Frame frame_of(State) const { return {}; }

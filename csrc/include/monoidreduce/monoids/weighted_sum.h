@@ -1,5 +1,6 @@
-// The weighted mean of a scalar, with its total weight: weights as they are (WSum) or as logarithms (LogWSum, which is softmax
-// attention over a scalar value). Element: score is the weight, other the value. WithPayload<LogSumExp, D> is LogWSum for vectors.
+// The weighted mean of a scalar, with its total weight: weights as they are (WSum) or as logarithms (LogWSum,
+// which is softmax attention over a scalar value). Element: score is the weight, other the value.
+// WithPayload<LogSumExp, D> is LogWSum for vectors.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"

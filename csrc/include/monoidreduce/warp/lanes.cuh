@@ -26,11 +26,13 @@ __device__ __forceinline__ State shuffle_xor(const State& state, int lane_mask) 
   }
 }
 
-// What op makes of the values of kLanes neighbouring lanes, in every one of them. All lanes of the warp take part.
+// What op makes of the values of kLanes neighbouring lanes, in every one of them. All lanes of the warp take
+// part.
 template <int kLanes, class T, class Op>
 __device__ __forceinline__ T reduce_lanes(T value, Op op) {
 #pragma unroll
-  for (int lane_mask = kLanes / 2; lane_mask > 0; lane_mask /= 2) value = op(value, shuffle_xor(value, lane_mask));
+  for (int lane_mask = kLanes / 2; lane_mask > 0; lane_mask /= 2)
+    value = op(value, shuffle_xor(value, lane_mask));
   return value;
 }
 
