@@ -25,7 +25,7 @@ from bench.report import tables
 
 OPERATORS = ("attention", "cross_entropy", "distillation", "mlp", "logsumexp")
 OTHERS = ("memory", "overhead")
-SECONDS = 12.0  # for each case
+SECONDS = 8.0  # for each case
 
 
 def bench(what: list[str], device: torch.device, quick: bool, command: str) -> dict[str, Any]:
@@ -38,8 +38,12 @@ def bench(what: list[str], device: torch.device, quick: bool, command: str) -> d
     }
     for op in (name for name in OPERATORS if name in what):
         for case in importlib.import_module(f"bench.{op}").cases(device, quick):
-            print(f"timing {op} {case.parameters} {case.dtype}", file=sys.stderr)
-            document["speed"].append(time_case(case, 0.0 if quick else SECONDS))
+            row = time_case(case, 0.0 if quick else SECONDS)
+            ratios = ", ".join(
+                f"{name} {phase['speedup']['torch']:.2f}x" for name, phase in row["phases"].items()
+            )
+            print(f"{op} {case.parameters} {row['dtype']}: {ratios}", file=sys.stderr)
+            document["speed"].append(row)
     if "memory" in what:
         print("measuring memory", file=sys.stderr)
         document["memory"] = measure_memory(device, quick)

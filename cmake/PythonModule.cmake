@@ -1,5 +1,4 @@
 # The module monoidreduce._C: CPU engine once per instruction set, CUDA kernels when there is a toolkit, and the binding.
-include(cmake/CudaToolchain.cmake)
 include(cmake/CpuIsa.cmake)
 
 find_package(Python 3.10 COMPONENTS Interpreter Development.Module)
@@ -32,14 +31,9 @@ foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
 endforeach()
 
 if(MONOIDREDUCE_WITH_CUDA)
-  target_sources(_C PRIVATE ${MONOIDREDUCE_CUDA_SOURCES})
+  target_sources(_C PRIVATE $<TARGET_OBJECTS:cuda_kernels>)
   target_link_libraries(_C PRIVATE CUDA::cudart_static)
   target_compile_definitions(_C PRIVATE MONOIDREDUCE_WITH_CUDA=1)
-  # The standard as a flag: CMake 3.25, which Debian 12 has, does not know that nvcc speaks C++20.
-  target_compile_options(
-    _C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-lineinfo;-Xfatbin=-compress-all;
-               -Xcompiler=-Wall,-Wno-unknown-pragmas>)
-  set_target_properties(_C PROPERTIES CUDA_RUNTIME_LIBRARY Static CUDA_VISIBILITY_PRESET hidden)
   set(cuda_version ${CMAKE_CUDA_COMPILER_VERSION})
   list(JOIN CMAKE_CUDA_ARCHITECTURES "," cuda_archs)
 endif()

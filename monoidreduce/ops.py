@@ -46,26 +46,22 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _empty(shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return like.new_empty(shape, dtype=dtype)
-
-
 def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return _empty(shape, like, accumulation_dtype(like.dtype))
+    return like.new_empty(shape, dtype=accumulation_dtype(like.dtype))
 
 
 def _row_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
     """What a kernel adds a row-side or bias gradient to."""
     if of is None or not needed:
         return None
-    return torch.zeros(of.shape, dtype=accumulation_dtype(of.dtype), device=of.device)
+    return of.new_zeros(of.shape, dtype=accumulation_dtype(of.dtype))
 
 
 def _column_gradient(of: Tensor, needed: bool) -> Tensor | None:
     """What a kernel writes a column-side gradient to: on the CPU each element once, on a GPU by addition."""
     if not needed:
         return None
-    return _row_gradient(of, needed) if of.is_cuda else _empty(of.shape, of)
+    return _row_gradient(of, needed) if of.is_cuda else of.new_empty(of.shape)
 
 
 def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
@@ -172,7 +168,7 @@ def _register(
 
     def backward_fake(*args: Any) -> list[Tensor]:
         differentiated = args[grad_count : grad_count + input_count]
-        return [_empty(t.shape, t) for t, needed in zip(differentiated, args[-1], strict=True) if needed]
+        return [t.new_empty(t.shape) for t, needed in zip(differentiated, args[-1], strict=True) if needed]
 
     def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         result = result if isinstance(result, tuple) else (result,)
@@ -226,7 +222,7 @@ def _attention_results(
     left: int,
     right: int,
 ) -> tuple[Tensor, Tensor]:
-    return _empty((*q.shape[:3], v.shape[3]), q), _statistics(q.shape[:3], q)
+    return q.new_empty((*q.shape[:3], v.shape[3])), _statistics(q.shape[:3], q)
 
 
 def _attention(
@@ -502,7 +498,7 @@ linear_distillation = _register(
 
 
 def _mlp_result(x: Tensor, w1: Tensor, w2: Tensor, *_: Any) -> Tensor:
-    return _empty((x.shape[0], w2.shape[0]), x)
+    return x.new_empty((x.shape[0], w2.shape[0]))
 
 
 def _mlp(

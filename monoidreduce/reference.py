@@ -79,7 +79,7 @@ def _reduce(loss: Tensor, used: Tensor, reduction: str) -> Tensor:
 def _window_mask(
     m: int, n: int, causal: bool, window: tuple[int | None, int | None] | None, device: torch.device
 ) -> Tensor | None:
-    """[m, n] bool, True where the key is seen, None where all are. The last query aligns with the last key."""
+    """[m, n] bool, True where a key is seen, None where all are. The last query aligns with the last key."""
     left, right = (None, None) if window is None else window
     if causal:
         right = 0 if right is None else min(right, 0)

@@ -17,8 +17,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Cases beyond the acceptance rule, each with its cause. They still run; nothing is loosened for them.
 _ROUNDED_LSE = (
-    "backward recomputes probabilities from a log-sum-exp kept in float32: their relative error is half a unit in its "
-    "last place (3e-5 at 600), where eager keeps the probabilities themselves"
+    "backward recomputes probabilities from a log-sum-exp kept in float32: their relative error is half a unit "
+    "in its last place (3e-5 at 600), where eager keeps the probabilities themselves"
 )
 LEDGER = {
     "test_spread_of_scores[cpu-200.0]": _ROUNDED_LSE,
@@ -74,7 +74,7 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def bitwise(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The edge cases compare bit by bit: on a GPU they ask for the deterministic mode, the default adds with atomics."""
+    """The edge cases compare bit by bit: on a GPU they ask for the deterministic mode, not for atomics."""
     on_gpu = "device" in request.fixturenames and request.getfixturevalue("device").type == "cuda"
     if not (on_gpu and request.node.nodeid.startswith("tests/test_edge_cases.py")):
         yield

@@ -320,7 +320,7 @@ ROW_SIDE = {
 @every_dtype
 @pytest.mark.parametrize("operator, name", [(op, name) for op, names in ROW_SIDE.items() for name in names])
 def test_nan_row(operator: str, name: str, dtype: torch.dtype, device: torch.device) -> None:
-    """A NaN in one row makes its output and gradient NaN; other rows' outputs and gradients keep every bit."""
+    """A NaN in one row makes its output and gradient NaN; other rows' keep every bit."""
     specimen = next(s for s in ONE_EACH if s.operator == operator)
     inputs = specimen.inputs(dtype, device)
     if "target" in inputs:
@@ -587,7 +587,7 @@ def test_values_with_and_without_autograd(specimen: Specimen, device: torch.devi
 
 @each
 def test_backward_twice(specimen: Specimen, device: torch.device) -> None:
-    """With retain_graph the second gradients are the first's; without it the graph is gone, as for any torch op."""
+    """With retain_graph the second gradients are the first's; without it the graph is gone."""
     inputs = specimen.inputs(torch.float32, device)
     leaves = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in inputs.items()}
     wanted = [leaves[name] for name in floating_names(inputs)]
