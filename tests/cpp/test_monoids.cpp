@@ -1,0 +1,263 @@
+// What the monoids compute: outputs against the formulas they stand for, in long double, and the row
+// functions made of them.
+#include <algorithm>
+#include <cmath>
+
+#include "monoidreduce/rows.h"
+#include "subjects.h"
+
+namespace monoidreduce::test {
+namespace {
+
+using Real80 = long double;
+
+Real80 log_sum_exp_of(const Row& row, double Item::* score) {
+  Real80 most = -std::numeric_limits<Real80>::infinity(), sum = 0;
+  for (const Item& e : row) most = std::max<Real80>(most, e.*score);
+  for (const Item& e : row) sum += expl(e.*score - most);
+  return row.empty() ? most : most + logl(sum);
+}
+// sum_j softmax(score)_j f(e_j)
+template <class F>
+Real80 expectation(const Row& row, double Item::* score, F f) {
+  const Real80 lse = log_sum_exp_of(row, score);
+  Real80 sum = 0;
+  for (const Item& e : row) sum += expl(e.*score - lse) * f(e);
+  return sum;
+}
+template <class F>
+Real80 total(const Row& row, F f) {
+  Real80 sum = 0;
+  for (const Item& e : row) sum += f(e);
+  return sum;
+}
+Values rounded(std::initializer_list<Real80> list) {
+  Values values;
+  for (const Real80 x : list) values.push_back(static_cast<double>(x));
+  return values;
+}
+
+// expected(row) is the output for the row.
+template <class Expected>
+void check_values(const Subject& subject, Expected expected, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  checks.section(subject.name, "value");
+  Random random(1);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const Row row = subject.row(random, 1 + below(random, 2 * kLongest));
+    const Values output = m.project(fold_as_one_tile(m, row)), formula = expected(row);
+    CHECK(checks, near(output, formula, tolerance(m, row)), output, formula);
+  }
+}
+
+template <class R>
+void check_all_values(Checks& checks) {
+  check_values(
+      log_sum_exp<LogSumExp<R>>(),
+      [](const Row& row) { return rounded({log_sum_exp_of(row, &Item::score)}); }, checks);
+  check_values(
+      sum<Sum<R, Identity>>("Identity"),
+      [](const Row& row) { return rounded({total(row, [](const Item& e) { return e.score; })}); }, checks);
+  check_values(
+      sum<Sum<R, Relu2>>("Relu2"),
+      [](const Row& row) {
+        return rounded(
+            {total(row, [](const Item& e) { return e.score > 0 ? Real80(e.score) * e.score : 0; })});
+      },
+      checks);
+  check_values(
+      cross_entropy<CrossEntropy<R>>(),
+      [](const Row& row) {
+        return rounded({log_sum_exp_of(row, &Item::score),
+                        total(row, [](const Item& e) { return e.column == e.label ? e.score : 0; }),
+                        total(row, [](const Item& e) { return e.score; })});
+      },
+      checks);
+  check_values(
+      weighted_sum<WSum<R>>(),
+      [](const Row& row) {
+        const Real80 weight = total(row, [](const Item& e) { return e.score; });
+        return rounded(
+            {weight, total(row, [](const Item& e) { return Real80(e.score) * e.other; }) / weight});
+      },
+      checks);
+  check_values(
+      log_weighted_sum<LogWSum<R>>(),
+      [](const Row& row) {
+        return rounded({log_sum_exp_of(row, &Item::score),
+                        expectation(row, &Item::score, [](const Item& e) { return e.other; })});
+      },
+      checks);
+  check_values(
+      arg_max<ArgMax<R>>(),
+      [](const Row& row) {
+        const Item best = *std::max_element(row.begin(), row.end(),
+                                            [](const Item& a, const Item& b) { return a.score < b.score; });
+        return Values{best.score, static_cast<double>(best.column)};
+      },
+      checks);
+  const auto expected = [](const Row& row, Real80 expectation, Real80 loss) {
+    return rounded({log_sum_exp_of(row, &Item::score), log_sum_exp_of(row, &Item::other), expectation, loss});
+  };
+  // log p of each side, and the losses as they are written: sums over the classes.
+  const auto loss = [](const Row& row, double Item::* under, auto term) {
+    const Real80 student = log_sum_exp_of(row, &Item::score), teacher = log_sum_exp_of(row, &Item::other);
+    return expectation(row, under, [&](const Item& e) { return term(e.score - student, e.other - teacher); });
+  };
+  check_values(
+      distillation<Distillation<R, DistillationLoss::kCrossEntropy>>("cross entropy"),
+      [=](const Row& row) {
+        return expected(row, expectation(row, &Item::other, [](const Item& e) { return e.score; }),
+                        loss(row, &Item::other, [](Real80 log_s, Real80) { return -log_s; }));
+      },
+      checks);
+  check_values(
+      distillation<Distillation<R, DistillationLoss::kForwardKL>>("forward KL"),
+      [=](const Row& row) {
+        return expected(row, expectation(row, &Item::other, [](const Item& e) { return e.other - e.score; }),
+                        loss(row, &Item::other, [](Real80 log_s, Real80 log_t) { return log_t - log_s; }));
+      },
+      checks);
+  check_values(
+      distillation<Distillation<R, DistillationLoss::kReverseKL>>("reverse KL"),
+      [=](const Row& row) {
+        return expected(row, expectation(row, &Item::score, [](const Item& e) { return e.score - e.other; }),
+                        loss(row, &Item::score, [](Real80 log_s, Real80 log_t) { return log_s - log_t; }));
+      },
+      checks);
+}
+
+// A student equal to its teacher, and one a rounding away: the KL losses are 0 and tiny, whatever the level
+// of the scores.
+void check_close_distributions(Checks& checks) {
+  checks.section("Distillation", "student close to teacher");
+  Random random(2);
+  const auto forward = distillation<Distillation<float, DistillationLoss::kForwardKL>>("forward KL");
+  const auto reverse = distillation<Distillation<float, DistillationLoss::kReverseKL>>("reverse KL");
+  for (int trial = 0; trial < kTrials; ++trial) {
+    Row row = forward.row(random, 20);
+    for (Item& e : row) e.score = e.other = static_cast<float>(e.other + 100);
+    for (const Subject* s : {&forward, &reverse}) {
+      const Values output = s->monoid.project(fold_as_one_tile(s->monoid, row));
+      CHECK(checks, output[2] == 0 && output[3] == 0, output);
+    }
+    for (Item& e : row) e.other = static_cast<float>(e.score + normal(random, 1e-3));
+    const Values there = forward.monoid.project(fold_as_one_tile(forward.monoid, row));
+    // The divergence is of second order in the difference: 1e-7 here, far below the rounding of a log-sum-exp
+    // near 70.
+    CHECK(checks, std::fabs(there[3]) < 2e-6, there);
+  }
+}
+
+// The loss of a row as a function of its statistics, and its gradient by them, for every combination of
+// options.
+void check_cross_entropy_loss(Checks& checks) {
+  Random random(3);
+  for (const double smoothing : {0., 0.1, 1.}) {
+    for (const double z_loss : {0., 1e-2}) {
+      for (int trial = 0; trial < kTrials; ++trial) {
+        const CrossEntropyLoss<double> rule{smoothing, z_loss, 7};
+        const Values p = {normal(random, 3), normal(random, 3), normal(random, 3)};
+        const auto value = [&](const Values& s) {
+          return rule.value(from_numbers<CrossEntropy<double>::Output>(s));
+        };
+        checks.section("CrossEntropyLoss", "value");
+        const double expected =
+            (1 - smoothing) * (p[0] - p[1]) + smoothing * (p[0] - p[2] / 7) + z_loss * p[0] * p[0];
+        CHECK(checks, near(value(p), expected, 1e-13), value(p), expected, smoothing, z_loss);
+        checks.section("CrossEntropyLoss", "upstream");
+        const double g_loss = normal(random), g_lse = normal(random);
+        const Values gradient = numbers(rule.upstream(p[0], g_loss, g_lse));
+        for (int part = 0; part < 3; ++part) {
+          const double slope = difference([&](double by) {
+            Values moved = p;
+            moved[part] += by;
+            return g_loss * value(moved) + g_lse * moved[0];
+          });
+          CHECK(checks, near(gradient[part], slope, 1e-9), gradient, slope, part);
+        }
+      }
+    }
+  }
+  checks.section("CrossEntropyLoss", "options that are off do not touch infinities");
+  const double inf = std::numeric_limits<double>::infinity();
+  const CrossEntropyLoss<double> plain{0, 0, 7};
+  CHECK(checks, plain.value({-inf, -2, -inf}) == -inf, plain.value({-inf, -2, -inf}));
+  CHECK(checks, plain.value({3, 1, -inf}) == 2, plain.value({3, 1, -inf}));
+  CHECK(checks, same(numbers(plain.upstream(-inf, 1, 0)), {1, -1, -0.}), numbers(plain.upstream(-inf, 1, 0)));
+  CHECK(checks, same(numbers(plain.upstream(inf, 0, 1)), {1, -0., -0.}), numbers(plain.upstream(inf, 0, 1)));
+}
+
+// The whole of cross entropy: scores to loss, and the gradient by every score through rule.upstream and D.
+void check_cross_entropy_problem(Checks& checks) {
+  checks.section("CrossEntropy", "whole problem");
+  const CrossEntropy<double> m;
+  Random random(4);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const int columns = 2 + below(random, 8), label = below(random, columns);
+    const CrossEntropyLoss<double> rule{trial % 2 ? 0.2 : 0, trial % 3 ? 0.05 : 0, double(columns)};
+    Values scores;
+    for (int j = 0; j < columns; ++j) scores.push_back(normal(random, 3));
+    const auto element = [&](const Values& s, int j) { return Element<double>{s[j], 0, j, label}; };
+    const auto product = [&](const Values& s) {
+      return m.project(fold_tile(m, m.identity(), columns, [&](int j) { return element(s, j); }));
+    };
+    const double g_loss = normal(random), g_lse = normal(random);
+    const auto upstream = rule.upstream(product(scores).lse, g_loss, g_lse);
+    for (int j = 0; j < columns; ++j) {
+      const double gradient = m.local_gradient(element(scores, j), product(scores), upstream).score;
+      const double slope = difference([&](double by) {
+        Values moved = scores;
+        moved[j] += by;
+        return g_loss * rule.value(product(moved)) + g_lse * product(moved).lse;
+      });
+      CHECK(checks, near(gradient, slope, 1e-8), gradient, slope, j, label);
+    }
+  }
+}
+
+// Rows (rows.h): which rows are active, what an ignored, an invalid and a masked row store and pull.
+void check_rows(Checks& checks) {
+  checks.section("CrossEntropyRows", "ignored and invalid targets");
+  const std::int64_t target[] = {2, -100, 7, -1, 0};
+  double loss[5], lse[5] = {1, 1, 1, 1, 1}, g_loss[] = {2, 3, 5, 7, 11}, g_lse[] = {1, 1, 1, 1, 1};
+  CrossEntropyRows<double> rows{target, 1, -100, {0, 0, 7}, loss, lse, {g_loss, 1}, {}};
+  for (int row = 0; row < 5; ++row) rows.store(row, {4, 1, 9});
+  CHECK(checks, same(Values(loss, loss + 5), {3, 0, NAN, NAN, 3}), Values(loss, loss + 5));
+  CHECK(checks, same(Values(lse, lse + 5), {4, 4, 4, 4, 4}), Values(lse, lse + 5));
+  CHECK(checks, !rows.active(1) && rows.active(0) && rows.active(2));
+  CHECK(checks, same(numbers(rows.upstream(0)), {2, -2, -0.}), numbers(rows.upstream(0)));
+  CHECK(checks, any_nan(numbers(rows.upstream(2))) && any_nan(numbers(rows.upstream(3))));
+  rows.grad_lse = {g_lse, 1};  // the lse of an ignored row has a gradient, its loss has none
+  CHECK(checks, rows.active(1) && near(numbers(rows.upstream(1)), {1, 0, 0}, 0), numbers(rows.upstream(1)));
+  checks.section("CrossEntropyRows", "strides");
+  rows.grad_loss = {g_loss, 0};
+  CHECK(checks, rows.upstream(4).lse == 3, numbers(rows.upstream(4)));
+  CHECK(checks, rows.product(4).lse == 4);
+
+  checks.section("DistillationRows", "mask");
+  const bool mask[] = {true, false};
+  double stats[6], row_loss[2];
+  const DistillationRows<double, DistillationLoss::kForwardKL> pair{mask, 1, 2, row_loss, stats, {g_loss, 1}};
+  for (int row = 0; row < 2; ++row) pair.store(row, {1, 2, 3, 4});
+  CHECK(checks, pair.active(0) && !pair.active(1) && row_loss[0] == 4 && row_loss[1] == 0);
+  CHECK(checks, same(Values(stats, stats + 6), {1, 1, 2, 2, 3, 3}), Values(stats, stats + 6));
+  const auto product = pair.product(1);
+  CHECK(checks, product.student_lse == 1 && product.teacher_lse == 2 && product.expectation == 3);
+  CHECK(checks, pair.upstream(1) == 3);
+}
+
+}  // namespace
+}  // namespace monoidreduce::test
+
+int main() {
+  using namespace monoidreduce::test;
+  Checks checks;
+  check_all_values<float>(checks);
+  check_all_values<double>(checks);
+  check_close_distributions(checks);
+  check_cross_entropy_loss(checks);
+  check_cross_entropy_problem(checks);
+  check_rows(checks);
+  return checks.finish();
+}
