@@ -26,8 +26,8 @@ HEADERS = """
 CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"
 BUILD = """
     CHANGELOG.md CMakeLists.txt LICENSE MANIFEST.in README.md pyproject.toml setup.py
-    cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaToolchain.cmake cmake/Install.cmake
-    cmake/PythonModule.cmake cmake/Sources.cmake
+    cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaKernels.cmake cmake/CudaToolchain.cmake
+    cmake/Install.cmake cmake/PythonModule.cmake cmake/Sources.cmake
 """
 SOURCES = """
     operators.cpp path_counter.cpp

@@ -1,0 +1,13 @@
+# The CUDA kernels: objects for the Python module and for their C++ test.
+include(cmake/CudaToolchain.cmake)
+
+if(MONOIDREDUCE_WITH_CUDA)
+  # The standard as a flag: CMake 3.25, which Debian 12 has, does not know that nvcc speaks C++20.
+  target_compile_options(
+    monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-lineinfo;-Xfatbin=-compress-all;
+                                 -Xcompiler=-Wall,-Wno-unknown-pragmas>)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+  set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  add_library(cuda_kernels OBJECT ${MONOIDREDUCE_CUDA_SOURCES})
+  target_link_libraries(cuda_kernels PRIVATE monoidreduce_flags)
+endif()
