@@ -10,7 +10,7 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), {}};
-    fold_forward<true>(LogSumExp<T>{}, attention_problem(x), rows, {.out = x.out}, launch);
+    fold_forward<true>(LogSumExp<T>{}, attention_problem(x), rows, x.out, launch);
   });
   count_simt("attention_forward", x.q.dtype);
 }

@@ -8,8 +8,8 @@ namespace monoidreduce::cuda {
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   with_activation(x.x.dtype, x.activation, [&](auto zero, auto activation) {
     using T = decltype(zero);
-    const PayloadOutput output{.out = as_rows(x.out), .bias = x.bias2};
-    fold_forward<true>(Sum<T, decltype(activation)>{}, mlp_problem(x), SumRows<T>{}, output, launch);
+    fold_forward<true>(Sum<T, decltype(activation)>{}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out),
+                       launch);
   });
   count_simt("mlp_forward", x.x.dtype);
 }

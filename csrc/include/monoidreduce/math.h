@@ -66,20 +66,15 @@ MR_HD float abs(float x) { return ::fabsf(x); }
 MR_HD double abs(double x) { return ::fabs(x); }
 MR_HD float exp2(float x) { return ::exp2f(x); }
 MR_HD double exp2(double x) { return ::exp2(x); }
+MR_HD float exp(float x) { return ::expf(x); }
+MR_HD double exp(double x) { return ::exp(x); }
+MR_HD float log(float x) { return ::logf(x); }
+MR_HD double log(double x) { return ::log(x); }
 MR_HD float log2(float x) { return ::log2f(x); }
 MR_HD double log2(double x) { return ::log2(x); }
 MR_HD float tanh(float x) { return ::tanhf(x); }
 MR_HD double tanh(double x) { return ::tanh(x); }
 MR_HD float erf(float x) { return ::erff(x); }
 MR_HD double erf(double x) { return ::erf(x); }
-
-template <class R>
-MR_HD R exp(R x) {
-  return exp2(x * Scalar<R>(kLog2E));
-}
-template <class R>
-MR_HD R log(R x) {
-  return log2(x) * Scalar<R>(kLn2);
-}
 
 }  // namespace monoidreduce

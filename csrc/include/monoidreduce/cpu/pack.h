@@ -103,23 +103,20 @@ MR_HD R polynomial(R x, const double (&coefficient)[kTerms]) {
   return sum;
 }
 
-// 2^x = 2^n 2^r with |r| <= 1/2. Within 1 ulp of the correctly rounded value for float, 2 for double; results
-// under the smallest normal number are 0. The float polynomial is a minimax fit (relative error 2e-9), the
-// double one the Taylor series.
+// Adding 1.5 * 2^mantissa rounds to the nearest integer and leaves it in the low bits.
+template <class T>
+inline constexpr double kRound = 1.5 * (1LL << (sizeof(T) == 4 ? 23 : 52));
+
+// 2^n 2^r for n = rounded - kRound and |r| <= 1/2. The float polynomial is a minimax fit (relative error 2e-9),
+// the double one the Taylor series.
 template <class T, int N>
-MR_HD Pack<T, N> exp2(Pack<T, N> x) {
+MR_HD Pack<T, N> two_to_the(Pack<T, N> rounded, Pack<T, N> r) {
   using R = Pack<T, N>;
   using I = typename PackMask<IntegerOf<T>, N>::Vector;
-  constexpr bool kFloat = sizeof(T) == 4;
-  constexpr int kMantissa = kFloat ? 23 : 52, kBias = kFloat ? 127 : 1023;
-  x = select(x > R(kBias + 1), R(kBias + 1), x);  // 2^(kBias + 1) is infinity; a NaN passes both comparisons
-  x = select(x < R(-kBias), R(-kBias), x);        // 2^-kBias comes out as 0
-  // Adding 1.5 * 2^mantissa rounds to the nearest integer and leaves it in the low bits.
-  const R shifted = x + R(1.5 * (1LL << kMantissa));
-  const R r = x - (shifted - R(1.5 * (1LL << kMantissa)));
-  const I n = bit_cast_vector<I>(shifted.v) - bit_cast_vector<I>(R(1.5 * (1LL << kMantissa)).v);
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52, kBias = sizeof(T) == 4 ? 127 : 1023;
+  const I n = bit_cast_vector<I>(rounded.v) - bit_cast_vector<I>(R(kRound<T>).v);
   const R power = bit_cast_vector<typename R::Vector>((n + kBias) << kMantissa);
-  if constexpr (kFloat) {
+  if constexpr (sizeof(T) == 4) {
     return power * polynomial(r, {1., 6.931472057e-01, 2.402264689e-01, 5.550328777e-02, 9.618488974e-03,
                                   1.339993118e-03, 1.534580755e-04});
   } else {
@@ -130,6 +127,36 @@ MR_HD Pack<T, N> exp2(Pack<T, N> x) {
                           7.0549116208011233299e-9, 4.4455382718708114976e-10, 2.5678435993488205142e-11,
                           1.3691488853904128881e-12});
   }
+}
+
+// Between 2^-bias, which two_to_the makes 0, and 2^(bias + 1), which it makes infinity. A NaN passes.
+template <class T, int N>
+MR_HD Pack<T, N> clamp_exponent(Pack<T, N> x, double unit) {
+  using R = Pack<T, N>;
+  constexpr int kBias = sizeof(T) == 4 ? 127 : 1023;
+  x = select(x > R((kBias + 1) * unit), R((kBias + 1) * unit), x);
+  return select(x < R(-kBias * unit), R(-kBias * unit), x);
+}
+
+// Within 1 ulp of the correctly rounded value for float, 2 for double. Results under the smallest normal number
+// are 0, and those above 2^127.5 (2^1023.5) infinity.
+template <class T, int N>
+MR_HD Pack<T, N> exp2(Pack<T, N> x) {
+  x = clamp_exponent(x, 1);
+  const Pack<T, N> rounded = x + Pack<T, N>(kRound<T>);
+  return two_to_the(rounded, x - (rounded - Pack<T, N>(kRound<T>)));
+}
+
+// The same: log2(e) in two parts, so that the argument of 2^r is not rounded where x is large.
+template <class T, int N>
+MR_HD Pack<T, N> exp(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  constexpr T kHigh = static_cast<T>(kLog2E);
+  constexpr T kLow = sizeof(T) == 4 ? static_cast<T>(kLog2E - static_cast<double>(kHigh)) : T(2.0355273740931033e-17);
+  x = clamp_exponent(x, kLn2);
+  const R rounded = x * R(kHigh) + R(kRound<T>);
+  const R n = rounded - R(kRound<T>);
+  return two_to_the(rounded, (x * R(kHigh) - n) + x * R(kLow));
 }
 
 template <class T, int N, class F>
@@ -144,6 +171,10 @@ template <class T, int N>
 MR_HD Pack<T, N> log2(Pack<T, N> x) {
   return each_lane(x, [](T a) { return ::monoidreduce::log2(a); });
 }
+template <class T, int N>
+MR_HD Pack<T, N> log(Pack<T, N> x) {
+  return each_lane(x, [](T a) { return ::monoidreduce::log(a); });
+}
 
 // float: x + x^3 P(x^2) under 0.625, 1 - 2 / (e^2x + 1) above. double: the C library's.
 template <class T, int N>
@@ -154,7 +185,7 @@ MR_HD Pack<T, N> tanh(Pack<T, N> x) {
     const R small = x + x * square *
                             polynomial(square, {-3.333328392e-01, 1.333149125e-01, -5.374349526e-02,
                                                 2.065057900e-02, -5.717036561e-03});
-    const R large = R(1) - R(2) / (exp2(magnitude * R(2 * kLog2E)) + R(1));
+    const R large = R(1) - R(2) / (exp(magnitude * R(2)) + R(1));
     return select(magnitude < R(0.625), small, select(x < R(0), -large, large));
   } else {
     return each_lane(x, [](T a) { return ::monoidreduce::tanh(a); });
@@ -173,7 +204,7 @@ MR_HD Pack<T, N> erf(Pack<T, N> x) {
     const R t = R(1) / (R(1) + R(0.5) * magnitude);
     const R tail = polynomial(t, {2.073645095e-03, 2.570792337e-01, 4.081661949e-01, -9.065612216e-02,
                                   6.705463105e-01, -2.540866206e-01, 6.652409421e-03});
-    const R large = R(1) - exp2(square * R(-kLog2E)) * tail;
+    const R large = R(1) - exp(-square) * tail;
     return select(magnitude < R(1), small, select(x < R(0), -large, large));
   } else {
     return each_lane(x, [](T a) { return ::monoidreduce::erf(a); });

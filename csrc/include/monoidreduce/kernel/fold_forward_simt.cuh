@@ -14,11 +14,6 @@
 
 namespace monoidreduce {
 
-struct PayloadOutput {
-  TensorView out;   // [B, H, M, D], same element type as the payload
-  TensorView bias;  // [D], added to every row of out; or absent
-};
-
 namespace simt {
 
 struct ForwardArguments {
@@ -150,12 +145,16 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
         for (int g = 0; g < kPayloadTiles; ++g) {
           const std::int64_t k = slice0 + g * kTile;
           if (k >= payload_width) continue;
+          // The tile's own sums, added once: they lose fewer digits than one long sum.
+          ThreadTile<T> product;
+          clear<T>(product);
+          multiply_tile(product, memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head),
+                        column0, k);
 #pragma unroll
           for (int i = 0; i < kThreadRows; ++i)
 #pragma unroll
-            for (int j = 0; j < kThreadColumns; ++j) sum[g][i][j] *= memory.row_value[product_row(i)];
-          multiply_tile(sum[g], memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head),
-                        column0, k);
+            for (int j = 0; j < kThreadColumns; ++j)
+              sum[g][i][j] = sum[g][i][j] * memory.row_value[product_row(i)] + product[i][j];
         }
       }
     }
@@ -189,10 +188,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 
 }  // namespace simt
 
-// Folds every row of the problem: rows.store(row, P_i), and the payload output if there is a payload.
+// Folds every row of the problem: rows.store(row, P_i), and with a payload its fold into out [B, H, M, D], of
+// the payload's element type.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows>
   requires(!kPayload || PayloadMonoid<M>)
-void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const PayloadOutput& output,
+void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
                   const Launch& launch) {
   using T = typename M::Real;
   const std::int64_t slices =
@@ -203,8 +203,8 @@ void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const Payl
                                          .columns = {Tensor(p.b), Tensor(p.other_b)},
                                          .payload = Tensor(p.payload),
                                          .bias = Tensor(p.bias),
-                                         .out = Tensor(output.out),
-                                         .out_bias = Tensor(output.bias),
+                                         .out = Tensor(out),
+                                         .out_bias = Tensor(p.out_bias),
                                          .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads,
