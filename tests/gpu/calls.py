@@ -1,0 +1,34 @@
+"""Calls of every operator on a GPU, forward and backward, for tests that compare one run with another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from specimens import Inputs, Specimen
+from tolerance import as_outputs, content
+from torch import Tensor
+
+import monoidreduce as mr
+
+
+def upstreams(specimen: Specimen, inputs: Inputs) -> list[Tensor]:
+    """Random upstream gradients for the outputs of the call."""
+    outputs = as_outputs(getattr(mr, specimen.operator)(**inputs, **specimen.options))
+    return [torch.randn_like(y) for y in outputs]
+
+
+def results(specimen: Specimen, inputs: Inputs, grads: list[Tensor]) -> dict[str, Tensor]:
+    """The outputs, and the gradients of all floating inputs."""
+    leaves = {name: t.detach().requires_grad_() if t.is_floating_point() else t for name, t in inputs.items()}
+    outputs = as_outputs(getattr(mr, specimen.operator)(**leaves, **specimen.options))
+    wanted = {name: t for name, t in leaves.items() if t.requires_grad}
+    gradients = torch.autograd.grad(outputs, list(wanted.values()), grads)
+    named = {f"out{i}": y.detach() for i, y in enumerate(outputs)}
+    return named | {f"d_{name}": g for name, g in zip(wanted, gradients, strict=True)}
+
+
+def assert_same_bits(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert got.keys() == expected.keys()
+    different = [name for name in got if not torch.equal(content(got[name]), content(expected[name]))]
+    assert not different, f"other bits in {different}"
