@@ -41,6 +41,11 @@ endforeach()
 # sets, oldest first, so that a copy that every processor can run wins over one that needs AVX.
 python_add_library(_C MODULE WITH_SOABI ${objects})
 set_target_properties(_C PROPERTIES LINKER_LANGUAGE CXX)
+if(CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  # Some compilers come with a static libstdc++ only. Exported from here, half of it would be taken over by the
+  # libstdc++.so that torch loads, and the first exception would crash.
+  target_link_options(_C PRIVATE -Wl,--exclude-libs,ALL)
+endif()
 target_link_libraries(_C PRIVATE monoidreduce_flags Threads::Threads)
 if(MONOIDREDUCE_WITH_CUDA)
   target_link_libraries(_C PRIVATE CUDA::cudart_static)
