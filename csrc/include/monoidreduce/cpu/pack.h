@@ -107,8 +107,8 @@ MR_HD R polynomial(R x, const double (&coefficient)[kTerms]) {
 template <class T>
 inline constexpr double kRound = 1.5 * (1LL << (sizeof(T) == 4 ? 23 : 52));
 
-// 2^n 2^r for n = rounded - kRound and |r| <= 1/2. The float polynomial is a minimax fit (relative error 2e-9),
-// the double one the Taylor series.
+// 2^n 2^r for n = rounded - kRound and |r| <= 1/2. The float polynomial is a minimax fit (relative error
+// 2e-9), the double one the Taylor series.
 template <class T, int N>
 MR_HD Pack<T, N> two_to_the(Pack<T, N> rounded, Pack<T, N> r) {
   using R = Pack<T, N>;
@@ -138,8 +138,8 @@ MR_HD Pack<T, N> clamp_exponent(Pack<T, N> x, double unit) {
   return select(x < R(-kBias * unit), R(-kBias * unit), x);
 }
 
-// Within 1 ulp of the correctly rounded value for float, 2 for double. Results under the smallest normal number
-// are 0, and those above 2^127.5 (2^1023.5) infinity.
+// Within 1 ulp of the correctly rounded value for float, 2 for double. Results under the smallest normal
+// number are 0, and those above 2^127.5 (2^1023.5) infinity.
 template <class T, int N>
 MR_HD Pack<T, N> exp2(Pack<T, N> x) {
   x = clamp_exponent(x, 1);
@@ -152,7 +152,8 @@ template <class T, int N>
 MR_HD Pack<T, N> exp(Pack<T, N> x) {
   using R = Pack<T, N>;
   constexpr T kHigh = static_cast<T>(kLog2E);
-  constexpr T kLow = sizeof(T) == 4 ? static_cast<T>(kLog2E - static_cast<double>(kHigh)) : T(2.0355273740931033e-17);
+  constexpr T kLow =
+      sizeof(T) == 4 ? static_cast<T>(kLog2E - static_cast<double>(kHigh)) : T(2.0355273740931033e-17);
   x = clamp_exponent(x, kLn2);
   const R rounded = x * R(kHigh) + R(kRound<T>);
   const R n = rounded - R(kRound<T>);
