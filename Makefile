@@ -43,7 +43,7 @@ test: lint $(VENV)/test.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON -DMONOIDREDUCE_WERROR=ON
 	$(CMAKE) --build $(CPP_TESTS)
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
-	cd build && MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
+	cd build && PATH='$(CURDIR)/$(BIN)':$$PATH MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
 
 sanitize: $(VENV)/test.done
 	$(CMAKE) -S . -B $(SANITIZED) -G Ninja -DMONOIDREDUCE_SANITIZE=address,undefined -DMONOIDREDUCE_BUILD_TESTS=ON \
