@@ -74,9 +74,11 @@ def seed(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def bitwise(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The edge cases compare bit by bit: on a GPU they ask for the deterministic mode, not for atomics."""
+    """These tests compare bit by bit: on a GPU they ask for the deterministic mode, not for atomics."""
     on_gpu = "device" in request.fixturenames and request.getfixturevalue("device").type == "cuda"
-    if not (on_gpu and request.node.nodeid.startswith("tests/test_edge_cases.py")):
+    if not (
+        on_gpu and request.node.nodeid.startswith(("tests/test_edge_cases.py", "tests/torch_integration/"))
+    ):
         yield
         return
     torch.use_deterministic_algorithms(True, warn_only=True)
