@@ -7,6 +7,7 @@ output and gradients are subtracted from the peak. See monoidreduce.demo.memory.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import torch
@@ -79,6 +80,10 @@ def measure_memory(device: torch.device, quick: bool) -> list[dict[str, Any]]:
                     )[0]
                     for size in sizes
                 ]
+            mebibytes = {
+                name: [round(size / 2**20, 1) for size in measured] for name, measured in growth.items()
+            }
+            print(f"memory of {op} {dtype_name(dtype)}: MiB {mebibytes}", file=sys.stderr)
             rows.append(
                 {
                     "op": op,

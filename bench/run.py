@@ -45,7 +45,6 @@ def bench(what: list[str], device: torch.device, quick: bool, command: str) -> d
             print(f"{op} {case.parameters} {row['dtype']}: {ratios}", file=sys.stderr)
             document["speed"].append(row)
     if "memory" in what:
-        print("measuring memory", file=sys.stderr)
         document["memory"] = measure_memory(device, quick)
     if "overhead" in what:
         print("measuring call overhead", file=sys.stderr)
