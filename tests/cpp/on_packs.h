@@ -24,6 +24,7 @@ struct OnPacks {
   using R = cpu::LanePack<T>;
   using Packs = M<R>;
   static constexpr int kLanes = cpu::kLanes<T>;
+  M<T> scalar = {};
   int lane = kLanes - 1;
 
   using Real = T;
@@ -96,7 +97,7 @@ struct OnPacks {
   }
 
  private:
-  static Packs m() { return {}; }
+  Packs m() const { return cpu::as_packs<M, T>(scalar); }
   template <class PackType, class ScalarType>
   PackType packs(const ScalarType& s) const {
     PackType p{};
