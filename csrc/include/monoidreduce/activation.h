@@ -30,7 +30,8 @@ struct Relu {
 struct Relu2 {
   template <class R>
   MR_HD static R value(R z) {
-    return z * Relu::value(z);
+    const R r = Relu::value(z);
+    return r * r;
   }
   template <class R>
   MR_HD static R derivative(R z) {
@@ -109,7 +110,8 @@ struct GeluTanh {
   MR_HD static R derivative(R z) {
     const R s = gate(z);
     const R slope = Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(3 * kTwoSqrt2OverPi * kCubic) * z * z;
-    return s + z * s * (R(1) - s) * slope;
+    const R bell = s * (R(1) - s);  // 0 where the slope may overflow
+    return s + select(bell == R(0), R(0), z * bell * slope);
   }
 };
 

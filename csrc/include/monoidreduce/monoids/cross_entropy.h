@@ -55,8 +55,8 @@ struct CrossEntropyLoss {
   }
   // The gradient by the statistics, from those by the loss and by the returned lse.
   MR_HD Output upstream(T lse, T g_loss, T g_lse) const {
-    return {g_loss * (T(1) + T(2) * z_loss * lse) + g_lse, -g_loss * (T(1) - smoothing),
-            -g_loss * smoothing / columns};
+    return {g_loss * (T(1) + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,
+            -g_loss * (T(1) - smoothing), -g_loss * smoothing / columns};
   }
 };
 
