@@ -10,10 +10,9 @@ namespace py = pybind11;
 namespace {
 
 // For scalars; those of the engine's packs are found by argument-dependent lookup.
-using mr::abs, mr::exp, mr::log2, mr::max;
+using mr::abs, mr::exp, mr::log, mr::max;
 
-// The probability that at least one of many independent causes fires; cause j fires with probability
-// sigmoid(score).
+// The probability that at least one of many independent causes fires; cause j does with probability sigmoid(score).
 template <class R>
 struct NoisyOr {
   using Real = R;
@@ -24,9 +23,7 @@ struct NoisyOr {
     R log_none;  // logarithm of the probability that none fires
   };
   MR_HD State identity() const { return {R(-0.f)}; }
-  MR_HD State lift(mr::Element<R> e) const {
-    return {-max(e.score, R(0)) - log2(R(1) + exp(-abs(e.score))) * mr::Scalar<R>(mr::kLn2)};
-  }
+  MR_HD State lift(mr::Element<R> e) const { return {-max(e.score, R(0)) - log(R(1) + exp(-abs(e.score)))}; }
   MR_HD State combine(State a, State b) const { return {a.log_none + b.log_none}; }
   MR_HD R project(State s) const { return R(1) - exp(s.log_none); }
   MR_HD mr::Gradient<R> local_gradient(mr::Element<R> e, R p, R g) const {
