@@ -1,10 +1,33 @@
 # The law suite (every monoid obeys its laws, and the suite notices planted mutations), and tests of the engines' parts.
+include(cmake/CpuIsa.cmake)
+include(CheckCXXSourceRuns)
 find_package(Threads REQUIRED)
 enable_testing()
+
+function(add_cpp_test name source)
+  add_executable(${name} ${source})
+  target_link_libraries(${name} PRIVATE monoidreduce_flags Threads::Threads)
+  add_test(NAME ${name} COMMAND ${name})
+endfunction()
+
 foreach(test test_laws test_mutations test_monoids test_activation test_score test_thread_pool)
-  add_executable(${test} tests/cpp/${test}.cpp)
-  target_link_libraries(${test} PRIVATE monoidreduce_flags Threads::Threads)
-  add_test(NAME ${test} COMMAND ${test})
+  add_cpp_test(${test} tests/cpp/${test}.cpp)
+endforeach()
+
+add_cpp_test(example_log_mean_exp examples/cpp/log_mean_exp.cpp)
+target_include_directories(example_log_mean_exp PRIVATE tests/cpp)
+
+# The CPU engine's arithmetic, for each instruction set that this processor can run.
+set(feature_avx2 avx2)
+set(feature_avx512 avx512bf16)
+foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
+  if(NOT isa STREQUAL "baseline")
+    check_cxx_source_runs("int main() { return !__builtin_cpu_supports(\"${feature_${isa}}\"); }" MONOIDREDUCE_RUNS_${isa})
+  endif()
+  if(isa STREQUAL "baseline" OR MONOIDREDUCE_RUNS_${isa})
+    add_cpp_test(test_pack_${isa} tests/cpp/test_pack.cpp)
+    target_compile_options(test_pack_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}})
+  endif()
 endforeach()
 
 if(MONOIDREDUCE_WITH_CUDA)

@@ -12,7 +12,7 @@ namespace {
 // For scalars; those of the engine's packs are found by argument-dependent lookup.
 using mr::abs, mr::exp, mr::log, mr::max;
 
-// The probability that at least one of many independent causes fires; cause j does with probability sigmoid(score).
+// The probability that at least one of many independent causes fires; cause j: with probability sigmoid(score).
 template <class R>
 struct NoisyOr {
   using Real = R;
