@@ -119,6 +119,23 @@ def test_window_in_every_dtype(
 
 
 @pytest.mark.isa
+@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("window", ((None, 0), (40, 9), (None, None)))
+@pytest.mark.parametrize("nan", ("", "q", "k", "v"))
+def test_masks_over_many_tiles(
+    window: tuple[int | None, int | None], nan: str, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Several blocks of keys and several hundred rows of two heads: whole tiles are left out, and a NaN
+    reaches the rows that see it."""
+    inputs = attention_inputs(1, 2, 1, 330, 530, 16, 24, dtype=dtype, device=device)
+    if window == (None, None):
+        inputs["bias"] = torch.ones(330, 530, dtype=torch.bool, device=device).tril(200)
+    if nan:
+        inputs[nan][0, 0, 300, 3] = torch.nan
+    check_operator("attention", inputs, {"window": window, "return_lse": True})
+
+
+@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("softcap", (0.5, 3.0, 50.0))
 def test_softcap(softcap: float, dtype: torch.dtype, device: torch.device) -> None:

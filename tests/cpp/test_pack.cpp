@@ -148,6 +148,18 @@ void check_functions(Checks& checks) {
     pack.v[lane] = T(1);
     CHECK(checks, any(pack != R(T(0))), lane);
   }
+  checks.section("transpose", kFloat ? "float" : "double");
+  constexpr int kLanes = cpu::kLanes<T>;
+  R packs[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane) packs[i].v[lane] = static_cast<T>(100 * i + lane);
+  }
+  transpose(packs);
+  for (int i = 0; i < kLanes; ++i) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      CHECK(checks, packs[i][lane] == static_cast<T>(100 * lane + i), i, lane, packs[i][lane]);
+    }
+  }
 }
 
 // ---- Monoids

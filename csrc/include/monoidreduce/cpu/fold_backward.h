@@ -1,13 +1,15 @@
 // Backward on the CPU: see cpu/fold.h.
 //
-// For a block of columns and a chunk of rows, dz (and the weights) are recomputed into a workspace of panels;
-// d_a is complete for that block, and d_b and d_payload, which stay in float panels for all rows, are written
-// once. Two loops over tasks a chunk: over panels of rows, then over groups of columns, so no two threads
-// ever add to the same number.
+// For a block of columns and a chunk of rows, dz (and the weights) are recomputed into a workspace of panels.
+// Two loops over tasks a chunk: over panels of rows, which adds to d_a, then over groups of columns, which
+// adds to d_b and d_payload, so no two threads ever add to the same number. All sums are panels of T: a
+// block's sums over all rows are complete before the next block begins, a row's after the last block, and
+// each is written once, in the type of its gradient.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 
 #include "monoidreduce/cpu/matmul.h"
 #include "monoidreduce/cpu/panels.h"
@@ -16,11 +18,9 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// What is wanted of a backward pass, and what that needs.
+// What is wanted of a backward pass.
 struct Wanted {
   bool a, b, other_a, other_b, payload, bias;
-  bool dz() const { return a || b || bias; }
-  bool other_dz() const { return other_a || other_b; }
   explicit Wanted(const FoldGradients& g)
       : a(g.d_a.present()),
         b(g.d_b.present()),
@@ -30,18 +30,56 @@ struct Wanted {
         bias(g.d_bias.present()) {}
 };
 
+// What is known of a panel of rows, whatever the columns.
+template <class M, class T>
+struct PanelFacts {
+  PanelRows<T> rows;
+  typename M::Output product[kPacks];
+  typename M::Upstream upstream[kPacks];
+
+  template <class Rows>
+  PanelFacts(const FoldProblem& p, const ProblemRows& problem, std::int64_t first, const Rows& policy)
+      : rows(p, problem, first, policy, true) {
+    std::memset(static_cast<void*>(product), 0, sizeof(product));
+    std::memset(static_cast<void*>(upstream), 0, sizeof(upstream));
+    for (int lane = 0; lane < rows.count; ++lane) {
+      const std::int64_t row = problem.flat(first + lane);
+      set_lane<T>(product[lane / kLanes<T>], lane % kLanes<T>, policy.product(row));
+      set_lane<T>(upstream[lane / kLanes<T>], lane % kLanes<T>, policy.upstream(row));
+    }
+  }
+};
+
+// d_a (or d_other_a) of one problem, lanes are rows.
+template <class T>
+struct RowSums {
+  Scratch<T> sums;  // [panel of rows][width][kPanel]
+  std::int64_t width;
+  RowSums(bool wanted, std::int64_t width, std::int64_t panels)
+      : sums(wanted ? panels * width * kPanel<T> : 0), width(wanted ? width : 0) {
+    std::fill_n(sums.get(), panels * this->width * kPanel<T>, T(0));
+  }
+  T* panel(std::int64_t i) const { return sums + i * width * kPanel<T>; }
+};
+
 // One operand of the backward pass as the widths of columns' sums: a with b, other_a with other_b, grad_out
 // with payload.
 template <class T, class E>
 struct ColumnSums {
-  Scratch<E> rows;  // [width panel][chunk row / kDepth][kPanel][kDepth]: the chunk's rows, lanes are widths
-  Scratch<T> sums;  // [width panel][block column][kPanel]
-  NonFinite<T> taken;
+  static constexpr std::int64_t kStep = kPanel<T> * kDepth<E>;  // elements of kDepth rows
   std::int64_t width;
+  std::int64_t steps;  // of a width panel: the chunk's rows, and one step of zeros that keeps writes to
+                       // several width panels apart in the caches
+  Scratch<E> rows;     // [width panel][step][kPanel][kDepth]: the chunk's rows, lanes are widths
+  Scratch<T> sums;     // [width panel][block column][kPanel]
+  NonFinite<T> taken;
   ColumnSums(bool wanted, std::int64_t width, std::int64_t chunk, std::int64_t block)
-      : rows(wanted ? round_up(width, kPanel<T>) * chunk : 0),
-        sums(wanted ? round_up(width, kPanel<T>) * block : 0),
-        width(wanted ? width : 0) {}
+      : width(wanted ? width : 0),
+        steps(chunk / kDepth<E> + 1),
+        rows(divide_up(this->width, kPanel<T>) * steps * kStep),
+        sums(round_up(this->width, kPanel<T>) * block) {
+    std::fill_n(rows.get(), divide_up(this->width, kPanel<T>) * steps * kStep, E{});
+  }
 };
 
 // E: what the products multiply, T or BFloat16.
@@ -61,8 +99,8 @@ class Backward {
     const bool apart = problems_ >= threads && !want_.bias;
     outer_threads_ = apart ? threads : 1;
     inner_threads_ = apart ? 1 : threads;
-    // 252 (or 504) columns make packing the rows cheap; the workspace, columns x chunk, stays in the
-    // second-level cache for a payload of its own, in the third for the long rows of a loss.
+    // Enough columns that the rows, loaded once a block, are cheap; with a payload the workspace (columns x
+    // chunk, twice) stays in the second-level cache, and a causal mask's edge cuts few blocks.
     block_ =
         std::min(round_up(p.columns(), kColumnStep), round_up(p.payload.present() ? 240 : 480, kColumnStep));
     const std::int64_t group_rows = p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows();
@@ -83,57 +121,81 @@ class Backward {
         : pass_(pass),
           p_(pass.p_),
           rows_(p_, problem),
-          b_(pass.block_ * (p_.width() + 1)),
-          other_b_(pass.block_ * (p_.other_width() + 1)),
-          payload_(pass.block_ * (p_.payload_width() + 1)),
-          b_interleaved_(kNarrow ? pass.block_ * p_.width() : 0),
-          other_b_interleaved_(kNarrow ? pass.block_ * p_.other_width() : 0),
+          all_panels_(divide_up(rows_.count(), kPanel<T>)),
+          facts_(all_panels_),
+          b_(pass.block_, p_.width()),
+          other_b_(pass.block_, p_.other_width()),
+          payload_(pass.block_, p_.payload_width()),
           dz_(pass.chunk_ * pass.block_),
           other_dz_(kScores == 2 ? pass.chunk_ * pass.block_ : 0),
           weights_(p_.payload.present() ? pass.chunk_ * pass.block_ : 0),
           bias_(p_.bias.present() ? pass.chunk_ * pass.block_ : 0),
+          lanes_(pass.inner_threads_ * lanes_size()),
+          tiles_(kNarrow ? pass.inner_threads_ * 3 * tile_size() : 0),
+          operands_(kNarrow ? pass.inner_threads_ * tile_size() : 0),
+          of_a_(pass.want_.a, p_.width(), all_panels_),
+          of_other_a_(pass.want_.other_a, p_.other_width(), all_panels_),
           of_b_(pass.want_.b, p_.width(), pass.chunk_, pass.block_),
           of_other_b_(pass.want_.other_b, p_.other_width(), pass.chunk_, pass.block_),
           of_payload_(pass.want_.payload, p_.payload_width(), pass.chunk_, pass.block_) {}
 
     void run() {
+      const std::int64_t chunk_panels = pass_.chunk_ / kPanel<T>;
+      parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t i, int) {
+        std::construct_at(facts_ + i, p_, rows_, i * kPanel<T>, pass_.policy_);
+      });
       for (first_ = 0; first_ < p_.columns(); first_ += pass_.block_) {
         columns_ = std::min(pass_.block_, p_.columns() - first_);
         load_block();
-        for (std::int64_t row = 0; row < rows_.count(); row += pass_.chunk_) {
-          first_row_ = row;
-          chunk_rows_ = std::min(pass_.chunk_, rows_.count() - row);
-          panels_ = divide_up(chunk_rows_, kPanel<T>);
-          run_chunk();
+        for (std::int64_t i = 0; i < all_panels_; i += chunk_panels) {
+          // Panels that keep none of the columns are left out at both ends.
+          std::int64_t begin = i, end = std::min(i + chunk_panels, all_panels_);
+          while (begin < end && !touches(begin)) ++begin;
+          while (begin < end && !touches(end - 1)) --end;
+          first_panel_ = begin, panels_ = end - begin;
+          if (panels_ > 0) run_chunk();
         }
         store_block();
       }
+      store_rows(pass_.g_.d_a, of_a_);
+      store_rows(pass_.g_.d_other_a, of_other_a_);
     }
 
    private:
+    bool touches(std::int64_t panel) const { return (facts_ + panel)->rows.touches(first_, columns_); }
+
     void load_block() {
-      load_columns(p_.b, rows_, first_, columns_, b_.get());
-      if constexpr (kScores == 2) load_columns(p_.other_b, rows_, first_, columns_, other_b_.get());
-      if (p_.payload.present()) load_columns(p_.payload, rows_, first_, columns_, payload_.get());
-      b_columns_ = interleave_columns(b_.get(), columns_, p_.width(), b_interleaved_.get());
-      other_b_columns_ =
-          interleave_columns(other_b_.get(), columns_, p_.other_width(), other_b_interleaved_.get());
-      for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
-        std::fill_n(sums->sums.get(), round_up(sums->width, kPanel<T>) * pass_.block_, T(0));
-      }
-      if constexpr (!kNarrow) {
-        if (has_mask(p_)) b_taken_.take(b_.get(), columns_, p_.width(), p_.width());
-      }
+      for_columns([&](std::int64_t from, std::int64_t count) {
+        b_.load(p_.b, rows_, first_, from, count);
+        if constexpr (kScores == 2) other_b_.load(p_.other_b, rows_, first_, from, count);
+        if (p_.payload.present()) payload_.load(p_.payload, rows_, first_, from, count);
+        for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
+          for (std::int64_t w = 0; w < sums->width; w += kPanel<T>) {
+            std::fill_n(sums->sums + w * pass_.block_ + from * kPanel<T>, count * kPanel<T>, T(0));
+          }
+        }
+      });
+      if (has_mask(p_)) b_.take_non_finite(columns_, b_taken_);
+    }
+
+    // f(from, count) for groups of the block's columns, in parallel.
+    template <class F>
+    void for_columns(F f) {
+      const std::int64_t group = 2 * kColumnStep * (pass_.inner_threads_ > 1 ? 1 : 16);
+      parallel_for(pass_.inner_threads_, divide_up(columns_, group), [&](std::int64_t task, int) {
+        f(task * group, std::min(group, columns_ - task * group));
+      });
     }
 
     void run_chunk() {
-      parallel_for(pass_.inner_threads_, panels_, [&](std::int64_t panel, int) { pull_panel(panel); });
-      if constexpr (!kNarrow) {
-        if (has_mask(p_)) take_non_finite_rows();
-      }
-      const std::int64_t group = 2 * kColumnStep * (pass_.inner_threads_ > 1 ? 1 : 16);
-      parallel_for(pass_.inner_threads_, divide_up(columns_, group), [&](std::int64_t task, int) {
-        const std::int64_t from = task * group, count = std::min(group, columns_ - from);
+      parallel_for(pass_.inner_threads_, panels_, [&](std::int64_t panel, int worker) {
+        keep_rows(of_b_, p_.a, panel);
+        keep_rows(of_other_b_, p_.other_a, panel);
+        keep_rows(of_payload_, pass_.g_.grad_out, panel);
+        touches(first_panel_ + panel) ? pull_panel(panel, worker) : clear_panel(panel);
+      });
+      if (has_mask(p_)) take_non_finite_rows();
+      for_columns([&](std::int64_t from, std::int64_t count) {
         add_column_sums(of_b_, dz_.get(), from, count);
         add_column_sums(of_other_b_, other_dz_.get(), from, count);
         add_column_sums(of_payload_, weights_.get(), from, count);
@@ -144,79 +206,60 @@ class Backward {
 
     void take_non_finite_rows() {
       for (auto* sums : {&of_b_, &of_other_b_, &of_payload_}) {
-        const std::int64_t panels = divide_up(sums->width, kPanel<T>);
-        sums->taken.take(sums->rows.get(), panels * pass_.chunk_, kPanel<T>, kPanel<T>);
+        constexpr std::int64_t kStep = ColumnSums<T, E>::kStep;
+        sums->taken.take(sums->rows.get(), divide_up(sums->width, kPanel<T>) * sums->steps, kStep, kStep);
       }
     }
 
-    // Recomputes the scores of a panel, pulls the gradient through the fold, and finishes d_a for this block
-    // of columns.
-    void pull_panel(std::int64_t panel) {
-      const std::int64_t first = first_row_ + panel * kPanel<T>;
-      const PanelRows<T> panel_rows(p_, rows_, first, pass_.policy_, true);
-      const std::int64_t at = panel * pass_.block_ * kPanel<T>, count = panel_rows.count;
-      keep_rows(of_b_, p_.a, panel, first, count);
-      keep_rows(of_other_b_, p_.other_a, panel, first, count);
-      keep_rows(of_payload_, pass_.g_.grad_out, panel, first, count);
-      T* bias = p_.bias.present() ? bias_ + at : nullptr;
-      if (!panel_rows.touches(first_, columns_)) {
-        for (Scratch<E>* tile : {&dz_, &other_dz_, &weights_}) {
-          if (tile->get()) std::fill_n(*tile + at, columns_ * kPanel<T>, E{});
-        }
-        if (bias) std::fill_n(bias, columns_ * kPanel<T>, T(0));
-        return;
+    // The workspace of a panel that keeps none of the columns.
+    void clear_panel(std::int64_t panel) {
+      for (Scratch<E>* tile : {&dz_, &other_dz_, &weights_}) {
+        if (tile->get()) std::fill_n(*tile + panel * tile_size(), columns_ * kPanel<T>, E{});
       }
-      // In T, the workspace itself holds the tiles; BFloat16 operands are rounded into it.
-      const std::int64_t size = kNarrow ? pass_.block_ * kPanel<T> : 0;
-      Scratch<T> dz_tile(size), other_dz_tile(other_dz_.get() ? size : 0),
-          weights_tile(weights_.get() ? size : 0);
-      T *dz = tile_of(dz_, dz_tile, at), *other_dz = tile_of(other_dz_, other_dz_tile, at);
-      T* weights = tile_of(weights_, weights_tile, at);
-      const std::int64_t width = std::max({p_.width(), p_.other_width(), p_.payload_width()}) + 1;
-      Scratch<E> lanes(width * kPanel<T>);
-      load_lanes<T>(p_.a, rows_, first, count, lanes.get());
-      matmul(over_width(b_.get(), p_.width()), columns_, 1, p_.width(), lanes.get(), dz, false);
+      if (bias_.get()) std::fill_n(bias_ + panel * tile_size(), columns_ * kPanel<T>, T(0));
+    }
+
+    // Recomputes the scores of a panel, pulls the gradient through the fold, and adds to d_a.
+    void pull_panel(std::int64_t panel, int worker) {
+      const PanelFacts<Packs, T>& facts = *(facts_ + first_panel_ + panel);
+      const std::int64_t at = panel * tile_size(), first = facts.rows.first, count = facts.rows.count;
+      T *dz = tile_of(dz_, at, worker, 0), *other_dz = tile_of(other_dz_, at, worker, 1);
+      T* weights = tile_of(weights_, at, worker, 2);
+      T* bias = bias_.get() ? bias_ + at : nullptr;
+      E *lanes = lanes_ + worker * lanes_size(), *operand = operands_ + worker * tile_size();
+      load_lanes<T>(p_.a, rows_, first, count, lanes);
+      matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false);
       // What is not finite in b matters to the scores, so it goes back in for this product.
-      if constexpr (!kNarrow) {
-        for (const auto& entry : b_taken_) {
-          for (int half = 0; half < kPacks; ++half) {
-            T* dot = dz + entry.row * kPanel<T> + half * kLanes<T>;
-            (R::load(dot) + R::load(lanes + entry.column * kPanel<T> + half * kLanes<T>) * R(entry.value))
-                .store(dot);
-          }
+      for (const auto& entry : b_taken_) {
+        const E* row = lanes + entry.column / kDepth<E> * kDepth<E> * kPanel<T> + entry.column % kDepth<E>;
+        for (int lane = 0; lane < kPanel<T>; ++lane) {
+          dz[entry.row * kPanel<T> + lane] += static_cast<T>(widen(row[lane * kDepth<E>])) * entry.value;
         }
       }
       if constexpr (kScores == 2) {
-        load_lanes<T>(p_.other_a, rows_, first, count, lanes.get());
-        matmul(over_width(other_b_.get(), p_.other_width()), columns_, 1, p_.other_width(), lanes.get(),
-               other_dz, false);
+        load_lanes<T>(p_.other_a, rows_, first, count, lanes);
+        matmul(other_b_.over_width(), columns_, 1, p_.other_width(), lanes, other_dz, false);
       }
       if (p_.payload.present()) {
-        load_lanes<T>(pass_.g_.grad_out, rows_, first, count, lanes.get());
-        matmul(over_width(payload_.get(), p_.payload_width()), columns_, 1, p_.payload_width(), lanes.get(),
-               weights, false);
+        load_lanes<T>(pass_.g_.grad_out, rows_, first, count, lanes);
+        matmul(payload_.over_width(), columns_, 1, p_.payload_width(), lanes, weights, false);
       }
       if (bias) load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
 
-      const PanelTile<Packs, T> tile{m(), p_, pass_.score_, panel_rows, first_, dz, other_dz, bias};
-      // Lanes beyond the last row keep no column, so that nothing of theirs reaches the column sums.
-      if (has_bool_bias(p_) || count < kPanel<T> || !panel_rows.covers(first_, columns_)) {
-        pull_tile<true>(tile, dz, other_dz, weights, bias);
+      const PanelTile<Packs, T> tile{pass_.m_, p_, pass_.score_, facts.rows, first_, dz, other_dz, bias};
+      if (tile.plain(columns_)) {
+        pull_tile<true>(tile, facts, dz, other_dz, weights, bias);
       } else {
-        pull_tile<false>(tile, dz, other_dz, weights, bias);
+        pull_tile<false>(tile, facts, dz, other_dz, weights, bias);
       }
-      Scratch<T> sums(width * kPanel<T>);
-      Scratch<E> operand(kNarrow ? round_up(columns_, kDepth<E>) * kPanel<T> : 0);
       if (pass_.want_.a) {
-        matmul(over_columns(b_columns_, p_.width()), p_.width(), 1, columns_,
-               as_operand(dz, columns_, operand.get()), sums.get(), false);
-        add_non_finite(tile, b_taken_, dz, sums.get());
-        add_rows(pass_.g_.d_a, first, count, sums.get());
+        T* sums = of_a_.panel(first_panel_ + panel);
+        matmul(b_.over_columns(), p_.width(), 1, columns_, as_operand(dz, columns_, operand), sums, true);
+        add_non_finite(tile, b_taken_, dz, sums);
       }
       if (pass_.want_.other_a) {
-        matmul(over_columns(other_b_columns_, p_.other_width()), p_.other_width(), 1, columns_,
-               as_operand(other_dz, columns_, operand.get()), sums.get(), false);
-        add_rows(pass_.g_.d_other_a, first, count, sums.get());
+        matmul(other_b_.over_columns(), p_.other_width(), 1, columns_,
+               as_operand(other_dz, columns_, operand), of_other_a_.panel(first_panel_ + panel), true);
       }
       if constexpr (kNarrow) {
         if (pass_.want_.b) narrow_rows(dz, columns_, dz_ + at);
@@ -225,65 +268,61 @@ class Backward {
       }
     }
 
-    // Where a panel's tile is computed; null if there is none.
-    static T* tile_of(const Scratch<E>& workspace, const Scratch<T>& tile, std::int64_t at) {
+    // Where a panel's tile is computed: in T in the workspace itself, BFloat16 operands are rounded into it.
+    // Null if there is none.
+    T* tile_of(const Scratch<E>& workspace, std::int64_t at, int worker, int which) const {
       if (!workspace.get()) return nullptr;
       if constexpr (kNarrow) {
-        return tile.get();
+        return tiles_ + (worker * 3 + which) * tile_size();
       } else {
         return workspace + at;
       }
     }
 
     // Scores become dz in place, u becomes the weight, and the bias its gradient.
-    template <bool kMasked>
-    void pull_tile(const PanelTile<Packs, T>& tile, T* dz, T* other_dz, T* weights, T* bias) const {
-      typename Packs::Output product[kPacks];
-      typename Packs::Upstream upstream[kPacks];
-      std::memset(static_cast<void*>(product), 0, sizeof(product));
-      std::memset(static_cast<void*>(upstream), 0, sizeof(upstream));
-      for (int lane = 0; lane < tile.rows.count; ++lane) {
-        const std::int64_t row = rows_.flat(tile.rows.first + lane);
-        set_lane<T>(product[lane / kLanes<T>], lane % kLanes<T>, pass_.policy_.product(row));
-        set_lane<T>(upstream[lane / kLanes<T>], lane % kLanes<T>, pass_.policy_.upstream(row));
-      }
+    template <bool kPlain>
+    void pull_tile(const PanelTile<Packs, T>& tile, const PanelFacts<Packs, T>& facts, T* dz, T* other_dz,
+                   T* weights, T* bias) const {
       const R zero(0), scale(pass_.score_.scale);
       for (std::int64_t j = 0; j < columns_; ++j) {
         for (int half = 0; half < kPacks; ++half) {
           const std::int64_t at = tile.at(j, half);
-          const Element<R> e = tile.from_dots(j, half);
-          const auto keep = [&](R x) { return kMasked ? select(tile.valid(j, half), x, zero) : x; };
+          const Element<R> e = tile.template from_dots<kPlain>(j, half);
+          const auto keep = [&](R x) { return kPlain ? x : select(tile.valid(j, half), x, zero); };
+          const auto slope = [&](const T* dot, R bias) {
+            return kPlain ? R(1) : pass_.score_.slope(R::load(dot + at), bias);
+          };
           Gradient<R> gradient{zero, zero};
           if constexpr (PayloadMonoid<Packs>) {
             if (weights) {
               const PayloadPull<R> pulled =
-                  pull(m(), e, product[half], upstream[half], R::load(weights + at));
+                  pull(pass_.m_, e, facts.product[half], facts.upstream[half], R::load(weights + at));
               keep(pulled.weight).store(weights + at);
               gradient.score = pulled.score;
             } else {
-              gradient = pull(m(), e, product[half], upstream[half]);
+              gradient = pull(pass_.m_, e, facts.product[half], facts.upstream[half]);
             }
           } else {
-            gradient = pull(m(), e, product[half], upstream[half]);
+            gradient = pull(pass_.m_, e, facts.product[half], facts.upstream[half]);
           }
-          const R slope = pass_.score_.slope(R::load(dz + at), tile.bias_at(j, half));
-          const R by_score = keep(gradient.score), by_dot = keep(gradient.score * slope);
+          const R by_dot = keep(gradient.score * slope(dz, tile.bias_at(j, half)));
           if constexpr (kScores == 2) {
-            const R other_slope = pass_.score_.slope(R::load(other_dz + at), zero);
-            (keep(gradient.other * other_slope) * scale).store(other_dz + at);
+            (keep(gradient.other * slope(other_dz, zero)) * scale).store(other_dz + at);
           }
           (by_dot * scale).store(dz + at);
           // tile.valid reads a bool bias: its gradient is not wanted, so it stays.
-          if (pass_.want_.bias) (p_.score.bias_inside ? by_dot : by_score).store(bias + at);
+          if (!kPlain && pass_.want_.bias) {
+            (p_.score.bias_inside ? by_dot : keep(gradient.score)).store(bias + at);
+          }
         }
       }
     }
 
     // The chunk's rows with widths as lanes, for the products over rows.
-    void keep_rows(const ColumnSums<T, E>& sums, const TensorView& t, std::int64_t panel, std::int64_t first,
-                   std::int64_t count) const {
+    void keep_rows(const ColumnSums<T, E>& sums, const TensorView& t, std::int64_t panel) const {
       if (sums.width == 0) return;
-      load_widths<T>(t, rows_, pass_.policy_, first, count, pass_.chunk_ * kPanel<T>,
+      const PanelRows<T>& rows = (facts_ + first_panel_ + panel)->rows;
+      load_widths<T>(t, rows_, pass_.policy_, rows.first, rows.count, sums.steps * sums.kStep,
                      sums.rows + panel * kPanel<T> * kPanel<T>);
     }
 
@@ -293,20 +332,22 @@ class Backward {
       const std::int64_t step = pass_.block_ * kPanel<T>;
       for (std::int64_t w = 0; w < round_up(sums.width, kPanel<T>); w += kPanel<T>) {
         matmul<T, E>({dz + from * kPanel<T>, kPanel<T>, kDepth<E>, step}, count, panels_, kPanel<T>,
-                     sums.rows + w * pass_.chunk_, sums.sums + w * pass_.block_ + from * kPanel<T>, true);
+                     sums.rows + w / kPanel<T> * sums.steps * sums.kStep,
+                     sums.sums + w * pass_.block_ + from * kPanel<T>, true);
       }
-      if constexpr (!kNarrow) add_non_finite_rows(sums, dz, from, count);
+      add_non_finite_rows(sums, dz, from, count);
     }
 
-    void add_non_finite_rows(const ColumnSums<T, E>& sums, const T* dz, std::int64_t from,
+    // An entry's row is a step of kDepth rows of the chunk, its column a width of one of them.
+    void add_non_finite_rows(const ColumnSums<T, E>& sums, const E* dz, std::int64_t from,
                              std::int64_t count) const {
-      const std::int64_t step = pass_.block_ * kPanel<T>;
       for (const auto& entry : sums.taken) {
-        const std::int64_t row = entry.row % pass_.chunk_, width_panel = entry.row / pass_.chunk_;
-        T* to = sums.sums + width_panel * kPanel<T> * pass_.block_ + entry.column;
+        const std::int64_t row = entry.row % sums.steps * kDepth<E> + entry.column % kDepth<E>;
+        const E* of_row = dz + row / kPanel<T> * tile_size() + row % kPanel<T>;
+        T* to = sums.sums + entry.row / sums.steps * kPanel<T> * pass_.block_ + entry.column / kDepth<E>;
         for (std::int64_t j = from; j < from + count; ++j) {
-          if (!keeps(first_row_ + row, first_ + j)) continue;
-          to[j * kPanel<T>] += dz[row / kPanel<T> * step + j * kPanel<T> + row % kPanel<T>] * entry.value;
+          if (!keeps(first_panel_ * kPanel<T> + row, first_ + j)) continue;
+          to[j * kPanel<T>] += static_cast<T>(widen(of_row[j * kPanel<T>])) * entry.value;
         }
       }
     }
@@ -320,14 +361,15 @@ class Backward {
 
     void add_bias(std::int64_t from, std::int64_t count) const {
       const TensorView& t = pass_.g_.d_bias;
-      for (std::int64_t row = 0, rows = 0; row < chunk_rows_; row += rows) {
+      const std::int64_t first = first_panel_ * kPanel<T>;
+      const std::int64_t chunk_rows = std::min(panels_ * kPanel<T>, rows_.count() - first);
+      for (std::int64_t row = 0, rows = 0; row < chunk_rows; row += rows) {
         // A bias that the panel's rows share takes the panel's sum at once.
-        const std::int64_t last = std::min(row - row % kPanel<T> + kPanel<T>, chunk_rows_) - 1;
-        const bool shared = t.stride[2] == 0 && rows_.head(first_row_ + row) == rows_.head(first_row_ + last);
+        const std::int64_t last = std::min(row - row % kPanel<T> + kPanel<T>, chunk_rows) - 1;
+        const bool shared = t.stride[2] == 0 && rows_.head(first + row) == rows_.head(first + last);
         rows = shared ? last - row + 1 : 1;
-        T* to = static_cast<T*>(t.data) + rows_.offset(t, first_row_ + row) + (first_ + from) * t.stride[3];
-        const T* gradient =
-            bias_ + row / kPanel<T> * pass_.block_ * kPanel<T> + from * kPanel<T> + row % kPanel<T>;
+        T* to = static_cast<T*>(t.data) + rows_.offset(t, first + row) + (first_ + from) * t.stride[3];
+        const T* gradient = bias_ + row / kPanel<T> * tile_size() + from * kPanel<T> + row % kPanel<T>;
         for (std::int64_t j = 0; j < count; ++j) {
           T sum = gradient[j * kPanel<T>];
           for (std::int64_t lane = 1; lane < rows; ++lane) sum += gradient[j * kPanel<T> + lane];
@@ -336,44 +378,56 @@ class Backward {
       }
     }
 
-    // t[row] += panel[.][lane], a panel of rows.
-    void add_rows(const TensorView& t, std::int64_t first, std::int64_t count, const T* panel) const {
-      for (std::int64_t lane = 0; lane < count; ++lane) {
-        if (!pass_.policy_.active(rows_.flat(first + lane))) continue;
-        T* to = static_cast<T*>(t.data) + rows_.offset(t, first + lane);
-        for (std::int64_t k = 0; k < t.size[3]; ++k) to[k * t.stride[3]] += panel[k * kPanel<T> + lane];
-      }
-    }
-
-    void store_block() const {
-      store_sums(pass_.g_.d_b, of_b_);
-      store_sums(pass_.g_.d_other_b, of_other_b_);
-      store_sums(pass_.g_.d_payload, of_payload_);
-    }
-    void store_sums(const TensorView& t, const ColumnSums<T, E>& sums) const {
-      for (std::int64_t w = 0; w < sums.width; w += kPanel<T>) {
-        const std::int64_t in_panel = std::min<std::int64_t>(kPanel<T>, sums.width - w);
-        for (std::int64_t j = 0; j < columns_; ++j) {
-          store_row(t, rows_.column_offset(t, first_ + j) + w * t.stride[3], t.stride[3], in_panel,
-                    sums.sums + w * pass_.block_ + j * kPanel<T>, 1);
+    // A row that is not active gets zeros: its lane may hold 0 times what is not finite in b.
+    void store_rows(const TensorView& t, const RowSums<T>& sums) const {
+      if (!t.present()) return;
+      parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t panel, int) {
+        const PanelRows<T>& rows = (facts_ + panel)->rows;
+        for (std::int64_t lane = 0; lane < rows.count; ++lane) {
+          if (pass_.policy_.active(rows_.flat(rows.first + lane))) continue;
+          for (std::int64_t k = 0; k < sums.width; ++k) sums.panel(panel)[k * kPanel<T> + lane] = T(0);
         }
+        store_lanes(t, rows_, rows.first, rows.count, sums.panel(panel));
+      });
+    }
+
+    void store_block() {
+      for_columns([&](std::int64_t from, std::int64_t count) {
+        store_sums(pass_.g_.d_b, of_b_, from, count);
+        store_sums(pass_.g_.d_other_b, of_other_b_, from, count);
+        store_sums(pass_.g_.d_payload, of_payload_, from, count);
+      });
+    }
+    void store_sums(const TensorView& t, const ColumnSums<T, E>& sums, std::int64_t from,
+                    std::int64_t count) const {
+      for (std::int64_t w = 0; w < sums.width; w += kPanel<T>) {
+        store_panel(t, rows_.column_offset(t, first_ + from) + w * t.stride[3], t.stride[2], t.stride[3],
+                    count, std::min<std::int64_t>(kPanel<T>, sums.width - w),
+                    sums.sums + w * pass_.block_ + from * kPanel<T>);
       }
     }
 
-    const Packs& m() const { return pass_.m_; }
+    std::int64_t tile_size() const { return pass_.block_ * kPanel<T>; }
+    std::int64_t lanes_size() const {
+      return (std::max({p_.width(), p_.other_width(), p_.payload_width()}) + 1) * kPanel<T>;
+    }
 
     const Backward& pass_;
     const FoldProblem& p_;
     const ProblemRows rows_;
-    Scratch<E> b_, other_b_, payload_;                // the block's columns, [column][width]
-    Scratch<E> b_interleaved_, other_b_interleaved_;  // [column / kDepth][width][kDepth]
-    const E *b_columns_ = nullptr, *other_b_columns_ = nullptr;
+    const std::int64_t all_panels_;
+    Scratch<PanelFacts<Packs, T>> facts_;
+    ColumnTile<T, E> b_, other_b_, payload_;  // the block's columns
     NonFinite<T> b_taken_;
-    Scratch<E> dz_, other_dz_, weights_;  // the workspace: [panel][column][kPanel]
+    Scratch<E> dz_, other_dz_, weights_;  // the workspace of a chunk: [panel][column][kPanel]
     Scratch<T> bias_;                     // the same: bias, then its gradient
+    Scratch<E> lanes_;                    // of each worker: a panel of rows
+    Scratch<T> tiles_;                    // of each worker: dz, other_dz and weights before they are rounded
+    Scratch<E> operands_;                 // of each worker: dz as an operand of d_a's product
+    RowSums<T> of_a_, of_other_a_;
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;
-    std::int64_t first_ = 0, columns_ = 0;                      // the block of columns
-    std::int64_t first_row_ = 0, chunk_rows_ = 0, panels_ = 0;  // the chunk of rows
+    std::int64_t first_ = 0, columns_ = 0;       // the block of columns
+    std::int64_t first_panel_ = 0, panels_ = 0;  // the chunk of rows
   };
 
   const Packs m_;

@@ -12,8 +12,8 @@ namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
 // Folds a tile into the panel's states. With a payload, scores become weights in place and scale what the
-// payload so far is multiplied by first. Masked elements are skipped.
-template <bool kMasked, class M, class T>
+// payload so far is multiplied by first. Columns that a lane does not keep are skipped.
+template <bool kPlain, class M, class T>
 inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typename M::State (&state)[kPacks],
                        T* scores, T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
   using R = LanePack<T>;
@@ -25,11 +25,11 @@ inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typena
       for (int half = 0; half < kPacks; ++half) frame[half] = m.frame_of(state[half]);
       for (std::int64_t j = 0; j < columns; ++j) {
         for (int half = 0; half < kPacks; ++half) {
-          const Element<R> e = tile.from_dots(j, half);
+          const Element<R> e = tile.template from_dots<kPlain>(j, half);
           e.score.store(scores + tile.at(j, half));
           if constexpr (M::kScores == 2) e.other.store(other_scores + tile.at(j, half));
           const typename M::Frame joined = m.join(frame[half], m.frame(e));
-          frame[half] = kMasked ? select_words<T>(tile.valid(j, half), joined, frame[half]) : joined;
+          frame[half] = kPlain ? joined : select_words<T>(tile.valid(j, half), joined, frame[half]);
         }
       }
       for (int half = 0; half < kPacks; ++half) {
@@ -42,23 +42,24 @@ inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typena
     for (int half = 0; half < kPacks; ++half) sum[half] = m.reframe(m.identity(), m.frame_of(state[half]));
     for (std::int64_t j = 0; j < columns; ++j) {
       for (int half = 0; half < kPacks; ++half) {
-        const Element<R> e = kMoving ? tile.from_scores(j, half) : tile.from_dots(j, half);
+        const Element<R> e = kMoving ? tile.from_scores(j, half) : tile.template from_dots<kPlain>(j, half);
         const typename M::State added = m.accumulate(sum[half], e);
         if constexpr (PayloadMonoid<M>) {
           if (payload) {
             const R weight = m.weight(e, m.frame_of(sum[half]));
-            (kMasked ? select(tile.valid(j, half), weight, R(0)) : weight).store(scores + tile.at(j, half));
+            (kPlain ? weight : select(tile.valid(j, half), weight, R(0))).store(scores + tile.at(j, half));
           }
         }
-        sum[half] = kMasked ? select_words<T>(tile.valid(j, half), added, sum[half]) : added;
+        sum[half] = kPlain ? added : select_words<T>(tile.valid(j, half), added, sum[half]);
       }
     }
     for (int half = 0; half < kPacks; ++half) state[half] = m.combine(state[half], sum[half]);
   } else {
     for (std::int64_t j = 0; j < columns; ++j) {
       for (int half = 0; half < kPacks; ++half) {
-        const typename M::State combined = m.combine(state[half], m.lift(tile.from_dots(j, half)));
-        state[half] = kMasked ? select_words<T>(tile.valid(j, half), combined, state[half]) : combined;
+        const typename M::State combined =
+            m.combine(state[half], m.lift(tile.template from_dots<kPlain>(j, half)));
+        state[half] = kPlain ? combined : select_words<T>(tile.valid(j, half), combined, state[half]);
       }
     }
   }
@@ -84,15 +85,17 @@ class Forward {
     columns_ = std::clamp(192 * 1024 / std::max<std::int64_t>(column_bytes, 1) / kColumnStep, std::int64_t(2),
                           120 / kColumnStep) *
                kColumnStep;
-    block_ = std::clamp(std::int64_t(1) << 21, panel_bytes, 8 * panel_bytes) /
-             std::max<std::int64_t>(panel_bytes, 1);
-    block_ = std::clamp(divide_up(problems_ * panels_, 2 * threads), std::int64_t(1),
-                        std::max<std::int64_t>(block_, 1));
+    // A tile of columns is loaded for a block of panels: up to 16 of them, as long as they stay in the caches.
+    // Where that leaves few tasks, each folds a slice of the columns, and the slices' states are combined in
+    // order: every thread reads a part of the columns, rather than all of them for a few rows.
+    const std::int64_t tasks = threads > 1 ? 2 * threads : 1;
+    const std::int64_t most_splits = std::clamp(p.columns() / (2 * columns_), std::int64_t(1), tasks);
+    const std::int64_t most_panels = std::clamp(
+        (std::int64_t(1) << 21) / std::max<std::int64_t>(panel_bytes, 1), std::int64_t(1), std::int64_t(16));
+    block_ = std::clamp(divide_up(problems_ * panels_ * most_splits, tasks), std::int64_t(1), most_panels);
     blocks_ = divide_up(panels_, block_);
-    // Few rows: each task folds a slice of the columns, and the slices' states are combined in order.
-    const std::int64_t tasks = std::max<std::int64_t>(problems_ * blocks_, 1);
-    splits_ =
-        std::clamp(threads / tasks, std::int64_t(1), std::max<std::int64_t>(p.columns() / (2 * columns_), 1));
+    splits_ = std::clamp(divide_up(tasks, std::max<std::int64_t>(problems_ * blocks_, 1)), std::int64_t(1),
+                         most_splits);
   }
 
   void run() {
@@ -125,12 +128,9 @@ class Forward {
     const std::int64_t other_panel_size = round_up(other_width, kDepth<E>) * kPanel<T>;
     Scratch<E> a(panels * panel_size), other_a(panels * other_panel_size);
     Scratch<T> payload_sums(panels * payload_width * kPanel<T>);
-    Scratch<E> b(columns_ * (width + 1)), other_b(columns_ * (other_width + 1)),
-        payload(columns_ * (payload_width + 1));
-    Scratch<E> interleaved(kDepth<E> > 1 ? columns_ * payload_width : 0),
-        weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
+    ColumnTile<T, E> b(columns_, width), other_b(columns_, other_width), payload(columns_, payload_width);
+    Scratch<E> weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
     Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
-    const E* payload_columns = nullptr;
     Scratch<State> states(panels * kPacks);
     NonFinite<T> taken;
     for (std::int64_t i = 0; i < panels; ++i) {
@@ -151,23 +151,20 @@ class Forward {
         const PanelRows<T> panel_rows(p_, rows, (first_panel + i) * kPanel<T>, policy_, false);
         if (!panel_rows.touches(j, count)) continue;
         if (!loaded) {
-          load_columns(p_.b, rows, j, count, b.get());
-          if constexpr (Packs::kScores == 2) load_columns(p_.other_b, rows, j, count, other_b.get());
+          b.load(p_.b, rows, j, 0, count);
+          if constexpr (Packs::kScores == 2) other_b.load(p_.other_b, rows, j, 0, count);
           if (payload_width) {
-            load_columns(p_.payload, rows, j, count, payload.get());
-            payload_columns = interleave_columns(payload.get(), count, payload_width, interleaved.get());
-            if constexpr (std::is_same_v<E, T>) {
-              if (has_mask(p_)) taken.take(payload.get(), count, payload_width, payload_width);
-            }
+            payload.load(p_.payload, rows, j, 0, count);
+            if (has_mask(p_)) payload.take_non_finite(count, taken);
           }
           loaded = true;
         }
         if (p_.bias.present())
           load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
-        matmul(over_width(b.get(), width), count, 1, width, a + i * panel_size, scores.get(), false);
+        matmul(b.over_width(), count, 1, width, a + i * panel_size, scores.get(), false);
         if constexpr (Packs::kScores == 2) {
-          matmul(over_width(other_b.get(), other_width), count, 1, other_width,
-                 other_a + i * other_panel_size, other_scores.get(), false);
+          matmul(other_b.over_width(), count, 1, other_width, other_a + i * other_panel_size,
+                 other_scores.get(), false);
         }
         const PanelTile<Packs, T> tile{m_,
                                        p_,
@@ -179,7 +176,7 @@ class Forward {
                                        p_.bias.present() ? bias.get() : nullptr};
         State(&state)[kPacks] = *reinterpret_cast<State(*)[kPacks]>(states + i * kPacks);
         R scale[kPacks] = {R(1), R(1)};
-        if (has_bool_bias(p_) || !panel_rows.covers(j, count)) {
+        if (tile.plain(count)) {
           fold_panel<true>(tile, count, state, scores.get(), other_scores.get(), payload_width != 0, scale);
         } else {
           fold_panel<false>(tile, count, state, scores.get(), other_scores.get(), payload_width != 0, scale);
@@ -187,7 +184,7 @@ class Forward {
         if (payload_width) {
           T* sums = payload_sums + i * payload_width * kPanel<T>;
           rescale_payload(sums, scale);
-          matmul(over_columns(payload_columns, payload_width), payload_width, 1, count,
+          matmul(payload.over_columns(), payload_width, 1, count,
                  as_operand(scores.get(), count, weights.get()), sums, true);
           add_non_finite(tile, taken, scores.get(), sums);
         }
@@ -248,11 +245,10 @@ class Forward {
         const std::int64_t row = first + half * kLanes<T> + lane;
         if (row >= rows.count()) break;
         policy_.store(rows.flat(row), lane_of<T, typename M<T>::Output>(product, lane));
-        if (p_.payload_width()) {
-          store_row(out_, rows.offset(out_, row), out_.stride[3], p_.payload_width(),
-                    sums + half * kLanes<T> + lane, kPanel<T>);
-        }
       }
+    }
+    if (p_.payload_width()) {
+      store_lanes(out_, rows, first, std::min<std::int64_t>(kPanel<T>, rows.count() - first), sums);
     }
   }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 
 #include "monoidreduce/cpu/pack.h"
@@ -81,6 +82,10 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
   for (int m = 0; m < kRows; ++m) {
     for (int p = 0; p < kPacks; ++p) sum[m][p] = R(0);
   }
+  // c may be far away, and is needed when the sum is complete.
+  for (int m = 0; accumulate && m < kRows; ++m) {
+    for (int p = 0; p < kPacks; ++p) __builtin_prefetch(c + m * kPanel<T> + p * kLanes<T>, 1);
+  }
   for (std::int64_t s = 0; s < segments; ++s) {
     const E* from = a.data + s * a.segment;
     for (std::int64_t k = 0; k < length; k += kDepth<E>) {
@@ -104,6 +109,8 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
   }
 }
 
+// Blocks of kRows rows, and what is left in blocks of 8, 4, 2 and 1: widths are multiples of 4 or 8 more often
+// than not.
 template <int kRows, class T, class E>
 inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length,
                         const E* b, T* c, bool accumulate) {
@@ -114,7 +121,8 @@ inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments
   }
   if constexpr (kRows > 1) {
     const Broadcast<E> rest{a.data + m * a.row_stride, a.row_stride, a.step, a.segment};
-    matmul_rows<kRows / 2>(rest, rows - m, segments, length, b, c + m * kPanel<T>, accumulate);
+    constexpr int kNext = static_cast<int>(std::bit_floor(unsigned(kRows - 1)));
+    matmul_rows<kNext>(rest, rows - m, segments, length, b, c + m * kPanel<T>, accumulate);
   }
 }
 
@@ -140,6 +148,19 @@ inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std
     const Broadcast<E> from{a.data + k / kDepth<E> * a.step, a.row_stride, a.step, 0};
     matmul_rows<kRows>(from, rows, 1, std::min(kLength, length - k), b + k * kPanel<T>, c,
                        accumulate || k > 0);
+  }
+}
+
+// Rows of elements, count of them each, side by side as operands: to[k][d] = rows[d][k].
+template <class T>
+inline void interleave(const T* const (&rows)[1], std::int64_t count, T* to) {
+  std::copy_n(rows[0], count, to);
+}
+inline void interleave(const BFloat16* const (&rows)[2], std::int64_t count, BFloat16* to) {
+  const auto *even = &rows[0]->bits, *odd = &rows[1]->bits;
+  for (std::int64_t k = 0; k < count; ++k) {
+    const std::uint32_t pair = even[k] | std::uint32_t(odd[k]) << 16;
+    std::memcpy(to + 2 * k, &pair, sizeof(pair));
   }
 }
 
@@ -174,9 +195,15 @@ template <class T>
 inline void narrow_rows(const T* panel, std::int64_t count, T* to) {
   std::copy_n(panel, count * kPanel<T>, to);
 }
+#ifdef __AVX512BF16__
 inline void narrow_rows(const float* panel, std::int64_t count, BFloat16* to) {
-  for (std::int64_t i = 0; i < count * kPanel<float>; ++i) to[i] = narrow<BFloat16>(panel[i]);
+  static_assert(kPacks == 2);
+  for (std::int64_t k = 0; k < count; ++k, panel += kPanel<float>, to += kPanel<float>) {
+    const __m512bh row = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(panel + kLanes<float>), _mm512_loadu_ps(panel));
+    std::memcpy(to, &row, sizeof(row));
+  }
 }
+#endif
 
 }  // namespace MR_CPU_ISA
 }  // namespace monoidreduce::cpu

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "monoidreduce/cpu/isa.h"
 #include "monoidreduce/math.h"
@@ -209,6 +210,35 @@ MR_HD Pack<T, N> erf(Pack<T, N> x) {
     return select(magnitude < R(1), small, select(x < R(0), -large, large));
   } else {
     return each_lane(x, [](T a) { return ::monoidreduce::erf(a); });
+  }
+}
+
+// Half of a and half of b, the lower ones or the upper ones, lane by lane in turn: a0 b0 a1 b1 and so on.
+template <bool kUpper, class T, int N, int... kLane>
+MR_HD Pack<T, N> interleave(Pack<T, N> a, Pack<T, N> b, std::integer_sequence<int, kLane...>) {
+  constexpr int kFirst = kUpper ? N / 2 : 0;
+#if defined(__clang__)
+  return __builtin_shufflevector(a.v, b.v, (kFirst + kLane / 2 + kLane % 2 * N)...);
+#else
+  using I = typename PackMask<IntegerOf<T>, N>::Vector;
+  return __builtin_shuffle(a.v, b.v, I{(kFirst + kLane / 2 + kLane % 2 * N)...});
+#endif
+}
+
+// Lane j of pack i becomes lane i of pack j: log2(N) perfect shuffles.
+template <class T, int N>
+MR_HD void transpose(Pack<T, N> (&packs)[N]) {
+  constexpr std::make_integer_sequence<int, N> kLanes;
+#pragma GCC unroll 4
+  for (int done = 1; done < N; done *= 2) {
+    Pack<T, N> shuffled[N];
+#pragma GCC unroll 16
+    for (int i = 0; i < N / 2; ++i) {
+      shuffled[2 * i] = interleave<false>(packs[i], packs[i + N / 2], kLanes);
+      shuffled[2 * i + 1] = interleave<true>(packs[i], packs[i + N / 2], kLanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i) packs[i] = shuffled[i];
   }
 }
 

@@ -177,17 +177,17 @@ class NonFinite {
   ~NonFinite() { ::operator delete(entries_); }
 
   // Lists what is not finite in rows of width elements, ld apart, and leaves zeros.
-  void take(T* tile, std::int64_t rows, std::int64_t width, std::int64_t ld) {
+  template <class E>
+  void take(E* tile, std::int64_t rows, std::int64_t width, std::int64_t ld) {
     count_ = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
-      T probe = 0;
-      for (std::int64_t k = 0; k < width; ++k) probe += tile[r * ld + k] * T(0);
-      if (probe == T(0)) continue;
-      for (std::int64_t k = 0; k < width; ++k) {
-        T& x = tile[r * ld + k];
-        if (x - x == T(0)) continue;
-        push({r, k, x});
-        x = T(0);
+      int found = 0;  // not a bool, for the sake of vectors
+      for (std::int64_t k = 0; k < width; ++k) found |= finite(tile[r * ld + k]) ? 0 : 1;
+      for (std::int64_t k = 0; found && k < width; ++k) {
+        E& x = tile[r * ld + k];
+        if (finite(x)) continue;
+        push({r, k, static_cast<T>(widen(x))});
+        x = E{};
       }
     }
   }
@@ -195,6 +195,10 @@ class NonFinite {
   const Entry* end() const { return entries_ + count_; }
 
  private:
+  template <class E>
+  static bool finite(E x) {
+    return widen(x) - widen(x) == 0;
+  }
   void push(Entry entry) {
     if (count_ == capacity_) {
       capacity_ = std::max<std::int64_t>(64, 2 * capacity_);
