@@ -123,9 +123,9 @@ class Backward {
           rows_(p_, problem),
           all_panels_(divide_up(rows_.count(), kPanel<T>)),
           facts_(all_panels_),
-          b_(pass.block_, p_.width()),
-          other_b_(pass.block_, p_.other_width()),
-          payload_(pass.block_, p_.payload_width()),
+          b_(pass.block_, p_.width(), pass.want_.a),
+          other_b_(pass.block_, p_.other_width(), pass.want_.other_a),
+          payload_(pass.block_, p_.payload_width(), false),
           dz_(pass.chunk_ * pass.block_),
           other_dz_(kScores == 2 ? pass.chunk_ * pass.block_ : 0),
           weights_(p_.payload.present() ? pass.chunk_ * pass.block_ : 0),
@@ -283,27 +283,33 @@ class Backward {
     template <bool kPlain>
     void pull_tile(const PanelTile<Packs, T>& tile, const PanelFacts<Packs, T>& facts, T* dz, T* other_dz,
                    T* weights, T* bias) const {
-      const R zero(0), scale(pass_.score_.scale);
+      // Copies, which the compiler knows that no store changes.
+      const Packs m = pass_.m_;
+      const Score<R> score = pass_.score_;
+      typename Packs::Output product[kPacks];
+      typename Packs::Upstream upstream[kPacks];
+      std::copy_n(facts.product, kPacks, product);
+      std::copy_n(facts.upstream, kPacks, upstream);
+      const R zero(0), scale(score.scale);
       for (std::int64_t j = 0; j < columns_; ++j) {
         for (int half = 0; half < kPacks; ++half) {
           const std::int64_t at = tile.at(j, half);
           const Element<R> e = tile.template from_dots<kPlain>(j, half);
           const auto keep = [&](R x) { return kPlain ? x : select(tile.valid(j, half), x, zero); };
           const auto slope = [&](const T* dot, R bias) {
-            return kPlain ? R(1) : pass_.score_.slope(R::load(dot + at), bias);
+            return kPlain ? R(1) : score.slope(R::load(dot + at), bias);
           };
           Gradient<R> gradient{zero, zero};
           if constexpr (PayloadMonoid<Packs>) {
             if (weights) {
-              const PayloadPull<R> pulled =
-                  pull(pass_.m_, e, facts.product[half], facts.upstream[half], R::load(weights + at));
+              const PayloadPull<R> pulled = pull(m, e, product[half], upstream[half], R::load(weights + at));
               keep(pulled.weight).store(weights + at);
               gradient.score = pulled.score;
             } else {
-              gradient = pull(pass_.m_, e, facts.product[half], facts.upstream[half]);
+              gradient = pull(m, e, product[half], upstream[half]);
             }
           } else {
-            gradient = pull(pass_.m_, e, facts.product[half], facts.upstream[half]);
+            gradient = pull(m, e, product[half], upstream[half]);
           }
           const R by_dot = keep(gradient.score * slope(dz, tile.bias_at(j, half)));
           if constexpr (kScores == 2) {

@@ -128,7 +128,8 @@ class Forward {
     const std::int64_t other_panel_size = round_up(other_width, kDepth<E>) * kPanel<T>;
     Scratch<E> a(panels * panel_size), other_a(panels * other_panel_size);
     Scratch<T> payload_sums(panels * payload_width * kPanel<T>);
-    ColumnTile<T, E> b(columns_, width), other_b(columns_, other_width), payload(columns_, payload_width);
+    ColumnTile<T, E> b(columns_, width, false), other_b(columns_, other_width, false);
+    ColumnTile<T, E> payload(columns_, payload_width, true);
     Scratch<E> weights(kDepth<E> > 1 ? columns_ * kPanel<T> : 0);
     Scratch<T> scores(columns_ * kPanel<T>), other_scores(columns_ * kPanel<T>), bias(columns_ * kPanel<T>);
     Scratch<State> states(panels * kPacks);

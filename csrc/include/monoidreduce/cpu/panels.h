@@ -139,10 +139,11 @@ inline void load_row(const TensorView& t, std::int64_t offset, std::int64_t stri
   }
 }
 
-// Asks for the cache line of an element. Rows are read once a block of columns, from the last cache at best,
-// and what the processor fetches by itself ends with each row: 16 rows ahead, loading was 2 to 3 times faster.
+// Asks for what lies 16 rows behind an element that is being loaded. Rows are read once a block of columns,
+// from the last cache at best, and what the processor fetches by itself ends with each row: loading them was
+// 1.5 to 3 times faster with this.
 inline void prefetch(const TensorView& t, std::int64_t offset) {
-  __builtin_prefetch(static_cast<const char*>(t.data) + offset * item_size(t.dtype));
+  __builtin_prefetch(static_cast<const char*>(t.data) + (offset + 16 * t.stride[2]) * item_size(t.dtype));
 }
 
 // The first count of kCount elements, and zeros.
@@ -176,6 +177,7 @@ inline void load_lanes(const TensorView& t, const ProblemRows& rows, std::int64_
         load_part(t, offset[lane] + k * t.stride[3], t.stride[3],
                   std::clamp<std::int64_t>(loaded[lane] - k, 0, kWidth), elements);
         std::memcpy(&words[lane], elements, sizeof(elements));
+        prefetch(t, offset[lane] + k * t.stride[3]);
       }
       transpose(words);
       E* to = panel + k * kPanel<T> + half * kWidth;
@@ -207,7 +209,7 @@ inline void load_widths(const TensorView& t, const ProblemRows& rows, const Rows
         from[d] = elements[d];
       }
       interleave(from, kPanel<T>, panels + w / kPanel<T> * stride + row * kPanel<T>);
-      for (int d = 0; d < kDepth<E>; ++d) prefetch(t, offset[d] + w * t.stride[3] + 16 * t.stride[2]);
+      for (int d = 0; d < kDepth<E>; ++d) prefetch(t, offset[d] + w * t.stride[3]);
     }
   }
 }
@@ -259,11 +261,13 @@ class ColumnTile {
   static constexpr int kWords = kLanes<T> * kDepth<E>;  // elements of a vector
 
  public:
-  ColumnTile(std::int64_t columns, std::int64_t width)
+  // over_columns: is over_columns() going to be asked for.
+  ColumnTile(std::int64_t columns, std::int64_t width, bool over_columns)
       : width_(width),
         pitch_(pitch(width)),
         tile_(columns * pitch_),
-        interleaved_(kNarrow ? divide_up(columns, kDepth<E>) * pitch(width * kDepth<E>) : 0) {}
+        interleaved_(kNarrow && over_columns ? divide_up(columns, kDepth<E>) * pitch(width * kDepth<E>) : 0) {
+  }
 
   // Columns [from, from + count) of the tile, which begins with column first of t; from is even.
   void load(const TensorView& t, const ProblemRows& rows, std::int64_t first, std::int64_t from,
@@ -277,6 +281,7 @@ class ColumnTile {
       }
     }
     if constexpr (kNarrow) {
+      if (!interleaved_.get()) return;
       if (count % kDepth<E>) std::fill_n(tile_ + (from + count) * pitch_, width_, E{});
       for (std::int64_t j = from; j < from + count; j += kDepth<E>) {
         interleave({tile_ + j * pitch_, tile_ + (j + 1) * pitch_}, width_, interleaved_ + place(j, 0));
@@ -287,9 +292,8 @@ class ColumnTile {
   // Takes what is not finite out of the first count columns: an entry's row is the column.
   void take_non_finite(std::int64_t count, NonFinite<T>& taken) {
     taken.take(tile_.get(), count, width_, pitch_);
-    if constexpr (kNarrow) {
-      for (const auto& entry : taken) interleaved_.get()[place(entry.row, entry.column)] = E{};
-    }
+    if (!interleaved_.get()) return;
+    for (const auto& entry : taken) interleaved_.get()[place(entry.row, entry.column)] = E{};
   }
 
   Broadcast<E> over_width() const { return {tile_.get(), pitch_, kDepth<E>}; }
