@@ -50,18 +50,20 @@ def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
     return like.new_empty(shape, dtype=accumulation_dtype(like.dtype))
 
 
-def _row_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
-    """What a kernel adds a row-side or bias gradient to."""
-    if of is None or not needed:
-        return None
-    return of.new_zeros(of.shape, dtype=accumulation_dtype(of.dtype))
-
-
-def _column_gradient(of: Tensor, needed: bool) -> Tensor | None:
-    """What a kernel writes a column-side gradient to: on the CPU each element once, on a GPU by addition."""
+def _gradient(of: Tensor, needed: bool) -> Tensor | None:
+    """What a kernel writes a gradient to: on the CPU each element once, on a GPU by addition."""
     if not needed:
         return None
-    return _row_gradient(of, needed) if of.is_cuda else of.new_empty(of.shape)
+    return _accumulator(of) if of.is_cuda else of.new_empty(of.shape)
+
+
+def _bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
+    """What a kernel adds a bias gradient to."""
+    return _accumulator(of) if of is not None and needed else None
+
+
+def _accumulator(of: Tensor) -> Tensor:
+    return of.new_zeros(of.shape, dtype=accumulation_dtype(of.dtype))
 
 
 def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
@@ -271,10 +273,10 @@ def _attention_backward(
     right: int,
     needed: list[bool],
 ) -> list[Tensor]:
-    dq = _row_gradient(q, needed[0])
-    dk = _column_gradient(k, needed[1])
-    dv = _column_gradient(v, needed[2])
-    dbias = _row_gradient(bias, needed[3])
+    dq = _gradient(q, needed[0])
+    dk = _gradient(k, needed[1])
+    dv = _gradient(v, needed[2])
+    dbias = _bias_gradient(bias, needed[3])
     _C.attention_backward(
         grad_out,
         grad_lse,
@@ -375,9 +377,9 @@ def _cross_entropy_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    dx = _row_gradient(x, needed[0])
-    dweight = _column_gradient(weight, needed[1])
-    dbias = _row_gradient(bias, needed[2])
+    dx = _gradient(x, needed[0])
+    dweight = _gradient(weight, needed[1])
+    dbias = _bias_gradient(bias, needed[2])
     _C.cross_entropy_backward(
         grad_loss,
         grad_lse,
@@ -461,10 +463,10 @@ def _distillation_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    dx = _row_gradient(x, needed[0])
-    dweight = _column_gradient(weight, needed[1])
-    dteacher_x = _row_gradient(teacher_x, needed[2])
-    dteacher_weight = _column_gradient(teacher_weight, needed[3])
+    dx = _gradient(x, needed[0])
+    dweight = _gradient(weight, needed[1])
+    dteacher_x = _gradient(teacher_x, needed[2])
+    dteacher_weight = _gradient(teacher_weight, needed[3])
     _C.distillation_backward(
         grad_losses,
         x,
@@ -523,10 +525,10 @@ def _mlp_backward(
     activation: str,
     needed: list[bool],
 ) -> list[Tensor]:
-    dx = _row_gradient(x, needed[0])
-    dw1 = _column_gradient(w1, needed[1])
-    dw2 = _column_gradient(w2, needed[2])
-    dbias1 = _row_gradient(bias1, needed[3])
+    dx = _gradient(x, needed[0])
+    dw1 = _gradient(w1, needed[1])
+    dw2 = _gradient(w2, needed[2])
+    dbias1 = _bias_gradient(bias1, needed[3])
     dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
     if any(needed[:4]):
         _C.mlp_backward(
@@ -574,8 +576,8 @@ def _logsumexp(a: Tensor, b: Tensor, scale: float) -> Tensor:
 def _logsumexp_backward(
     grad_lse: Tensor, a: Tensor, b: Tensor, lse: Tensor, scale: float, needed: list[bool]
 ) -> list[Tensor]:
-    da = _row_gradient(a, needed[0])
-    db = _column_gradient(b, needed[1])
+    da = _gradient(a, needed[0])
+    db = _gradient(b, needed[1])
     _C.logsumexp_backward(grad_lse, a, b, lse, da, db, scale=scale, **_launch_backward(a))
     return _rounded((da, a), (db, b))
 

@@ -405,7 +405,21 @@ def test_a_target_that_is_no_class_is_an_index_error_before_any_work(at: int, wr
     assert arguments["loss"].isnan().all() and arguments["lse"].isnan().all()
 
 
-def test_on_a_gpu_column_gradients_have_the_accumulation_dtype() -> None:
+def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs() -> None:
+    arguments = {
+        name: value.bfloat16()
+        if isinstance(value, Tensor) and name not in ("lse", "grad_lse", "dbias")
+        else value
+        for name, value in attention_arguments().items()
+    }
+    _C.attention_backward(**arguments)
+    assert all(arguments[name].any() for name in ("dq", "dk", "dv", "dbias"))
+    for name in ("dq", "dk", "dv"):
+        with pytest.raises(ValueError, match=rf"^{name}: expected bfloat16, got float32$"):
+            _C.attention_backward(**arguments | {name: arguments[name].float()})
+
+
+def test_on_a_gpu_gradients_have_the_accumulation_dtype() -> None:
     arguments = {
         name: on_cuda(value.bfloat16() if name not in ("lse", "grad_lse", "dq", "dbias") else value)
         if isinstance(value, Tensor)

@@ -64,8 +64,8 @@ class Operands {
 
   const DType dtype, accumulator;
 
-  // Of column-side gradients, see operators.h.
-  DType column_gradient() const { return leading_.is_cuda() ? accumulator : dtype; }
+  // Of gradients other than a bias's, see operators.h.
+  DType gradient() const { return leading_.is_cuda() ? accumulator : dtype; }
 
   // A tensor of any strides.
   void strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
@@ -160,9 +160,9 @@ inline void check(const AttentionBackward& x) {
   call.optional_strided("grad_lse", x.grad_lse, {s.b, s.h, s.m}, call.accumulator);
   call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
-  call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.accumulator);
-  call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.column_gradient());
-  call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.column_gradient());
+  call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.gradient());
+  call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.gradient());
+  call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.gradient());
   call.optional_strided("dbias", x.d_bias, {s.b, s.h, s.m, s.n}, call.accumulator);
   if (x.q.is_cuda()) call.contiguous("centre", x.centre, {s.b, s.h, s.m}, call.accumulator);
   require(!x.d_bias.present() || (x.bias.present() && is_floating(x.bias.dtype)),
@@ -217,8 +217,8 @@ inline void check(const CrossEntropyBackward& x) {
   call.optional_strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
   call.optional_strided("grad_lse", x.grad_lse, {s.n}, call.accumulator);
   call.contiguous("lse", x.lse, {s.n}, call.accumulator);
-  call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.accumulator);
-  call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.column_gradient());
+  call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.gradient());
+  call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.gradient());
   call.optional_contiguous("dbias", x.d_bias, {s.v}, call.accumulator);
   require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
 }
@@ -257,10 +257,10 @@ inline void check(const DistillationBackward& x) {
   DistillationAxes s;
   const Operands call = check_distillation_inputs(x, s);
   call.strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
-  call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.accumulator);
-  call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.column_gradient());
-  call.optional_contiguous("dteacher_x", x.d_teacher_x, {s.n, s.e}, call.accumulator);
-  call.optional_contiguous("dteacher_weight", x.d_teacher_weight, {s.v, s.e}, call.column_gradient());
+  call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.gradient());
+  call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.gradient());
+  call.optional_contiguous("dteacher_x", x.d_teacher_x, {s.n, s.e}, call.gradient());
+  call.optional_contiguous("dteacher_weight", x.d_teacher_weight, {s.v, s.e}, call.gradient());
 }
 
 // MLP
@@ -293,9 +293,9 @@ inline void check(const MlpBackward& x) {
   MlpAxes s;
   const Operands call = check_mlp_inputs(x, s);
   call.strided("grad_out", x.grad_out, {s.b, s.n}, call.dtype);
-  call.optional_contiguous("dx", x.d_x, {s.b, s.m}, call.accumulator);
-  call.optional_contiguous("dw1", x.d_w1, {s.k, s.m}, call.column_gradient());
-  call.optional_contiguous("dw2", x.d_w2, {s.n, s.k}, call.column_gradient());
+  call.optional_contiguous("dx", x.d_x, {s.b, s.m}, call.gradient());
+  call.optional_contiguous("dw1", x.d_w1, {s.k, s.m}, call.gradient());
+  call.optional_contiguous("dw2", x.d_w2, {s.n, s.k}, call.gradient());
   call.optional_contiguous("dbias1", x.d_bias1, {s.k}, call.accumulator);
   require(!x.d_bias1.present() || x.bias1.present(),
           "dbias1: expected none where bias1 is none, got a tensor");
@@ -325,8 +325,8 @@ inline void check(const LogSumExpBackward& x) {
   LogSumExpAxes s;
   const Operands call = check_logsumexp_inputs(x, s);
   call.strided("grad_lse", x.grad_lse, {s.m}, call.accumulator);
-  call.optional_contiguous("da", x.d_a, {s.m, s.f}, call.accumulator);
-  call.optional_contiguous("db", x.d_b, {s.n, s.f}, call.column_gradient());
+  call.optional_contiguous("da", x.d_a, {s.m, s.f}, call.gradient());
+  call.optional_contiguous("db", x.d_b, {s.n, s.f}, call.gradient());
 }
 
 }  // namespace monoidreduce

@@ -40,9 +40,8 @@ struct FoldProblem {
 };
 
 // Where the gradients of a fold go. Absent: not wanted, not computed.
-// d_a, d_other_a and d_bias are accumulated into, in the accumulation type. d_b, d_other_b and d_payload are
-// written by the CPU engine, in their own type; the GPU engine accumulates into them in the accumulation
-// type.
+// d_bias is accumulated into, in the accumulation type. The others are written by the CPU engine, in their own
+// type; the GPU engine accumulates into them in the accumulation type.
 struct FoldGradients {
   TensorView grad_out;   // [B, H, M, D]   upstream of the payload output; absent where there is no payload
   TensorView d_a;        // [B, H, M, F]

@@ -1,10 +1,9 @@
 // The host API: the library's operators on tensor views, on the CPU and on CUDA devices. Torch-free; the
 // caller allocates.
 //
-// Row-side gradients (d_q, d_x, d_a, d_teacher_x) and bias gradients are accumulated into zero-filled
-// contiguous buffers of the accumulation type (float, double for float64). Column-side gradients (d_k, d_v,
-// d_weight, d_w1, d_w2, d_b) are written in the input's type on the CPU, and accumulated into zero-filled
-// buffers of the accumulation type on CUDA. Absent: not computed.
+// On the CPU a gradient is written in the input's type; on CUDA it is accumulated into a zero-filled contiguous
+// buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Absent: not
+// computed.
 #pragma once
 
 #include <string>

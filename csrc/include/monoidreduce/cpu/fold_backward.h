@@ -50,16 +50,33 @@ struct PanelFacts {
   }
 };
 
-// d_a (or d_other_a) of one problem, lanes are rows.
+// The sums of d_a (or d_other_a) over the columns of one problem, as panels of rows: [width][kPanel]. A gradient
+// of type T holds the panels itself until its rows are stored, but for the last one if that is not full.
 template <class T>
-struct RowSums {
-  Scratch<T> sums;  // [panel of rows][width][kPanel]
-  std::int64_t width;
-  RowSums(bool wanted, std::int64_t width, std::int64_t panels)
-      : sums(wanted ? panels * width * kPanel<T> : 0), width(wanted ? width : 0) {
-    std::fill_n(sums.get(), panels * this->width * kPanel<T>, T(0));
+class RowSums {
+ public:
+  RowSums(const TensorView& t, const ProblemRows& rows)
+      : width_(t.present() ? t.size[3] : 0),
+        place_(static_cast<T*>(t.data) + (width_ ? rows.offset(t, 0) : 0)),
+        in_place_(width_ && holds_panels(t, rows) ? rows.count() / kPanel<T> : 0),
+        own_((divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size()) {
+    std::fill_n(place_, in_place_ * panel_size(), T(0));
+    std::fill_n(own_.get(), (divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size(), T(0));
   }
-  T* panel(std::int64_t i) const { return sums + i * width * kPanel<T>; }
+  T* panel(std::int64_t i) const {
+    return i < in_place_ ? place_ + i * panel_size() : own_ + (i - in_place_) * panel_size();
+  }
+  std::int64_t panel_size() const { return width_ * kPanel<T>; }
+
+ private:
+  static bool holds_panels(const TensorView& t, const ProblemRows& rows) {
+    return item_size(t.dtype) == sizeof(T) && t.stride[3] == 1 && t.stride[2] == t.size[3] &&
+           (rows.group == 1 || t.stride[1] == rows.per_head * t.stride[2]);
+  }
+  std::int64_t width_;
+  T* place_;
+  std::int64_t in_place_;  // panels
+  Scratch<T> own_;
 };
 
 // One operand of the backward pass as the widths of columns' sums: a with b, other_a with other_b, grad_out
@@ -133,8 +150,8 @@ class Backward {
           lanes_(pass.inner_threads_ * lanes_size()),
           tiles_(kNarrow ? pass.inner_threads_ * 3 * tile_size() : 0),
           operands_(kNarrow ? pass.inner_threads_ * tile_size() : 0),
-          of_a_(pass.want_.a, p_.width(), all_panels_),
-          of_other_a_(pass.want_.other_a, p_.other_width(), all_panels_),
+          of_a_(pass.g_.d_a, rows_),
+          of_other_a_(pass.g_.d_other_a, rows_),
           of_b_(pass.want_.b, p_.width(), pass.chunk_, pass.block_),
           of_other_b_(pass.want_.other_b, p_.other_width(), pass.chunk_, pass.block_),
           of_payload_(pass.want_.payload, p_.payload_width(), pass.chunk_, pass.block_) {}
@@ -387,13 +404,15 @@ class Backward {
     // A row that is not active gets zeros: its lane may hold 0 times what is not finite in b.
     void store_rows(const TensorView& t, const RowSums<T>& sums) const {
       if (!t.present()) return;
-      parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t panel, int) {
-        const PanelRows<T>& rows = (facts_ + panel)->rows;
+      parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t i, int) {
+        const PanelRows<T>& rows = (facts_ + i)->rows;
+        Scratch<T> panel(sums.panel_size());
+        std::copy_n(sums.panel(i), sums.panel_size(), panel.get());
         for (std::int64_t lane = 0; lane < rows.count; ++lane) {
           if (pass_.policy_.active(rows_.flat(rows.first + lane))) continue;
-          for (std::int64_t k = 0; k < sums.width; ++k) sums.panel(panel)[k * kPanel<T> + lane] = T(0);
+          for (std::int64_t k = lane; k < sums.panel_size(); k += kPanel<T>) panel.get()[k] = T(0);
         }
-        store_lanes(t, rows_, rows.first, rows.count, sums.panel(panel));
+        store_lanes(t, rows_, rows.first, rows.count, panel.get());
       });
     }
 
