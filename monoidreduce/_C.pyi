@@ -9,6 +9,7 @@ def attention_forward(
     bias: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     *,
     scale: float,
     softcap: float,
@@ -26,6 +27,7 @@ def attention_backward(
     bias: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     dq: Tensor | None,
     dk: Tensor | None,
     dv: Tensor | None,
@@ -47,6 +49,7 @@ def cross_entropy_forward(
     target: Tensor,
     loss: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     *,
     logit_scale: float,
     softcap: float,
@@ -64,6 +67,7 @@ def cross_entropy_backward(
     bias: Tensor | None,
     target: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     dx: Tensor | None,
     dweight: Tensor | None,
     dbias: Tensor | None,
@@ -141,13 +145,14 @@ def mlp_backward(
     stream: int,
 ) -> None: ...
 def logsumexp_forward(
-    a: Tensor, b: Tensor, lse: Tensor, *, scale: float, threads: int, stream: int
+    a: Tensor, b: Tensor, lse: Tensor, lse_low: Tensor, *, scale: float, threads: int, stream: int
 ) -> None: ...
 def logsumexp_backward(
     grad_lse: Tensor,
     a: Tensor,
     b: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     da: Tensor | None,
     db: Tensor | None,
     *,

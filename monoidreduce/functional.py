@@ -234,7 +234,7 @@ def attention(
         check_finite("scale", scale)
         scale = float(scale)
     check_bool("return_lse", return_lse)
-    out, lse = ops.attention(q, k, v, bias, scale, _softcap(softcap), *_bounds(causal, window))
+    out, lse, _ = ops.attention(q, k, v, bias, scale, _softcap(softcap), *_bounds(causal, window))
     return (out, lse) if return_lse else out
 
 
@@ -378,7 +378,7 @@ def linear_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
     check_bool("return_lse", return_lse)
-    losses, lse = ops.linear_cross_entropy(
+    losses, lse, _ = ops.linear_cross_entropy(
         rows,
         weight,
         bias,
@@ -523,4 +523,4 @@ def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     check_axes("a", rows, ("rows", "F"), sizes)
     check_axes("b", b, ("N", "F"), sizes)
     check_finite("scale", scale)
-    return _like_rows(ops.logsumexp_matmul(rows, b, float(scale)), a)
+    return _like_rows(ops.logsumexp_matmul(rows, b, float(scale))[0], a)

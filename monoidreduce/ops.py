@@ -5,7 +5,7 @@ their results with torch, so that the caching allocator, CUDA graphs and streams
 and `_C` fills them. Autograd keeps the inputs and the row statistics of the forward, never a score.
 
 Row statistics, losses and gradient accumulators have the accumulation dtype: float32, or float64 for float64
-inputs.
+inputs. A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
 """
 
 from __future__ import annotations
@@ -227,8 +227,9 @@ def _attention_results(
     softcap: float,
     left: int,
     right: int,
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty((*q.shape[:3], v.shape[3])), _statistics(q.shape[:3], q)
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = _statistics(q.shape[:3], q)
+    return q.new_empty((*q.shape[:3], v.shape[3])), lse, torch.empty_like(lse)
 
 
 def _attention(
@@ -240,8 +241,8 @@ def _attention(
     softcap: float,
     left: int,
     right: int,
-) -> tuple[Tensor, Tensor]:
-    out, lse = _attention_results(q, k, v, bias, scale, softcap, left, right)
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right)
     _C.attention_forward(
         q,
         k,
@@ -249,13 +250,14 @@ def _attention(
         _score_bias(q, k, bias),
         out,
         lse,
+        lse_low,
         scale=_score_scale(q, scale),
         softcap=softcap,
         left=left,
         right=right,
         **_launch(q),
     )
-    return out, lse
+    return out, lse, lse_low
 
 
 def _attention_backward(
@@ -267,6 +269,7 @@ def _attention_backward(
     bias: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     scale: float | None,
     softcap: float,
     left: int,
@@ -286,6 +289,7 @@ def _attention_backward(
         _score_bias(q, k, bias),
         out,
         lse,
+        lse_low,
         dq,
         dk,
         dv,
@@ -304,9 +308,9 @@ attention = _register(
     "attention",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
     options="float? scale, float softcap, int left, int right",
-    outputs="out, lse",
+    outputs="out, lse, lse_low",
     differentiable="out, lse",
-    residuals="out, lse",
+    residuals="out, lse, lse_low",
     forward=_attention,
     fake=_attention_results,
     backward=_attention_backward,
@@ -316,9 +320,9 @@ attention = _register(
 # Linear cross entropy
 
 
-def _cross_entropy_results(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def _cross_entropy_results(x: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     loss = _statistics(x.shape[:1], x)
-    return loss, torch.empty_like(loss)
+    return loss, torch.empty_like(loss), torch.empty_like(loss)
 
 
 def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
@@ -341,9 +345,9 @@ def _cross_entropy(
     label_smoothing: float,
     z_loss: float,
     workspace: int | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
-    loss, lse = _cross_entropy_results(x)
+    loss, lse, lse_low = _cross_entropy_results(x)
     _C.cross_entropy_forward(
         x,
         weight,
@@ -351,6 +355,7 @@ def _cross_entropy(
         target,
         loss,
         lse,
+        lse_low,
         logit_scale=logit_scale,
         softcap=softcap,
         ignore_index=ignore_index,
@@ -358,7 +363,7 @@ def _cross_entropy(
         z_loss=z_loss,
         **_launch(x),
     )
-    return loss, lse
+    return loss, lse, lse_low
 
 
 def _cross_entropy_backward(
@@ -369,6 +374,7 @@ def _cross_entropy_backward(
     bias: Tensor | None,
     target: Tensor,
     lse: Tensor,
+    lse_low: Tensor,
     logit_scale: float,
     softcap: float,
     ignore_index: int,
@@ -388,6 +394,7 @@ def _cross_entropy_backward(
         bias,
         target,
         lse,
+        lse_low,
         dx,
         dweight,
         dbias,
@@ -407,9 +414,9 @@ linear_cross_entropy = _register(
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="float logit_scale, float softcap, int ignore_index, "
     "float label_smoothing, float z_loss, int? workspace",
-    outputs="loss, lse",
+    outputs="loss, lse, lse_low",
     differentiable="loss, lse",
-    residuals="lse",
+    residuals="lse, lse_low",
     forward=_cross_entropy,
     fake=_cross_entropy_results,
     backward=_cross_entropy_backward,
@@ -420,8 +427,8 @@ linear_cross_entropy = _register(
 
 
 def _distillation_results(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    """The loss of each token and its [3, tokens] statistics: student lse, teacher lse, expectation."""
-    return _statistics(x.shape[:1], x), _statistics((3, x.shape[0]), x)
+    """The loss of each token, and [5, tokens]: student lse and teacher lse in two words each, expectation."""
+    return _statistics(x.shape[:1], x), _statistics((5, x.shape[0]), x)
 
 
 def _distillation(
@@ -563,22 +570,23 @@ mlp = _register(
 # logsumexp of a matrix product
 
 
-def _logsumexp_result(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    return _statistics(a.shape[:1], a)
+def _logsumexp_results(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    lse = _statistics(a.shape[:1], a)
+    return lse, torch.empty_like(lse)
 
 
-def _logsumexp(a: Tensor, b: Tensor, scale: float) -> Tensor:
-    lse = _logsumexp_result(a, b, scale)
-    _C.logsumexp_forward(a, b, lse, scale=scale, **_launch(a))
-    return lse
+def _logsumexp(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    lse, lse_low = _logsumexp_results(a, b, scale)
+    _C.logsumexp_forward(a, b, lse, lse_low, scale=scale, **_launch(a))
+    return lse, lse_low
 
 
 def _logsumexp_backward(
-    grad_lse: Tensor, a: Tensor, b: Tensor, lse: Tensor, scale: float, needed: list[bool]
+    grad_lse: Tensor, a: Tensor, b: Tensor, lse: Tensor, lse_low: Tensor, scale: float, needed: list[bool]
 ) -> list[Tensor]:
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
-    _C.logsumexp_backward(grad_lse, a, b, lse, da, db, scale=scale, **_launch_backward(a))
+    _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale=scale, **_launch_backward(a))
     return _rounded((da, a), (db, b))
 
 
@@ -586,10 +594,10 @@ logsumexp_matmul = _register(
     "logsumexp_matmul",
     inputs="Tensor a, Tensor b",
     options="float scale",
-    outputs="lse",
+    outputs="lse, lse_low",
     differentiable="lse",
-    residuals="lse",
+    residuals="lse, lse_low",
     forward=_logsumexp,
-    fake=_logsumexp_result,
+    fake=_logsumexp_results,
     backward=_logsumexp_backward,
 )

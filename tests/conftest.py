@@ -15,26 +15,6 @@ import monoidreduce as mr
 # cuBLAS is reproducible only with a workspace of its own; read when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
-# Cases beyond the acceptance rule, each with its cause. They still run; nothing is loosened for them.
-_ROUNDED_LSE = (
-    "backward recomputes probabilities from a log-sum-exp kept in float32: their error is half a unit "
-    "in its last place (3e-5 at 600), where eager keeps the probabilities themselves"
-)
-LEDGER = {
-    "test_spread_of_scores[cpu-200.0]": _ROUNDED_LSE,
-    "test_spread_of_scores[cpu-2000.0]": _ROUNDED_LSE,
-    "test_spread_of_scores[cuda-200.0]": _ROUNDED_LSE,
-    "test_spread_of_scores[cuda-2000.0]": _ROUNDED_LSE,
-    "test_linear_cross_entropy.py::test_sizes_in_every_dtype[cpu-256-64-64-float32]": _ROUNDED_LSE,
-}
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        for name, reason in LEDGER.items():
-            if item.nodeid.endswith(name):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
-
 
 def _cuda_usable() -> bool:
     return torch.cuda.is_available() and bool(mr._C.build_info()["cuda"])

@@ -32,7 +32,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def logsumexp(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     lse = torch.full((a.shape[0],), math.nan, dtype=accumulator(a.dtype))
-    _C.logsumexp_forward(a, b, lse, scale=scale, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, lse.clone(), scale=scale, **LAUNCH)
     return lse
 
 
@@ -47,6 +47,7 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "bias": torch.randn(4, 1, 3).expand(2, 4, 5, 3),
         "out": torch.randn(2, 4, 5, 7),
         "lse": torch.randn(2, 4, 5),
+        "lse_low": torch.zeros(2, 4, 5),
         "dq": torch.zeros(2, 4, 5, 6),
         "dk": torch.zeros(2, 2, 3, 6),
         "dv": torch.zeros(2, 2, 3, 7),
@@ -71,6 +72,7 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "target": torch.tensor([0, 4, -100, 2]),
         "loss": torch.full((4,), math.nan),
         "lse": torch.full((4,), math.nan),
+        "lse_low": torch.full((4,), math.nan),
         "logit_scale": 1.0,
         "softcap": 0.0,
         "ignore_index": -100,
@@ -90,7 +92,7 @@ def distillation_arguments(**changed: Any) -> dict[str, Any]:
         "teacher_weight": torch.randn(5, 2),
         "mask": None,
         "loss": torch.full((4,), math.nan),
-        "stats": torch.full((3, 4), math.nan),
+        "stats": torch.full((5, 4), math.nan),
         "kind": 0,
         "temperature": 1.0,
         **LAUNCH,
@@ -157,8 +159,8 @@ def test_a_tensor_may_be_empty(rows: int, columns: int, width: int) -> None:
 def test_four_dimensions_are_read_through_their_strides() -> None:
     q, k, v = (torch.randn(2, n, heads, 6).transpose(1, 2) for n, heads in ((5, 4), (3, 2), (3, 2)))
     bias = torch.randn(4, 1, 3).expand(2, 4, 5, 3)
-    out, lse = torch.empty(2, 4, 5, 6), torch.empty(2, 4, 5)
-    _C.attention_forward(q, k, v, bias, out, lse, scale=0.5, softcap=0.0, left=-1, right=-1, **LAUNCH)
+    out, lse, low = torch.empty(2, 4, 5, 6), torch.empty(2, 4, 5), torch.empty(2, 4, 5)
+    _C.attention_forward(q, k, v, bias, out, lse, low, scale=0.5, softcap=0.0, left=-1, right=-1, **LAUNCH)
     k, v = (t.repeat_interleave(2, 1) for t in (k, v))
     scores = 0.5 * q @ k.mT + bias
     torch.testing.assert_close(out, scores.softmax(-1) @ v)
@@ -195,7 +197,7 @@ def test_absent_tensors_are_none() -> None:
     assert arguments["dk"].abs().sum() > 0
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "out", "lse", "lse_low"])
 def test_none_for_a_tensor_that_is_needed(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: expected a tensor, got none$"):
         _C.attention_backward(**attention_arguments(**{name: None}))
@@ -349,7 +351,7 @@ WRONG_ELSEWHERE: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
     "statistics": (
         _C.distillation_forward,
         distillation_arguments(stats=torch.zeros(2, 4)),
-        r"stats: expected shape \[statistics=3, N=4\], got \[2, 4\]",
+        r"stats: expected shape \[statistics=5, N=4\], got \[2, 4\]",
     ),
     "mask dtype": (
         _C.distillation_forward,
@@ -408,7 +410,7 @@ def test_a_target_that_is_no_class_is_an_index_error_before_any_work(at: int, wr
 def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs() -> None:
     arguments = {
         name: value.bfloat16()
-        if isinstance(value, Tensor) and name not in ("lse", "grad_lse", "dbias")
+        if isinstance(value, Tensor) and name not in ("lse", "lse_low", "grad_lse", "dbias")
         else value
         for name, value in attention_arguments().items()
     }
@@ -420,8 +422,9 @@ def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs() -> None:
 
 
 def test_on_a_gpu_gradients_have_the_accumulation_dtype() -> None:
+    accumulated = ("lse", "lse_low", "grad_lse", "dq", "dbias")
     arguments = {
-        name: on_cuda(value.bfloat16() if name not in ("lse", "grad_lse", "dq", "dbias") else value)
+        name: on_cuda(value if name in accumulated else value.bfloat16())
         if isinstance(value, Tensor)
         else value
         for name, value in attention_arguments().items()
@@ -432,11 +435,11 @@ def test_on_a_gpu_gradients_have_the_accumulation_dtype() -> None:
 
 @pytest.mark.skipif(_C.build_info()["cuda"], reason="this build runs what is on a GPU")
 def test_a_cpu_only_build_says_how_to_get_the_other() -> None:
-    a, b, lse = (on_cuda(torch.zeros(*shape)) for shape in ((3, 4), (5, 4), (3,)))
+    a, b, lse, low = (on_cuda(torch.zeros(*shape)) for shape in ((3, 4), (5, 4), (3,), (3,)))
     with pytest.raises(
         RuntimeError, match=r"got one on cuda:3\. This build .* is CPU-only; .* MONOIDREDUCE_CUDA=ON"
     ):
-        _C.logsumexp_forward(a, b, lse, scale=1.0, **LAUNCH)
+        _C.logsumexp_forward(a, b, lse, low, scale=1.0, **LAUNCH)
 
 
 def test_arguments_are_neither_kept_nor_dropped() -> None:
@@ -456,7 +459,7 @@ def test_arguments_are_neither_kept_nor_dropped() -> None:
 
 def test_other_python_threads_run_meanwhile() -> None:
     a, b = torch.randn(2048, 256), torch.randn(4096, 256)
-    lse, steps, done = torch.empty(2048), 0, threading.Event()
+    lse, low, steps, done = torch.empty(2048), torch.empty(2048), 0, threading.Event()
 
     def count() -> None:
         nonlocal steps
@@ -469,7 +472,7 @@ def test_other_python_threads_run_meanwhile() -> None:
     while steps == 0:
         time.sleep(0.001)
     before = steps
-    _C.logsumexp_forward(a, b, lse, scale=1.0, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, low, scale=1.0, **LAUNCH)
     meanwhile = steps - before
     done.set()
     counter.join()
@@ -483,7 +486,7 @@ def test_each_call_is_counted_with_its_path() -> None:
         logsumexp(torch.zeros(2, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype))
     logsumexp(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"^lse: "):
-        _C.logsumexp_forward(torch.zeros(2, 3), torch.zeros(4, 3), None, scale=1.0, **LAUNCH)
+        _C.logsumexp_forward(torch.zeros(2, 3), torch.zeros(4, 3), None, None, scale=1.0, **LAUNCH)
     after = _C.path_counts()
     counted = {
         path: after[path] - before.get(path, 0) for path in after if after[path] != before.get(path, 0)

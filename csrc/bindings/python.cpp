@@ -50,8 +50,8 @@ void define_attention(py::module_& m) {
   m.def(
       "attention_forward",
       [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
-         Tensor<"lse"> lse, double scale, double softcap, std::int64_t left, std::int64_t right, int threads,
-         std::uintptr_t stream) {
+         Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, double scale, double softcap, std::int64_t left,
+         std::int64_t right, int threads, std::uintptr_t stream) {
         run(attention_forward,
             {.q = q,
              .k = k,
@@ -59,17 +59,18 @@ void define_attention(py::module_& m) {
              .bias = bias,
              .out = out,
              .lse = lse,
+             .lse_low = lse_low,
              .options = {scale, softcap, left, right}},
             threads, stream);
       },
-      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a,
-      "right"_a, "threads"_a, "stream"_a);
+      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scale"_a, "softcap"_a,
+      "left"_a, "right"_a, "threads"_a, "stream"_a);
   m.def(
       "attention_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
-         Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"dq"> dq,
-         Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"centre"> centre, double scale,
-         double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
+         Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
+         Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"centre"> centre,
+         double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
          std::uintptr_t stream) {
         run(attention_backward,
             {.grad_out = grad_out,
@@ -80,6 +81,7 @@ void define_attention(py::module_& m) {
              .bias = bias,
              .out = out,
              .lse = lse,
+             .lse_low = lse_low,
              .d_q = dq,
              .d_k = dk,
              .d_v = dv,
@@ -88,17 +90,17 @@ void define_attention(py::module_& m) {
              .options = {scale, softcap, left, right}},
             threads, stream, deterministic);
       },
-      "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "dq"_a, "dk"_a, "dv"_a,
-      "dbias"_a, py::kw_only(), "centre"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "deterministic"_a,
-      "threads"_a, "stream"_a);
+      "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "dq"_a,
+      "dk"_a, "dv"_a, "dbias"_a, py::kw_only(), "centre"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a,
+      "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 void define_cross_entropy(py::module_& m) {
   m.def(
       "cross_entropy_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
-         Tensor<"loss"> loss, Tensor<"lse"> lse, double logit_scale, double softcap,
-         std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
+         Tensor<"loss"> loss, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, double logit_scale,
+         double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
          std::uintptr_t stream) {
         run(cross_entropy_forward,
             {.x = x,
@@ -107,18 +109,19 @@ void define_cross_entropy(py::module_& m) {
              .target = target,
              .loss = loss,
              .lse = lse,
+             .lse_low = lse_low,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             threads, stream);
       },
-      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "lse"_a, py::kw_only(), "logit_scale"_a, "softcap"_a,
-      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "lse"_a, "lse_low"_a, py::kw_only(), "logit_scale"_a,
+      "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
-         Tensor<"bias"> bias, Tensor<"target"> target, Tensor<"lse"> lse, Tensor<"dx"> dx,
-         Tensor<"dweight"> dweight, Tensor<"dbias"> dbias, double logit_scale, double softcap,
-         std::int64_t ignore_index, double label_smoothing, double z_loss, std::int64_t workspace,
-         bool deterministic, int threads, std::uintptr_t stream) {
+         Tensor<"bias"> bias, Tensor<"target"> target, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
+         Tensor<"dx"> dx, Tensor<"dweight"> dweight, Tensor<"dbias"> dbias, double logit_scale,
+         double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
+         std::int64_t workspace, bool deterministic, int threads, std::uintptr_t stream) {
         run(cross_entropy_backward,
             {.grad_loss = grad_loss,
              .grad_lse = grad_lse,
@@ -127,15 +130,16 @@ void define_cross_entropy(py::module_& m) {
              .bias = bias,
              .target = target,
              .lse = lse,
+             .lse_low = lse_low,
              .d_x = dx,
              .d_weight = dweight,
              .d_bias = dbias,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, workspace}},
             threads, stream, deterministic);
       },
-      "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "dx"_a, "dweight"_a,
-      "dbias"_a, py::kw_only(), "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a,
-      "z_loss"_a, "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
+      "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "lse_low"_a, "dx"_a,
+      "dweight"_a, "dbias"_a, py::kw_only(), "logit_scale"_a, "softcap"_a, "ignore_index"_a,
+      "label_smoothing"_a, "z_loss"_a, "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 void define_distillation(py::module_& m) {
@@ -226,20 +230,30 @@ void define_mlp(py::module_& m) {
 void define_logsumexp(py::module_& m) {
   m.def(
       "logsumexp_forward",
-      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, double scale, int threads, std::uintptr_t stream) {
-        run(logsumexp_forward, {.a = a, .b = b, .lse = lse, .scale = scale}, threads, stream);
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, double scale,
+         int threads, std::uintptr_t stream) {
+        run(logsumexp_forward, {.a = a, .b = b, .lse = lse, .lse_low = lse_low, .scale = scale}, threads,
+            stream);
       },
-      "a"_a, "b"_a, "lse"_a, py::kw_only(), "scale"_a, "threads"_a, "stream"_a);
+      "a"_a, "b"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scale"_a, "threads"_a, "stream"_a);
   m.def(
       "logsumexp_backward",
-      [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, Tensor<"da"> da,
-         Tensor<"db"> db, double scale, bool deterministic, int threads, std::uintptr_t stream) {
+      [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse,
+         Tensor<"lse_low"> lse_low, Tensor<"da"> da, Tensor<"db"> db, double scale, bool deterministic,
+         int threads, std::uintptr_t stream) {
         run(logsumexp_backward,
-            {.grad_lse = grad_lse, .a = a, .b = b, .lse = lse, .d_a = da, .d_b = db, .scale = scale}, threads,
-            stream, deterministic);
+            {.grad_lse = grad_lse,
+             .a = a,
+             .b = b,
+             .lse = lse,
+             .lse_low = lse_low,
+             .d_a = da,
+             .d_b = db,
+             .scale = scale},
+            threads, stream, deterministic);
       },
-      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "da"_a, "db"_a, py::kw_only(), "scale"_a, "deterministic"_a,
-      "threads"_a, "stream"_a);
+      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "lse_low"_a, "da"_a, "db"_a, py::kw_only(), "scale"_a,
+      "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 }  // namespace

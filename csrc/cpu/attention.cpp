@@ -39,7 +39,7 @@ void row_centres(const AttentionBackward& x, int threads, T* centre) {
 void attention_forward(const AttentionForward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), {}};
+    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
     fold_forward<LogSumExp, T>({}, attention_problem(x), rows, x.out, launch.threads);
   });
 }
@@ -49,7 +49,8 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
     using T = decltype(zero);
     Scratch<T> centre(x.q.size[0] * x.q.size[1] * x.q.size[2]);
     row_centres(x, launch.threads, centre.get());
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), {centre.get(), 1}};
+    const LogSumExpRows<T> rows{
+        static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {centre.get(), 1}};
     FoldProblem problem = attention_problem(x);
     FoldGradients gradients{.grad_out = x.grad_out,
                             .d_a = x.d_q,

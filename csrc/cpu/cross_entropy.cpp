@@ -18,6 +18,7 @@ CrossEntropyRows<T> cross_entropy_rows(const Arguments& x) {
   rows.rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss),
                static_cast<T>(x.weight.size[0])};
   rows.lse = static_cast<T*>(x.lse.data);
+  rows.lse_low = static_cast<T*>(x.lse_low.data);
   return rows;
 }
 

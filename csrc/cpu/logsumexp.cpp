@@ -11,7 +11,7 @@ inline namespace MR_CPU_ISA {
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), {}};
+    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
     fold_forward<LogSumExp, T>({}, logsumexp_problem(x), rows, {}, launch.threads);
   });
 }
@@ -19,7 +19,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), row_vector<T>(x.grad_lse)};
+    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data),
+                                row_vector<T>(x.grad_lse)};
     const FoldGradients gradients{.grad_out = {},
                                   .d_a = as_rows(x.d_a),
                                   .d_b = as_rows(x.d_b),

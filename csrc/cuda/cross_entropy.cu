@@ -17,6 +17,7 @@ CrossEntropyRows<T> rows_of(const Arguments& x) {
           .rule = rule,
           .loss = nullptr,
           .lse = data<T>(x.lse),
+          .lse_low = data<T>(x.lse_low),
           .grad_loss = {},
           .grad_lse = {}};
 }

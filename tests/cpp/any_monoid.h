@@ -34,20 +34,18 @@ constexpr int member_count() {
   }
 }
 
-// Calls f on every number in x: x itself, or the members of a struct in order, through nested structs.
+// Calls f on every item of an array, and on every member of a struct in order.
 template <class T, class F>
-void for_each_number(T& x, const F& f) {
+void for_each_member(T& x, const F& f) {
   using Plain = std::remove_const_t<T>;
-  if constexpr (std::is_arithmetic_v<Plain>) {
-    f(x);
-  } else if constexpr (std::is_array_v<Plain>) {
-    for (auto& item : x) for_each_number(item, f);
+  if constexpr (std::is_array_v<Plain>) {
+    for (auto& item : x) f(item);
   } else if constexpr (requires { x.scalar, x.payload; }) {  // WithPayload: arrays confuse member_count
-    for_each_number(x.scalar, f), for_each_number(x.payload, f);
+    f(x.scalar), f(x.payload);
   } else if constexpr (!std::is_empty_v<Plain>) {
     constexpr int kMembers = member_count<Plain>();
     static_assert(kMembers <= 5, "a struct of more than five members: nest some of them");
-    const auto each = [&](auto&... members) { (for_each_number(members, f), ...); };
+    const auto each = [&](auto&... members) { (f(members), ...); };
     if constexpr (kMembers == 1) {
       auto& [a] = x;
       each(a);
@@ -64,6 +62,28 @@ void for_each_number(T& x, const F& f) {
       auto& [a, b, c, d, e] = x;
       each(a, b, c, d, e);
     }
+  }
+}
+
+// Calls f on every number in x: x itself, or those of its members, through nested structs.
+template <class T, class F>
+void for_each_number(T& x, const F& f) {
+  if constexpr (std::is_arithmetic_v<std::remove_const_t<T>>) {
+    f(x);
+  } else {
+    for_each_member(x, [&](auto& member) { for_each_number(member, f); });
+  }
+}
+
+// The same, a number in two words (LogNumber) being one.
+template <class T, class F>
+void for_each_value(const T& x, const F& f) {
+  if constexpr (requires { x.high, x.low; }) {
+    f(static_cast<double>(x.high) + static_cast<double>(x.low));
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    f(static_cast<double>(x));
+  } else {
+    for_each_member(x, [&](const auto& member) { for_each_value(member, f); });
   }
 }
 
@@ -106,6 +126,7 @@ struct AnyMonoid {
   std::function<Values(const Item&)> lift;
   std::function<Values(const Values&, const Values&)> combine;
   std::function<Values(const Values&)> project;
+  std::function<Values(const Values&)> statistics;  // of an output: what gradients by it are by
   std::function<Values(const Item&, const Values&, const Values&)>
       local_gradient;  // item, product, upstream -> by each score
   std::function<Values(const Values&, int, const ItemAt&)> fold_tile;
@@ -153,6 +174,11 @@ AnyMonoid any_monoid(M m = {}) {
   any.lift = [=](const Item& e) { return numbers(m.lift(element(e))); };
   any.combine = [=](const Values& a, const Values& b) { return numbers(m.combine(state(a), state(b))); };
   any.project = [=](const Values& s) { return numbers(m.project(state(s))); };
+  any.statistics = [](const Values& p) {
+    Values list;
+    for_each_value(from_numbers<Output>(p), [&](double value) { list.push_back(value); });
+    return list;
+  };
   any.local_gradient = [=](const Item& e, const Values& p, const Values& g) {
     return numbers(m.local_gradient(element(e), from_numbers<Output>(p), from_numbers<Upstream>(g)));
   };
@@ -188,7 +214,7 @@ AnyMonoid any_monoid(M m = {}) {
 }
 
 // WithPayload as a monoid: it lifts items with a payload, and projects to the scalar output and the payload's
-// fold.
+// fold, one number a component.
 template <class M, int D>
 AnyMonoid any_payload_monoid(WithPayload<M, D> p) {
   using R = typename M::Real;
@@ -209,6 +235,11 @@ AnyMonoid any_payload_monoid(WithPayload<M, D> p) {
     const R mass = p.m.mass(s.scalar);
     for (const R sum : s.payload) output.push_back(!M::kNormalized ? sum : mass == R(0) ? R(0) : sum / mass);
     return output;
+  };
+  any.statistics = [scalar = any.statistics](const Values& output) {
+    Values list = scalar(Values(output.begin(), output.end() - D));
+    list.insert(list.end(), output.end() - D, output.end());
+    return list;
   };
   return any;
 }

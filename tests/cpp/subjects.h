@@ -44,7 +44,7 @@ template <class M>
 Subject distillation(const char* loss) {
   Subject s = subject<M>(with_real<M>("Distillation", loss));
   s.extremes.pop_back();  // at -inf the expectation of a score is infinite or NaN, depending on the order
-  s.objective = [](const Values& output, const Values& g) { return g[0] * output[3]; };  // the loss
+  s.objective = [](const Values& p, const Values& g) { return g[0] * p[3]; };  // the loss
   return s;
 }
 
@@ -72,7 +72,7 @@ Subject arg_max() {
   s.element = [](Random& random, int column) {  // no two near each other: a tie has no derivative
     return Item{.score = std::round(normal(random, 16)) / 4 + column / 128., .column = column};
   };
-  s.objective = [](const Values& output, const Values& g) { return g[0] * output[0]; };
+  s.objective = [](const Values& p, const Values& g) { return g[0] * p[0]; };
   s.exact = true;
   return s;
 }

@@ -40,14 +40,14 @@ void check_log_sum_exp_edges(Checks& checks) {
   checks.section(with_real<LogSumExp<R>>("LogSumExp"), "edges");
   CHECK(checks, same(numbers(m.lift(element<R>(-kInf))), numbers(m.identity())),
         numbers(m.lift(element<R>(-kInf))));
-  CHECK(checks, m.project(m.identity()) == -kInf, m.project(m.identity()));
+  CHECK(checks, same(numbers(m.project(m.identity())), {-kInf, 0.}), numbers(m.project(m.identity())));
   const auto two_empty = m.combine(m.lift(element<R>(-kInf)), m.identity());
   CHECK(checks, same(numbers(two_empty), numbers(m.identity())), numbers(two_empty));
   // +inf is NaN, as the softmax of it is.
   const auto infinite = m.combine(m.lift(element<R>(1)), m.lift(element<R>(kInf)));
-  CHECK(checks, std::isnan(m.project(infinite)), numbers(infinite));
+  CHECK(checks, std::isnan(m.project(infinite).high), numbers(infinite));
   const auto tiled = fold_tile(m, m.identity(), 2, [](int c) { return element<R>(c ? kInf : 1); });
-  CHECK(checks, std::isnan(m.project(tiled)), numbers(tiled));
+  CHECK(checks, std::isnan(m.project(tiled).high), numbers(tiled));
   // A NaN never becomes the frame of a tile, so the others' masses stay finite and only the sum is NaN.
   const auto with_nan = fold_tile(m, m.identity(), 3, [](int c) { return element<R>(c == 1 ? NAN : c); });
   CHECK(checks, with_nan.frame == 2 && std::isnan(with_nan.mass), numbers(with_nan));
@@ -55,7 +55,13 @@ void check_log_sum_exp_edges(Checks& checks) {
   const auto spread = fold_tile(m, m.identity(), 3, [](int c) {
     return element<R>(c == 0 ? -3e4 : c == 1 ? 3e4 : 2e4);
   });
-  CHECK(checks, m.project(spread) == static_cast<R>(3e4), m.project(spread));
+  CHECK(checks, same(numbers(m.project(spread)), {3e4, 0.}), numbers(m.project(spread)));
+  // Two equal scores have half of the weight each, however large they are.
+  for (const double score : {0., 600., -600., 3e4, 1e30}) {
+    const auto pair = m.project(m.combine(m.lift(element<R>(score)), m.lift(element<R>(score))));
+    const R half = m.share(element<R>(score), pair);
+    CHECK(checks, near(half, 0.5, std::numeric_limits<R>::epsilon()), half, score, numbers(pair));
+  }
 }
 
 template <class R>
@@ -96,7 +102,8 @@ void check_cross_entropy_edges(Checks& checks) {
   const CrossEntropy<R> m;
   checks.section(with_real<CrossEntropy<R>>("CrossEntropy"), "edges");
   const auto empty = m.project(m.identity());
-  CHECK(checks, same(numbers(empty), {-std::numeric_limits<double>::infinity(), -0., -0.}), numbers(empty));
+  CHECK(checks, same(numbers(empty), {-std::numeric_limits<double>::infinity(), 0., -0., -0.}),
+        numbers(empty));
   for (const int label : {-100, -1, 3, 1000}) {
     const auto p =
         m.project(fold_tile(m, m.identity(), 3, [&](int c) { return Element<R>{R(c + 1), 0, c, label}; }));

@@ -31,7 +31,9 @@ struct AccumulateUnguarded : Softmax {
   State accumulate(State s, E e) const { return {s.frame, s.mass + exp(e.score - s.frame)}; }
 };
 struct ShareUnguarded : Softmax {
-  Gradient<double> local_gradient(E e, double lse, double g) const { return {g * exp(e.score - lse), 0}; }
+  Gradient<double> local_gradient(E e, Output lse, double g) const {
+    return {g * exp(e.score - lse.high - lse.low), 0};
+  }
 };
 struct LiftOfOne : Softmax {
   State lift(E e) const { return {e.score, 1}; }
@@ -55,7 +57,7 @@ struct JoinAdds : Softmax {
   double join(double f, double g) const { return f + g; }
 };
 struct ProjectHidesNan : Softmax {
-  double project(State s) const { return std::isnan(s.mass) ? s.frame : Softmax::project(s); }
+  Output project(State s) const { return std::isnan(s.mass) ? Output{s.frame, 0} : Softmax::project(s); }
 };
 struct FrameIgnoresElement : Softmax {
   double frame(E) const { return 0; }
@@ -109,39 +111,54 @@ struct MassOffByOnePercent : Softmax {
   double mass(State s) const { return 1.01 * s.mass; }
 };
 struct ShareOffByOnePercent : Softmax {
-  double share(E e, double lse) const { return 1.01 * Softmax::share(e, lse); }
+  double share(E e, Output lse) const { return 1.01 * Softmax::share(e, lse); }
 };
 struct ShareInBaseTwo : Softmax {
-  double share(E e, double lse) const { return weight(e, lse * kLog2E); }
+  double share(E e, Output lse) const { return weight(e, (lse.high + lse.low) * kLog2E); }
 };
 struct GradientOffByOnePercent : Softmax {
-  Gradient<double> local_gradient(E e, double lse, double g) const { return {1.01 * g * share(e, lse), 0}; }
+  Gradient<double> local_gradient(E e, Output lse, double g) const { return {1.01 * g * share(e, lse), 0}; }
 };
 struct GradientInScoreUnits : Softmax {
-  Gradient<double> local_gradient(E e, double lse, double g) const { return {kLn2 * g * share(e, lse), 0}; }
+  Gradient<double> local_gradient(E e, Output lse, double g) const { return {kLn2 * g * share(e, lse), 0}; }
 };
 struct GradientIgnoresUpstream : Softmax {
-  Gradient<double> local_gradient(E e, double lse, double) const { return {share(e, lse), 0}; }
+  Gradient<double> local_gradient(E e, Output lse, double) const { return {share(e, lse), 0}; }
 };
 struct GradientOfOtherScore : Softmax {
-  Gradient<double> local_gradient(E e, double lse, double g) const { return {g * share(e, lse), g}; }
+  Gradient<double> local_gradient(E e, Output lse, double g) const { return {g * share(e, lse), g}; }
 };
 struct ProjectInBaseTwo : Softmax {
-  double project(State s) const { return s.frame + log2(s.mass); }
+  Output project(State s) const { return {s.frame + log2(s.mass), 0}; }
 };
 struct SinglePrecisionInside : LogSumExp<double> {
-  double project(State s) const { return static_cast<float>(LogSumExp<double>::project(s)); }
+  Output project(State s) const { return {static_cast<float>(LogSumExp<double>::project(s).high), 0}; }
 };
 struct PayloadNotNormalized : Softmax {
   static constexpr bool kNormalized = false;
 };
+struct LowWordDropped : Softmax {
+  Output project(State s) const { return {Softmax::project(s).high, 0}; }
+};
+struct LowWordNegated : Softmax {
+  Output project(State s) const { return {Softmax::project(s).high, -Softmax::project(s).low}; }
+};
+struct LowWordIgnored : Softmax {
+  double share(E e, Output lse) const { return weight(e, lse.high); }
+};
+struct LowWordOfNothingIsNan : Softmax {
+  Output project(State s) const {
+    const double log_mass = log(s.mass), high = s.frame + log_mass, added = high - s.frame;
+    return {high, (s.frame - (high - added)) + (log_mass - added)};
+  }
+};
 
 // In float, against the double version.
 struct TenBitProject : LogSumExp<float> {
-  float project(State s) const { return std::round(LogSumExp<float>::project(s) * 1024) / 1024; }
+  Output project(State s) const { return {std::round(LogSumExp<float>::project(s).high * 1024) / 1024, 0}; }
 };
 struct TenBitShare : LogSumExp<float> {
-  Gradient<float> local_gradient(Element<float> e, float lse, float g) const {
+  Gradient<float> local_gradient(Element<float> e, Output lse, float g) const {
     return {std::round(g * share(e, lse) * 1024) / 1024, 0};
   }
 };
@@ -504,6 +521,10 @@ std::vector<Mutation> mutations() {
       {"project in base 2", log_sum_exp<ProjectInBaseTwo>(), "local gradient"},
       {"float inside double", log_sum_exp<SinglePrecisionInside>(), "local gradient"},
       {"kNormalized false", log_sum_exp<PayloadNotNormalized>(), "share"},
+      {"low word dropped", log_sum_exp<LowWordDropped>(), "share"},
+      {"low word negated", log_sum_exp<LowWordNegated>(), "share"},
+      {"low word ignored", log_sum_exp<LowWordIgnored>(), "share"},
+      {"low word of nothing NaN", log_sum_exp<LowWordOfNothingIsNan>(), "identity"},
 
       {"identity +0", sum<PositiveZeroIdentity>(""), "identity"},
       {"combine subtracts", sum<CombineSubtracts>(""), "commutativity"},

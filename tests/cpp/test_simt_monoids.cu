@@ -143,8 +143,8 @@ void check_launch_error(Report& report) {
 void check_monoids(Report& report) {
   check_monoid<WSum, float, 2, 2>(report, "WSum", 1);
   check_monoid<WSum, double, 2, 2>(report, "WSum", 1);
-  check_monoid<LogWSum, float, 2, 2>(report, "LogWSum", 0.3);
-  check_monoid<LogWSum, double, 2, 2>(report, "LogWSum", 0.3);
+  check_monoid<LogWSum, float, 3, 2>(report, "LogWSum", 0.3);
+  check_monoid<LogWSum, double, 3, 2>(report, "LogWSum", 0.3);
   check_monoid<PlainSum, float, 1, 1>(report, "Sum<Tanh>", 0.3);
   check_argmax(report);
   check_launch_error(report);

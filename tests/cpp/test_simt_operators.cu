@@ -112,22 +112,25 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
   if (c.gradient_of_out) grad_out = random_tensor(random, {c.b, c.h, c.m, c.d}, dtype);
   if (c.gradient_of_lse) grad_lse = random_tensor(random, {c.b, c.h, c.m}, acc);
 
-  HostTensor out({c.b, c.h, c.m, c.d}), lse({c.b, c.h, c.m});
+  HostTensor out({c.b, c.h, c.m, c.d}), lse({c.b, c.h, c.m}), lse_low(lse.shape);
   AttentionForward host{
       .q = q.view(), .k = k.view(), .v = v.view(), .bias = bias.view(scores), .options = c.options};
   const FoldProblem problem = attention_problem(host);
   const LogSumExp<double> softmax;
-  reference_forward<true>(softmax, problem, masked, LogSumExpRows<double>{lse.values.data(), {}}, out.view());
+  reference_forward<true>(softmax, problem, masked,
+                          LogSumExpRows<double>{lse.values.data(), lse_low.values.data(), {}}, out.view());
 
   const DeviceTensor device_q(q, dtype, c.layout), device_k(k, dtype, c.layout), device_v(v, dtype, c.layout),
       device_bias(bias, masked ? DType::kBool : dtype, c.layout),
-      device_out(HostTensor(out.shape, kNaN), dtype), device_lse(HostTensor(lse.shape, kNaN), acc);
+      device_out(HostTensor(out.shape, kNaN), dtype), device_lse(HostTensor(lse.shape, kNaN), acc),
+      device_lse_low(HostTensor(lse.shape, kNaN), acc);
   AttentionForward forward{.q = device_q.view(),
                            .k = device_k.view(),
                            .v = device_v.view(),
                            .bias = device_bias.view(scores),
                            .out = device_out.view(),
                            .lse = device_lse.view(),
+                           .lse_low = device_lse_low.view(),
                            .options = c.options};
   cuda::attention_forward(forward, {});
   report.compare("out", device_out, out.values);
@@ -143,13 +146,14 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
       centre.values[row] -= grad_out.values[row * c.d + e] * rounded[row * c.d + e];
     }
   }
-  reference_backward<true>(softmax, problem, masked,
-                           LogSumExpRows<double>{lse.values.data(), {centre.values.data(), 1}},
-                           {.grad_out = grad_out.view(),
-                            .d_a = d_q.view(),
-                            .d_b = d_k.view(),
-                            .d_payload = d_v.view(),
-                            .d_bias = d_bias.present() ? d_bias.view(scores) : TensorView{}});
+  reference_backward<true>(
+      softmax, problem, masked,
+      LogSumExpRows<double>{lse.values.data(), lse_low.values.data(), {centre.values.data(), 1}},
+      {.grad_out = grad_out.view(),
+       .d_a = d_q.view(),
+       .d_b = d_k.view(),
+       .d_payload = d_v.view(),
+       .d_bias = d_bias.present() ? d_bias.view(scores) : TensorView{}});
   const DeviceTensor device_grad_out(grad_out, dtype, Layout::kGapped),
       device_grad_lse(grad_lse, acc, Layout::kReversed), scratch(HostTensor(lse.shape, kNaN), acc);
   check_backward(report, dtype, {{"dq", &d_q}, {"dk", &d_k}, {"dv", &d_v}, {"dbias", &d_bias}},
@@ -162,6 +166,7 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
                                              .bias = device_bias.view(scores),
                                              .out = device_out.view(),
                                              .lse = device_lse.view(),
+                                             .lse_low = device_lse_low.view(),
                                              .d_q = g[0].view(),
                                              .d_k = g[1].view(),
                                              .d_v = g[2].view(),
@@ -202,7 +207,7 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
   HostTensor targets({c.n});
   for (std::int64_t i = 0; i < c.n; ++i) targets.values[i] = static_cast<double>(target[i]);
 
-  HostTensor loss({c.n}), lse({c.n}), d_x(x.shape), d_weight(weight.shape), d_bias;
+  HostTensor loss({c.n}), lse({c.n}), lse_low({c.n}), d_x(x.shape), d_weight(weight.shape), d_bias;
   if (c.bias) d_bias = HostTensor(bias.shape);
   CrossEntropyForward host{.x = x.view(), .weight = weight.view(), .bias = bias.view(), .options = c.options};
   const FoldProblem problem = cross_entropy_problem(host);
@@ -216,6 +221,7 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
       .rule = {c.options.label_smoothing, c.options.z_loss, static_cast<double>(c.v)},
       .loss = loss.values.data(),
       .lse = lse.values.data(),
+      .lse_low = lse_low.values.data(),
       .grad_loss = vector(grad_loss),
       .grad_lse = vector(grad_lse)};
   reference_forward<false>(CrossEntropy<double>{}, problem, false, rows, {});
@@ -227,13 +233,15 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
   const DeviceTensor device_x(x, dtype, c.layout), device_weight(weight, dtype, c.layout),
       device_bias(bias, dtype, c.layout), device_target(targets, DType::kInt64, c.layout),
       device_loss(HostTensor({c.n}, kNaN), acc), device_lse(HostTensor({c.n}, kNaN), acc),
-      device_grad_loss(grad_loss, acc, Layout::kGapped), device_grad_lse(grad_lse, acc, Layout::kGapped);
+      device_lse_low(HostTensor({c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped),
+      device_grad_lse(grad_lse, acc, Layout::kGapped);
   cuda::cross_entropy_forward({.x = device_x.view(),
                                .weight = device_weight.view(),
                                .bias = device_bias.view(),
                                .target = device_target.view(),
                                .loss = device_loss.view(),
                                .lse = device_lse.view(),
+                               .lse_low = device_lse_low.view(),
                                .options = c.options},
                               {});
   report.compare("loss", device_loss, loss.values);
@@ -247,6 +255,7 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
                                                  .bias = device_bias.view(),
                                                  .target = device_target.view(),
                                                  .lse = device_lse.view(),
+                                                 .lse_low = device_lse_low.view(),
                                                  .d_x = g[0].view(),
                                                  .d_weight = g[1].view(),
                                                  .d_bias = g[2].view(),
@@ -285,7 +294,7 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
     for (std::int64_t i = 1; i < c.n; i += 3) mask.values[i] = kept[i] = 0;
     if (c.n > 1) x.values[c.d] = kNaN;  // a token that is left out has no gradient, whatever it holds
   }
-  HostTensor loss({c.n}), stats({3, c.n}), d_x(x.shape), d_weight(weight.shape), d_teacher_x,
+  HostTensor loss({c.n}), stats({5, c.n}), d_x(x.shape), d_weight(weight.shape), d_teacher_x,
       d_teacher_weight;
   if (c.teacher_gradients)
     d_teacher_x = HostTensor(teacher_x.shape), d_teacher_weight = HostTensor(teacher_weight.shape);
@@ -312,7 +321,7 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
   const DeviceTensor device_x(x, dtype, c.layout), device_weight(weight, dtype, c.layout),
       device_teacher_x(teacher_x, dtype, c.layout), device_teacher_weight(teacher_weight, dtype, c.layout),
       device_mask(mask, DType::kBool, c.layout), device_loss(HostTensor({c.n}, kNaN), acc),
-      device_stats(HostTensor({3, c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped);
+      device_stats(HostTensor({5, c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped);
   cuda::distillation_forward({.x = device_x.view(),
                               .weight = device_weight.view(),
                               .teacher_x = device_teacher_x.view(),
@@ -425,18 +434,24 @@ void run_logsumexp(Report& report, const LogSumExpCase& c, DType dtype) {
   std::mt19937 random(5);
   const DType acc = accumulation(dtype);
   HostTensor a = random_tensor(random, {c.m, c.f}, dtype), b = random_tensor(random, {c.n, c.f}, dtype),
-             grad_lse = random_tensor(random, {c.m}, acc), lse({c.m}), d_a(a.shape), d_b(b.shape);
+             grad_lse = random_tensor(random, {c.m}, acc), lse({c.m}), lse_low({c.m}), d_a(a.shape),
+             d_b(b.shape);
   LogSumExpForward host{.a = a.view(), .b = b.view(), .scale = c.scale};
   const FoldProblem problem = logsumexp_problem(host);
-  const LogSumExpRows<double> rows{lse.values.data(), {grad_lse.values.data(), 1}};
+  const LogSumExpRows<double> rows{lse.values.data(), lse_low.values.data(), {grad_lse.values.data(), 1}};
   reference_forward<false>(LogSumExp<double>{}, problem, false, rows, {});
   reference_backward<false>(LogSumExp<double>{}, problem, false, rows,
                             {.d_a = as_rows(d_a.view()), .d_b = as_rows(d_b.view())});
 
   const DeviceTensor device_a(a, dtype, c.layout), device_b(b, dtype, c.layout),
-      device_lse(HostTensor({c.m}, kNaN), acc), device_grad_lse(grad_lse, acc, Layout::kGapped);
-  cuda::logsumexp_forward(
-      {.a = device_a.view(), .b = device_b.view(), .lse = device_lse.view(), .scale = c.scale}, {});
+      device_lse(HostTensor({c.m}, kNaN), acc), device_lse_low(HostTensor({c.m}, kNaN), acc),
+      device_grad_lse(grad_lse, acc, Layout::kGapped);
+  cuda::logsumexp_forward({.a = device_a.view(),
+                           .b = device_b.view(),
+                           .lse = device_lse.view(),
+                           .lse_low = device_lse_low.view(),
+                           .scale = c.scale},
+                          {});
   report.compare("lse", device_lse, lse.values);
   check_backward(report, dtype, {{"da", &d_a}, {"db", &d_b}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
@@ -444,6 +459,7 @@ void run_logsumexp(Report& report, const LogSumExpCase& c, DType dtype) {
                                              .a = device_a.view(),
                                              .b = device_b.view(),
                                              .lse = device_lse.view(),
+                                             .lse_low = device_lse_low.view(),
                                              .d_a = g[0].view(),
                                              .d_b = g[1].view(),
                                              .scale = c.scale},

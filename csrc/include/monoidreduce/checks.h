@@ -151,6 +151,7 @@ inline void check(const AttentionForward& x) {
   const Operands call = check_attention_inputs(x, s);
   call.contiguous("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
+  call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
 }
 
 inline void check(const AttentionBackward& x) {
@@ -160,6 +161,7 @@ inline void check(const AttentionBackward& x) {
   call.optional_strided("grad_lse", x.grad_lse, {s.b, s.h, s.m}, call.accumulator);
   call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
+  call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
   call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.gradient());
   call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.gradient());
   call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.gradient());
@@ -208,6 +210,7 @@ inline void check(const CrossEntropyForward& x) {
   const Operands call = check_cross_entropy_inputs(x, s);
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
   call.contiguous("lse", x.lse, {s.n}, call.accumulator);
+  call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
 }
 
@@ -217,6 +220,7 @@ inline void check(const CrossEntropyBackward& x) {
   call.optional_strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
   call.optional_strided("grad_lse", x.grad_lse, {s.n}, call.accumulator);
   call.contiguous("lse", x.lse, {s.n}, call.accumulator);
+  call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
   call.optional_contiguous("dx", x.d_x, {s.n, s.d}, call.gradient());
   call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.gradient());
   call.optional_contiguous("dbias", x.d_bias, {s.v}, call.accumulator);
@@ -226,7 +230,7 @@ inline void check(const CrossEntropyBackward& x) {
 // Linear distillation
 
 struct DistillationAxes {
-  Axis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 3};
+  Axis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 5};
 };
 
 template <class Arguments>
@@ -313,6 +317,7 @@ Operands check_logsumexp_inputs(const Arguments& x, LogSumExpAxes& s) {
   call.strided("a", x.a, {s.m, s.f}, call.dtype);
   call.strided("b", x.b, {s.n, s.f}, call.dtype);
   call.contiguous("lse", x.lse, {s.m}, call.accumulator);
+  call.contiguous("lse_low", x.lse_low, {s.m}, call.accumulator);
   return call;
 }
 

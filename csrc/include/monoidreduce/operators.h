@@ -4,6 +4,8 @@
 // On the CPU a gradient is written in the input's type; on CUDA it is accumulated into a zero-filled contiguous
 // buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Absent: not
 // computed.
+//
+// A log-sum-exp is kept in two words, lse and lse_low (LogNumber): forward writes both, backward reads both.
 #pragma once
 
 #include <string>
@@ -27,13 +29,13 @@ struct AttentionOptions {
                right = ColumnRange::kUnbounded;  // window around the aligned query
 };
 struct AttentionForward {
-  TensorView q, k, v, bias;  // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
-  TensorView out, lse;       // [B, H, M, D] [B, H, M]
+  TensorView q, k, v, bias;      // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
+  TensorView out, lse, lse_low;  // [B, H, M, D] [B, H, M] [B, H, M]
   AttentionOptions options;
 };
 struct AttentionBackward {
   TensorView grad_out, grad_lse;  // [B, H, M, D] [B, H, M]
-  TensorView q, k, v, bias, out, lse;
+  TensorView q, k, v, bias, out, lse, lse_low;
   TensorView d_q, d_k, d_v, d_bias;
   TensorView centre;  // [B, H, M] scratch of the accumulation type, contiguous; needed on CUDA only
   AttentionOptions options;
@@ -46,12 +48,12 @@ struct CrossEntropyOptions {
 };
 struct CrossEntropyForward {
   TensorView x, weight, bias, target;  // [N, D] [V, D] [V] [N] int64
-  TensorView loss, lse;                // [N] [N]
+  TensorView loss, lse, lse_low;       // [N] [N] [N]
   CrossEntropyOptions options;
 };
 struct CrossEntropyBackward {
   TensorView grad_loss, grad_lse;  // [N] [N]
-  TensorView x, weight, bias, target, lse;
+  TensorView x, weight, bias, target, lse, lse_low;
   TensorView d_x, d_weight, d_bias;
   CrossEntropyOptions options;
 };
@@ -63,7 +65,7 @@ struct DistillationOptions {
 };
 struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
-  TensorView loss, stats;                                 // [N] [3, N]
+  TensorView loss, stats;                                 // [N] [5, N]
   DistillationOptions options;
 };
 struct DistillationBackward {
@@ -87,11 +89,11 @@ struct MlpBackward {
 };
 
 struct LogSumExpForward {
-  TensorView a, b, lse;  // [M, F] [N, F] [M]
+  TensorView a, b, lse, lse_low;  // [M, F] [N, F] [M] [M]
   double scale = 1;
 };
 struct LogSumExpBackward {
-  TensorView grad_lse, a, b, lse;
+  TensorView grad_lse, a, b, lse, lse_low;
   TensorView d_a, d_b;
   double scale = 1;
 };

@@ -16,15 +16,16 @@ struct RowVector {
   MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
 };
 
-// attention, logsumexp_matmul: P_i = lse_i. centre is g_lse - <G, out>, g_lse without a payload.
+// attention, logsumexp_matmul: P_i = lse_i, a word in each array. centre is g_lse - <G, out>, g_lse without a
+// payload.
 template <class T>
 struct LogSumExpRows {
-  T* lse;  // [rows], natural logarithm
+  T *lse, *lse_low;  // [rows], natural logarithm
   RowVector<T> centre;
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
-  MR_HD void store(std::int64_t row, T p) const { lse[row] = p; }
-  MR_HD T product(std::int64_t row) const { return lse[row]; }
+  MR_HD void store(std::int64_t row, LogNumber<T> p) const { lse[row] = p.high, lse_low[row] = p.low; }
+  MR_HD LogNumber<T> product(std::int64_t row) const { return {lse[row], lse_low[row]}; }
   MR_HD T upstream(std::int64_t row) const { return centre[row]; }
 };
 
@@ -43,9 +44,10 @@ struct CrossEntropyRows {
   const std::int64_t* target;  // [rows]
   std::int64_t target_stride, ignore_index;
   CrossEntropyLoss<T> rule;
-  T *loss, *lse;  // [rows]; lse is read by backward
+  T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
   RowVector<T> grad_loss, grad_lse;
   using Output = typename CrossEntropy<T>::Output;
+  using Upstream = typename CrossEntropy<T>::Upstream;
 
   MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
   MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
@@ -55,11 +57,11 @@ struct CrossEntropyRows {
     return label(row) >= 0 && label(row) < static_cast<std::int64_t>(rule.columns);
   }
   MR_HD void store(std::int64_t row, Output p) const {
-    lse[row] = p.lse;
+    lse[row] = p.lse.high, lse_low[row] = p.lse.low;
     loss[row] = ignored(row) ? T(0) : valid(row) ? rule.value(p) : T(NAN);
   }
-  MR_HD Output product(std::int64_t row) const { return {lse[row], T(0), T(0)}; }
-  MR_HD Output upstream(std::int64_t row) const {
+  MR_HD Output product(std::int64_t row) const { return {{lse[row], lse_low[row]}, T(0), T(0)}; }
+  MR_HD Upstream upstream(std::int64_t row) const {
     const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
     return rule.upstream(lse[row], g, grad_lse[row]);
   }
@@ -70,20 +72,23 @@ struct DistillationRows {
   const bool* mask;  // [rows], false: not a token; null: all are
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
-  T* stats;  // [3, rows]: student lse, teacher lse, expectation
+  T* stats;  // [5, rows]: student lse (high, low), teacher lse (high, low), expectation
   RowVector<T> grad_loss;
   using Output = typename Distillation<T, kLoss>::Output;
 
   MR_HD bool active(std::int64_t row) const { return !mask || mask[row * mask_stride]; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
   MR_HD void store(std::int64_t row, Output p) const {
-    stats[row] = p.student_lse;
-    stats[rows + row] = p.teacher_lse;
-    stats[2 * rows + row] = p.expectation;
+    stats[row] = p.student_lse.high, stats[rows + row] = p.student_lse.low;
+    stats[2 * rows + row] = p.teacher_lse.high, stats[3 * rows + row] = p.teacher_lse.low;
+    stats[4 * rows + row] = p.expectation;
     loss[row] = active(row) ? p.loss : T(0);
   }
   MR_HD Output product(std::int64_t row) const {
-    return {stats[row], stats[rows + row], stats[2 * rows + row], T(0)};
+    return {{stats[row], stats[rows + row]},
+            {stats[2 * rows + row], stats[3 * rows + row]},
+            stats[4 * rows + row],
+            T(0)};
   }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
 };

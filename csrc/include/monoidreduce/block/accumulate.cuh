@@ -32,10 +32,12 @@ __device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0,
   }
 }
 
-// to[row0 + r, column0 + c] += tile[c, r], summed over rows or columns first where to is broadcast over them.
+// to[row0 + r, column0 + c] += tile[c, r], summed over rows or columns first where to is broadcast over them:
+// sums of 8 are summed, so that a term takes part in 16 roundings and not in 64.
 template <class T>
 __device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int64_t row0,
                                                    std::int64_t column0, const T* tile, bool exclusive) {
+  constexpr int kRun = 8;
   const int rows = static_cast<int>(min(to.rows() - row0, std::int64_t{kTile}));
   const int columns = static_cast<int>(min(to.width() - column0, std::int64_t{kTile}));
   const int sums_down = to.row_stride() == 0 ? 1 : rows, sums_across = to.stride() == 0 ? 1 : columns;
@@ -45,9 +47,13 @@ __device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int
     const int row = s / sums_across * height, column = s % sums_across * width;
     T sum = T(0);
 #pragma unroll 1
-    for (int r = row; r < row + height; ++r) {
+    for (int first = 0; first < height * width; first += kRun) {
+      T run = T(0);
 #pragma unroll 1
-      for (int c = column; c < column + width; ++c) sum += tile[c * kPitch + r];
+      for (int n = first; n < min(first + kRun, height * width); ++n) {
+        run += tile[(column + n / height) * kPitch + row + n % height];
+      }
+      sum += run;
     }
     accumulate(to.at(row0 + row, column0 + column), sum, exclusive);
   }

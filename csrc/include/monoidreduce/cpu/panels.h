@@ -400,7 +400,9 @@ struct PanelTile {
   MR_HD Element<R> from_dots(std::int64_t j, int half) const {
     const auto value = [&](const T* dots, R added) {
       const R x = R::load(dots + at(j, half));
-      return kPlain ? x * R(score.scale) : score.value(x, added);
+      // + 0 leaves nothing that a compiler could fuse with what is subtracted from the score: forward and
+      // backward must see the same number, rounded.
+      return kPlain ? x * R(score.scale) + R(0) : score.value(x, added);
     };
     Element<R> e{value(dot, bias_at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
                  rows.label[half]};

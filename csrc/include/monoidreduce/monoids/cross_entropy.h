@@ -13,9 +13,12 @@ struct CrossEntropy {
   using Real = R;
   using Frame = R;
   struct Output {
+    LogNumber<R> lse;
+    R target, sum;
+  };
+  struct Upstream {
     R lse, target, sum;
   };
-  using Upstream = Output;
   static constexpr int kScores = 1;
   struct State {
     typename LogSumExp<R>::State softmax;
@@ -48,13 +51,15 @@ template <class T>
 struct CrossEntropyLoss {
   T smoothing, z_loss, columns;
   using Output = typename CrossEntropy<T>::Output;
+  using Upstream = typename CrossEntropy<T>::Upstream;
+  // The low word is added to the difference, where it is not lost again.
   MR_HD T value(Output p) const {
     const T picked =
         (T(1) - smoothing) * p.target + (smoothing == T(0) ? T(0) : smoothing * (p.sum / columns));
-    return (p.lse - picked) + (z_loss == T(0) ? T(0) : z_loss * p.lse * p.lse);
+    return (p.lse.high - picked) + p.lse.low + (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);
   }
   // The gradient by the statistics, from those by the loss and by the returned lse.
-  MR_HD Output upstream(T lse, T g_loss, T g_lse) const {
+  MR_HD Upstream upstream(T lse, T g_loss, T g_lse) const {
     return {g_loss * (T(1) + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,
             -g_loss * (T(1) - smoothing), -g_loss * smoothing / columns};
   }

@@ -21,7 +21,8 @@ struct Distillation {
     R student, teacher;
   };
   struct Output {
-    R student_lse, teacher_lse, expectation, loss;  // backward reads the first three
+    LogNumber<R> student_lse, teacher_lse;
+    R expectation, loss;  // backward reads all but the loss
   };
   using Upstream = R;  // gradient by loss(output)
   static constexpr int kScores = 2;

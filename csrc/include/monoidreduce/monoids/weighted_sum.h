@@ -38,9 +38,12 @@ struct LogWSum {
     R sum;  // of weight * value, in the frame of softmax
   };
   struct Output {
-    R lse, mean;  // natural logarithm of the total weight; mean 0 for an empty fold
+    LogNumber<R> lse;  // natural logarithm of the total weight
+    R mean;            // 0 for an empty fold
   };
-  using Upstream = Output;
+  struct Upstream {
+    R lse, mean;
+  };
   static constexpr int kScores = 2;
   MR_HD State identity() const { return {softmax.identity(), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, e.score) * e.other}; }
