@@ -76,5 +76,10 @@ MR_HD float tanh(float x) { return ::tanhf(x); }
 MR_HD double tanh(double x) { return ::tanh(x); }
 MR_HD float erf(float x) { return ::erff(x); }
 MR_HD double erf(double x) { return ::erf(x); }
+// A real type with a faster way has a function of its own.
+template <class R>
+MR_HD R sigmoid(R x) {
+  return R(1) / (R(1) + exp(-x));
+}
 
 }  // namespace monoidreduce
