@@ -270,8 +270,11 @@ struct BackwardConsumer {
         m, scores,
         [&](int i) {
           const int row = i / 4 * 8 + i % 2;
-          return kResiduals ? RowResidual<M>{typename M::Output{R(product[row])}, R(upstream[row])}
-                            : RowResidual<M>{};
+          if constexpr (kResiduals) {
+            return RowResidual<M>{{R(product[row]), R(0)}, R(upstream[row])};
+          } else {
+            return RowResidual<M>{};
+          }
         },
         dots, u);
     const bool full = is_full(row0, column0);
