@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,6 +22,12 @@ def case(
         x, w1, w2 = (torch.randn(shape, device=device) for shape in ((B, d), (K, d), (d, K)))
         return x.to(dtype), (w1 * d**-0.5).to(dtype), (w2 * K**-0.5).to(dtype)
 
+    def eager(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.linear(x, w1), approximate="tanh"), w2)
+
+    contenders: dict[str, Callable[..., Tensor]] = {"monoidreduce": mr.mlp, "torch": eager}
+    if device.type == "cuda":
+        contenders["torch.compile"] = torch.compile(eager, dynamic=False)
     return Case(
         op="mlp",
         dtype=dtype,
@@ -28,10 +36,7 @@ def case(
         inputs=inputs,
         leaves=3,
         output=(B, d),
-        contenders={
-            "monoidreduce": mr.mlp,
-            "torch": lambda x, w1, w2: F.linear(F.gelu(F.linear(x, w1), approximate="tanh"), w2),
-        },
+        contenders=contenders,
         flops={"forward": products, "backward": 2 * products, "total": 3 * products},
         targets={} if target is None else {"total": target},
     )

@@ -57,19 +57,30 @@ def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
         return f"{cell}, {phase['target']:.1f}x {_verdict(_met_phase(phase))}"
 
     def cells(row: Row) -> list[str]:
-        total = row["phases"]["total"]
+        phases = row["phases"]
+        total = phases["total"]
         others = [
-            f"{name} {ratio:.2f}x" for name, ratio in total["speedup"].items() if name not in OWN_AND_TORCH
+            f"{name} {phases['forward']['speedup'][name]:.2f}x, {phases['backward']['speedup'][name]:.2f}x"
+            for name in total["speedup"]
+            if name not in OWN_AND_TORCH
         ]
         return [
             f"{row['op']} {_parameters(row['parameters'])}",
             row["dtype"],
             *(phase_cell(phase) for phase in row["phases"].values()),
             f"{total['gflops'] / product_gflops[row['dtype']]:.0%}",
-            ", ".join(others),
+            "; ".join(others),
         ]
 
-    header = ["operator", "dtype", "forward", "backward", "total", "of matmul rate", "over others, total"]
+    header = [
+        "operator",
+        "dtype",
+        "forward",
+        "backward",
+        "total",
+        "of matmul rate",
+        "over others: forward, backward",
+    ]
     return _table(header, [cells(row) for row in rows])
 
 

@@ -32,7 +32,7 @@ endforeach()
 
 if(MONOIDREDUCE_WITH_CUDA)
   add_executable(test_simt tests/cpp/test_simt_operators.cu tests/cpp/test_simt_monoids.cu csrc/path_counter.cpp
-                           $<TARGET_OBJECTS:cuda_kernels>)
+                           ${MONOIDREDUCE_CUDA_OBJECTS})
   target_link_libraries(test_simt PRIVATE monoidreduce_flags)
   add_test(NAME test_simt COMMAND test_simt)
   set_tests_properties(test_simt PROPERTIES SKIP_REGULAR_EXPRESSION "no CUDA-capable device|driver version is insufficient")

@@ -23,4 +23,12 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/distillation.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
-    csrc/cuda/mlp_forward.cu)
+    csrc/cuda/mlp_forward.cu
+    csrc/cuda/tier.cu)
+
+# Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them.
+set(MONOIDREDUCE_SM90_SOURCES
+    csrc/cuda/sm90/attention_backward.cu
+    csrc/cuda/sm90/attention_forward.cu
+    csrc/cuda/sm90/mlp_backward.cu
+    csrc/cuda/sm90/mlp_forward.cu)

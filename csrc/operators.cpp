@@ -27,4 +27,20 @@ namespace monoidreduce {
   }
 MONOIDREDUCE_OPERATORS(MR_DEFINE)
 
+#ifdef MONOIDREDUCE_WITH_CUDA
+#define MR_TIER_ON_CUDA(name) cuda::name(arguments, launch)
+#else
+#define MR_TIER_ON_CUDA(name) Tier{"", "this build is CPU-only"}
+#endif
+
+#define MR_DEFINE_TIER(name, Arguments)                                                  \
+  Tier name(const Arguments& arguments, const Launch& launch) {                          \
+    if (!leading(arguments).is_cuda()) return {cpu_isa(), "the tensors are on the CPU"}; \
+    return MR_TIER_ON_CUDA(name);                                                        \
+  }
+MR_DEFINE_TIER(attention_forward_tier, AttentionForward)
+MR_DEFINE_TIER(attention_backward_tier, AttentionBackward)
+MR_DEFINE_TIER(mlp_forward_tier, MlpForward)
+MR_DEFINE_TIER(mlp_backward_tier, MlpBackward)
+
 }  // namespace monoidreduce

@@ -11,6 +11,7 @@ def attention_forward(
     lse: Tensor,
     lse_low: Tensor,
     *,
+    counter: Tensor | None,
     scale: float,
     softcap: float,
     left: int,
@@ -33,7 +34,7 @@ def attention_backward(
     dv: Tensor | None,
     dbias: Tensor | None,
     *,
-    centre: Tensor | None,
+    scratch: Tensor | None,
     scale: float,
     softcap: float,
     left: int,
@@ -162,6 +163,34 @@ def logsumexp_backward(
     stream: int,
 ) -> None: ...
 def build_info() -> dict[str, Any]: ...
+def attention_forward_tier(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    *,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+) -> tuple[str, str, int]: ...
+def attention_backward_tier(
+    grad_out: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    *,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    deterministic: bool,
+) -> tuple[str, str, int]: ...
+def mlp_forward_tier(x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None) -> tuple[str, str, int]: ...
+def mlp_backward_tier(
+    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, deterministic: bool
+) -> tuple[str, str, int]: ...
 def cpu_isa() -> str: ...
 def cpu_isas() -> list[str]: ...
 def path_counts() -> dict[str, int]: ...

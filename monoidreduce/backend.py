@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monoidreduce import _C, functional
+from monoidreduce import _C, functional, ops
 from monoidreduce._validate import check_choice
 from monoidreduce._version import __version__
 from monoidreduce.ops import accumulation_dtype
@@ -26,7 +26,7 @@ KERNELS = {
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
-CUDA_TIER = "simt"
+SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def backend_info() -> dict[str, Any]:
     """
     build = _C.build_info()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    paths = {"cpu": f"cpu/{_C.cpu_isa()}", "cuda": f"cuda/{CUDA_TIER}" if build["cuda"] else None}
+    paths = {"cpu": f"cpu/{_C.cpu_isa()}", "cuda": f"cuda/{SIMT}" if build["cuda"] else None}
     return {
         "version": __version__,
         "torch": torch.__version__,
@@ -113,16 +113,18 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-        engine = f"cuda/{CUDA_TIER}"
+        tiers, why = _tiers(operator, tensors, options, dtype)
+        engines = [f"cuda/{tier}" for tier in tiers]
         deterministic = torch.are_deterministic_algorithms_enabled()
         reasons = [
             f"the tensors are on {device}, {torch.cuda.get_device_name(device)}",
             "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
             if deterministic
             else "gradients are added atomically; torch.use_deterministic_algorithms(True) fixes their order",
+            *why,
         ]
     else:
-        engine, deterministic = f"cpu/{_C.cpu_isa()}", True
+        engines, deterministic = [f"cpu/{_C.cpu_isa()}"] * 2, True
         reasons = [
             f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
             f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
@@ -134,13 +136,45 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         workspace = functional.workspace_bytes(options.get("workspace"))
     return Explanation(
         operator=operator,
-        forward=f"{KERNELS[operator]}_forward/{engine}/{_name(dtype)}",
-        backward=f"{KERNELS[operator]}_backward/{engine}/{_name(dtype)}",
+        forward=f"{KERNELS[operator]}_forward/{engines[0]}/{_name(dtype)}",
+        backward=f"{KERNELS[operator]}_backward/{engines[1]}/{_name(dtype)}",
         architecture=_architecture(device),
         workspace=workspace,
         deterministic=deterministic,
         reasons=tuple(reasons),
     )
+
+
+def _tiers(
+    operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype
+) -> tuple[list[str], list[str]]:
+    """The tiers of the forward and the backward pass of a call on a GPU, and why."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if operator == "mlp":
+        x, w1, w2 = (t.to(dtype) for t in tensors)
+        x = x.reshape(-1, x.shape[-1])
+        bias1 = options.get("bias1")
+        bias1 = None if bias1 is None else bias1.to(dtype)
+        forward = _C.mlp_forward_tier(x, w1, w2, bias1)
+        backward = _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=deterministic)
+        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+    if operator != "attention":
+        return [SIMT, SIMT], []
+    q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
+    bias = options.get("bias")
+    bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
+    scale = options.get("scale")
+    left, right = functional.bounds(options.get("causal", False), options.get("window"))
+    numbers: dict[str, Any] = {
+        "scale": ops.score_scale(q, None if scale is None else float(scale)),
+        "softcap": functional.softcap_value(options.get("softcap")),
+        "left": left,
+        "right": right,
+    }
+    grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
+    forward = _C.attention_forward_tier(q, k, v, bias, **numbers)
+    backward = _C.attention_backward_tier(grad_out, q, k, v, bias, **numbers, deterministic=deterministic)
+    return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
 
 
 def _name(dtype: torch.dtype) -> str:

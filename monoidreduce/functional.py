@@ -119,7 +119,7 @@ def _reduce(losses: Tensor, used: Tensor | None, x: Tensor, reduction: str) -> T
     return total / (max(losses.numel(), 1) if used is None else used.sum().clamp(min=1))
 
 
-def _bounds(causal: bool, window: Window | None) -> tuple[int, int]:
+def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
     """How many keys to the left and to the right of the aligned one a query sees; -1 is all."""
     check_bool("causal", causal)
     expected = "None or (left, right), each None or an int >= 0"
@@ -136,7 +136,7 @@ def _bounds(causal: bool, window: Window | None) -> tuple[int, int]:
     return left, 0 if causal else right
 
 
-def _softcap(softcap: float | None) -> float:
+def softcap_value(softcap: float | None) -> float:
     if softcap is None:
         return 0.0
     check_positive("softcap", softcap)
@@ -234,7 +234,7 @@ def attention(
         check_finite("scale", scale)
         scale = float(scale)
     check_bool("return_lse", return_lse)
-    out, lse, _ = ops.attention(q, k, v, bias, scale, _softcap(softcap), *_bounds(causal, window))
+    out, lse, _ = ops.attention(q, k, v, bias, scale, softcap_value(softcap), *bounds(causal, window))
     return (out, lse) if return_lse else out
 
 
@@ -384,7 +384,7 @@ def linear_cross_entropy(
         bias,
         targets,
         float(logit_scale),
-        _softcap(softcap),
+        softcap_value(softcap),
         ignore_index,
         float(label_smoothing),
         float(z_loss),

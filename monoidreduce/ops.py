@@ -66,6 +66,14 @@ def _accumulator(of: Tensor) -> Tensor:
     return of.new_zeros(of.shape, dtype=accumulation_dtype(of.dtype))
 
 
+def _mapped(t: Tensor) -> Tensor:
+    """The 16-bit tensor, or a copy, as a GPU's copy engine reads it: rows dense, all else on 16 bytes."""
+    strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
+    if t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides) and t.data_ptr() % 16 == 0:
+        return t
+    return t.clone(memory_format=torch.contiguous_format)
+
+
 def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
     """The gradients that were computed, each in the dtype of its input."""
     return [gradient.to(of.dtype) for gradient, of in gradients if gradient is not None and of is not None]
@@ -210,12 +218,18 @@ def _register(
 # Attention
 
 
-def _score_scale(q: Tensor, scale: float | None) -> float:
+def score_scale(q: Tensor, scale: float | None) -> float:
     return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
 
 
 def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def _attention_options(
+    q: Tensor, scale: float | None, softcap: float, left: int, right: int
+) -> dict[str, Any]:
+    return {"scale": score_scale(q, scale), "softcap": softcap, "left": left, "right": right}
 
 
 def _attention_results(
@@ -243,20 +257,21 @@ def _attention(
     right: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right)
-    _C.attention_forward(
-        q,
-        k,
-        v,
-        _score_bias(q, k, bias),
-        out,
-        lse,
-        lse_low,
-        scale=_score_scale(q, scale),
-        softcap=softcap,
-        left=left,
-        right=right,
-        **_launch(q),
-    )
+    score_bias = _score_bias(q, k, bias)
+    options: dict[str, Any] = {
+        "scale": score_scale(q, scale),
+        "softcap": softcap,
+        "left": left,
+        "right": right,
+    }
+    counter = None
+    if q.is_cuda:
+        tier, _, elements = _C.attention_forward_tier(q, k, v, score_bias, **options)
+        if tier == "sm90":
+            q, k, v = _mapped(q), _mapped(k), _mapped(v)
+        if elements:
+            counter = q.new_zeros(elements, dtype=torch.int64)
+    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, counter=counter, **options, **_launch(q))
     return out, lse, lse_low
 
 
@@ -276,9 +291,26 @@ def _attention_backward(
     right: int,
     needed: list[bool],
 ) -> list[Tensor]:
-    dq = _gradient(q, needed[0])
-    dk = _gradient(k, needed[1])
-    dv = _gradient(v, needed[2])
+    score_bias, launch = _score_bias(q, k, bias), _launch_backward(q)
+    options: dict[str, Any] = {
+        "scale": score_scale(q, scale),
+        "softcap": softcap,
+        "left": left,
+        "right": right,
+    }
+    tier, scratch = "", None
+    if q.is_cuda:
+        tier, _, elements = _C.attention_backward_tier(
+            grad_out, q, k, v, score_bias, **options, deterministic=launch["deterministic"]
+        )
+        scratch = _statistics((elements,), q)
+    if tier == "sm90" and grad_out is not None:  # the three gradients in one pass, whatever is needed
+        grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
+        dq, dk, dv = _accumulator(q), k.new_empty(k.shape), v.new_empty(v.shape)
+    else:
+        dq = _gradient(q, needed[0])
+        dk = _gradient(k, needed[1])
+        dv = _gradient(v, needed[2])
     dbias = _bias_gradient(bias, needed[3])
     _C.attention_backward(
         grad_out,
@@ -286,7 +318,7 @@ def _attention_backward(
         q,
         k,
         v,
-        _score_bias(q, k, bias),
+        score_bias,
         out,
         lse,
         lse_low,
@@ -294,14 +326,12 @@ def _attention_backward(
         dk,
         dv,
         _score_bias(q, k, dbias),
-        centre=_statistics(q.shape[:3], q) if q.is_cuda else None,
-        scale=_score_scale(q, scale),
-        softcap=softcap,
-        left=left,
-        right=right,
-        **_launch_backward(q),
+        scratch=scratch,
+        **options,
+        **launch,
     )
-    return _rounded((dq, q), (dk, k), (dv, v), (dbias, bias))
+    computed = ((dq, q), (dk, k), (dv, v), (dbias, bias))
+    return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
 
 
 attention = _register(
@@ -518,6 +548,8 @@ def _mlp(
     x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None, activation: str
 ) -> Tensor:
     out = _mlp_result(x, w1, w2)
+    if x.is_cuda and _C.mlp_forward_tier(x, w1, w2, bias1)[0] == "sm90":
+        x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
     _C.mlp_forward(x, w1, w2, bias1, bias2, out, activation=ACTIVATIONS.index(activation), **_launch(x))
     return out
 
@@ -532,9 +564,18 @@ def _mlp_backward(
     activation: str,
     needed: list[bool],
 ) -> list[Tensor]:
-    dx = _gradient(x, needed[0])
-    dw1 = _gradient(w1, needed[1])
-    dw2 = _gradient(w2, needed[2])
+    launch = _launch_backward(x)
+    if (
+        x.is_cuda
+        and _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])[0] == "sm90"
+    ):
+        # The gradients in one pass, whatever is needed.
+        grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
+        dx, dw1, dw2 = _accumulator(x), w1.new_empty(w1.shape), w2.new_empty(w2.shape)
+    else:
+        dx = _gradient(x, needed[0])
+        dw1 = _gradient(w1, needed[1])
+        dw2 = _gradient(w2, needed[2])
     dbias1 = _bias_gradient(bias1, needed[3])
     dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
     if any(needed[:4]):
@@ -549,9 +590,10 @@ def _mlp_backward(
             dw2,
             dbias1,
             activation=ACTIVATIONS.index(activation),
-            **_launch_backward(x),
+            **launch,
         )
-    return _rounded((dx, x), (dw1, w1), (dw2, w2), (dbias1, bias1), (dbias2, bias2))
+    computed = ((dx, x), (dw1, w1), (dw2, w2), (dbias1, bias1), (dbias2, bias2))
+    return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
 
 
 mlp = _register(

@@ -52,7 +52,7 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "dk": torch.zeros(2, 2, 3, 6),
         "dv": torch.zeros(2, 2, 3, 7),
         "dbias": torch.zeros(4, 1, 3).expand(2, 4, 5, 3),
-        "centre": None,
+        "scratch": None,
         "scale": 1.0,
         "softcap": 0.0,
         "left": -1,
@@ -421,7 +421,7 @@ def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs() -> None:
             _C.attention_backward(**arguments | {name: arguments[name].float()})
 
 
-def test_on_a_gpu_gradients_have_the_accumulation_dtype() -> None:
+def test_on_a_gpu_column_gradients_have_the_accumulation_dtype_or_that_of_the_inputs() -> None:
     accumulated = ("lse", "lse_low", "grad_lse", "dq", "dbias")
     arguments = {
         name: on_cuda(value if name in accumulated else value.bfloat16())
@@ -429,7 +429,8 @@ def test_on_a_gpu_gradients_have_the_accumulation_dtype() -> None:
         else value
         for name, value in attention_arguments().items()
     }
-    with pytest.raises(ValueError, match=r"^dk: expected float32, got bfloat16$"):
+    arguments["dk"] = on_cuda(torch.zeros(2, 2, 3, 6, dtype=torch.float16))
+    with pytest.raises(ValueError, match=r"^dk: expected float32, got float16$"):
         _C.attention_backward(**arguments)
 
 

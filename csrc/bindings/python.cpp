@@ -50,8 +50,8 @@ void define_attention(py::module_& m) {
   m.def(
       "attention_forward",
       [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
-         Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, double scale, double softcap, std::int64_t left,
-         std::int64_t right, int threads, std::uintptr_t stream) {
+         Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"counter"> counter, double scale,
+         double softcap, std::int64_t left, std::int64_t right, int threads, std::uintptr_t stream) {
         run(attention_forward,
             {.q = q,
              .k = k,
@@ -60,16 +60,17 @@ void define_attention(py::module_& m) {
              .out = out,
              .lse = lse,
              .lse_low = lse_low,
+             .counter = counter,
              .options = {scale, softcap, left, right}},
             threads, stream);
       },
-      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scale"_a, "softcap"_a,
-      "left"_a, "right"_a, "threads"_a, "stream"_a);
+      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "counter"_a, "scale"_a,
+      "softcap"_a, "left"_a, "right"_a, "threads"_a, "stream"_a);
   m.def(
       "attention_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
          Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"centre"> centre,
+         Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"scratch"> scratch,
          double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
          std::uintptr_t stream) {
         run(attention_backward,
@@ -86,13 +87,58 @@ void define_attention(py::module_& m) {
              .d_k = dk,
              .d_v = dv,
              .d_bias = dbias,
-             .centre = centre,
+             .scratch = scratch,
              .options = {scale, softcap, left, right}},
             threads, stream, deterministic);
       },
       "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "dq"_a,
-      "dk"_a, "dv"_a, "dbias"_a, py::kw_only(), "centre"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a,
+      "dk"_a, "dv"_a, "dbias"_a, py::kw_only(), "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a,
       "deterministic"_a, "threads"_a, "stream"_a);
+}
+
+// (tier, reason, elements of scratch) of a call.
+void define_tiers(py::module_& m) {
+  const auto tuple = [](const Tier& tier) { return std::make_tuple(tier.name, tier.reason, tier.scratch); };
+  m.def(
+      "attention_forward_tier",
+      [tuple](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, double scale, double softcap,
+              std::int64_t left, std::int64_t right) {
+        AttentionForward x;
+        x.q = q, x.k = k, x.v = v, x.bias = bias, x.options = {scale, softcap, left, right};
+        return tuple(attention_forward_tier(x, {}));
+      },
+      "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a);
+  m.def(
+      "attention_backward_tier",
+      [tuple](Tensor<"grad_out"> grad_out, Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias,
+              double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic) {
+        AttentionBackward x;
+        x.grad_out = grad_out, x.q = q, x.k = k, x.v = v, x.bias = bias;
+        x.options = {scale, softcap, left, right};
+        return tuple(attention_backward_tier(x, {1, nullptr, deterministic}));
+      },
+      "grad_out"_a, "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a,
+      "deterministic"_a);
+}
+
+void define_mlp_tiers(py::module_& m) {
+  const auto tuple = [](const Tier& tier) { return std::make_tuple(tier.name, tier.reason, tier.scratch); };
+  m.def(
+      "mlp_forward_tier",
+      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1) {
+        MlpForward call;
+        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1;
+        return tuple(mlp_forward_tier(call, {}));
+      },
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a);
+  m.def(
+      "mlp_backward_tier",
+      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, bool deterministic) {
+        MlpBackward call;
+        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1;
+        return tuple(mlp_backward_tier(call, {1, nullptr, deterministic}));
+      },
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "deterministic"_a);
 }
 
 void define_cross_entropy(py::module_& m) {
@@ -261,6 +307,8 @@ void define_logsumexp(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   Torch::load();
   define_attention(m);
+  define_tiers(m);
+  define_mlp_tiers(m);
   define_cross_entropy(m);
   define_distillation(m);
   define_mlp(m);

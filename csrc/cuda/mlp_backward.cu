@@ -1,19 +1,44 @@
 #include "mlp.h"
+
+#include "monoidreduce/checks.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
+#include "operator.h"
+#include "sm90/mlp.h"
+#include "tier.h"
 
 namespace monoidreduce::cuda {
 
+Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
+  std::string obstacle = mlp_obstacle(x, sm90::kWidestBackward);
+  if (obstacle.empty() && launch.deterministic) obstacle = "the deterministic mode is asked for";
+  return tier_of(obstacle);
+}
+
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
-  with_activation(x.x.dtype, x.activation, [&](auto zero, auto activation) {
-    using T = decltype(zero);
-    const FoldGradients wanted{.grad_out = as_rows(x.grad_out),
-                               .d_a = as_rows(x.d_x),
-                               .d_b = as_rows(x.d_w1),
-                               .d_payload = as_rows(transposed(x.d_w2)),
-                               .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
-    fold_backward<true>(Sum<T, decltype(activation)>{}, mlp_problem(x), SumRows<T>{}, wanted, launch);
+  const bool simt = cuda::mlp_backward_tier(x, launch).name == kSimt;
+  for (const TensorView* gradient : {&x.d_w1, &x.d_w2}) {
+    const DType expected = simt ? accumulation(x.x.dtype) : x.x.dtype;
+    require(!gradient->present() || gradient->dtype == expected, "dw1, dw2: expected ", name(expected),
+            ", as mlp_backward_tier says, got ", name(gradient->dtype));
+  }
+  if constexpr (kWithSm90) {
+    if (!simt) {
+      sm90::mlp_backward(x, launch);
+      return count_sm90("mlp_backward", x.x.dtype);
+    }
+  }
+  with_accumulation(x.x.dtype, [&](auto zero) {
+    with_activation(x.activation, [&](auto activation) {
+      using T = decltype(zero);
+      const FoldGradients wanted{.grad_out = as_rows(x.grad_out),
+                                 .d_a = as_rows(x.d_x),
+                                 .d_b = as_rows(x.d_w1),
+                                 .d_payload = as_rows(transposed(x.d_w2)),
+                                 .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
+      fold_backward<true>(Sum<T, decltype(activation)>{}, mlp_problem(x), SumRows<T>{}, wanted, launch);
+    });
   });
   count_simt("mlp_backward", x.x.dtype, launch.deterministic);
 }

@@ -29,6 +29,10 @@ inline void count_simt(const char* op, DType dtype, bool deterministic = false) 
   count_path(op, std::string("cuda/simt/") + (deterministic ? "deterministic/" : "") + name(dtype));
 }
 
+inline void count_sm90(const char* op, DType dtype) {
+  count_path(op, std::string("cuda/sm90/") + name(dtype));
+}
+
 template <class T>
 T* data(const TensorView& t) {
   return static_cast<T*>(t.data);

@@ -25,7 +25,11 @@ def launched(specimen: Specimen, dtype: torch.dtype, device: torch.device) -> Co
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("specimen", KERNEL_SPECIMENS, ids=name_of)
-def test_one_kernel_path_each_way(specimen: Specimen, dtype: torch.dtype, gpu: torch.device) -> None:
+def test_one_kernel_path_each_way(
+    specimen: Specimen, dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels that take everything. Those of the tensor cores have tests of their own, test_*_sm90.py."""
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
     kernel, element = KERNELS[specimen.operator], name_of(dtype)
     assert launched(specimen, dtype, gpu) == {
         f"{kernel}_forward/cuda/simt/{element}": 1,

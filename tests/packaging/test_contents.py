@@ -15,10 +15,15 @@ PYTHON = """
 HEADERS = """
     activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h
     tensor_view.h
-    block/accumulate.cuh block/elements.cuh block/matrix.cuh block/tile.cuh
+    arch/approximate.cuh arch/barrier.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
+    arch/wgmma.cuh
+    block/accumulate.cuh block/elements.cuh block/fast_real.cuh block/fold_fragment.cuh block/fragment.cuh
+    block/matrix.cuh block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/fold_backward_simt.cuh kernel/fold_forward_simt.cuh kernel/launch.cuh kernel/row_prologue.cuh
+    kernel/fold_backward_simt.cuh kernel/fold_backward_sm90.cuh kernel/fold_forward_simt.cuh
+    kernel/fold_forward_sm90.cuh kernel/launch.cuh kernel/repair_sm90.cuh kernel/row_prologue.cuh
+    kernel/row_residuals_sm90.cuh kernel/schedule_sm90.cuh kernel/scores_sm90.cuh kernel/tensor_map.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh
@@ -35,7 +40,9 @@ SOURCES = """
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp
     cpu/mlp.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/cross_entropy.cu cuda/distillation.cu cuda/logsumexp.cu cuda/mlp.h
-    cuda/mlp_backward.cu cuda/mlp_forward.cu cuda/operator.h
+    cuda/mlp_backward.cu cuda/mlp_forward.cu cuda/operator.h cuda/tier.cu cuda/tier.h
+    cuda/sm90/attention.h cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/element.h
+    cuda/sm90/mlp.h cuda/sm90/mlp_backward.cu cuda/sm90/mlp_forward.cu
 """
 INFO = f"monoidreduce-{mr.__version__}.dist-info/"
 

@@ -42,7 +42,7 @@ struct Relu2 {
 struct Sigmoid {
   template <class R>
   MR_HD static R value(R z) {
-    return R(1) / (R(1) + exp(-z));
+    return sigmoid(z);
   }
   template <class R>
   MR_HD static R derivative(R z) {

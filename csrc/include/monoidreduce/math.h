@@ -76,5 +76,20 @@ MR_HD float tanh(float x) { return ::tanhf(x); }
 MR_HD double tanh(double x) { return ::tanh(x); }
 MR_HD float erf(float x) { return ::erff(x); }
 MR_HD double erf(double x) { return ::erf(x); }
+// a b + c, the same number wherever it is computed. A compiler may fuse a product with whatever uses it, forward with
+// one thing and backward with another; what is already fused stays as it is.
+template <class R>
+MR_HD R multiply_add(R a, R b, R c) {
+  return a * b + c;
+}
+#if defined(__CUDA_ARCH__)
+MR_HD float multiply_add(float a, float b, float c) { return ::fmaf(a, b, c); }
+MR_HD double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
+#endif
+// A real type with a faster way has a function of its own.
+template <class R>
+MR_HD R sigmoid(R x) {
+  return R(1) / (R(1) + exp(-x));
+}
 
 }  // namespace monoidreduce

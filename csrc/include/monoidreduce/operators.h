@@ -2,8 +2,9 @@
 // caller allocates.
 //
 // On the CPU a gradient is written in the input's type; on CUDA it is accumulated into a zero-filled contiguous
-// buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Absent: not
-// computed.
+// buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Only the column-side
+// gradients of the tier "sm90" (d_k, d_v, d_w1, d_w2; all of them must be there) are written in the input's type on
+// CUDA too. Absent: not computed.
 //
 // A log-sum-exp is kept in two words, lse and lse_low (LogNumber): forward writes both, backward reads both.
 #pragma once
@@ -31,13 +32,14 @@ struct AttentionOptions {
 struct AttentionForward {
   TensorView q, k, v, bias;      // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
   TensorView out, lse, lse_low;  // [B, H, M, D] [B, H, M] [B, H, M]
+  TensorView counter;            // [1] int64, zero, where attention_forward_tier says that there is scratch
   AttentionOptions options;
 };
 struct AttentionBackward {
   TensorView grad_out, grad_lse;  // [B, H, M, D] [B, H, M]
   TensorView q, k, v, bias, out, lse, lse_low;
   TensorView d_q, d_k, d_v, d_bias;
-  TensorView centre;  // [B, H, M] scratch of the accumulation type, contiguous; needed on CUDA only
+  TensorView scratch;  // of the accumulation type, contiguous, of the size that attention_backward_tier says
   AttentionOptions options;
 };
 
@@ -122,6 +124,23 @@ namespace cuda {
 MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 }
 #undef MONOIDREDUCE_DECLARE
+
+// Which kernels a call runs on: the instruction set on the CPU, "simt" or "sm90" on CUDA; and why. Before the backward
+// pass the caller asks, because it allocates the gradients; those need not be there yet.
+struct Tier {
+  std::string name, reason;
+  std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
+};
+Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
+Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
+Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);
+Tier mlp_backward_tier(const MlpBackward& arguments, const Launch& launch);
+namespace cuda {
+Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
+Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
+Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);
+Tier mlp_backward_tier(const MlpBackward& arguments, const Launch& launch);
+}  // namespace cuda
 
 // The tensor that decides the device and the dtype of a call.
 template <class Arguments>

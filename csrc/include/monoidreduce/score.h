@@ -26,9 +26,10 @@ struct Score {
         bias_inside(o.bias_inside) {}
 
   MR_HD R value(R dot, R bias) const {
-    if (softcap == 0) return dot * scale + bias;
-    if (bias_inside) return softcap * tanh((dot * scale + bias) * inverse_softcap);
-    return softcap * tanh(dot * scale * inverse_softcap) + bias;
+    if (softcap == 0) return multiply_add(dot, R(scale), bias);
+    if (bias_inside)
+      return multiply_add(R(softcap), tanh(multiply_add(dot, R(scale), bias) * inverse_softcap), R(0));
+    return multiply_add(R(softcap), tanh(dot * scale * inverse_softcap), bias);
   }
   // Derivative of the score by what goes into the softcap: by a bias inside it; times scale, by the dot
   // product.

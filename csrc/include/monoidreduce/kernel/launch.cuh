@@ -34,6 +34,13 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
+inline int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+inline int multiprocessors(int device) { return attribute(cudaDevAttrMultiProcessorCount, device); }
+
 // A kernel loops over its jobs by the size of the grid, so more jobs than a grid may have blocks are no
 // error.
 inline unsigned blocks_for(std::int64_t jobs) {

@@ -48,6 +48,7 @@ struct LogSumExp {
   MR_HD R weight(Element<R> e, R f) const { return exp(e.score - origin(f)); }
   MR_HD R share(Element<R> e, Output lse) const { return exp((e.score - origin(lse.high)) - lse.low); }
   MR_HD R mass(State s) const { return s.mass; }
+  MR_HD R absent() const { return -infinity<R>(); }  // a score that adds nothing
   // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp(-inf) = 0.
   MR_HD static R origin(R f) { return select(f == -infinity<R>(), R(0), f); }
 };

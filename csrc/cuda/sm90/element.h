@@ -1,0 +1,18 @@
+// The element types of the tensor-core kernels.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "monoidreduce/tensor_view.h"
+
+namespace monoidreduce::cuda::sm90 {
+
+// Calls run(E{}) with the 16-bit type.
+template <class Run>
+void with_element(DType dtype, Run run) {
+  if (dtype == DType::kBFloat16) return run(__nv_bfloat16{});
+  run(__half{});
+}
+
+}  // namespace monoidreduce::cuda::sm90

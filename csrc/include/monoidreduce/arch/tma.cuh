@@ -1,0 +1,63 @@
+// Bulk copies between global and shared memory by the copy engine. One thread issues a copy for all.
+#pragma once
+
+#include "monoidreduce/arch/barrier.cuh"
+
+namespace monoidreduce::arch {
+
+// A CUtensorMap: base, sizes, strides, box and swizzle of a tensor of four dimensions (tensor_map.cuh encodes it).
+// Passed to kernels by value, as a __grid_constant__.
+struct alignas(64) TensorMap {
+  unsigned char bytes[128];
+};
+
+// Position of a box, innermost dimension first.
+struct Box {
+  int inner, row, head, batch;
+};
+
+__device__ __forceinline__ void prefetch(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+// Elements outside the tensor arrive as zeros, and count as bytes.
+__device__ __forceinline__ void load(void* shared, const TensorMap& map, Box at, Mbarrier* arrived) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(arrived))
+      : "memory");
+}
+// Elements outside the tensor are not written.
+__device__ __forceinline__ void store(const TensorMap& map, Box at, const void* shared) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(&map),
+      "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
+      : "memory");
+}
+
+// Contiguous bytes; addresses and size are multiples of 16.
+__device__ __forceinline__ void load(void* shared, const void* global, int bytes, Mbarrier* arrived) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(arrived))
+      : "memory");
+}
+// Adds the box to the tensor, each element atomically; elements outside the tensor are dropped.
+__device__ __forceinline__ void reduce_add(const TensorMap& map, Box at, const void* shared) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::
+          "l"(&map),
+      "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
+      : "memory");
+}
+
+// Stores and reductions issued since the last commit become one group.
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most kGroups groups still read shared memory.
+template <int kGroups>
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kGroups) : "memory");
+}
+
+}  // namespace monoidreduce::arch

@@ -1,0 +1,79 @@
+// The real types that monoids are instantiated with in the tensor-core kernels: float arithmetic, functions of one or
+// two instructions.
+//
+// Bits is for monoids made of exponentials of scores and logarithms of masses: scores come in units of log 2, exp
+// and log are to the base 2, and so are the frames and the outputs that are logarithms (natural = bits * ln 2). The
+// factor log2(e) then is part of the score's scale. Fast<E> is in natural units; its functions are as accurate as
+// the element type E that the weights are rounded to.
+#pragma once
+
+#include "monoidreduce/arch/approximate.cuh"
+#include "monoidreduce/math.h"
+
+namespace monoidreduce {
+
+template <class Functions>
+struct FastReal {
+  float x;
+
+  FastReal() = default;
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  __host__ __device__ __forceinline__ constexpr FastReal(T value) : x(static_cast<float>(value)) {}
+
+  MR_HD friend FastReal operator+(FastReal a, FastReal b) { return a.x + b.x; }
+  MR_HD friend FastReal operator-(FastReal a, FastReal b) { return a.x - b.x; }
+  MR_HD friend FastReal operator*(FastReal a, FastReal b) { return a.x * b.x; }
+  __device__ __forceinline__ friend FastReal operator/(FastReal a, FastReal b) {
+    return a.x * arch::reciprocal(b.x);
+  }
+  MR_HD friend FastReal operator-(FastReal a) { return -a.x; }
+  MR_HD friend bool operator<(FastReal a, FastReal b) { return a.x < b.x; }
+  MR_HD friend bool operator>(FastReal a, FastReal b) { return a.x > b.x; }
+  MR_HD friend bool operator==(FastReal a, FastReal b) { return a.x == b.x; }
+  MR_HD friend bool operator!=(FastReal a, FastReal b) { return a.x != b.x; }
+
+  // The operand that is a number, if one is not.
+  __device__ __forceinline__ friend FastReal max(FastReal a, FastReal b) { return fmaxf(a.x, b.x); }
+  __device__ __forceinline__ friend FastReal abs(FastReal a) { return fabsf(a.x); }
+  __device__ __forceinline__ friend FastReal exp(FastReal a) { return Functions::exp(a.x); }
+  __device__ __forceinline__ friend FastReal log(FastReal a) { return Functions::log(a.x); }
+  __device__ __forceinline__ friend FastReal tanh(FastReal a) { return Functions::tanh(a.x); }
+  __device__ __forceinline__ friend FastReal sigmoid(FastReal a) { return Functions::sigmoid(a.x); }
+  __device__ __forceinline__ friend FastReal erf(FastReal a) { return erff(a.x); }
+};
+
+template <class Functions>
+struct RealTraits<FastReal<Functions>> {
+  using Scalar = float;
+  using Index = std::int32_t;
+  using Mask = bool;
+};
+
+struct BaseTwo {
+  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x); }
+  __device__ __forceinline__ static float log(float x) { return arch::log2(x); }
+  // Of a number without a unit.
+  __device__ __forceinline__ static float tanh(float x) {
+    return 1.f - 2.f * arch::reciprocal(1.f + arch::exp2(x * float(2 * kLog2E)));
+  }
+};
+using Bits = FastReal<BaseTwo>;
+
+template <class E>
+struct Natural {
+  // tanh.approx is good to 2^-11: enough for bfloat16, which keeps 8 bits, not for float16.
+  static constexpr bool kCoarse = std::is_same_v<E, __nv_bfloat16>;
+  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
+  __device__ __forceinline__ static float log(float x) { return arch::log2(x) * float(kLn2); }
+  __device__ __forceinline__ static float sigmoid(float x) {
+    return kCoarse ? 0.5f + 0.5f * arch::tanh(0.5f * x) : arch::reciprocal(1.f + exp(-x));
+  }
+  __device__ __forceinline__ static float tanh(float x) {
+    return kCoarse ? arch::tanh(x) : 2.f * arch::reciprocal(1.f + exp(-2.f * x)) - 1.f;
+  }
+};
+template <class E>
+using Fast = FastReal<Natural<E>>;
+
+}  // namespace monoidreduce

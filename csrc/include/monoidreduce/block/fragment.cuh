@@ -1,0 +1,55 @@
+// What a thread holds of a warpgroup's 64 x kColumns accumulator: element i lies in row fragment_row(i) and column
+// fragment_column(i). Four neighbouring lanes share two rows, eight apart.
+#pragma once
+
+#include "monoidreduce/arch/approximate.cuh"
+#include "monoidreduce/arch/shared_memory.cuh"
+#include "monoidreduce/block/shared_tile.cuh"
+
+namespace monoidreduce {
+
+inline constexpr int kFragmentRows = 64, kThreadRowsOfFragment = 2;
+
+__device__ __forceinline__ int fragment_row(int row_of_thread) {
+  return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * row_of_thread;
+}
+// Which of the thread's two rows.
+__device__ __forceinline__ constexpr int row_of_element(int i) { return i / 2 % 2; }
+__device__ __forceinline__ int fragment_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
+
+// The fragment as the left operand of products over its columns: pairs of 16-bit elements.
+template <class E, int kSize>
+__device__ __forceinline__ void round_fragment(std::uint32_t (&operand)[kSize / 2],
+                                               const float (&fragment)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize / 2; ++i) operand[i] = arch::pack<E>(fragment[2 * i], fragment[2 * i + 1]);
+}
+
+// Writes a rounded fragment, kSize words, as rows [row0, row0 + 64) of a tile of kRows lines.
+template <int kRows, int kSize>
+__device__ __forceinline__ void store_fragment(arch::SharedAddress tile, int row0,
+                                               const std::uint32_t (&fragment)[kSize]) {
+  const int lane = threadIdx.x % 32, line = row0 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < kSize / 4; ++i) {
+    const int chunk = (i % 4 * 2 + lane / 16) ^ (lane % 8);
+    arch::store_matrix_x4(tile + i / 4 * kRows * kLineBytes + line * kLineBytes + chunk * 16,
+                          {fragment[4 * i], fragment[4 * i + 1], fragment[4 * i + 2], fragment[4 * i + 3]});
+  }
+}
+
+// Writes a rounded fragment transposed: a slab whose lines are the fragment's columns.
+template <int kSize>
+__device__ __forceinline__ void store_fragment_transposed(arch::SharedAddress slab,
+                                                          const std::uint32_t (&fragment)[kSize]) {
+  const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2 + lane / 8 % 2;
+#pragma unroll
+  for (int i = 0; i < kSize / 4; ++i) {
+    const int line = i * 16 + lane / 16 * 8 + lane % 8;
+    arch::store_matrix_x4_transposed(
+        slab + line * kLineBytes + (chunk ^ (lane % 8)) * 16,
+        {fragment[4 * i], fragment[4 * i + 1], fragment[4 * i + 2], fragment[4 * i + 3]});
+  }
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,34 @@
+// A monoid's pull, lifted from one element to a warpgroup's fragment. The fragment is transposed: its 64 rows are
+// columns of the fold, its columns are rows of the fold.
+#pragma once
+
+#include "monoidreduce/block/fragment.cuh"
+#include "monoidreduce/fold.h"
+
+namespace monoidreduce {
+
+// What the backward pass knows of a row of the fold.
+template <class M>
+struct RowResidual {
+  typename M::Output product;     // P_i
+  typename M::Upstream upstream;  // RowPolicy::upstream
+};
+
+// Scores, as Scores::prepare_transposed (scores_sm90.cuh) left them, become the payload's weights, and u = <G_i, v_j> the
+// derivative by the dot product. residual(i): of the row of element i. D is linear in the upstream gradient, so the
+// unit of the scores goes into u and, beforehand, into the row's part.
+template <PayloadMonoid M, class Scores, class Residual, int kSize>
+__device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
+                                              float (&tile)[kSize], float (&u)[kSize]) {
+  using R = typename M::Real;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const Element<R> e{Scores::kMonotone ? scores.value(R(tile[i]), i) : R(tile[i]), R(0), 0, -1};
+    const RowResidual<M> row = residual(i);
+    const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
+    u[i] = scores.chain(pulled.score, e.score).x;
+    tile[i] = pulled.weight.x;
+  }
+}
+
+}  // namespace monoidreduce

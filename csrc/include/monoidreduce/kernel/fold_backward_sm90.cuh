@@ -1,0 +1,463 @@
+// The backward pass of a fold with a payload on Hopper: a tile of columns stays, the rows stream.
+//
+//   scores^T  = columns . rows^T          u^T = payload . grad_out^T        from shared memory
+//   weights^T, dz^T                       the monoid's pull, in registers
+//   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
+//   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by the copy engine
+//
+// Two warpgroups each own 64 of the 128 columns; a third loads and adds. Columns are shared by a group of heads:
+// their gradient is summed in registers over all of them.
+#pragma once
+
+#include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/block/pull_fragment.cuh"
+#include "monoidreduce/block/ring.cuh"
+#include "monoidreduce/kernel/schedule_sm90.cuh"
+#include "monoidreduce/kernel/scores_sm90.cuh"
+#include "monoidreduce/kernel/tensor_map.cuh"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::sm90 {
+
+// Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
+// gradient lie with their columns adjacent, [payload width, columns].
+template <int kWidth_, int kRows_, bool kTransposed_ = false>
+struct BackwardTile {
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
+  static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
+  static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
+  static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
+  static_assert(kRows % kSlab == 0 && kSharedRows % kSlab == 0);
+};
+
+// What prepare_rows makes of each row: P_i and RowPolicy::upstream, the latter times the unit of the scores.
+struct RowResiduals {
+  float *product, *upstream;  // [batch, heads, padded_rows]
+  int padded_rows;  // rows, rounded up to a multiple of 128; the rows beyond the last one weigh nothing
+};
+
+// A mark for every 64 rows of a head and every 64 columns of a column head whose gradients must be computed again
+// (repair_sm90.cuh). Not 0: marked.
+struct RowMarks {
+  static constexpr int kUnit = 64;
+  float *rows, *columns;
+  int row_units, column_units;  // of a head
+
+  __device__ __forceinline__ float& row(std::int64_t head, std::int64_t row) const {
+    return rows[head * row_units + row / kUnit];
+  }
+  __device__ __forceinline__ float& column(std::int64_t head, std::int64_t column) const {
+    return columns[head * column_units + column / kUnit];
+  }
+};
+
+struct BackwardArguments {
+  arch::TensorMap rows, grad_out, columns, payload;  // boxes of kRows, kRows, kColumns, kColumns lines
+  arch::TensorMap d_rows;                            // float; boxes of kSharedRows lines
+  arch::TensorMap d_columns, d_payload;              // boxes of 64 lines; transposed, of kWidth
+  float* d_column_bias;                              // [columns], written; or null
+  RowResiduals residuals;
+  RowMarks marks;
+  FoldShape shape;
+};
+
+template <class Tile>
+struct alignas(kSharedAlignment) BackwardMemory {
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
+  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
+  using PayloadTile =
+      std::conditional_t<Tile::kTransposed, SharedTile<Tile::kWidth, Tile::kColumns>, ColumnsTile>;
+  static constexpr int kFloatLine = kLineBytes / sizeof(float);  // of d_rows
+
+  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
+  unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
+  unsigned char dz[Tile::kStages][SharedTile<Tile::kColumns, Tile::kRows>::kBytes];
+  // Of a consumer: lines of 32 floats, 64 of the width in two slabs.
+  float d_rows[Tile::kConsumers][kSlab / kFloatLine][Tile::kSharedRows][kFloatLine];
+  float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
+  Ring<Tile::kStages> row_ring, grad_ring;
+  arch::Mbarrier columns_arrived;
+};
+
+// A tile of columns and the rows that keep any of them, for every head of its group.
+template <class Tile>
+struct ColumnJob {
+  int batch, column_head, column0;
+  int first_tile, tiles;  // of rows, a head
+
+  __device__ __forceinline__ explicit ColumnJob(const FoldShape& shape) {
+    const int column_heads = shape.heads / shape.group, all = shape.batch * column_heads;
+    const int column_tiles = (shape.columns + Tile::kColumns - 1) / Tile::kColumns;
+    const int section = blockIdx.x / (shape.section * column_tiles), first_head = section * shape.section;
+    const int within = blockIdx.x - first_head * column_tiles,
+              heads_here = ::min(shape.section, all - first_head);
+    const int rank = within / heads_here, batch_head = first_head + within % heads_here;
+    // With the end of a row's columns bounded, early columns have more rows, and go first.
+    batch = batch_head / column_heads, column_head = batch_head % column_heads,
+    column0 = rank * Tile::kColumns;
+    const int last_column = ::min(column0 + Tile::kColumns, shape.columns) - 1;
+    const int begin = ::max(column0 - shape.band.right, 0);
+    const int end = ::min(last_column + shape.band.left + 1, shape.rows);
+    first_tile = begin / Tile::kRows;
+    tiles = ::max((end + Tile::kRows - 1) / Tile::kRows - first_tile, 0);
+  }
+};
+
+// Named barriers: both consumers; and of each, its share of d_rows is complete, or has been read.
+inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
+
+// kResiduals: does the monoid's pull read anything of the rows.
+template <bool kResiduals, class Tile>
+__device__ __forceinline__ void produce(const BackwardArguments& p, const ColumnJob<Tile>& job,
+                                        BackwardMemory<Tile>& memory) {
+  using RowsTile = typename BackwardMemory<Tile>::RowsTile;
+  using ColumnsTile = typename BackwardMemory<Tile>::ColumnsTile;
+  using PayloadTile = typename BackwardMemory<Tile>::PayloadTile;
+  constexpr int kValueBytes = kResiduals ? Tile::kRows * sizeof(float) : 0;
+  arch::arrive_expect(&memory.columns_arrived, 2 * ColumnsTile::kBytes);
+  const arch::Box columns{0, job.column0, job.column_head, job.batch};
+  ColumnsTile{memory.columns}.load(p.columns, columns, &memory.columns_arrived);
+  const arch::Box payload =
+      Tile::kTransposed ? arch::Box{job.column0, 0, job.column_head, job.batch} : columns;
+  PayloadTile{memory.payload}.load(p.payload, payload, &memory.columns_arrived);
+  RingPosition<Tile::kStages> at;
+  for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+    const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
+      const int row0 = tile * Tile::kRows;
+      const arch::Box box{0, row0, head, job.batch};
+      arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+      RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
+      if constexpr (kResiduals)
+        arch::load(memory.product[at.stage], p.residuals.product + values + row0, kValueBytes, arrived);
+      arrived = memory.grad_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+      RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
+      if constexpr (kResiduals)
+        arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
+      at.advance();
+    }
+  }
+}
+
+// Adds the consumers' shares of d_rows to global memory. One warp.
+template <class Tile>
+__device__ __forceinline__ void add_rows(const BackwardArguments& p, const ColumnJob<Tile>& job,
+                                         BackwardMemory<Tile>& memory) {
+  constexpr int kThreads = kWarpgroup + 32;
+  for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
+#pragma unroll
+      for (int w = 0; w < Tile::kConsumers; ++w) {
+        arch::sync_threads(kShareReady + w, kThreads);
+        if (arch::elect()) {
+#pragma unroll
+          for (int slab = 0; slab < 2; ++slab) {
+            const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
+                      row = Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0;
+            arch::reduce_add(p.d_rows, {inner + slab * 32, tile * Tile::kRows + row, head, job.batch},
+                             memory.d_rows[w][slab]);
+          }
+          arch::commit_stores();
+          arch::wait_stores_read<0>();
+        }
+        __syncwarp();
+        arch::arrive_threads(kShareFree + w, kThreads);
+      }
+    }
+  }
+}
+
+template <class E, class Tile, PayloadMonoid M, class Scores>
+struct BackwardConsumer {
+  using R = typename M::Real;
+  static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns;
+  static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+
+  const M& m;
+  const Scores& scores;
+  const FoldShape& shape;
+  const RowMarks& marks;
+  BackwardMemory<Tile>& memory;
+  const int warpgroup;
+  const bool bias_wanted;
+
+  float d_columns[kWidth / 2], d_payload[kWidth / 2];
+  float d_bias[2] = {0.f, 0.f};  // of the thread's own rows, where it is wanted
+
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
+
+  // product^T = own 64 of a tile of columns . rows^T; asynchronous. kAdjacent: does the tile of columns lie with its
+  // columns adjacent.
+  template <bool kAdjacent>
+  __device__ __forceinline__ void multiply_transposed(float (&product)[kRows / 2],
+                                                      const unsigned char* of_columns,
+                                                      const unsigned char* of_rows) {
+    using Left = std::conditional_t<kAdjacent, AlongRows<kWidth>, AlongWidth<kColumns>>;
+    const int own = kAdjacent ? warpgroup * kWidth * kLineBytes : warpgroup * kFragmentRows * kLineBytes;
+    const Left left(arch::shared_address(of_columns) + own);
+    const AlongWidth<kRows> right(arch::shared_address(of_rows));
+    arch::pin(product);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kWidth / kProductDepth; ++k)
+      arch::Wgmma<E, kRows>::template shared<kAdjacent, false>(product, left[k], right[k], k > 0);
+    arch::commit_products();
+  }
+  // sum += operand . rows, the operand from registers; asynchronous.
+  __device__ __forceinline__ void accumulate(float (&sum)[kWidth / 2],
+                                             const std::uint32_t (&operand)[kRows / 4],
+                                             const unsigned char* of_rows) {
+    const AlongRows<kRows> right(arch::shared_address(of_rows));
+    arch::pin(sum);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kRows / kProductDepth; ++k)
+      arch::Wgmma<E, kWidth>::template registers<true>(sum, &operand[4 * k], right[k], true);
+    arch::commit_products();
+  }
+  // This consumer's share of d_rows^T = columns^T . dz^T; asynchronous.
+  __device__ __forceinline__ void multiply_share(float (&share)[Tile::kSharedRows / 2],
+                                                 const unsigned char* dz) {
+    const int width_slab = kWidth == kSlab ? 0 : warpgroup, row_slab = kWidth == kSlab ? warpgroup : 0;
+    const AlongRows<kColumns> left(arch::shared_address(memory.columns) + width_slab * kColumns * kLineBytes);
+    const AlongRows<kColumns> right(arch::shared_address(dz) +
+                                    row_slab * Tile::kSharedRows / kSlab * kColumns * kLineBytes);
+    arch::pin(share);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kColumns / kProductDepth; ++k)
+      arch::Wgmma<E, Tile::kSharedRows>::template shared<true, true>(share, left[k], right[k], k > 0);
+    arch::commit_products();
+  }
+
+  // Does every row of the tile keep every column that this consumer owns; if not, which rows each of the thread's
+  // columns is kept by.
+  __device__ __forceinline__ bool is_full(int row0, int column0) const {
+    const int first = column0 + warpgroup * kFragmentRows, last = first + kFragmentRows - 1;
+    return shape.band.begin(row0 + kRows - 1) <= first && last < shape.band.end(row0, shape.columns);
+  }
+  __device__ __forceinline__ void kept_rows(Kept (&kept)[2], int row0, int column0) const {
+    const int first = column0 + warpgroup * kFragmentRows;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int column = first + fragment_row(r), begin = column - shape.band.right;
+      const unsigned rows = unsigned(shape.band.left) + unsigned(shape.band.right) + 1;
+      kept[r] = {begin - row0 - fragment_column(0), column < shape.columns ? rows : 0};
+    }
+  }
+
+  // One tile of rows of one head.
+  __device__ __forceinline__ void run_tile(RingPosition<Tile::kStages> at, const ColumnJob<Tile>& job,
+                                           int head, int row0, bool first) {
+    const int column0 = job.column0;
+    float dots[kRows / 2], u[kRows / 2];
+    memory.row_ring.wait(at);
+    multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
+    memory.grad_ring.wait(at);
+    multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[at.stage]);
+    arch::wait_products<0>();
+    arch::pin(dots);
+    arch::pin(u);
+
+    scores.prepare_transposed(dots, column0 + warpgroup * kFragmentRows);
+    const float *product = memory.product[at.stage] + fragment_column(0),
+                *upstream = memory.upstream[at.stage] + fragment_column(0);
+    pull_fragment(
+        m, scores,
+        [&](int i) {
+          const int row = i / 4 * 8 + i % 2;
+          if constexpr (kResiduals) {
+            return RowResidual<M>{{R(product[row]), R(0)}, R(upstream[row])};
+          } else {
+            return RowResidual<M>{};
+          }
+        },
+        dots, u);
+    const bool full = is_full(row0, column0);
+    if (!full) {
+      Kept kept[2];
+      kept_rows(kept, row0, column0);
+      clear_fragment(kept, dots);
+      clear_fragment(kept, u);
+    }
+    if (bias_wanted) {
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) d_bias[row_of_element(i)] += u[i];
+    }
+    std::uint32_t weights[kRows / 4], dz[kRows / 4];
+    round_fragment<E>(weights, dots);
+    round_fragment<E>(dz, u);
+    store_fragment<kColumns>(arch::shared_address(memory.dz[at.stage]), warpgroup * kFragmentRows, dz);
+
+    accumulate(d_payload, weights, memory.grad_out[at.stage]);
+    arch::fence_async_shared();
+    arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
+    float share[Tile::kSharedRows / 2];
+    multiply_share(share, memory.dz[at.stage]);
+    arch::wait_products<1>();
+    if (leads()) memory.grad_ring.release(at);
+    accumulate(d_columns, dz, memory.rows[at.stage]);
+    arch::wait_products<1>();
+    arch::pin(share);
+    if (!full && !shape.band.all() && !is_finite(share)) mark_rows(job, head, row0);
+    if (!first) arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
+    store_share(share);
+    arch::fence_async_shared();
+    arch::arrive_threads(kShareReady + warpgroup, kWarpgroup + 32);
+    arch::wait_products<0>();
+    arch::pin(d_columns);
+    arch::pin(d_payload);
+    if (leads()) memory.row_ring.release(at);
+  }
+
+  // A share is 64 of the width x rows; in memory it lies as rows, swizzled, in two slabs of 32 of the width. A thread's
+  // elements 8 apart in width or 1 in row differ in the chunk that they go to, so no two of a warp share a bank.
+  __device__ __forceinline__ void store_share(const float (&share)[Tile::kSharedRows / 2]) {
+    const int width = fragment_row(0), row = fragment_column(0);
+    const arch::SharedAddress at = arch::shared_address(memory.d_rows[warpgroup]) +
+                                   (width / 32 * Tile::kSharedRows + row) * kLineBytes +
+                                   ((width % 32 / 4) ^ (row % 8)) * 16 + width % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < Tile::kSharedRows / 2; ++i) {
+      const arch::SharedAddress other = at ^ (row_of_element(i) * 2 * 16) ^ (i % 2 * (kLineBytes | 16));
+      arch::store(other + i / 4 * 8 * kLineBytes, share[i]);
+    }
+  }
+
+  __device__ __forceinline__ void run(const ColumnJob<Tile>& job) {
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
+    arch::wait(&memory.columns_arrived, 0);
+    RingPosition<Tile::kStages> at;
+    bool first = true;
+    for (int head = job.column_head * shape.group; head < (job.column_head + 1) * shape.group; ++head) {
+#pragma unroll 1
+      for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
+        run_tile(at, job, head, tile * kRows, first);
+        first = false;
+        at.advance();
+      }
+    }
+  }
+
+  // The rows whose gradients the share goes to.
+  __device__ __forceinline__ void mark_rows(const ColumnJob<Tile>& job, int head, int row0) const {
+    const int row = row0 + (kWidth == kSlab ? warpgroup * Tile::kSharedRows : 0);
+    marks.row(std::int64_t{job.batch} * shape.heads + head, row) = 1.f;
+  }
+
+  // The gradients of the columns, through the tiles that they came from.
+  __device__ __forceinline__ void finish(const ColumnJob<Tile>& job, const BackwardArguments& p) {
+    arch::sync_threads(kBothConsumers,
+                       2 * kWarpgroup);  // the other consumer's last product has read the columns
+    std::uint32_t rounded[kWidth / 4];
+    const int first = warpgroup * kFragmentRows;
+    if (!shape.band.all() && !(is_finite(d_columns) && is_finite(d_payload))) {
+      const std::int64_t column_head =
+          std::int64_t{job.batch} * (shape.heads / shape.group) + job.column_head;
+      if (job.column0 + first < shape.columns) marks.column(column_head, job.column0 + first) = 1.f;
+    }
+    round_fragment<E>(rounded, d_columns);
+    store_fragment<kColumns>(arch::shared_address(memory.columns), first, rounded);
+    round_fragment<E>(rounded, d_payload);
+    if constexpr (Tile::kTransposed) {
+      store_fragment_transposed(arch::shared_address(memory.payload) + warpgroup * kWidth * kLineBytes,
+                                rounded);
+    } else {
+      store_fragment<kColumns>(arch::shared_address(memory.payload), first, rounded);
+    }
+    if (bias_wanted) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
+        const int column = job.column0 + first + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && column < shape.columns) p.d_column_bias[column] = sum;
+      }
+    }
+    arch::fence_async_shared();
+    arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) {
+      for (int slab = 0; slab < kWidth / kSlab; ++slab) {
+        const arch::Box at{slab * kSlab, job.column0 + first, job.column_head, job.batch};
+        const int offset = (slab * kColumns + first) * kLineBytes;
+        arch::store(p.d_columns, at, memory.columns + offset);
+        if constexpr (!Tile::kTransposed) arch::store(p.d_payload, at, memory.payload + offset);
+      }
+      if constexpr (Tile::kTransposed) {
+        arch::store(p.d_payload, {job.column0 + first, 0, job.column_head, job.batch},
+                    memory.payload + warpgroup * kWidth * kLineBytes);
+      }
+      arch::commit_stores();
+      arch::wait_stores_read<0>();
+    }
+  }
+};
+
+template <class E, class Tile, PayloadMonoid M, class Scores>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
+                         const __grid_constant__ Scores scores) {
+  extern __shared__ unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<BackwardMemory<Tile>*>(
+      shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) {
+    memory.row_ring.init(Tile::kConsumers);
+    memory.grad_ring.init(Tile::kConsumers);
+    arch::init(&memory.columns_arrived, 1);
+    arch::fence_init();
+  }
+  __syncthreads();
+
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  const ColumnJob<Tile> job(p.shape);
+  if (warpgroup == Tile::kConsumers) {
+    arch::release_registers<40>();
+    const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
+    if (warp == 0 && arch::elect()) produce<BackwardConsumer<E, Tile, M, Scores>::kResiduals>(p, job, memory);
+    if (warp == 1) add_rows(p, job, memory);
+  } else {
+    arch::take_registers<232>();
+    BackwardConsumer<E, Tile, M, Scores> consumer{
+        m, scores, p.shape, p.marks, memory, warpgroup, p.d_column_bias != nullptr};
+    consumer.run(job);
+    consumer.finish(job, p);
+  }
+}
+
+// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
+// written). residuals and marks: as prepare_rows (row_residuals_sm90.cuh) left them.
+template <class E, class Tile, PayloadMonoid M, class Scores>
+void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
+                   const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
+  // Columns of different lengths: as many heads in a section, longest first, as leave their rows' gradients in the
+  // second-level cache (8k causal: 569 TFLOP/s against 550 a head at a time and 542 all at once).
+  constexpr std::int64_t kCacheBytes = 32 << 20;
+  const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
+  const std::int64_t section = std::clamp(kCacheBytes / bytes, std::int64_t(1), p.batch() * p.column_heads());
+  const FoldShape shape(p, p.range.all() ? 1 : section);
+  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns;
+  const BackwardArguments arguments{
+      .rows = tensor_map(p.a, Tile::kRows),
+      .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
+      .columns = tensor_map(p.b, Tile::kColumns),
+      .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
+                                   : tensor_map(p.payload, Tile::kColumns),
+      .d_rows = tensor_map(wanted.d_a, Tile::kSharedRows),
+      .d_columns = tensor_map(wanted.d_b, kFragmentRows),
+      .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
+                                     : tensor_map(wanted.d_payload, kFragmentRows),
+      .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+      .residuals = residuals,
+      .marks = marks,
+      .shape = shape};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
+                blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
+                sizeof(BackwardMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m, scores);
+}
+
+}  // namespace monoidreduce::sm90

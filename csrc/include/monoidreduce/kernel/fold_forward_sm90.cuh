@@ -1,0 +1,319 @@
+// The forward fold on Hopper for widths that fit: a tile of rows stays in shared memory, columns and payload stream.
+//
+//   scores = rows . columns^T    from shared memory              fold: scores become weights, in registers
+//   sums  += weights . payload   weights from registers
+//
+// One warpgroup loads (the copy engine does the work), the others each own 64 rows. A consumer multiplies the scores
+// of the next tile while it folds this one, and the consumers take turns: one multiplies while another folds.
+#pragma once
+
+#include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/block/ring.cuh"
+#include "monoidreduce/kernel/schedule_sm90.cuh"
+#include "monoidreduce/kernel/tensor_map.cuh"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::sm90 {
+
+// Rows and columns of a tile, widths rounded up to whole slabs. Registers of a consumer's thread: kPayloadWidth / 2 of
+// sums, kColumns / 2 of scores and kColumns / 4 of weights, out of 240 (two consumers) or 160 (three).
+// kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
+template <int kWidth_, int kPayloadWidth_, int kColumns_, int kConsumers_, int kStages_,
+          bool kTransposed_ = false>
+struct ForwardTile {
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kWidth = kWidth_, kPayloadWidth = kPayloadWidth_, kColumns = kColumns_;
+  static constexpr int kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr int kRows = kFragmentRows * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+};
+
+// [batch, heads, rows, width] of the payload's element type, a multiple of 8 wide, its rows dense.
+struct OutputRows {
+  void* data;
+  std::int64_t stride[3];
+  int width;
+};
+
+struct ForwardArguments {
+  arch::TensorMap rows, columns, payload;  // boxes: kRows, kColumns and kColumns (or kPayloadWidth) lines
+  OutputRows out;
+  unsigned long long* counter;  // RowSchedule::next
+  FoldShape shape;
+};
+
+template <class Tile>
+using PayloadTile =
+    std::conditional_t<Tile::kTransposed,
+                       SharedTile<Tile::kPayloadWidth, (Tile::kColumns + kSlab - 1) / kSlab * kSlab>,
+                       SharedTile<Tile::kColumns, Tile::kPayloadWidth>>;
+
+template <class Tile>
+struct alignas(kSharedAlignment) ForwardMemory {
+  unsigned char rows[SharedTile<Tile::kRows, Tile::kWidth>::kBytes];
+  unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
+  unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
+  int job;  // whose rows are there, or the number of jobs: there are no more
+  Ring<1> row_ring;
+  Ring<Tile::kStages> column_ring, payload_ring;
+};
+
+// Loads the tiles of every job of the block. One thread.
+template <class Tile>
+__device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory<Tile>& memory) {
+  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
+  const RowSchedule<Tile::kRows, Tile::kColumns> schedule{p.shape};
+  RingPosition<1> row_at;
+  RingPosition<Tile::kStages> at;
+  int index = blockIdx.x;
+  for (; index < schedule.jobs(); index = schedule.next(index, p.counter)) {
+    const RowJob job = schedule(index);
+    const int column_head = job.head / p.shape.group;
+    const auto load_columns = [&](int tile) {
+      const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
+      ColumnsTile{memory.columns[at.stage]}.load(p.columns, box,
+                                                 memory.column_ring.acquire(at, ColumnsTile::kBytes));
+      const arch::Box payload_box = Tile::kTransposed ? arch::Box{box.row, 0, column_head, job.batch} : box;
+      PayloadTile<Tile>{memory.payload[at.stage]}.load(
+          p.payload, payload_box, memory.payload_ring.acquire(at, PayloadTile<Tile>::kBytes));
+      at.advance();
+    };
+    // The first tile of columns before the rows: those wait for the last job's last product of scores.
+    if (job.tiles > 0) load_columns(job.first_tile);
+    RowsTile{memory.rows}.load(
+        p.rows, {0, job.row0, job.head, job.batch},
+        memory.row_ring.acquire(row_at, RowsTile::kBytes, [&] { memory.job = index; }));
+    row_at.advance();
+    for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
+  }
+  memory.row_ring.acquire(row_at, 0, [&] { memory.job = index; });
+}
+
+// A consumer's rows of one job.
+template <class E, class Tile, PayloadMonoid M, class Scores>
+struct Consumer {
+  using R = typename M::Real;
+  static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
+  static constexpr int kTurn = 1;  // named barrier kTurn + w lets consumer w issue its products
+
+  const M& m;
+  const Scores& scores_of;
+  const FoldShape& shape;
+  ForwardMemory<Tile>& memory;
+  const int warpgroup;
+
+  float scores[kColumns / 2];
+  float sums[kPayloadWidth / 2];
+  std::uint32_t weights[kColumns / 4];
+  typename M::State state[2];
+  R scale[2];
+
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
+
+  // scores = rows . columns^T; asynchronous.
+  __device__ __forceinline__ void multiply_scores(RingPosition<Tile::kStages> at) {
+    const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows) +
+                                       warpgroup * kFragmentRows * kLineBytes);
+    const AlongWidth<kColumns> columns(arch::shared_address(memory.columns[at.stage]));
+    memory.column_ring.wait(at);
+    arch::pin(scores);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < Tile::kWidth / kProductDepth; ++k)
+      arch::Wgmma<E, kColumns>::template shared<false, false>(scores, rows[k], columns[k], k > 0);
+    arch::commit_products();
+  }
+  // sums += weights . payload; asynchronous.
+  __device__ __forceinline__ void multiply_payload(RingPosition<Tile::kStages> at) {
+    using Operand = std::conditional_t<Tile::kTransposed, AlongWidth<kPayloadWidth>, AlongRows<kColumns>>;
+    const Operand payload(arch::shared_address(memory.payload[at.stage]));
+    memory.payload_ring.wait(at);
+    arch::pin(sums);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kColumns / kProductDepth; ++k)
+      arch::Wgmma<E, kPayloadWidth>::template registers<!Tile::kTransposed>(sums, &weights[4 * k], payload[k],
+                                                                            true);
+    arch::commit_products();
+  }
+
+  __device__ __forceinline__ void fold(const RowJob& job, int tile) {
+    arch::pin(scores);
+    scores_of.prepare(scores, tile * kColumns);
+    // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
+    const int row0 = job.row0 + warpgroup * kFragmentRows, column0 = tile * kColumns;
+    const bool full = shape.band.begin(row0 + kFragmentRows - 1) <= column0 &&
+                      column0 + kColumns <= shape.band.end(row0, shape.columns);
+    if (!full) {
+      Kept kept[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = row0 + fragment_row(r), begin = shape.band.begin(row);
+        kept[r] = {begin - column0 - fragment_column(0),
+                   static_cast<unsigned>(::max(shape.band.end(row, shape.columns) - begin, 0))};
+      }
+      mask_fragment(m, kept, scores);
+    }
+    fold_fragment(m, state, scores, scores_of, scale);
+  }
+  // Frames settle after a few tiles; then no row of the warp moves.
+  __device__ __forceinline__ void rescale_sums() {
+    if constexpr (!std::is_empty_v<typename M::Frame>) {
+      if (__all_sync(0xffffffffu, scale[0] == R(1) && scale[1] == R(1))) return;
+#pragma unroll
+      for (int i = 0; i < kPayloadWidth / 2; ++i) sums[i] *= scale[row_of_element(i)].x;
+    }
+  }
+
+  // All column tiles of a job, from position at on.
+  __device__ __forceinline__ void run(const RowJob& job, RingPosition<Tile::kStages>& at) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+    if (job.tiles == 0) {
+      if (leads()) memory.row_ring.release({});
+      return;
+    }
+
+    multiply_scores(at);
+    arch::wait_products<0>();
+    if (leads()) memory.column_ring.release(at);
+    fold(job, job.first_tile);
+    round_fragment<E>(weights, scores);
+#pragma unroll 1
+    for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
+      const RingPosition<Tile::kStages> before = at;
+      at.advance();
+      arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
+      multiply_scores(at);
+      multiply_payload(before);
+      arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+      arch::wait_products<1>();
+      if (leads()) memory.column_ring.release(at);
+      fold(job, tile);
+      arch::wait_products<0>();
+      arch::pin(sums);
+      if (leads()) memory.payload_ring.release(before);
+      rescale_sums();
+      round_fragment<E>(weights, scores);
+    }
+    if (leads()) memory.row_ring.release({});  // the next job's rows may come
+    multiply_payload(at);
+    arch::wait_products<0>();
+    arch::pin(sums);
+    if (leads()) memory.payload_ring.release(at);
+    at.advance();
+  }
+
+  // The result of a job: P_i to rows, the payload's fold to out.
+  template <class Rows>
+  __device__ __forceinline__ void finish(const RowJob& job, const Rows& rows, const OutputRows& out) {
+    typename M::State whole[2];
+    float factor[2], probe[2] = {0.f, 0.f};  // probe: NaN if a result is not finite
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      whole[r] =
+          reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
+      const float mass = m.mass(whole[r]).x;
+      factor[r] = !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
+    }
+#pragma unroll
+    for (int i = 0; i < kPayloadWidth / 2; ++i) {
+      sums[i] = rows.output(sums[i] * factor[row_of_element(i)], i);
+      probe[row_of_element(i)] += sums[i] * 0.f;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = job.row0 + warpgroup * kFragmentRows + fragment_row(r);
+      const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
+      if (row < shape.rows && threadIdx.x % kLanesOfRow == 0) {
+        rows.store((std::int64_t{job.batch} * shape.heads + job.head) * shape.rows + row, m.project(whole[r]),
+                   shape.band.all() || sum == 0.f);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = job.row0 + warpgroup * kFragmentRows + fragment_row(r);
+      if (row >= shape.rows) continue;
+      E* const to = static_cast<E*>(out.data) + job.batch * out.stride[0] + job.head * out.stride[1] +
+                    row * out.stride[2] + fragment_column(0);
+#pragma unroll
+      for (int i = 0; i < kPayloadWidth / 2; i += 4) {
+        if (2 * i < out.width)
+          *reinterpret_cast<std::uint32_t*>(to + 2 * i) = arch::pack<E>(sums[i + 2 * r], sums[i + 2 * r + 1]);
+      }
+    }
+  }
+};
+
+// Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair_sm90.cuh); and
+// output(sum, i), what becomes of element i of the payload's fold.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
+                        const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
+  extern __shared__ unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<ForwardMemory<Tile>*>(
+      shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) {
+    memory.row_ring.init(Tile::kConsumers);
+    memory.column_ring.init(Tile::kConsumers);
+    memory.payload_ring.init(Tile::kConsumers);
+    arch::fence_init();
+  }
+  __syncthreads();
+
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == Tile::kConsumers) {
+    arch::release_registers<Tile::kConsumers == 2 ? 24 : 32>();
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, memory);
+  } else {
+    arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
+    using Worker = Consumer<E, Tile, M, Scores>;
+    Worker consumer{m, scores, p.shape, memory, warpgroup};
+    const RowSchedule<Tile::kRows, Tile::kColumns> schedule{p.shape};
+    RingPosition<1> row_at;
+    RingPosition<Tile::kStages> at;
+    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
+    while (true) {
+      memory.row_ring.wait(row_at);
+      row_at.advance();
+      const int index = memory.job;
+      if (index >= schedule.jobs()) break;
+      const RowJob job = schedule(index);
+      consumer.run(job, at);
+      consumer.finish(job, rows, p.out);
+    }
+  }
+}
+
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                  const TensorView& out, const TensorView& counter, const Launch& launch) {
+  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
+  // Rows of different lengths: as many heads in a section as leave their columns in the second-level cache.
+  constexpr std::int64_t kCacheBytes = 32 << 20;
+  const std::int64_t bytes = p.columns() * (p.width() + p.payload_width()) * sizeof(E);
+  const std::int64_t section =
+      std::clamp(kCacheBytes / bytes * (p.heads() / p.column_heads()), std::int64_t(1), heads);
+  const FoldShape shape(p, p.range.all() ? 1 : section);
+  const ForwardArguments arguments{
+      .rows = tensor_map(p.a, Tile::kRows),
+      .columns = tensor_map(p.b, Tile::kColumns),
+      .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kPayloadWidth)
+                                   : tensor_map(p.payload, Tile::kColumns),
+      .out = {out.data, {out.stride[0], out.stride[1], out.stride[2]}, int(out.size[3])},
+      .counter = static_cast<unsigned long long*>(counter.data),
+      .shape = shape};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel(
+      "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
+      static_cast<unsigned>(std::min<std::int64_t>(heads * row_tiles, multiprocessors(p.a.cuda_device))),
+      Tile::kThreads, sizeof(ForwardMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m, scores,
+      rows);
+}
+
+}  // namespace monoidreduce::sm90

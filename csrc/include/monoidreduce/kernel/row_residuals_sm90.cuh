@@ -1,0 +1,92 @@
+// What attention's backward pass needs of each row, in the form that its kernel loads: the log-sum-exp in bits, and
+// centre_i = g_i - <G_i, out_i> times the scale of the scores. g is the gradient by the log-sum-exp, G that by the
+// output. Also clears the marks.
+#pragma once
+
+#include "monoidreduce/kernel/fold_backward_sm90.cuh"
+#include "monoidreduce/warp/lanes.cuh"
+
+namespace monoidreduce::sm90 {
+
+struct RowInputs {
+  TensorView grad_out, out, lse, grad_lse;  // [B, H, M, D] twice, [B, H, M] twice, the last possibly absent
+  float scale;
+  std::int64_t column_heads;
+  bool banded;  // are there rows that do not keep every column; only then are columns marked
+};
+
+inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at once
+inline constexpr int kPrepareThreads = 256;
+
+// kLanes lanes a row, kChunk elements each. A block takes consecutive rows of one head.
+template <class E, int kLanes>
+__global__ void __launch_bounds__(kPrepareThreads)
+    prepare_rows(const __grid_constant__ RowInputs x, const __grid_constant__ RowResiduals to,
+                 const __grid_constant__ RowMarks marks) {
+  constexpr int kRows = kPrepareThreads / kLanes;
+  const int heads = static_cast<int>(x.out.size[1]), rows = static_cast<int>(x.out.size[2]),
+            width = static_cast<int>(x.out.size[3]), blocks_of_head = to.padded_rows / kRows;
+  const int batch_head = blockIdx.x / blocks_of_head, batch = batch_head / heads, head = batch_head % heads;
+  const int row = (blockIdx.x - batch_head * blocks_of_head) * kRows + threadIdx.x / kLanes;
+  const int lane = threadIdx.x % kLanes;
+  const auto offset = [&](const TensorView& t) {
+    return batch * t.stride[0] + head * t.stride[1] + row * t.stride[2];
+  };
+  float dot = 0.f;
+  if (row < rows && lane * kChunk < width) {
+    union {
+      uint4 words;
+      E elements[kChunk];
+    } g, y;
+    g.words = *reinterpret_cast<const uint4*>(static_cast<const E*>(x.grad_out.data) + offset(x.grad_out) +
+                                              lane * kChunk);
+    y.words =
+        *reinterpret_cast<const uint4*>(static_cast<const E*>(x.out.data) + offset(x.out) + lane * kChunk);
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) dot += float(g.elements[k]) * float(y.elements[k]);
+  }
+  dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
+  if (lane != 0) return;
+  float product = INFINITY,
+        upstream = 0.f;  // a row that weighs nothing: beyond the last, or without a column
+  if (row < rows) {
+    const float lse = static_cast<const float*>(x.lse.data)[offset(x.lse)];
+    const float of_lse =
+        x.grad_lse.data ? static_cast<const float*>(x.grad_lse.data)[offset(x.grad_lse)] : 0.f;
+    if (lse != -INFINITY) product = lse * float(kLog2E), upstream = (of_lse - dot) * x.scale;
+  }
+  const std::int64_t flat = std::int64_t{batch_head} * to.padded_rows + row;
+  to.product[flat] = product;
+  to.upstream[flat] = upstream;
+  if (row % RowMarks::kUnit == 0) marks.row(batch_head, row) = 0.f;
+}
+
+// The marks of the columns.
+static __global__ void clear_marks(float* marks, std::int64_t count) {
+  const std::int64_t n = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  if (n < count) marks[n] = 0.f;
+}
+
+template <class E>
+void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& marks, const Launch& launch) {
+  const DeviceGuard device(x.out.cuda_device);
+  const std::int64_t padded = x.out.size[0] * x.out.size[1] * to.padded_rows;
+  const auto run = [&](auto lanes) {
+    constexpr int kLanes = decltype(lanes)::value;
+    launch_kernel("prepare_rows", &prepare_rows<E, kLanes>, blocks_for(padded * kLanes / kPrepareThreads),
+                  kPrepareThreads, 0, launch.stream, x, to, marks);
+  };
+  if (x.out.size[3] <= 64) {
+    run(std::integral_constant<int, 8>{});
+  } else if (x.out.size[3] <= 128) {
+    run(std::integral_constant<int, 16>{});
+  } else {
+    run(std::integral_constant<int, 32>{});
+  }
+  if (!x.banded) return;
+  const std::int64_t column_marks = x.out.size[0] * x.column_heads * marks.column_units;
+  launch_kernel("clear_marks", &clear_marks, blocks_for((column_marks + 255) / 256), 256, 0, launch.stream,
+                marks.columns, column_marks);
+}
+
+}  // namespace monoidreduce::sm90

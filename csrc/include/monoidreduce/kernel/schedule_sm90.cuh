@@ -1,0 +1,82 @@
+// Which rows a block works on, and in what order: blocks stay on their multiprocessors and take one job after another.
+//
+// A job is a tile of rows of one batch and head. Heads go in sections whose columns stay in the second-level cache
+// together; in a section the longest jobs come first, so that the last ones to start are short. Jobs of different
+// lengths are handed out by a counter, those of one length in turn.
+#pragma once
+
+#include "monoidreduce/fold.h"
+
+namespace monoidreduce::sm90 {
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kSharedAlignment = 1024;  // of the swizzle
+
+// The columns that a row keeps, in 32 bits: [row - left, row + right] and within the tensor. ColumnRange, its shift
+// included; kFar where it has no bound.
+struct Band {
+  static constexpr int kFar = 1 << 30;  // sums of two row or column indices fit an int
+  int left, right;
+
+  explicit Band(const ColumnRange& range)
+      : left(range.left == ColumnRange::kUnbounded ? kFar : clamp(range.left - range.shift)),
+        right(range.right == ColumnRange::kUnbounded ? kFar : clamp(range.right + range.shift)) {}
+  __device__ __forceinline__ bool all() const { return left == kFar && right == kFar; }
+  __device__ __forceinline__ int begin(int row) const { return ::max(row - left, 0); }
+  __device__ __forceinline__ int end(int row, int columns) const {
+    return ::max(::min(row + right + 1, columns), 0);
+  }
+
+ private:
+  static int clamp(std::int64_t x) {
+    return static_cast<int>(x < -kFar ? std::int64_t{-kFar} : x > kFar ? std::int64_t{kFar} : x);
+  }
+};
+
+struct FoldShape {
+  int batch, heads, group;  // group: heads that share a column head
+  int rows, columns;
+  Band band;
+  int section;  // batch-heads of a section
+
+  FoldShape(const FoldProblem& p, std::int64_t section)
+      : batch(static_cast<int>(p.batch())),
+        heads(static_cast<int>(p.heads())),
+        group(static_cast<int>(p.heads() / p.column_heads())),
+        rows(static_cast<int>(p.rows())),
+        columns(static_cast<int>(p.columns())),
+        band(p.range),
+        section(static_cast<int>(section)) {}
+};
+
+struct RowJob {
+  int batch, head, row0;
+  int first_tile, tiles;  // of columns
+};
+
+template <int kRows, int kColumns>
+struct RowSchedule {
+  const FoldShape& shape;
+
+  __device__ __forceinline__ int row_tiles() const { return (shape.rows + kRows - 1) / kRows; }
+  __device__ __forceinline__ int jobs() const { return shape.batch * shape.heads * row_tiles(); }
+  // The job after this one for the calling block. counter: in global memory, 0 at first; or null.
+  __device__ __forceinline__ int next(int index, unsigned long long* counter) const {
+    return gridDim.x + (counter ? static_cast<int>(atomicAdd(counter, 1ull)) : index);
+  }
+  __device__ __forceinline__ RowJob operator()(int index) const {
+    const int row_tiles = this->row_tiles(), section = index / (shape.section * row_tiles);
+    const int first_head = section * shape.section, within = index - first_head * row_tiles;
+    const int heads_here = ::min(shape.section, shape.batch * shape.heads - first_head);
+    const int rank = within / heads_here, batch_head = first_head + within % heads_here;
+    // With the end of a row's columns bounded, later rows have more of them.
+    const int row_tile = shape.band.right < Band::kFar ? row_tiles - 1 - rank : rank;
+    const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
+    const int first_tile = shape.band.begin(row0) / kColumns;
+    const int end_tile = (shape.band.end(last_row, shape.columns) + kColumns - 1) / kColumns;
+    return {batch_head / shape.heads, batch_head % shape.heads, row0, first_tile,
+            ::max(end_tile - first_tile, 0)};
+  }
+};
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,70 @@
+// Tensor maps: how the copy engine finds its way in a tensor.
+#pragma once
+
+#include <cuda.h>
+
+#include "monoidreduce/arch/tma.cuh"
+#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/tensor_view.h"
+
+namespace monoidreduce::sm90 {
+
+// The driver's function, found at run time: the library does not link libcuda, so it loads where there is no driver.
+inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
+  static void* const function = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    check_cuda(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+        "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
+    if (result != cudaDriverEntryPointSuccess) throw Error("the CUDA driver has no cuTensorMapEncodeTiled");
+    return found;
+  }();
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+}
+
+// Can the copy engine read and write this tensor as it lies: elements of a row contiguous, everything else on 16-byte
+// boundaries.
+inline bool mappable(const TensorView& t) {
+  if (t.stride[3] != 1 || reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) return false;
+  for (int d = 0; d < 3; ++d) {
+    if (t.size[d] > 1 && (t.stride[d] <= 0 || t.stride[d] * item_size(t.dtype) % 16 != 0)) return false;
+  }
+  return true;
+}
+
+// [B, H, rows, width] as [B, H, width, rows].
+inline TensorView transposed_rows(const TensorView& t) {
+  TensorView u = t;
+  u.size[2] = t.size[3], u.size[3] = t.size[2];
+  u.stride[2] = t.stride[3], u.stride[3] = t.stride[2];
+  return u;
+}
+
+// [B, H, rows, width], in boxes of box_rows lines of 128 bytes (block/shared_tile.cuh).
+inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
+  if (!mappable(t)) throw Error("a tensor's strides or address are not what the copy engine needs");
+  const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
+  const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };
+  // The stride of a dimension of size 1 is never used, but must be a multiple of 16.
+  const auto stride = [&](int d) {
+    return t.size[d] > 1 ? static_cast<cuuint64_t>(t.stride[d]) * bytes : 16;
+  };
+  const cuuint64_t sizes[4] = {size(3), size(2), size(1), size(0)};
+  const cuuint64_t strides[3] = {stride(2), stride(1), stride(0)};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
+  const auto type = t.dtype == DType::kBFloat16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                    : t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  arch::TensorMap map;
+  static_assert(sizeof(map) == sizeof(CUtensorMap));
+  const CUresult result =
+      encode_tiled()(reinterpret_cast<CUtensorMap*>(&map), type, 4, t.data, sizes, strides, box, steps,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) throw Error(message("cuTensorMapEncodeTiled failed with code ", int(result)));
+  return map;
+}
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,200 @@
+"""Attention on Hopper's tensor cores: every size, option and dtype that they cover, and that they ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from calls import assert_same_bits, results, upstreams
+from specimens import Inputs, Specimen, attention_inputs, name_of
+from tolerance import check_operator
+
+import monoidreduce as mr
+
+HALVES = (torch.bfloat16, torch.float16)
+SIZES: dict[str, tuple[int, ...]] = {  # batch, heads, column heads, rows, columns, width, value width
+    "one_tile": (1, 1, 1, 128, 128, 64, 64),
+    "one_row": (2, 3, 3, 1, 500, 64, 64),
+    "one_column": (1, 2, 2, 300, 1, 128, 128),
+    "ragged": (2, 3, 3, 201, 333, 128, 128),
+    "grouped": (1, 6, 2, 150, 270, 128, 128),
+    "one_column_head": (2, 4, 1, 260, 140, 64, 64),
+    "narrow": (1, 2, 2, 190, 300, 8, 16),
+    "unequal": (1, 2, 2, 190, 300, 104, 56),
+    "long": (1, 2, 2, 700, 1300, 128, 128),
+    "wide": (1, 2, 1, 300, 400, 256, 256),
+    "wide_payload": (1, 2, 2, 130, 170, 64, 200),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "window": {"window": (50, 10)},
+    "left_window": {"window": (64, None), "causal": True},
+    "softcap": {"softcap": 5.0},
+    "causal_softcap": {"causal": True, "softcap": 3.0, "scale": 0.3},
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: torch.device) -> None:
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("not a Hopper GPU")
+
+
+def inputs_of(size: str, dtype: torch.dtype, device: torch.device) -> Inputs:
+    return attention_inputs(*SIZES[size], dtype=dtype, device=device)
+
+
+def paths() -> dict[str, int]:
+    return {path: n for path, n in mr._C.path_counts().items() if path.startswith("attention")}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    before = paths()
+    check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
+    ran = {path for path, n in paths().items() if n != before.get(path, 0)}
+    backward = "sm90" if max(SIZES[size][5:]) <= 128 else "simt"
+    assert ran == {
+        f"attention_forward/cuda/sm90/{name_of(dtype)}",
+        f"attention_backward/cuda/{backward}/{name_of(dtype)}",
+    }
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
+def test_upstream_gradients(layout: str, gpu: torch.device) -> None:
+    check_operator("attention", inputs_of("ragged", torch.bfloat16, gpu), {"causal": True}, upstream=layout)
+
+
+@pytest.mark.parametrize("name", "qkv")
+def test_some_gradients(name: str, gpu: torch.device) -> None:
+    check_operator("attention", inputs_of("grouped", torch.bfloat16, gpu), differentiate=[name])
+
+
+def test_transposed_views(gpu: torch.device) -> None:
+    """[B, N, H, D] in memory, which the copy engine reads in place; rows of odd pitch are copied."""
+    inputs = inputs_of("grouped", torch.bfloat16, gpu)
+    views = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
+    check_operator("attention", views, {"causal": True})
+    padded = {name: torch.nn.functional.pad(t, (0, 3))[..., :-3] for name, t in inputs.items()}
+    check_operator("attention", padded, {"causal": True})
+
+
+@pytest.mark.parametrize("place", ("q", "k", "v"))
+@pytest.mark.parametrize("value", (torch.nan, torch.inf))
+@pytest.mark.parametrize("options", (OPTIONS["causal"], OPTIONS["window"]), ids=("causal", "window"))
+def test_non_finite_inputs(options: dict[str, Any], value: float, place: str, gpu: torch.device) -> None:
+    """They reach the rows that keep them, in value and gradient, and no others of their tile."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    inputs[place][1, 2, 150, 7] = value
+    found = check_operator("attention", inputs, options)
+    assert not found["out0"][1, 2].isfinite().all() and found["out0"][1, 2].isfinite().any()
+
+
+def test_non_finite_upstream_gradient(gpu: torch.device) -> None:
+    """A NaN in the gradient of query 77 reaches the keys that it keeps and no others, as in no query."""
+    inputs = {name: t.requires_grad_() for name, t in inputs_of("ragged", torch.bfloat16, gpu).items()}
+    out = mr.attention(**inputs, causal=True)
+    grad = torch.randn_like(out)
+    finite = torch.autograd.grad(out, list(inputs.values()), grad, retain_graph=True)
+    grad[0, 1, 77, 5] = torch.nan
+    d_q, d_k, d_v = torch.autograd.grad(out, list(inputs.values()), grad)
+    kept = 77 + (333 - 201) + 1
+    lost = [(d_q, (0, 1, 77)), (d_k, (0, 1, slice(kept))), (d_v, (0, 1, slice(kept), 5))]
+    for (got, where), expected in zip(lost, finite, strict=True):
+        assert got[where].isnan().all()
+        got[where] = expected[where]
+        torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_forward_is_bitwise_reproducible(gpu: torch.device) -> None:
+    call = Specimen("attention", "attention", attention_inputs, options={"causal": True, "return_lse": True})
+    inputs = inputs_of("long", torch.bfloat16, gpu)
+    grads = upstreams(call, inputs)
+    first, second = (results(call, inputs, grads) for _ in range(2))
+    for name in ("out0", "out1", "d_k", "d_v"):  # d_q is added atomically
+        assert_same_bits({name: first[name]}, {name: second[name]})
+
+
+def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) -> None:
+    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+    assert "simt" in mr.explain("attention", *inputs.values(), causal=True).backward
+
+
+def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    fast = mr.attention(**inputs)
+    assert mr.explain("attention", *inputs.values()).forward == "attention_forward/cuda/sm90/bfloat16"
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
+    explanation = mr.explain("attention", *inputs.values())
+    assert explanation.forward == "attention_forward/cuda/simt/bfloat16"
+    assert any("MONOIDREDUCE_CUDA_TIER" in reason for reason in explanation.reasons)
+    before = paths()
+    exact = mr.attention(**inputs)
+    assert paths()[explanation.forward] == before.get(explanation.forward, 0) + 1
+    torch.testing.assert_close(fast, exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    (
+        ({"dtype": torch.float32}, "float32"),
+        ({"width": 12}, "12"),
+        ({"value_width": 264}, "264"),
+        ({"bias": (190, 300)}, "bias"),
+        ({"scale": -1.0}, "scale"),
+    ),
+    ids=lambda p: next(iter(p)) if isinstance(p, dict) else "",
+)
+def test_what_is_not_covered_says_why(change: dict[str, Any], reason: str, gpu: torch.device) -> None:
+    options = {name: change.pop(name) for name in ("scale",) if name in change}
+    change = {"dtype": torch.bfloat16, "width": 64, "value_width": 64, **change}
+    inputs = attention_inputs(1, 2, 2, 190, 300, device=gpu, **change)
+    bias = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
+    explanation = mr.explain("attention", *inputs.values(), **bias, **options)
+    assert "simt" in explanation.forward
+    assert any(text.startswith("forward: not sm90") and reason in text for text in explanation.reasons)
+
+
+def test_graph_capture(gpu: torch.device) -> None:
+    """Captured once, replayed on other values."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    grad = torch.randn(2, 3, 201, 128, device=gpu, dtype=torch.bfloat16)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        out = mr.attention(**leaves, causal=True)
+        return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for t in leaves.values():
+            t.copy_(torch.randn_like(t))
+    graph.replay()
+    for got, expected in zip(captured, step(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", (40,), indirect=True)
+def test_offsets_past_32_bits(gpu: torch.device, memory: None) -> None:
+    """The last head of 2**31 + elements is what it is alone."""
+    heads, rows, width = 2200, 8192, 128
+    q = torch.randn(1, 1, rows, width, device=gpu, dtype=torch.bfloat16)
+    k, v = torch.randn_like(q), torch.randn_like(q)
+    many = [t.expand(1, heads, rows, width).contiguous() for t in (q, k, v)]
+    out = mr.attention(*many, causal=True)
+    assert torch.equal(out[:, -1:], mr.attention(q, k, v, causal=True))

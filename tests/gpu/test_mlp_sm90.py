@@ -1,0 +1,91 @@
+"""The MLP on Hopper's tensor cores: every size, activation, bias and dtype that they cover."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specimens import Inputs, name_of, normal
+from tolerance import check_operator
+
+import monoidreduce as mr
+from monoidreduce.ops import ACTIVATIONS
+
+HALVES = (torch.bfloat16, torch.float16)
+SIZES = {  # rows, hidden, width in, width out
+    "one_tile": (128, 128, 64, 64),
+    "one_row": (1, 520, 64, 64),
+    "ragged": (301, 1000, 128, 128),
+    "narrow": (77, 264, 8, 24),
+    "unequal": (140, 328, 104, 40),
+    "long": (700, 3000, 128, 120),
+    "wide": (200, 456, 256, 200),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: torch.device) -> None:
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("not a Hopper GPU")
+
+
+def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device, biases: bool = False) -> Inputs:
+    rows, hidden, wide_in, wide_out = SIZES[size]
+    place = {"dtype": dtype, "device": gpu}
+    inputs = {
+        "x": normal(rows, wide_in, **place),
+        "w1": normal(hidden, wide_in, **place) / wide_in**0.5,
+        "w2": normal(wide_out, hidden, **place) / hidden**0.5,
+    }
+    if biases:
+        inputs |= {"bias1": normal(hidden, **place), "bias2": normal(wide_out, **place)}
+    return inputs
+
+
+def check(inputs: Inputs, activation: str, backward: str = "sm90") -> None:
+    before = mr._C.path_counts()
+    check_operator("mlp", inputs, {"activation": activation})
+    after = mr._C.path_counts()
+    ran = {path for path, n in after.items() if n != before.get(path, 0)}
+    dtype = name_of(inputs["x"].dtype)
+    assert ran == {f"mlp_forward/cuda/sm90/{dtype}", f"mlp_backward/cuda/{backward}/{dtype}"}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(inputs_of(size, dtype, gpu, biases), "gelu_tanh", "simt" if size == "wide" else "sm90")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(inputs_of("ragged", dtype, gpu, biases=True), activation)
+
+
+def test_views(gpu: torch.device) -> None:
+    """Leading axes, transposed weights: copied where the copy engine cannot read them."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    inputs["x"] = inputs["x"][:300].reshape(3, 100, 128)
+    inputs["w1"] = inputs["w1"].t().contiguous().t()
+    inputs["w2"] = inputs["w2"].t().contiguous().t()
+    check(inputs, "silu")
+
+
+@pytest.mark.parametrize("name", ("x", "w1", "w2", "bias1"))
+def test_some_gradients(name: str, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, biases=True)
+    check_operator("mlp", inputs, {"activation": "gelu"}, differentiate=[name])
+
+
+def test_non_finite_inputs(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    inputs["x"][17, 3] = torch.nan
+    out = mr.mlp(**inputs)
+    assert out[17].isnan().all() and out[torch.arange(301, device=gpu) != 17].isfinite().all()
+
+
+def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    assert "simt" in mr.explain("mlp", *inputs.values()).backward
+    assert "sm90" in mr.explain("mlp", *inputs.values()).forward
