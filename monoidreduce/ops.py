@@ -304,13 +304,13 @@ def _attention_backward(
             grad_out, q, k, v, score_bias, **options, deterministic=launch["deterministic"]
         )
         scratch = _statistics((elements,), q)
-    if tier == "sm90" and grad_out is not None:  # the three gradients in one pass, whatever is needed
+    gradients: list[Tensor | None]
+    if tier == "sm90" and grad_out is not None:  # the three of them in one pass, whatever is needed
         grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
-        dq, dk, dv = _accumulator(q), k.new_empty(k.shape), v.new_empty(v.shape)
+        gradients = [_accumulator(q), k.new_empty(k.shape), v.new_empty(v.shape)]
     else:
-        dq = _gradient(q, needed[0])
-        dk = _gradient(k, needed[1])
-        dv = _gradient(v, needed[2])
+        gradients = [_gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
+    dq, dk, dv = gradients
     dbias = _bias_gradient(bias, needed[3])
     _C.attention_backward(
         grad_out,
@@ -565,17 +565,17 @@ def _mlp_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     launch = _launch_backward(x)
+    gradients: list[Tensor | None]
     if (
         x.is_cuda
         and _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])[0] == "sm90"
     ):
         # The gradients in one pass, whatever is needed.
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
-        dx, dw1, dw2 = _accumulator(x), w1.new_empty(w1.shape), w2.new_empty(w2.shape)
+        gradients = [_accumulator(x), w1.new_empty(w1.shape), w2.new_empty(w2.shape)]
     else:
-        dx = _gradient(x, needed[0])
-        dw1 = _gradient(w1, needed[1])
-        dw2 = _gradient(w2, needed[2])
+        gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
+    dx, dw1, dw2 = gradients
     dbias1 = _bias_gradient(bias1, needed[3])
     dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
     if any(needed[:4]):

@@ -495,8 +495,8 @@ def eighths(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
 def test_spread_of_scores(magnitude: float, scale: float, device: torch.device) -> None:
     """Scores spread over several hundred: weights underflow to 0 and nothing becomes NaN.
 
-    Rounded, scores of that size are luck in 80 rows, so attention's are exact: what is left is the rounding of
-    log-sum-exp, which alone would break the rule.
+    Rounded, scores of that size are luck in 80 rows, so attention's are exact: what is left is the rounding
+    of log-sum-exp, which alone would break the rule.
     """
     inputs = attention_inputs(1, 2, 1, 40, 70, dtype=torch.float32, device=device, draw=eighths)
     check_operator("attention", inputs, {"scale": scale, "return_lse": True})
