@@ -37,7 +37,12 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """The commit, marked where tracked files differ from it; "unknown" outside a repository."""
+    """The commit, marked where tracked files differ from it; "unknown" outside a repository.
+
+    A copy of the sources without their history is told by the environment variable MONOIDREDUCE_COMMIT.
+    """
+    if named := os.environ.get("MONOIDREDUCE_COMMIT"):
+        return named
     command = [
         "git",
         "-C",
