@@ -68,7 +68,9 @@ def main(argv: list[str]) -> int:
     if unknown:
         parser.error(f"what: {', '.join(sorted(unknown))}, expected any of {', '.join(OPERATORS + OTHERS)}")
     device = torch.device(options.device)
-    command = " ".join(["python bench/run.py", *argv])
+    # Where the results go is no part of how they came about.
+    said = " ".join(["python bench/run.py", *argv])
+    command = said if options.out is None else said.replace(f" --out {options.out}", "")
     document = bench(options.what or list(OPERATORS + OTHERS), device, options.quick, command)
     print(tables(document))
     if options.out is not None:
