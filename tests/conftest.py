@@ -14,6 +14,8 @@ import monoidreduce as mr
 
 # cuBLAS is reproducible only with a workspace of its own; read when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# What Inductor compiled for another version of the operators' schemas is not to be found again.
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
 
 
 def _cuda_usable() -> bool:
