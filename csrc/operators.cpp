@@ -34,7 +34,7 @@ MONOIDREDUCE_OPERATORS(MR_DEFINE)
 #endif
 
 #define MR_DEFINE_TIER(name, Arguments)                                                  \
-  Tier name(const Arguments& arguments, const Launch& launch) {                          \
+  Tier name(const Arguments& arguments, [[maybe_unused]] const Launch& launch) {         \
     if (!leading(arguments).is_cuda()) return {cpu_isa(), "the tensors are on the CPU"}; \
     return MR_TIER_ON_CUDA(name);                                                        \
   }

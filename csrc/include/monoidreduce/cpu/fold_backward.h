@@ -57,8 +57,8 @@ class RowSums {
  public:
   RowSums(const TensorView& t, const ProblemRows& rows)
       : width_(t.present() ? t.size[3] : 0),
-        place_(static_cast<T*>(t.data) + (width_ ? rows.offset(t, 0) : 0)),
         in_place_(width_ && holds_panels(t, rows) ? rows.count() / kPanel<T> : 0),
+        place_(in_place_ ? static_cast<T*>(t.data) + rows.offset(t, 0) : nullptr),
         own_((divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size()) {
     std::fill_n(place_, in_place_ * panel_size(), T(0));
     std::fill_n(own_.get(), (divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size(), T(0));
@@ -73,9 +73,8 @@ class RowSums {
     return item_size(t.dtype) == sizeof(T) && t.stride[3] == 1 && t.stride[2] == t.size[3] &&
            (rows.group == 1 || t.stride[1] == rows.per_head * t.stride[2]);
   }
-  std::int64_t width_;
+  std::int64_t width_, in_place_;  // the latter in panels
   T* place_;
-  std::int64_t in_place_;  // panels
   Scratch<T> own_;
 };
 
