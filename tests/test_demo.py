@@ -166,6 +166,18 @@ def test_memory_is_what_is_needed_beyond_input_output_and_gradient() -> None:
 
 
 @needs_proc
+def test_memory_is_measured_where_a_folder_has_the_name_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a clone, next to an installed package."""
+    (tmp_path / "monoidreduce").mkdir()
+    (tmp_path / "monoidreduce" / "__init__.py").write_text("raise ImportError('not this one')")
+    monkeypatch.chdir(tmp_path)
+    once = {"size": 4, "forward": 1, "backward": 1}
+    assert len(measure(f"{__name__}:scratch", once, [once])) == 1
+
+
+@needs_proc
 def test_layers_that_store_nothing_need_less_as_they_grow() -> None:
     size = ModelSize(layers=1, dim=16, heads=1, hidden=256, length=1)
     mlp = sweep_mlp(size, [16384], CPU, torch.float32)

@@ -87,7 +87,8 @@ def measure(build: str, warm_up: dict[str, Any], sizes: list[dict[str, Any]]) ->
     command = [
         sys.executable,
         "-c",
-        f"from {__name__} import main; main()",
+        # Without the working directory, which comes first: in a clone it hides an installed package.
+        f"import sys; sys.path.pop(0); from {__name__} import main; main()",
         build,
         json.dumps([warm_up, *sizes]),
     ]
