@@ -5,6 +5,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/attention.cpp
     csrc/cpu/cross_entropy.cpp
     csrc/cpu/distillation.cpp
+    csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
     csrc/cpu/mlp.cpp)
 
@@ -21,6 +22,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/attention.cu
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
+    csrc/cuda/reduce_losses.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu

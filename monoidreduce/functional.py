@@ -109,14 +109,9 @@ def _like_rows(result: Tensor, x: Tensor) -> Tensor:
     return result if x.dim() == 2 else result.view((*x.shape[:-1], *result.shape[1:]))
 
 
-def _reduce(losses: Tensor, used: Tensor | None, x: Tensor, reduction: str) -> Tensor:
-    """The losses of the rows of x, 0 where not used, or their sum or mean over the used ones (None: all)."""
-    if reduction == "none":
-        return _like_rows(losses, x)
-    total = losses.sum()
-    if reduction == "sum":
-        return total
-    return total / (max(losses.numel(), 1) if used is None else used.sum().clamp(min=1))
+def _constant(tensor: Tensor) -> Tensor:
+    """The tensor, cut from the graph where it is part of one."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
@@ -369,7 +364,9 @@ def linear_cross_entropy(
     check_axes("weight", weight, ("V", "D"), sizes)
     if bias is not None:
         check_axes("bias", bias, ("V",), sizes)
-    targets = _per_row("target", target, x).long()
+    targets = _per_row("target", target, x)
+    if targets.dtype != torch.int64:
+        targets = targets.long()
     check_choice("reduction", reduction, REDUCTIONS)
     check_int("ignore_index", ignore_index)
     check_finite("logit_scale", logit_scale)
@@ -378,11 +375,12 @@ def linear_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
     check_bool("return_lse", return_lse)
-    losses, lse, _ = ops.linear_cross_entropy(
+    loss, lse, _ = ops.linear_cross_entropy(
         rows,
         weight,
         bias,
         targets,
+        reduction,
         float(logit_scale),
         softcap_value(softcap),
         ignore_index,
@@ -390,8 +388,8 @@ def linear_cross_entropy(
         float(z_loss),
         workspace_bytes(workspace),
     )
-    used = targets != ignore_index if reduction == "mean" else None
-    loss = _reduce(losses, used, x, reduction)
+    if reduction == "none":
+        loss = _like_rows(loss, x)
     return (loss, _like_rows(lse, x)) if return_lse else loss
 
 
@@ -458,11 +456,19 @@ def linear_distillation(
     check_positive("temperature", temperature)
     check_bool("teacher_grad", teacher_grad)
     if not teacher_grad:
-        teacher_rows, teacher_weight = teacher_rows.detach(), teacher_weight.detach()
-    losses, _ = ops.linear_distillation(
-        rows, weight, teacher_rows, teacher_weight, keep, loss, float(temperature), workspace_bytes(workspace)
+        teacher_rows, teacher_weight = _constant(teacher_rows), _constant(teacher_weight)
+    result, _ = ops.linear_distillation(
+        rows,
+        weight,
+        teacher_rows,
+        teacher_weight,
+        keep,
+        reduction,
+        loss,
+        float(temperature),
+        workspace_bytes(workspace),
     )
-    return _reduce(losses, keep, x, reduction)
+    return _like_rows(result, x) if reduction == "none" else result
 
 
 def mlp(

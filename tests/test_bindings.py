@@ -182,6 +182,30 @@ def test_integers_and_bools_are_read_through_their_strides() -> None:
     assert (arguments["loss"] > 0).tolist() == mask.tolist()
 
 
+@pytest.mark.parametrize("mean", [False, True])
+def test_losses_are_reduced_over_the_tokens_that_count(mean: bool) -> None:
+    options = {"ignore_index": 7, "mean": mean, **LAUNCH}
+    losses, reduced = torch.tensor([1.5, 0.0, 2.0, 4.0]), torch.tensor(math.nan)
+    target = torch.tensor([[3, 9], [7, 9], [0, 9], [1, 9]])[:, 0]
+    mask = torch.tensor([True, False, True, False])
+    _C.reduce_losses(losses, None, None, reduced, **options)
+    assert reduced == (7.5 / 4 if mean else 7.5)
+    _C.reduce_losses(losses, target, None, reduced, **options)
+    assert reduced == (7.5 / 3 if mean else 7.5)
+    _C.reduce_losses(losses, None, mask, reduced, **options)
+    assert reduced == (3.5 / 2 if mean else 3.5)
+    _C.reduce_losses(losses, target.new_full((4,), 7), None, reduced, **options)
+    assert reduced == 0
+    _C.reduce_losses(losses[:0], None, None, reduced, **options)
+    assert reduced == 0
+
+
+def test_a_long_mean_keeps_its_digits() -> None:
+    losses, reduced = torch.full((1 << 24,), 0.1), torch.empty(())
+    _C.reduce_losses(losses, None, None, reduced, ignore_index=0, mean=True, **LAUNCH)
+    assert reduced == losses[0]
+
+
 def test_parameters_and_subclasses_are_tensors() -> None:
     class Named(torch.Tensor):
         pass
@@ -244,8 +268,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         r"a real floating, .* got torch\.float8_e5m2",
     ),
     "meta": (lambda: torch.zeros(2, 2, device="meta"), r"a tensor on the CPU or a CUDA device, got meta"),
-    "scalar": (lambda: torch.zeros(()), r"1 to 4 dimensions, got 0"),
-    "five axes": (lambda: torch.zeros(1, 1, 1, 1, 1), r"1 to 4 dimensions, got 5"),
+    "five axes": (lambda: torch.zeros(1, 1, 1, 1, 1), r"at most 4 dimensions, got 5"),
     "no memory": (fake, r"a tensor with memory of its own, got <class '.*FakeTensor'>"),
 }
 
@@ -364,6 +387,19 @@ WRONG_ELSEWHERE: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
         _C.distillation_forward,
         distillation_arguments(temperature=0.0),
         "temperature: expected a finite number > 0, got 0",
+    ),
+    "reduced": (
+        _C.reduce_losses,
+        {
+            "losses": torch.zeros(4),
+            "target": None,
+            "mask": None,
+            "reduced": torch.zeros(2),
+            "ignore_index": 0,
+            "mean": True,
+            **LAUNCH,
+        },
+        r"reduced: expected shape \[values=1\], got \[2\]",
     ),
     "hidden": (
         _C.mlp_forward,

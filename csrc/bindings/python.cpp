@@ -234,6 +234,24 @@ void define_distillation(py::module_& m) {
       "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
+void define_reduce_losses(py::module_& m) {
+  m.def(
+      "reduce_losses",
+      [](Tensor<"losses"> losses, Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"reduced"> reduced,
+         std::int64_t ignore_index, bool mean, int threads, std::uintptr_t stream) {
+        run(reduce_losses,
+            {.losses = losses,
+             .target = target,
+             .mask = mask,
+             .reduced = reduced,
+             .ignore_index = ignore_index,
+             .mean = mean},
+            threads, stream);
+      },
+      "losses"_a, "target"_a, "mask"_a, "reduced"_a, py::kw_only(), "ignore_index"_a, "mean"_a, "threads"_a,
+      "stream"_a);
+}
+
 void define_mlp(py::module_& m) {
   m.def(
       "mlp_forward",
@@ -311,6 +329,7 @@ PYBIND11_MODULE(_C, m) {
   define_mlp_tiers(m);
   define_cross_entropy(m);
   define_distillation(m);
+  define_reduce_losses(m);
   define_mlp(m);
   define_logsumexp(m);
   m.def("build_info", &build_info);

@@ -40,11 +40,12 @@ class Torch {
     const py::object sizes = get(object, shape_);
     const py::object strides = call(object, stride_);
     const auto rank = PyTuple_GET_SIZE(sizes.ptr());
-    if (rank < 1 || rank > TensorView::kMaxRank) {
-      reject(argument, "1 to " + std::to_string(TensorView::kMaxRank) + " dimensions", py::int_(rank));
+    if (rank > TensorView::kMaxRank) {
+      reject(argument, "at most " + std::to_string(TensorView::kMaxRank) + " dimensions", py::int_(rank));
     }
-    view.rank = static_cast<int>(rank);
-    for (int d = 0; d < view.rank; ++d) {
+    view.rank = 1, view.size[0] = 1, view.stride[0] = 1;  // a scalar is a vector of one element
+    if (rank > 0) view.rank = static_cast<int>(rank);
+    for (int d = 0; d < rank; ++d) {
       view.size[d] = integer(PyTuple_GET_ITEM(sizes.ptr(), d));
       view.stride[d] = integer(PyTuple_GET_ITEM(strides.ptr(), d));
     }

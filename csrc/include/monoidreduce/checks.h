@@ -272,6 +272,15 @@ inline void check(const DistillationBackward& x) {
   call.optional_contiguous("dteacher_weight", x.d_teacher_weight, {s.v, s.e}, call.gradient());
 }
 
+inline void check(const LossReduction& x) {
+  Axis n{"N"}, values{"values", 1};
+  const Operands call("losses", x.losses);
+  call.contiguous("losses", x.losses, {n}, call.accumulator);
+  call.optional_strided("target", x.target, {n}, DType::kInt64);
+  call.optional_strided("mask", x.mask, {n}, DType::kBool);
+  call.contiguous("reduced", x.reduced, {values}, call.accumulator);
+}
+
 // MLP
 
 struct MlpAxes {

@@ -77,6 +77,15 @@ struct DistillationBackward {
   DistillationOptions options;
 };
 
+// What is left of the losses of tokens: their sum, or their mean over the tokens that count, 0 where none does.
+struct LossReduction {
+  TensorView losses;        // [N]; 0 where a token does not count
+  TensorView target, mask;  // which count, each optional: [N] int64, not ignore_index; [N] bool, true
+  TensorView reduced;       // [1]
+  std::int64_t ignore_index = -100;
+  bool mean = false;
+};
+
 enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
@@ -108,6 +117,7 @@ struct LogSumExpBackward {
   X(cross_entropy_backward, CrossEntropyBackward) \
   X(distillation_forward, DistillationForward)    \
   X(distillation_backward, DistillationBackward)  \
+  X(reduce_losses, LossReduction)                 \
   X(mlp_forward, MlpForward)                      \
   X(mlp_backward, MlpBackward)                    \
   X(logsumexp_forward, LogSumExpForward)          \
@@ -147,6 +157,8 @@ template <class Arguments>
 const TensorView& leading(const Arguments& arguments) {
   if constexpr (requires { arguments.q; }) {
     return arguments.q;
+  } else if constexpr (requires { arguments.losses; }) {
+    return arguments.losses;
   } else if constexpr (requires { arguments.x; }) {
     return arguments.x;
   } else {

@@ -5,6 +5,7 @@
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/operators.h"
 
 namespace monoidreduce {
 
@@ -91,6 +92,24 @@ struct DistillationRows {
             T(0)};
   }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
+};
+
+// Which tokens a mean of losses is over.
+class CountedTokens {
+ public:
+  explicit CountedTokens(const LossReduction& x)
+      : target_{static_cast<const std::int64_t*>(x.target.data), x.target.stride[0]},
+        mask_{static_cast<const bool*>(x.mask.data), x.mask.stride[0]},
+        ignore_index_(x.ignore_index) {}
+
+  MR_HD bool operator()(std::int64_t token) const {
+    return (!target_.data || target_[token] != ignore_index_) && (!mask_.data || mask_[token]);
+  }
+
+ private:
+  RowVector<const std::int64_t> target_;
+  RowVector<const bool> mask_;
+  std::int64_t ignore_index_;
 };
 
 }  // namespace monoidreduce
