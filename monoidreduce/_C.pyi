@@ -117,6 +117,17 @@ def distillation_backward(
     threads: int,
     stream: int,
 ) -> None: ...
+def reduce_losses(
+    losses: Tensor,
+    target: Tensor | None,
+    mask: Tensor | None,
+    reduced: Tensor,
+    *,
+    ignore_index: int,
+    mean: bool,
+    threads: int,
+    stream: int,
+) -> None: ...
 def mlp_forward(
     x: Tensor,
     w1: Tensor,
