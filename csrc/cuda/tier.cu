@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "monoidreduce/kernel/schedule_sm90.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
 
 namespace monoidreduce::cuda {
@@ -30,8 +30,7 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   if (p.a.numel() == 0 || p.b.numel() == 0) return "there is nothing to fold";
   // Row, column and job numbers are 32-bit.
   const std::int64_t tiles = (std::max(p.rows(), p.columns()) + 63) / 64;
-  if (std::max(p.rows(), p.columns()) >= monoidreduce::sm90::Band::kFar ||
-      p.batch() * p.heads() * tiles >= monoidreduce::sm90::Band::kFar)
+  if (std::max(p.rows(), p.columns()) >= Band::kFar || p.batch() * p.heads() * tiles >= Band::kFar)
     return "there are 2^30 rows, columns or tiles of them, or more";
   return "";
 }

@@ -18,12 +18,14 @@ HEADERS = """
     arch/approximate.cuh arch/barrier.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
     arch/wgmma.cuh
     block/accumulate.cuh block/elements.cuh block/fast_real.cuh block/fold_fragment.cuh block/fragment.cuh
-    block/matrix.cuh block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh
+    block/fragment_scores.cuh block/matrix.cuh block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh
+    block/tile.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/fold_backward_simt.cuh kernel/fold_backward_sm90.cuh kernel/fold_forward_simt.cuh
-    kernel/fold_forward_sm90.cuh kernel/launch.cuh kernel/repair_sm90.cuh kernel/row_prologue.cuh
-    kernel/row_residuals_sm90.cuh kernel/schedule_sm90.cuh kernel/scores_sm90.cuh kernel/tensor_map.cuh
+    kernel/dense_lines.cuh kernel/fold_backward_simt.cuh kernel/fold_backward_sm90.cuh
+    kernel/fold_forward_simt.cuh kernel/fold_forward_sm90.cuh kernel/kept.cuh kernel/launch.cuh
+    kernel/repair.cuh kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh
+    kernel/schedule.cuh kernel/tensor_map.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh

@@ -1,9 +1,9 @@
 #include "attention.h"
 #include "element.h"
 #include "monoidreduce/block/fast_real.cuh"
+#include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/fold_forward_sm90.cuh"
-#include "monoidreduce/kernel/repair_sm90.cuh"
-#include "monoidreduce/kernel/scores_sm90.cuh"
+#include "monoidreduce/kernel/repair.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/problems.h"
 

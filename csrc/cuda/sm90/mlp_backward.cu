@@ -2,8 +2,8 @@
 #include "element.h"
 #include "mlp.h"
 #include "monoidreduce/block/fast_real.cuh"
+#include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/fold_backward_sm90.cuh"
-#include "monoidreduce/kernel/scores_sm90.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
 

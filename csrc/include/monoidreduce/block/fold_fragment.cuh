@@ -71,7 +71,7 @@ __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&s
 // mass of the thread's own columns, in the frame of the whole row. scale: what the payload sums so far must be
 // multiplied by.
 //
-// Scores: scores_sm90.cuh. Where scores grow with dot products, the largest dot product has the frame of the row, and a
+// Scores: fragment_scores.cuh. Where scores grow with dot products, the largest dot product has the frame of the row, and a
 // score is not rounded before the frame is taken from it: one multiply-add does both.
 template <PayloadMonoid M, class Scores, int kSize>
 __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],

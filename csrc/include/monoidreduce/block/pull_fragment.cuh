@@ -14,7 +14,7 @@ struct RowResidual {
   typename M::Upstream upstream;  // RowPolicy::upstream
 };
 
-// Scores, as Scores::prepare_transposed (scores_sm90.cuh) left them, become the payload's weights, and u = <G_i, v_j> the
+// Scores, as Scores::prepare_transposed (fragment_scores.cuh) left them, become the payload's weights, and u = <G_i, v_j> the
 // derivative by the dot product. residual(i): of the row of element i. D is linear in the upstream gradient, so the
 // unit of the scores goes into u and, beforehand, into the row's part.
 template <PayloadMonoid M, class Scores, class Residual, int kSize>

@@ -13,8 +13,9 @@
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
-#include "monoidreduce/kernel/schedule_sm90.cuh"
-#include "monoidreduce/kernel/scores_sm90.cuh"
+#include "monoidreduce/kernel/kept.cuh"
+#include "monoidreduce/kernel/row_residuals.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
 #include "monoidreduce/operators.h"
 
@@ -32,27 +33,6 @@ struct BackwardTile {
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
   static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
   static_assert(kRows % kSlab == 0 && kSharedRows % kSlab == 0);
-};
-
-// What prepare_rows makes of each row: P_i and RowPolicy::upstream, the latter times the unit of the scores.
-struct RowResiduals {
-  float *product, *upstream;  // [batch, heads, padded_rows]
-  int padded_rows;  // rows, rounded up to a multiple of 128; the rows beyond the last one weigh nothing
-};
-
-// A mark for every 64 rows of a head and every 64 columns of a column head whose gradients must be computed again
-// (repair_sm90.cuh). Not 0: marked.
-struct RowMarks {
-  static constexpr int kUnit = 64;
-  float *rows, *columns;
-  int row_units, column_units;  // of a head
-
-  __device__ __forceinline__ float& row(std::int64_t head, std::int64_t row) const {
-    return rows[head * row_units + row / kUnit];
-  }
-  __device__ __forceinline__ float& column(std::int64_t head, std::int64_t column) const {
-    return columns[head * column_units + column / kUnit];
-  }
 };
 
 struct BackwardArguments {
@@ -83,36 +63,15 @@ struct alignas(kSharedAlignment) BackwardMemory {
   arch::Mbarrier columns_arrived;
 };
 
-// A tile of columns and the rows that keep any of them, for every head of its group.
 template <class Tile>
-struct ColumnJob {
-  int batch, column_head, column0;
-  int first_tile, tiles;  // of rows, a head
-
-  __device__ __forceinline__ explicit ColumnJob(const FoldShape& shape) {
-    const int column_heads = shape.heads / shape.group, all = shape.batch * column_heads;
-    const int column_tiles = (shape.columns + Tile::kColumns - 1) / Tile::kColumns;
-    const int section = blockIdx.x / (shape.section * column_tiles), first_head = section * shape.section;
-    const int within = blockIdx.x - first_head * column_tiles,
-              heads_here = ::min(shape.section, all - first_head);
-    const int rank = within / heads_here, batch_head = first_head + within % heads_here;
-    // With the end of a row's columns bounded, early columns have more rows, and go first.
-    batch = batch_head / column_heads, column_head = batch_head % column_heads,
-    column0 = rank * Tile::kColumns;
-    const int last_column = ::min(column0 + Tile::kColumns, shape.columns) - 1;
-    const int begin = ::max(column0 - shape.band.right, 0);
-    const int end = ::min(last_column + shape.band.left + 1, shape.rows);
-    first_tile = begin / Tile::kRows;
-    tiles = ::max((end + Tile::kRows - 1) / Tile::kRows - first_tile, 0);
-  }
-};
+using ColumnJobOf = ColumnJob<Tile::kRows, Tile::kColumns>;
 
 // Named barriers: both consumers; and of each, its share of d_rows is complete, or has been read.
 inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
 
 // kResiduals: does the monoid's pull read anything of the rows.
 template <bool kResiduals, class Tile>
-__device__ __forceinline__ void produce(const BackwardArguments& p, const ColumnJob<Tile>& job,
+__device__ __forceinline__ void produce(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
                                         BackwardMemory<Tile>& memory) {
   using RowsTile = typename BackwardMemory<Tile>::RowsTile;
   using ColumnsTile = typename BackwardMemory<Tile>::ColumnsTile;
@@ -145,7 +104,7 @@ __device__ __forceinline__ void produce(const BackwardArguments& p, const Column
 
 // Adds the consumers' shares of d_rows to global memory. One warp.
 template <class Tile>
-__device__ __forceinline__ void add_rows(const BackwardArguments& p, const ColumnJob<Tile>& job,
+__device__ __forceinline__ void add_rows(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
                                          BackwardMemory<Tile>& memory) {
   constexpr int kThreads = kWarpgroup + 32;
   for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
@@ -234,26 +193,10 @@ struct BackwardConsumer {
     arch::commit_products();
   }
 
-  // Does every row of the tile keep every column that this consumer owns; if not, which rows each of the thread's
-  // columns is kept by.
-  __device__ __forceinline__ bool is_full(int row0, int column0) const {
-    const int first = column0 + warpgroup * kFragmentRows, last = first + kFragmentRows - 1;
-    return shape.band.begin(row0 + kRows - 1) <= first && last < shape.band.end(row0, shape.columns);
-  }
-  __device__ __forceinline__ void kept_rows(Kept (&kept)[2], int row0, int column0) const {
-    const int first = column0 + warpgroup * kFragmentRows;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int column = first + fragment_row(r), begin = column - shape.band.right;
-      const unsigned rows = unsigned(shape.band.left) + unsigned(shape.band.right) + 1;
-      kept[r] = {begin - row0 - fragment_column(0), column < shape.columns ? rows : 0};
-    }
-  }
-
   // One tile of rows of one head.
-  __device__ __forceinline__ void run_tile(RingPosition<Tile::kStages> at, const ColumnJob<Tile>& job,
+  __device__ __forceinline__ void run_tile(RingPosition<Tile::kStages> at, const ColumnJobOf<Tile>& job,
                                            int head, int row0, bool first) {
-    const int column0 = job.column0;
+    const int own_column0 = job.column0 + warpgroup * kFragmentRows;
     float dots[kRows / 2], u[kRows / 2];
     memory.row_ring.wait(at);
     multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
@@ -263,7 +206,7 @@ struct BackwardConsumer {
     arch::pin(dots);
     arch::pin(u);
 
-    scores.prepare_transposed(dots, column0 + warpgroup * kFragmentRows);
+    scores.prepare_transposed(dots, own_column0);
     const float *product = memory.product[at.stage] + fragment_column(0),
                 *upstream = memory.upstream[at.stage] + fragment_column(0);
     pull_fragment(
@@ -277,10 +220,10 @@ struct BackwardConsumer {
           }
         },
         dots, u);
-    const bool full = is_full(row0, column0);
+    const bool full = shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
     if (!full) {
       Kept kept[2];
-      kept_rows(kept, row0, column0);
+      find_kept_rows(kept, shape, row0, own_column0);
       clear_fragment(kept, dots);
       clear_fragment(kept, u);
     }
@@ -328,7 +271,7 @@ struct BackwardConsumer {
     }
   }
 
-  __device__ __forceinline__ void run(const ColumnJob<Tile>& job) {
+  __device__ __forceinline__ void run(const ColumnJobOf<Tile>& job) {
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
     arch::wait(&memory.columns_arrived, 0);
@@ -345,13 +288,13 @@ struct BackwardConsumer {
   }
 
   // The rows whose gradients the share goes to.
-  __device__ __forceinline__ void mark_rows(const ColumnJob<Tile>& job, int head, int row0) const {
+  __device__ __forceinline__ void mark_rows(const ColumnJobOf<Tile>& job, int head, int row0) const {
     const int row = row0 + (kWidth == kSlab ? warpgroup * Tile::kSharedRows : 0);
     marks.row(std::int64_t{job.batch} * shape.heads + head, row) = 1.f;
   }
 
   // The gradients of the columns, through the tiles that they came from.
-  __device__ __forceinline__ void finish(const ColumnJob<Tile>& job, const BackwardArguments& p) {
+  __device__ __forceinline__ void finish(const ColumnJobOf<Tile>& job, const BackwardArguments& p) {
     arch::sync_threads(kBothConsumers,
                        2 * kWarpgroup);  // the other consumer's last product has read the columns
     std::uint32_t rounded[kWidth / 4];
@@ -413,7 +356,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   __syncthreads();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  const ColumnJob<Tile> job(p.shape);
+  const ColumnJobOf<Tile> job(p.shape, blockIdx.x);
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<40>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
@@ -429,16 +372,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 // wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
-// written). residuals and marks: as prepare_rows (row_residuals_sm90.cuh) left them.
+// written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
-  // Columns of different lengths: as many heads in a section, longest first, as leave their rows' gradients in the
-  // second-level cache (8k causal: 569 TFLOP/s against 550 a head at a time and 542 all at once).
-  constexpr std::int64_t kCacheBytes = 32 << 20;
-  const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
-  const std::int64_t section = std::clamp(kCacheBytes / bytes, std::int64_t(1), p.batch() * p.column_heads());
-  const FoldShape shape(p, p.range.all() ? 1 : section);
+  // Longest first in sections whose rows' gradients stay in the cache (8k causal: 569 TFLOP/s against 550 a head at a
+  // time and 542 all at once).
+  const FoldShape shape(
+      p, section_of(p, p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads()), 1));
   const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns;
   const BackwardArguments arguments{
       .rows = tensor_map(p.a, Tile::kRows),

@@ -10,7 +10,8 @@
 #include "monoidreduce/arch/warpgroup.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
-#include "monoidreduce/kernel/schedule_sm90.cuh"
+#include "monoidreduce/kernel/row_fragment.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
 #include "monoidreduce/operators.h"
 
@@ -27,13 +28,6 @@ struct ForwardTile {
   static constexpr int kConsumers = kConsumers_, kStages = kStages_;
   static constexpr int kRows = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-};
-
-// [batch, heads, rows, width] of the payload's element type, a multiple of 8 wide, its rows dense.
-struct OutputRows {
-  void* data;
-  std::int64_t stride[3];
-  int width;
 };
 
 struct ForwardArguments {
@@ -141,32 +135,9 @@ struct Consumer {
 
   __device__ __forceinline__ void fold(const RowJob& job, int tile) {
     arch::pin(scores);
-    scores_of.prepare(scores, tile * kColumns);
-    // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
-    const int row0 = job.row0 + warpgroup * kFragmentRows, column0 = tile * kColumns;
-    const bool full = shape.band.begin(row0 + kFragmentRows - 1) <= column0 &&
-                      column0 + kColumns <= shape.band.end(row0, shape.columns);
-    if (!full) {
-      Kept kept[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = row0 + fragment_row(r), begin = shape.band.begin(row);
-        kept[r] = {begin - column0 - fragment_column(0),
-                   static_cast<unsigned>(::max(shape.band.end(row, shape.columns) - begin, 0))};
-      }
-      mask_fragment(m, kept, scores);
-    }
-    fold_fragment(m, state, scores, scores_of, scale);
+    fold_rows(m, state, scores, scores_of, shape, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
+              scale);
   }
-  // Frames settle after a few tiles; then no row of the warp moves.
-  __device__ __forceinline__ void rescale_sums() {
-    if constexpr (!std::is_empty_v<typename M::Frame>) {
-      if (__all_sync(0xffffffffu, scale[0] == R(1) && scale[1] == R(1))) return;
-#pragma unroll
-      for (int i = 0; i < kPayloadWidth / 2; ++i) sums[i] *= scale[row_of_element(i)].x;
-    }
-  }
-
   // All column tiles of a job, from position at on.
   __device__ __forceinline__ void run(const RowJob& job, RingPosition<Tile::kStages>& at) {
 #pragma unroll
@@ -197,7 +168,7 @@ struct Consumer {
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);
-      rescale_sums();
+      rescale_fragment<M>(sums, scale);
       round_fragment<E>(weights, scores);
     }
     if (leads()) memory.row_ring.release({});  // the next job's rows may come
@@ -207,50 +178,9 @@ struct Consumer {
     if (leads()) memory.payload_ring.release(at);
     at.advance();
   }
-
-  // The result of a job: P_i to rows, the payload's fold to out.
-  template <class Rows>
-  __device__ __forceinline__ void finish(const RowJob& job, const Rows& rows, const OutputRows& out) {
-    typename M::State whole[2];
-    float factor[2], probe[2] = {0.f, 0.f};  // probe: NaN if a result is not finite
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      whole[r] =
-          reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
-      const float mass = m.mass(whole[r]).x;
-      factor[r] = !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
-    }
-#pragma unroll
-    for (int i = 0; i < kPayloadWidth / 2; ++i) {
-      sums[i] = rows.output(sums[i] * factor[row_of_element(i)], i);
-      probe[row_of_element(i)] += sums[i] * 0.f;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = job.row0 + warpgroup * kFragmentRows + fragment_row(r);
-      const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
-      if (row < shape.rows && threadIdx.x % kLanesOfRow == 0) {
-        rows.store((std::int64_t{job.batch} * shape.heads + job.head) * shape.rows + row, m.project(whole[r]),
-                   shape.band.all() || sum == 0.f);
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = job.row0 + warpgroup * kFragmentRows + fragment_row(r);
-      if (row >= shape.rows) continue;
-      E* const to = static_cast<E*>(out.data) + job.batch * out.stride[0] + job.head * out.stride[1] +
-                    row * out.stride[2] + fragment_column(0);
-#pragma unroll
-      for (int i = 0; i < kPayloadWidth / 2; i += 4) {
-        if (2 * i < out.width)
-          *reinterpret_cast<std::uint32_t*>(to + 2 * i) = arch::pack<E>(sums[i + 2 * r], sums[i + 2 * r + 1]);
-      }
-    }
-  }
 };
 
-// Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair_sm90.cuh); and
-// output(sum, i), what becomes of element i of the payload's fold.
+// Rows: as finish_rows (row_fragment.cuh) takes them.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
@@ -285,7 +215,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       if (index >= schedule.jobs()) break;
       const RowJob job = schedule(index);
       consumer.run(job, at);
-      consumer.finish(job, rows, p.out);
+      finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows, p.out);
     }
   }
 }
@@ -294,12 +224,8 @@ template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                   const TensorView& out, const TensorView& counter, const Launch& launch) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
-  // Rows of different lengths: as many heads in a section as leave their columns in the second-level cache.
-  constexpr std::int64_t kCacheBytes = 32 << 20;
-  const std::int64_t bytes = p.columns() * (p.width() + p.payload_width()) * sizeof(E);
-  const std::int64_t section =
-      std::clamp(kCacheBytes / bytes * (p.heads() / p.column_heads()), std::int64_t(1), heads);
-  const FoldShape shape(p, p.range.all() ? 1 : section);
+  const FoldShape shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
+                                      p.heads() / p.column_heads()));
   const ForwardArguments arguments{
       .rows = tensor_map(p.a, Tile::kRows),
       .columns = tensor_map(p.b, Tile::kColumns),

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "monoidreduce/arch/tma.cuh"
+#include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/tensor_view.h"
 
@@ -23,27 +24,9 @@ inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// Can the copy engine read and write this tensor as it lies: elements of a row contiguous, everything else on 16-byte
-// boundaries.
-inline bool mappable(const TensorView& t) {
-  if (t.stride[3] != 1 || reinterpret_cast<std::uintptr_t>(t.data) % 16 != 0) return false;
-  for (int d = 0; d < 3; ++d) {
-    if (t.size[d] > 1 && (t.stride[d] <= 0 || t.stride[d] * item_size(t.dtype) % 16 != 0)) return false;
-  }
-  return true;
-}
-
-// [B, H, rows, width] as [B, H, width, rows].
-inline TensorView transposed_rows(const TensorView& t) {
-  TensorView u = t;
-  u.size[2] = t.size[3], u.size[3] = t.size[2];
-  u.stride[2] = t.stride[3], u.stride[3] = t.stride[2];
-  return u;
-}
-
 // [B, H, rows, width], in boxes of box_rows lines of 128 bytes (block/shared_tile.cuh).
 inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
-  if (!mappable(t)) throw Error("a tensor's strides or address are not what the copy engine needs");
+  require_dense_lines(t);
   const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };
   // The stride of a dimension of size 1 is never used, but must be a multiple of 16.

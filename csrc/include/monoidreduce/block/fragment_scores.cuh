@@ -14,7 +14,7 @@
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/score.h"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
 // dot + bias of the column, of element type E; null for none.
 template <class R, class E>
@@ -97,4 +97,4 @@ struct SoftcappedScores {
   }
 };
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

@@ -5,9 +5,11 @@
 // lengths are handed out by a counter, those of one length in turn.
 #pragma once
 
+#include <algorithm>
+
 #include "monoidreduce/fold.h"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kSharedAlignment = 1024;  // of the swizzle
@@ -47,7 +49,19 @@ struct FoldShape {
         columns(static_cast<int>(p.columns())),
         band(p.range),
         section(static_cast<int>(section)) {}
+
+  // Does every one of these rows keep every one of these columns.
+  __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
+    return band.begin(row0 + row_count - 1) <= column0 && column0 + column_count <= band.end(row0, columns);
+  }
 };
+
+// Batch-heads of a section: one where all jobs are equally long, else as many as leave what they share in the second-level
+// cache: bytes for each group of them.
+inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
+  constexpr std::int64_t kCacheBytes = 32 << 20;
+  return p.range.all() ? 1 : std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
+}
 
 struct RowJob {
   int batch, head, row0;
@@ -79,4 +93,26 @@ struct RowSchedule {
   }
 };
 
-}  // namespace monoidreduce::sm90
+// A tile of columns and the rows that keep any of them, for every head of its group.
+template <int kRows, int kColumns>
+struct ColumnJob {
+  int batch, column_head, column0;
+  int first_tile, tiles;  // of rows, a head
+
+  __device__ __forceinline__ ColumnJob(const FoldShape& shape, int index) {
+    const int column_heads = shape.heads / shape.group, all = shape.batch * column_heads;
+    const int column_tiles = (shape.columns + kColumns - 1) / kColumns;
+    const int section = index / (shape.section * column_tiles), first_head = section * shape.section;
+    const int within = index - first_head * column_tiles, heads_here = ::min(shape.section, all - first_head);
+    const int rank = within / heads_here, batch_head = first_head + within % heads_here;
+    // With the end of a row's columns bounded, early columns have more rows, and go first.
+    batch = batch_head / column_heads, column_head = batch_head % column_heads, column0 = rank * kColumns;
+    const int last_column = ::min(column0 + kColumns, shape.columns) - 1;
+    const int begin = ::max(column0 - shape.band.right, 0);
+    const int end = ::min(last_column + shape.band.left + 1, shape.rows);
+    first_tile = begin / kRows;
+    tiles = ::max((end + kRows - 1) / kRows - first_tile, 0);
+  }
+};
+
+}  // namespace monoidreduce

@@ -3,10 +3,33 @@
 // output. Also clears the marks.
 #pragma once
 
-#include "monoidreduce/kernel/fold_backward_sm90.cuh"
+#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/math.h"
+#include "monoidreduce/operators.h"
 #include "monoidreduce/warp/lanes.cuh"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
+
+// What prepare_rows makes of each row: P_i and RowPolicy::upstream, the latter times the unit of the scores.
+struct RowResiduals {
+  float *product, *upstream;  // [batch, heads, padded_rows]
+  int padded_rows;  // rows, rounded up to a multiple of 128; the rows beyond the last one weigh nothing
+};
+
+// A mark for every 64 rows of a head and every 64 columns of a column head whose gradients must be computed again
+// (repair.cuh). Not 0: marked.
+struct RowMarks {
+  static constexpr int kUnit = 64;
+  float *rows, *columns;
+  int row_units, column_units;  // of a head
+
+  __device__ __forceinline__ float& row(std::int64_t head, std::int64_t row) const {
+    return rows[head * row_units + row / kUnit];
+  }
+  __device__ __forceinline__ float& column(std::int64_t head, std::int64_t column) const {
+    return columns[head * column_units + column / kUnit];
+  }
+};
 
 struct RowInputs {
   TensorView grad_out, out, lse, grad_lse;  // [B, H, M, D] twice, [B, H, M] twice, the last possibly absent
@@ -89,4 +112,4 @@ void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& ma
                 marks.columns, column_marks);
 }
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

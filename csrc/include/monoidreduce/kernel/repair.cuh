@@ -8,10 +8,10 @@
 
 #include "monoidreduce/block/matrix.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/fold_backward_sm90.cuh"
+#include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/warp/lanes.cuh"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
 inline constexpr int kWarp = 32, kLaneWidth = 8;  // elements of a lane: widths up to 256
 
@@ -208,4 +208,4 @@ void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const F
                 256, 0, launch.stream, arguments, m, Score<float>(p.score), rows, marks);
 }
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

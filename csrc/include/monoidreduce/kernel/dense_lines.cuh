@@ -1,0 +1,26 @@
+// Tensors as the tensor-core kernels read and write them: lines of adjacent elements, on 16-byte boundaries.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/error.h"
+#include "monoidreduce/tensor_view.h"
+
+namespace monoidreduce {
+
+inline void require_dense_lines(const TensorView& t) {
+  bool dense = t.stride[3] == 1 && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+  for (int d = 0; d < 3; ++d)
+    dense = dense && (t.size[d] <= 1 || (t.stride[d] > 0 && t.stride[d] * item_size(t.dtype) % 16 == 0));
+  if (!dense) throw Error("a tensor's rows are not dense, or not on 16-byte boundaries");
+}
+
+// [B, H, rows, width] as [B, H, width, rows].
+inline TensorView transposed_rows(const TensorView& t) {
+  TensorView u = t;
+  u.size[2] = t.size[3], u.size[3] = t.size[2];
+  u.stride[2] = t.stride[3], u.stride[3] = t.stride[2];
+  return u;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,31 @@
+// Which elements of a fragment a band keeps.
+#pragma once
+
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
+
+namespace monoidreduce {
+
+// Of a fragment whose 64 rows are rows of the fold: the columns that the thread's two rows keep.
+__device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldShape& shape, int row0,
+                                                  int column0) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = row0 + fragment_row(r), begin = shape.band.begin(row);
+    kept[r] = {begin - column0 - fragment_column(0),
+               static_cast<unsigned>(::max(shape.band.end(row, shape.columns) - begin, 0))};
+  }
+}
+
+// Of a fragment whose 64 rows are columns of the fold: the rows that the thread's two columns are kept by.
+__device__ __forceinline__ void find_kept_rows(Kept (&kept)[2], const FoldShape& shape, int row0,
+                                               int column0) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int column = column0 + fragment_row(r), begin = column - shape.band.right;
+    const unsigned rows = unsigned(shape.band.left) + unsigned(shape.band.right) + 1;
+    kept[r] = {begin - row0 - fragment_column(0), column < shape.columns ? rows : 0};
+  }
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,89 @@
+// The forward pass of 64 rows in a warpgroup's fragment: a tile of scores folded into them, and their result.
+#pragma once
+
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/kernel/kept.cuh"
+
+namespace monoidreduce {
+
+// [batch, heads, rows, width] of the payload's element type, a multiple of 8 wide, its rows dense.
+struct OutputRows {
+  void* data;
+  std::int64_t stride[3];
+  int width;
+};
+
+// Folds a tile of dot products, of rows from row0 and columns from column0 on, into the states of the thread's two rows
+// and turns it into the payload's weights. scale: what the payload sums so far must be multiplied by.
+template <PayloadMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
+                                          const Scores& scores, const FoldShape& shape, int row0, int column0,
+                                          typename M::Real (&scale)[2]) {
+  constexpr int kColumns = 2 * kSize;
+  scores.prepare(tile, column0);
+  // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
+  if (!shape.keeps_all(row0, kFragmentRows, column0, kColumns)) {
+    Kept kept[2];
+    find_kept_columns(kept, shape, row0, column0);
+    mask_fragment(m, kept, tile);
+  }
+  fold_fragment(m, state, tile, scores, scale);
+}
+
+// Frames settle after a few tiles; then no row of the warp moves.
+template <PayloadMonoid M, int kSize>
+__device__ __forceinline__ void rescale_fragment(float (&sums)[kSize], const typename M::Real (&scale)[2]) {
+  using R = typename M::Real;
+  if constexpr (!std::is_empty_v<typename M::Frame>) {
+    if (__all_sync(0xffffffffu, scale[0] == R(1) && scale[1] == R(1))) return;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sums[i] *= scale[row_of_element(i)].x;
+  }
+}
+
+// The result of rows [job.row0 + first, + 64): P_i to rows, the payload's fold to out.
+//
+// Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
+// output(sum, i), what becomes of element i of the payload's fold.
+template <class E, PayloadMonoid M, class Rows, int kSize>
+__device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
+                                            float (&sums)[kSize], const FoldShape& shape, const RowJob& job,
+                                            int first, const Rows& rows, const OutputRows& out) {
+  typename M::State whole[2];
+  float factor[2], probe[2] = {0.f, 0.f};  // probe: NaN if a result is not finite
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    whole[r] =
+        reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
+    const float mass = m.mass(whole[r]).x;
+    factor[r] = !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
+  }
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    sums[i] = rows.output(sums[i] * factor[row_of_element(i)], i);
+    probe[row_of_element(i)] += sums[i] * 0.f;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = job.row0 + first + fragment_row(r);
+    const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
+    if (row < shape.rows && threadIdx.x % kLanesOfRow == 0) {
+      rows.store((std::int64_t{job.batch} * shape.heads + job.head) * shape.rows + row, m.project(whole[r]),
+                 shape.band.all() || sum == 0.f);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = job.row0 + first + fragment_row(r);
+    if (row >= shape.rows) continue;
+    E* const to = static_cast<E*>(out.data) + job.batch * out.stride[0] + job.head * out.stride[1] +
+                  row * out.stride[2] + fragment_column(0);
+#pragma unroll
+    for (int i = 0; i < kSize; i += 4) {
+      if (2 * i < out.width)
+        *reinterpret_cast<std::uint32_t*>(to + 2 * i) = arch::pack<E>(sums[i + 2 * r], sums[i + 2 * r + 1]);
+    }
+  }
+}
+
+}  // namespace monoidreduce
