@@ -15,9 +15,10 @@ clause allows more there, as where large terms cancel. For T = float64 the base 
 |y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
 
 Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is of 64 elements
-or more, and of float32 results, where base has next to no error, of 8192 in 256 rows or more; as is the
-maximum where the inputs are float32 too. There a backward that recomputes, written in torch, passes whatever
-the seed; with fewer the last clause decides. Each operator has a test_accuracy of that size.
+or more, and of float32 results, where base has next to no error, of 8192 in 384 rows or more; as is the
+maximum where the inputs are float32 too. With fewer the last clause decides: an attention backward that
+recomputes, written in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.
+Each operator has a test_accuracy of 400 rows or more.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def accuracy_failures(
         return failures
 
     floor, count = rounding_floor(ref, dtype), int(finite.sum())
-    comparable = dtype != torch.float32 or (rows >= 256 and count >= 8192)
+    comparable = dtype != torch.float32 or (rows >= 384 and count >= 8192)
     largest = 2.0 * float(base_error.max()) + floor
     if float(error.max()) > largest and (comparable or tested != torch.float32):
         failures.append(
