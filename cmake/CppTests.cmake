@@ -19,7 +19,8 @@ target_include_directories(example_log_mean_exp PRIVATE tests/cpp)
 
 # The CPU engine's arithmetic, for each instruction set that this processor can run.
 set(feature_avx2 avx2)
-set(feature_avx512 avx512bf16)
+set(feature_avx512 avx512bw)
+set(feature_avx512bf16 avx512bf16)
 foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
   if(NOT isa STREQUAL "baseline")
     check_cxx_source_runs("int main() { return !__builtin_cpu_supports(\"${feature_${isa}}\"); }" MONOIDREDUCE_RUNS_${isa})

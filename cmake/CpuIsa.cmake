@@ -8,9 +8,9 @@ set(MONOIDREDUCE_CPU_FLAGS_baseline "")
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
   set(MONOIDREDUCE_CPU_FLAGS_avx2 -mavx2 -mfma -mf16c)
   # 512-bit vectors have to be asked for: compilers prefer 256 bits for the sake of the first AVX-512 processors.
-  set(MONOIDREDUCE_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mfma -mf16c
-                                    -mprefer-vector-width=512)
-  foreach(isa avx2 avx512)
+  set(MONOIDREDUCE_CPU_FLAGS_avx512 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c -mprefer-vector-width=512)
+  set(MONOIDREDUCE_CPU_FLAGS_avx512bf16 ${MONOIDREDUCE_CPU_FLAGS_avx512} -mavx512bf16)
+  foreach(isa avx2 avx512 avx512bf16)
     list(JOIN MONOIDREDUCE_CPU_FLAGS_${isa} " " flags)
     check_cxx_compiler_flag("${flags}" MONOIDREDUCE_COMPILER_HAS_${isa})
     if(MONOIDREDUCE_COMPILER_HAS_${isa})

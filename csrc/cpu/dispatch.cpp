@@ -35,6 +35,9 @@ MR_ENGINE(avx2)
 #ifdef MONOIDREDUCE_WITH_AVX512
 MR_ENGINE(avx512)
 #endif
+#ifdef MONOIDREDUCE_WITH_AVX512BF16
+MR_ENGINE(avx512bf16)
+#endif
 #undef MR_ENGINE
 #undef MR_ADDRESS
 #undef MR_DECLARE
@@ -52,9 +55,11 @@ std::vector<const Engine*> engines() {
 #ifdef MONOIDREDUCE_WITH_AVX512
   const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                          __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("fma") &&
-                          __builtin_cpu_supports("f16c");
+                          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   if (has_avx512) found.push_back(&avx512::engine);
+#ifdef MONOIDREDUCE_WITH_AVX512BF16  // further instructions of avx512
+  if (has_avx512 && __builtin_cpu_supports("avx512bf16")) found.push_back(&avx512bf16::engine);
+#endif
 #endif
   return found;
 }

@@ -166,9 +166,9 @@ const TensorView& leading(const Arguments& arguments) {
   }
 }
 
-// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512". The best that this build and
-// this processor both have, unless the environment variable MONOIDREDUCE_CPU_ISA names another; decided once,
-// at the first call.
+// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512", "avx512bf16". The best that
+// this build and this processor both have, unless the environment variable MONOIDREDUCE_CPU_ISA names another;
+// decided once, at the first call.
 const char* cpu_isa();
 std::vector<std::string> cpu_isas();  // what MONOIDREDUCE_CPU_ISA may be here, worst first
 

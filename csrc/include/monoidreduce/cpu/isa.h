@@ -4,7 +4,9 @@
 #pragma once
 
 #ifndef MR_CPU_ISA
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+#define MR_CPU_ISA avx512bf16
+#elif defined(__AVX512F__)
 #define MR_CPU_ISA avx512
 #elif defined(__AVX2__) && defined(__FMA__)
 #define MR_CPU_ISA avx2
