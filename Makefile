@@ -39,8 +39,10 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 	$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
+# The wheel has the kernels in machine code; for their C++ test, PTX will do.
 test: lint $(VENV)/test.done
-	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON -DMONOIDREDUCE_WERROR=ON
+	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
+	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual
 	$(CMAKE) --build $(CPP_TESTS)
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
 	cd build && PATH='$(CURDIR)/$(BIN)':$$PATH MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
