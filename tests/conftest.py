@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("reproducible")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", "isa: run once more for every instruction set of the CPU (test_cpu_isa.py)"
+        "markers", "isa: run once more for every other instruction set of the CPU (test_cpu_isa.py)"
     )
 
 

@@ -66,7 +66,6 @@ def test_batch_and_heads(batch: int, heads: int, kv_heads: int, device: torch.de
     check_operator("attention", inputs, {"return_lse": True})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("heads, kv_heads", ((4, 1), (4, 2), (6, 3), (3, 3)))
 def test_grouped_queries(heads: int, kv_heads: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -74,7 +73,6 @@ def test_grouped_queries(heads: int, kv_heads: int, dtype: torch.dtype, device: 
     check_operator("attention", inputs, {"causal": True, "return_lse": True})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("m, n", ((70, 70), (37, 130), (130, 37), (1, 65), (65, 2), (129, 64), (64, 257)))
 def test_causal(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -118,7 +116,6 @@ def test_window_in_every_dtype(
     check_operator("attention", inputs, {"window": window, "return_lse": True})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16), ids=name_of)
 @pytest.mark.parametrize("window", ((None, 0), (40, 9), (None, None)))
 @pytest.mark.parametrize("nan", ("", "q", "k", "v"))
@@ -135,7 +132,6 @@ def test_masks_over_many_tiles(
     check_operator("attention", inputs, {"window": window, "return_lse": True})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("softcap", (0.5, 3.0, 50.0))
 def test_softcap(softcap: float, dtype: torch.dtype, device: torch.device) -> None:
@@ -156,7 +152,6 @@ def test_scale(scale: float, device: torch.device) -> None:
 BROADCASTS = tuple(itertools.product((2, 1), (4, 1), (37, 1), (53, 1)))
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("shape", (*BROADCASTS, (53,), (37, 53), (37, 1), (4, 1, 53), ()), ids=str)
 def test_floating_bias(shape: tuple[int, ...], device: torch.device) -> None:
     """A bias that is the same for all keys shifts only lse: its gradient by out cancels, hence float64."""
@@ -187,7 +182,6 @@ def test_expanded_bias_view(device: torch.device) -> None:
     check_operator("attention", inputs, {"return_lse": True})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("shape", (*BROADCASTS, (53,), (37, 53)), ids=str)
 def test_bool_bias(shape: tuple[int, ...], device: torch.device) -> None:
     inputs = attention_inputs(dtype=torch.float32, device=device, keep=shape)
@@ -203,7 +197,6 @@ def test_bool_bias_in_every_dtype(dtype: torch.dtype, device: torch.device) -> N
     assert (results["d_q"][:, :, 5] == 0).all()
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("m, n", ((53, 97), (99, 57)))
 def test_everything_together(m: int, n: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -282,7 +275,6 @@ ACCURACY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
 @pytest.mark.parametrize("arguments, options", ACCURACY.values(), ids=ACCURACY.keys())
 def test_accuracy(

@@ -509,7 +509,6 @@ def test_spread_of_scores(magnitude: float, scale: float, device: torch.device) 
     )
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("magnitude", (1.0, 200.0, 2000.0))
 def test_recomputed_weights_sum_to_one(magnitude: float, device: torch.device) -> None:
     """However large the scores, backward sees them as forward did, rounded alike: d_v adds up to grad_out."""

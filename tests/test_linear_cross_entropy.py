@@ -50,7 +50,6 @@ def test_width(width: int, rows: int, classes: int, device: torch.device) -> Non
     check_operator("linear_cross_entropy", inputs, PER_TOKEN | {"logit_scale": 0.3})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
     "rows, classes, width", ((1, 129, 64), (65, 257, 48), (256, 64, 64), (257, 1031, 96))
@@ -86,7 +85,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
@@ -98,7 +96,6 @@ def test_options(options: dict[str, Any], bias: bool, dtype: torch.dtype, device
     )
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
 def test_accuracy(options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -107,7 +104,6 @@ def test_accuracy(options: dict[str, Any], dtype: torch.dtype, device: torch.dev
     check_operator("linear_cross_entropy", inputs, PER_TOKEN | options)
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
 @pytest.mark.parametrize("return_lse", (False, True), ids=("loss", "loss_and_lse"))

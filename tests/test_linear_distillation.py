@@ -25,7 +25,6 @@ def _draw(classes: int) -> Any:
     return integers if classes == 1 else normal
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_number_of_rows(rows: int, kind: str, device: torch.device) -> None:
@@ -48,7 +47,6 @@ def test_widths(side: str, width: int, device: torch.device) -> None:
     check_operator("linear_distillation", inputs, PER_TOKEN | {"loss": "forward_kl", "temperature": 3.0})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("temperature", (0.5, 1.0, 4.0))
@@ -74,7 +72,6 @@ def test_sizes_in_every_dtype(
     check_operator("linear_distillation", inputs, PER_TOKEN | {"loss": "reverse_kl", "temperature": 2.0})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
 @pytest.mark.parametrize("kind", KINDS)
 def test_accuracy(kind: str, dtype: torch.dtype, device: torch.device) -> None:

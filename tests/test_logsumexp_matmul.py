@@ -17,7 +17,6 @@ COLUMNS = (0, 1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 257, 513, 
 WIDTHS = (0, 1, 2, 3, 8, 16, 17, 33, 64, 65, 131)
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("columns", (33, 300))
 def test_number_of_rows(rows: int, columns: int, device: torch.device) -> None:
@@ -44,14 +43,12 @@ def test_width(width: int, device: torch.device) -> None:
     )
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("scale", (0.0, -0.7, 0.125, 1.0, 2.5))
 def test_scale(scale: float, dtype: torch.dtype, device: torch.device) -> None:
     check_operator("logsumexp_matmul", logsumexp_inputs(dtype=dtype, device=device), {"scale": scale})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
 def test_accuracy(dtype: torch.dtype, device: torch.device) -> None:
     """Sizes at which the whole rule applies to every gradient, in float32 too."""

@@ -19,7 +19,6 @@ WIDTHS = (0, 1, 2, 3, 8, 15, 16, 17, 33, 64, 65, 128, 131)
 BIASES = ((False, False), (True, False), (False, True), (True, True))
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("hidden", (33, 300))
 def test_number_of_rows(rows: int, hidden: int, device: torch.device) -> None:
@@ -51,7 +50,6 @@ def test_widths(axis: str, size: int, biases: bool, device: torch.device) -> Non
     check_operator("mlp", inputs)
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias1, bias2", BIASES)
@@ -62,7 +60,6 @@ def test_activations(
     check_operator("mlp", inputs, {"activation": activation})
 
 
-@pytest.mark.isa
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_accuracy(activation: str, dtype: torch.dtype, device: torch.device) -> None:
