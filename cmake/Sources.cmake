@@ -26,7 +26,11 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
-    csrc/cuda/tier.cu)
+    csrc/cuda/tier.cu
+    csrc/cuda/sm80/attention_backward.cu
+    csrc/cuda/sm80/attention_forward.cu
+    csrc/cuda/sm80/mlp_backward.cu
+    csrc/cuda/sm80/mlp_forward.cu)
 
 # Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them.
 set(MONOIDREDUCE_SM90_SOURCES

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monoidreduce import _C, functional, ops
 from monoidreduce._validate import check_choice
 from monoidreduce._version import __version__
-from monoidreduce.ops import accumulation_dtype
+from monoidreduce.ops import SIMT, accumulation_dtype
 
 __all__ = ["Explanation", "backend_info", "explain"]
 
@@ -26,7 +26,6 @@ KERNELS = {
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
-SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ __all__ = [
 
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "identity")
 DISTILLATION_LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
+SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
 
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
@@ -67,7 +68,7 @@ def _accumulator(of: Tensor) -> Tensor:
 
 
 def _mapped(t: Tensor) -> Tensor:
-    """The 16-bit tensor, or a copy, as a GPU's copy engine reads it: rows dense, all else on 16 bytes."""
+    """The 16-bit tensor, or a copy, as tensor-core kernels read it: rows dense, all else on 16 bytes."""
     strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
     if t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides) and t.data_ptr() % 16 == 0:
         return t
@@ -291,7 +292,7 @@ def _attention(
     counter = None
     if q.is_cuda:
         tier, _, elements = _C.attention_forward_tier(q, k, v, score_bias, **options)
-        if tier == "sm90":
+        if tier != SIMT:
             q, k, v = _mapped(q), _mapped(k), _mapped(v)
         if elements:
             counter = q.new_zeros(elements, dtype=torch.int64)
@@ -322,14 +323,14 @@ def _attention_backward(
         "left": left,
         "right": right,
     }
-    tier, scratch = "", None
+    tier, scratch = SIMT, None
     if q.is_cuda:
         tier, _, elements = _C.attention_backward_tier(
             grad_out, q, k, v, score_bias, **options, deterministic=launch["deterministic"]
         )
         scratch = _statistics((elements,), q)
     gradients: list[Tensor | None]
-    if tier == "sm90" and grad_out is not None:  # the three of them in one pass, whatever is needed
+    if tier != SIMT and grad_out is not None:  # the three of them in one pass, whatever is needed
         grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
         gradients = [_accumulator(q), k.new_empty(k.shape), v.new_empty(v.shape)]
     else:
@@ -595,7 +596,7 @@ def _mlp(
     x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None, activation: str
 ) -> Tensor:
     out = _mlp_result(x, w1, w2)
-    if x.is_cuda and _C.mlp_forward_tier(x, w1, w2, bias1)[0] == "sm90":
+    if x.is_cuda and _C.mlp_forward_tier(x, w1, w2, bias1)[0] != SIMT:
         x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
     _C.mlp_forward(x, w1, w2, bias1, bias2, out, activation=ACTIVATIONS.index(activation), **_launch(x))
     return out
@@ -613,10 +614,7 @@ def _mlp_backward(
 ) -> list[Tensor]:
     launch = _launch_backward(x)
     gradients: list[Tensor | None]
-    if (
-        x.is_cuda
-        and _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])[0] == "sm90"
-    ):
+    if x.is_cuda and _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])[0] != SIMT:
         # The gradients in one pass, whatever is needed.
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
         gradients = [_accumulator(x), w1.new_empty(w1.shape), w2.new_empty(w2.shape)]

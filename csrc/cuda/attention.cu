@@ -1,47 +1,40 @@
+#include "attention_passes.cuh"
 #include "monoidreduce/checks.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/kernel/row_prologue.cuh"
-#include "monoidreduce/kernel/tensor_map.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
-#include "sm90/attention.h"
+#include "tensor_cores.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {
 Tier attention_forward_tier(const AttentionForward& x, const Launch&) {
-  Tier tier = tier_of(sm90_obstacle(attention_problem(x), sm90::kWidestForward));
+  Tier tier = fastest_tier(attention_problem(x), kWidestForward);
   tier.scratch = tier.name == kSm90 && !attention_problem(x).range.all();
   return tier;
 }
 
 Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
-  std::string obstacle = sm90_obstacle(attention_problem(x), sm90::kWidestBackward);
-  if (obstacle.empty()) {
-    if (launch.deterministic) {
-      obstacle = "the deterministic mode is asked for";
-    } else if (!x.grad_out.present()) {
-      obstacle = "only the log-sum-exp has a gradient";
-    }
-  }
-  Tier tier = tier_of(obstacle);
-  tier.scratch = x.q.size[0] * x.q.size[1] * x.q.size[2];
-  if constexpr (kWithSm90) {
-    if (tier.name == kSm90) tier.scratch = sm90::attention_backward_scratch(x);
-  }
+  const FoldProblem problem = attention_problem(x);
+  Tier tier = fastest_tier(problem, widest_backward(problem),
+                           launch.deterministic    ? "the deterministic mode is asked for"
+                           : !x.grad_out.present() ? "only the log-sum-exp has a gradient"
+                                                   : "");
+  tier.scratch =
+      tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr).size;
   return tier;
 }
 
 void attention_forward(const AttentionForward& x, const Launch& launch) {
+  const Tier tier = cuda::attention_forward_tier(x, launch);
+  require(x.counter.numel() >= tier.scratch, "counter: expected a tensor of ", tier.scratch, " zeros, got ",
+          x.counter.numel());
+  if (tier.name == kSm80) sm80::attention_forward(x, launch);
   if constexpr (kWithSm90) {
-    const Tier tier = cuda::attention_forward_tier(x, launch);
-    if (tier.name == kSm90) {
-      require(x.counter.numel() >= tier.scratch, "counter: expected a tensor of ", tier.scratch,
-              " zeros, got ", x.counter.numel());
-      sm90::attention_forward(x, launch);
-      return count_sm90("attention_forward", x.q.dtype);
-    }
+    if (tier.name == kSm90) sm90::attention_forward(x, launch);
   }
+  if (tier.name != kSimt) return count_tier("attention_forward", tier, x.q.dtype);
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {}};
@@ -60,12 +53,11 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
     require(!gradient->present() || gradient->dtype == expected, "dk, dv: expected ", name(expected),
             ", as attention_backward_tier says, got ", name(gradient->dtype));
   }
+  if (tier.name == kSm80) sm80::attention_backward(x, launch);
   if constexpr (kWithSm90) {
-    if (!simt) {
-      sm90::attention_backward(x, launch);
-      return count_sm90("attention_backward", x.q.dtype);
-    }
+    if (tier.name == kSm90) sm90::attention_backward(x, launch);
   }
+  if (!simt) return count_tier("attention_backward", tier, x.q.dtype);
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     TensorView centre = x.scratch;  // as [B, H, M]

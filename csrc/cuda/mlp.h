@@ -1,4 +1,4 @@
-// What the MLP's CUDA files share: the activation as a type, and when Hopper's kernels apply.
+// What the MLP's CUDA files share: the activation as a type, and what keeps a call from tensor cores.
 #pragma once
 
 #include "monoidreduce/activation.h"
@@ -8,12 +8,12 @@
 
 namespace monoidreduce::cuda {
 
-// The second weight lies with the hidden units adjacent, so their number is a width too.
+// What keeps the call from tensor cores: the second weight lies with the hidden units adjacent, so their number is a
+// width too.
 template <class Arguments>
-std::string mlp_obstacle(const Arguments& x, std::int64_t widest) {
+std::string mlp_obstacle(const Arguments& x) {
   const std::int64_t hidden = x.w1.size[0];
-  if (hidden % 8 != 0) return message("there are ", hidden, " hidden units, not a multiple of 8");
-  return sm90_obstacle(mlp_problem(x), widest);
+  return hidden % 8 == 0 ? "" : message("there are ", hidden, " hidden units, not a multiple of 8");
 }
 
 // Calls run(Activation{}) with the activation that kind names.

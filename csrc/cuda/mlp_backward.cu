@@ -5,30 +5,30 @@
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
 #include "operator.h"
-#include "sm90/mlp.h"
+#include "tensor_cores.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {
 
 Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
-  std::string obstacle = mlp_obstacle(x, sm90::kWidestBackward);
-  if (obstacle.empty() && launch.deterministic) obstacle = "the deterministic mode is asked for";
-  return tier_of(obstacle);
+  const std::string obstacle = launch.deterministic ? "the deterministic mode is asked for" : mlp_obstacle(x);
+  const FoldProblem problem = mlp_problem(x);
+  return fastest_tier(problem, widest_backward(problem), obstacle);
 }
 
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
-  const bool simt = cuda::mlp_backward_tier(x, launch).name == kSimt;
+  const Tier tier = cuda::mlp_backward_tier(x, launch);
+  const bool simt = tier.name == kSimt;
   for (const TensorView* gradient : {&x.d_w1, &x.d_w2}) {
     const DType expected = simt ? accumulation(x.x.dtype) : x.x.dtype;
     require(!gradient->present() || gradient->dtype == expected, "dw1, dw2: expected ", name(expected),
             ", as mlp_backward_tier says, got ", name(gradient->dtype));
   }
+  if (tier.name == kSm80) sm80::mlp_backward(x, launch);
   if constexpr (kWithSm90) {
-    if (!simt) {
-      sm90::mlp_backward(x, launch);
-      return count_sm90("mlp_backward", x.x.dtype);
-    }
+    if (tier.name == kSm90) sm90::mlp_backward(x, launch);
   }
+  if (!simt) return count_tier("mlp_backward", tier, x.x.dtype);
   with_accumulation(x.x.dtype, [&](auto zero) {
     with_activation(x.activation, [&](auto activation) {
       using T = decltype(zero);

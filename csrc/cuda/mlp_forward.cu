@@ -4,22 +4,22 @@
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
 #include "operator.h"
-#include "sm90/mlp.h"
+#include "tensor_cores.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {
 
 Tier mlp_forward_tier(const MlpForward& x, const Launch&) {
-  return tier_of(mlp_obstacle(x, sm90::kWidestForward));
+  return fastest_tier(mlp_problem(x), kWidestForward, mlp_obstacle(x));
 }
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
+  const Tier tier = cuda::mlp_forward_tier(x, launch);
+  if (tier.name == kSm80) sm80::mlp_forward(x, launch);
   if constexpr (kWithSm90) {
-    if (cuda::mlp_forward_tier(x, launch).name == kSm90) {
-      sm90::mlp_forward(x, launch);
-      return count_sm90("mlp_forward", x.x.dtype);
-    }
+    if (tier.name == kSm90) sm90::mlp_forward(x, launch);
   }
+  if (tier.name != kSimt) return count_tier("mlp_forward", tier, x.x.dtype);
   with_accumulation(x.x.dtype, [&](auto zero) {
     with_activation(x.activation, [&](auto activation) {
       using T = decltype(zero);

@@ -29,8 +29,8 @@ inline void count_simt(const char* op, DType dtype, bool deterministic = false) 
   count_path(op, std::string("cuda/simt/") + (deterministic ? "deterministic/" : "") + name(dtype));
 }
 
-inline void count_sm90(const char* op, DType dtype) {
-  count_path(op, std::string("cuda/sm90/") + name(dtype));
+inline void count_tier(const char* op, const Tier& tier, DType dtype) {
+  count_path(op, "cuda/" + tier.name + "/" + name(dtype));
 }
 
 template <class T>

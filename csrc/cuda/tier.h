@@ -6,7 +6,7 @@
 
 namespace monoidreduce::cuda {
 
-inline constexpr const char *kSimt = "simt", *kSm90 = "sm90";
+inline constexpr const char *kSimt = "simt", *kSm80 = "sm80", *kSm90 = "sm90";
 
 #ifdef MONOIDREDUCE_WITH_SM90
 inline constexpr bool kWithSm90 = true;
@@ -14,18 +14,18 @@ inline constexpr bool kWithSm90 = true;
 inline constexpr bool kWithSm90 = false;
 #endif
 
-// What keeps a fold with a payload from Hopper's kernels, "" if nothing does. widest: the width that they go up to. Of a
-// bias only those of columns are known to them (as in the MLP).
-std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest);
+// Widths that the kernels of the tensor-core tiers go up to.
+struct Widest {
+  std::int64_t sm80, sm90;
+};
 
-inline Tier tier_of(const std::string& obstacle) {
-  return obstacle.empty() ? Tier{kSm90, "tensor cores, through sm_90a"}
-                          : Tier{kSimt, "not sm90: " + obstacle};
-}
+// The fastest tier that takes a fold with a payload, and what keeps it from faster ones. obstacle: what keeps the call
+// from tensor cores whatever its fold, "" for nothing. Of a bias only those of columns are known to them (as in the
+// MLP).
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle = "");
 
-namespace sm90 {
-// Widths that its kernels go up to.
-inline constexpr std::int64_t kWidestForward = 256, kWidestBackward = 128;
-}  // namespace sm90
+inline constexpr Widest kWidestForward{256, 256};
+// Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.
+Widest widest_backward(const FoldProblem& p);
 
 }  // namespace monoidreduce::cuda

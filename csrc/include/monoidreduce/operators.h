@@ -3,7 +3,7 @@
 //
 // On the CPU a gradient is written in the input's type; on CUDA it is accumulated into a zero-filled contiguous
 // buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Only the column-side
-// gradients of the tier "sm90" (d_k, d_v, d_w1, d_w2; all of them must be there) are written in the input's type on
+// gradients of the tensor-core tiers (d_k, d_v, d_w1, d_w2; all of them must be there) are written in the input's type on
 // CUDA too. Absent: not computed.
 //
 // A log-sum-exp is kept in two words, lse and lse_low (LogNumber): forward writes both, backward reads both.
@@ -135,7 +135,7 @@ MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 }
 #undef MONOIDREDUCE_DECLARE
 
-// Which kernels a call runs on: the instruction set on the CPU, "simt" or "sm90" on CUDA; and why. Before the backward
+// Which kernels a call runs on: the instruction set on the CPU, "simt", "sm80" or "sm90" on CUDA; and why. Before the backward
 // pass the caller asks, because it allocates the gradients; those need not be there yet.
 struct Tier {
   std::string name, reason;

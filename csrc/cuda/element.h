@@ -6,7 +6,7 @@
 
 #include "monoidreduce/tensor_view.h"
 
-namespace monoidreduce::cuda::sm90 {
+namespace monoidreduce::cuda {
 
 // Calls run(E{}) with the 16-bit type.
 template <class Run>
@@ -15,4 +15,4 @@ void with_element(DType dtype, Run run) {
   run(__half{});
 }
 
-}  // namespace monoidreduce::cuda::sm90
+}  // namespace monoidreduce::cuda

@@ -1,0 +1,107 @@
+// What the tensor-core tiers share of attention: the passes around a tier's kernel, and what they keep and need of rows.
+#pragma once
+
+#include "element.h"
+#include "monoidreduce/block/fast_real.cuh"
+#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/kernel/repair.cuh"
+#include "monoidreduce/kernel/row_residuals.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/problems.h"
+#include "operator.h"
+
+namespace monoidreduce::cuda {
+
+// Calls run(scores) with the score policy that the options need.
+template <class Run>
+void with_attention_scores(const ScoreOptions& options, Run run) {
+  if (options.softcap == 0) return run(ScaledScores<Bits>(options, kLog2E));
+  run(SoftcappedScores<Bits>(options, kLog2E));
+}
+
+// A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits do
+// not need it.
+struct AttentionRows {
+  float *lse, *lse_low;  // [rows], natural logarithm
+  __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
+    lse[row] = right ? p.high.x * float(kLn2) : NAN;
+    lse_low[row] = 0.f;
+  }
+  __device__ float output(float sum, int) const { return sum; }
+};
+// RowPolicy of the rows that are computed again.
+struct RepairedRows {
+  float *lse, *lse_low;
+  __device__ bool marked(std::int64_t row) const { return isnan(lse[row]); }
+  __device__ void store(std::int64_t row, LogNumber<float> p) const {
+    lse[row] = p.high, lse_low[row] = p.low;
+  }
+};
+
+// run(E{}, scores, problem, rows) folds with a tier's kernel.
+template <class Run>
+void attention_forward_passes(const AttentionForward& x, const Launch& launch, Run run) {
+  const FoldProblem problem = attention_problem(x);
+  float *const lse = data<float>(x.lse), *const lse_low = data<float>(x.lse_low);
+  with_element(x.q.dtype, [&](auto element) {
+    with_attention_scores(problem.score, [&](const auto& scores) {
+      run(element, scores, problem, AttentionRows{lse, lse_low});
+    });
+  });
+  repair_forward(LogSumExp<float>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
+}
+
+// The backward pass's scratch: parts of floats, one behind the other.
+struct BackwardScratch {
+  RowResiduals residuals;
+  RowMarks marks;
+  std::int64_t size;
+
+  BackwardScratch(const AttentionBackward& x, float* at) {
+    constexpr std::int64_t kPadding = 128;
+    const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
+    const std::int64_t padded = (x.q.size[2] + kPadding - 1) / kPadding * kPadding;
+    const std::int64_t row_units = padded / RowMarks::kUnit,
+                       column_units = (x.k.size[2] + RowMarks::kUnit - 1) / RowMarks::kUnit;
+    const std::int64_t parts[4] = {heads * padded, heads * padded, heads * row_units,
+                                   column_heads * column_units};
+    float* part[4];
+    size = 0;
+    for (int n = 0; n < 4; ++n) part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
+    residuals = {part[0], part[1], static_cast<int>(padded)};
+    marks = {part[2], part[3], static_cast<int>(row_units), static_cast<int>(column_units)};
+  }
+};
+
+// RowPolicy of the rows whose gradients are computed again.
+struct RepairedGradientRows {
+  const float *lse, *lse_low;  // [rows]
+  RowResiduals residuals;
+  std::int64_t rows;  // of a head
+  float inverse_scale;
+  __device__ LogNumber<float> product(std::int64_t row) const { return {lse[row], lse_low[row]}; }
+  __device__ float upstream(std::int64_t row) const {
+    return residuals.upstream[row / rows * residuals.padded_rows + row % rows] * inverse_scale;
+  }
+};
+
+// run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
+template <class Run>
+void attention_backward_passes(const AttentionBackward& x, const Launch& launch, Run run) {
+  const FoldProblem problem = attention_problem(x);
+  const BackwardScratch scratch(x, data<float>(x.scratch));
+  const float scale = static_cast<float>(x.options.scale);
+  const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
+  with_element(x.q.dtype, [&](auto element) {
+    prepare_rows<decltype(element)>(
+        {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], !problem.range.all()}, scratch.residuals,
+        scratch.marks, launch);
+    with_attention_scores(problem.score,
+                          [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
+  });
+  const RepairedGradientRows rows{data<float>(x.lse), data<float>(x.lse_low), scratch.residuals, x.q.size[2],
+                                  1 / scale};
+  repair_backward(LogSumExp<float>{}, problem, rows, wanted, scratch.marks, launch);
+}
+
+}  // namespace monoidreduce::cuda

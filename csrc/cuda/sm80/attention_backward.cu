@@ -1,0 +1,22 @@
+#include "../attention_passes.cuh"
+#include "../tensor_cores.h"
+#include "monoidreduce/kernel/fold_backward_sm80.cuh"
+#include "tiles.h"
+
+namespace monoidreduce::cuda::sm80 {
+
+using namespace monoidreduce::sm80;
+
+void attention_backward(const AttentionBackward& x, const Launch& launch) {
+  attention_backward_passes(x, launch,
+                            [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
+                                const BackwardScratch& scratch) {
+                              with_backward_tile<false>(problem, [&](auto tile) {
+                                fold_backward<decltype(element), decltype(tile)>(
+                                    LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
+                                    scratch.marks, launch);
+                              });
+                            });
+}
+
+}  // namespace monoidreduce::cuda::sm80

@@ -1,0 +1,40 @@
+// Tiles of the backward pass by width and by the shared memory that a block may have: 163 KiB on sm_80, more on sm_90 and
+// sm_100, 99 KiB on sm_86, sm_89 and sm_120.
+#pragma once
+
+#include <algorithm>
+
+#include "monoidreduce/kernel/fold_backward_sm80.cuh"
+
+namespace monoidreduce::cuda::sm80 {
+
+template <class Tile>
+bool fits(const FoldProblem& p) {
+  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, p.a.cuda_device) >=
+         static_cast<int>(sizeof(monoidreduce::sm80::BackwardMemory<Tile>));
+}
+
+template <bool kTransposed>
+struct BackwardTiles {
+  template <int kWidth, int kRows, int kColumns, int kStages>
+  using Tile = monoidreduce::sm80::BackwardTile<kWidth, kRows, kColumns, kStages, kTransposed>;
+  using Width64 = Tile<64, 128, 128, 2>;
+  using SmallWidth64 = Tile<64, 64, 128, 2>;
+  using Width128 = Tile<128, 64, 128, 2>;
+  using SmallWidth128 = Tile<128, 32, 64, 2>;
+  using Width256 = Tile<256, 32, 64, 2>;
+};
+
+// Calls run(Tile{}) with the tile for a problem.
+template <bool kTransposed, class Run>
+void with_backward_tile(const FoldProblem& p, Run run) {
+  using Tiles = BackwardTiles<kTransposed>;
+  const std::int64_t width = std::max(p.width(), p.payload_width());
+  if (width <= 64 && fits<typename Tiles::Width64>(p)) return run(typename Tiles::Width64{});
+  if (width <= 64) return run(typename Tiles::SmallWidth64{});
+  if (width <= 128 && fits<typename Tiles::Width128>(p)) return run(typename Tiles::Width128{});
+  if (width <= 128) return run(typename Tiles::SmallWidth128{});
+  run(typename Tiles::Width256{});
+}
+
+}  // namespace monoidreduce::cuda::sm80

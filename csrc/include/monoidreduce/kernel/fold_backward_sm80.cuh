@@ -1,0 +1,362 @@
+// The backward pass of a fold with a payload on tensor cores from sm_80 on: a tile of columns stays, the rows stream.
+//
+//   scores^T  = columns . rows^T          u^T = payload . grad_out^T
+//   weights^T, dz^T                       the monoid's pull, in registers
+//   d_payload += weights^T . grad_out     d_columns += dz^T . rows
+//   d_rows     = dz . columns             added to global memory
+//
+// Eight warps. A warp has 16 of every 64 columns; two share them: each makes scores for one half of the rows, and
+// gradients for one half of the width. Of weights^T and dz^T it takes its own half from registers and the other's from
+// shared memory. Columns are shared by a group of heads: their gradient is summed in registers over all of them.
+#pragma once
+
+#include "monoidreduce/arch/reduce_add.cuh"
+#include "monoidreduce/block/pull_fragment.cuh"
+#include "monoidreduce/block/warp_operand.cuh"
+#include "monoidreduce/kernel/kept.cuh"
+#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/kernel/row_residuals.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
+#include "monoidreduce/kernel/strided_lines.cuh"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::sm80 {
+
+// The larger width, rounded up to whole slabs; rows and columns of a tile; tiles of rows in shared memory, 1 or 2.
+// kTransposed: do the payload and its gradient lie with their columns adjacent, [payload width, columns].
+template <int kWidth_, int kRows_, int kColumns_, int kStages_, bool kTransposed_ = false>
+struct BackwardTile {
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kWidth = kWidth_, kRows = kRows_, kColumns = kColumns_, kStages = kStages_;
+  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr int kFragments = kColumns / kFragmentRows;  // of 64 columns
+  static constexpr int kHalfRows = kRows / 2, kHalfWidth = kWidth / 2;
+  // Of d_rows a warp makes 32 rows by kShareWidth.
+  static constexpr int kShareRows = 32, kRowGroups = kRows / kShareRows,
+                       kShareWidth = kWidth * kRowGroups / kWarps;
+  static_assert(kHalfRows % 16 == 0 && kHalfWidth % 16 == 0 && kShareWidth % 16 == 0);
+};
+
+struct BackwardArguments {
+  StridedLines rows, grad_out, columns, payload;
+  StridedLines d_columns, d_payload;
+  float* d_rows;         // [batch, heads, rows, width], contiguous
+  float* d_column_bias;  // [columns], added to; or null
+  RowResiduals residuals;
+  RowMarks marks;
+  FoldShape shape;
+};
+
+template <class Tile>
+struct BackwardMemory {
+  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;  // as large as that of a transposed payload
+  using WeightsTile = SharedTile<Tile::kColumns, (Tile::kRows + kSlab - 1) / kSlab * kSlab>;
+
+  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
+  unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
+  unsigned char weights[WeightsTile::kBytes], dz[WeightsTile::kBytes];  // a line is a column of the fold
+  float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
+};
+
+// Row tiles of every head of the group, one after another.
+template <bool kResiduals, class Tile>
+struct BackwardFeed {
+  const BackwardArguments& p;
+  const ColumnJob<Tile::kRows, Tile::kColumns>& job;
+  BackwardMemory<Tile>& memory;
+
+  __device__ __forceinline__ int steps() const { return job.tiles * p.shape.group; }
+  __device__ __forceinline__ int head(int step) const {
+    return job.column_head * p.shape.group + step / job.tiles;
+  }
+  __device__ __forceinline__ int row0(int step) const {
+    return (job.first_tile + step % job.tiles) * Tile::kRows;
+  }
+  __device__ __forceinline__ void request(int step) const {
+    if (step < steps()) {
+      const int stage = step % Tile::kStages, head = this->head(step), row0 = this->row0(step);
+      load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth>(arch::shared_address(memory.rows[stage]),
+                                                           p.rows.head(job.batch, head), row0, 0);
+      load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth>(arch::shared_address(memory.grad_out[stage]),
+                                                           p.grad_out.head(job.batch, head), row0, 0);
+      constexpr int kFloats = 4;  // of a copy
+      const int own = threadIdx.x * kFloats;
+      if (kResiduals && own < Tile::kRows) {
+        const std::int64_t flat =
+            (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows + row0 + own;
+        arch::copy_async(arch::shared_address(memory.product[stage] + own), p.residuals.product + flat, true);
+        arch::copy_async(arch::shared_address(memory.upstream[stage] + own), p.residuals.upstream + flat,
+                         true);
+      }
+    }
+    arch::commit_copies();
+  }
+  // Waits for the tile of a step. With two stages the next one then comes to the place of the one before,
+  __device__ __forceinline__ int receive(int step) const {
+    arch::wait_copies<0>();
+    __syncthreads();
+    if constexpr (Tile::kStages == 2) request(step + 1);
+    return step % Tile::kStages;
+  }
+  // with one stage to the place of this one, when all have done with it.
+  __device__ __forceinline__ void release(int step) const {
+    if constexpr (Tile::kStages == 1) {
+      __syncthreads();
+      request(step + 1);
+    }
+  }
+};
+
+template <class E, class Tile, PayloadMonoid M, class Scores>
+struct BackwardWorker {
+  using R = typename M::Real;
+  static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns,
+                       kFragments = Tile::kFragments, kHalfRows = Tile::kHalfRows,
+                       kHalfWidth = Tile::kHalfWidth;
+  static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+
+  const M& m;
+  const Scores& scores;
+  const BackwardArguments& p;
+  const ColumnJob<kRows, kColumns>& job;
+  BackwardMemory<Tile>& memory;
+  const int warp = threadIdx.x / 32, half = warp / 4, own_line = warp % 4 * 16;
+
+  float d_columns[kFragments][kHalfWidth / 2], d_payload[kFragments][kHalfWidth / 2];
+  float d_bias[kFragments][2] = {};  // of the thread's own columns and half of the rows
+
+  // product^T = own columns of a tile . own half of rows^T. kAdjacent: does the tile lie with its columns adjacent.
+  template <bool kAdjacent>
+  __device__ __forceinline__ void multiply_transposed(float (&product)[kFragments][kHalfRows / 2],
+                                                      const unsigned char* of_columns,
+                                                      const unsigned char* of_rows) const {
+    using Left = std::conditional_t<kAdjacent, RowsOfElements<kWidth>, RowsOfLines<kColumns>>;
+    const Left left =
+        Left(arch::shared_address(of_columns)).from(kAdjacent ? 0 : own_line, kAdjacent ? own_line : 0);
+    const auto right = ColumnsOfLines<kRows>(arch::shared_address(of_rows)).from(half * kHalfRows, 0);
+    clear(product);
+    multiply<E, kWidth>(
+        product,
+        [&](auto& words, int f, int k) {
+          left.load(words, kAdjacent ? k : f * kFragmentRows, kAdjacent ? f * kFragmentRows : k);
+        },
+        [&](auto& words, int k, int n) { right.load(words, n, k); });
+  }
+
+  // sum += operand^T . rows, for the own half of the width, over the own half of the rows: the operand from registers.
+  __device__ __forceinline__ void accumulate_own(float (&sum)[kFragments][kHalfWidth / 2],
+                                                 const std::uint32_t (&operand)[kFragments][kHalfRows / 4],
+                                                 const unsigned char* of_rows) const {
+    const auto right = ColumnsOfElements<kRows>(arch::shared_address(of_rows))
+                           .from(0, half * kHalfWidth)
+                           .from(half * kHalfRows, 0);
+    multiply<E, kHalfRows>(
+        sum, [&](auto& words, int f, int k) { operand_of_fragment(words, operand[f], k); },
+        [&](auto& words, int k, int n) { right.load(words, k, n); });
+  }
+  // The same over the other half of the rows: the operand from shared memory.
+  __device__ __forceinline__ void accumulate_other(float (&sum)[kFragments][kHalfWidth / 2],
+                                                   const unsigned char* operand,
+                                                   const unsigned char* of_rows) const {
+    const int row = (1 - half) * kHalfRows;
+    const auto left = RowsOfLines<kColumns>(arch::shared_address(operand)).from(own_line, row);
+    const auto right =
+        ColumnsOfElements<kRows>(arch::shared_address(of_rows)).from(0, half * kHalfWidth).from(row, 0);
+    multiply<E, kHalfRows>(
+        sum, [&](auto& words, int f, int k) { left.load(words, f * kFragmentRows, k); },
+        [&](auto& words, int k, int n) { right.load(words, k, n); });
+  }
+
+  // A share of d_rows = dz . columns, added to global memory. full: does every row of the tile keep every column.
+  __device__ __forceinline__ void add_rows(int head, int row0, bool full) const {
+    constexpr int kParts = Tile::kShareRows / 16, kShareWidth = Tile::kShareWidth;
+    const int first_row = warp % Tile::kRowGroups * Tile::kShareRows,
+              first_width = warp / Tile::kRowGroups * kShareWidth;
+    const auto left = RowsOfElements<kColumns>(arch::shared_address(memory.dz)).from(0, first_row);
+    const auto right = ColumnsOfElements<kColumns>(arch::shared_address(memory.columns)).from(0, first_width);
+    float share[kParts][kShareWidth / 2];
+    clear(share);
+    multiply<E, kColumns>(
+        share, [&](auto& words, int part, int k) { left.load(words, k, part * 16); },
+        [&](auto& words, int k, int n) { right.load(words, k, n); });
+
+    const FoldShape& shape = p.shape;
+    const std::int64_t batch_head = std::int64_t{job.batch} * shape.heads + head;
+    const int width = p.rows.width, lane = threadIdx.x % 32;
+    const bool odd = lane % 2;
+    // Two neighbouring lanes have 4 adjacent elements of two rows: each takes those of one row.
+    const int row = row0 + first_row + lane / 4 + 8 * odd, column = first_width + lane % 4 / 2 * 4;
+    float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
+    const bool marking = !full && !shape.band.all();
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (marking && !is_finite(share[part])) p.marks.row(batch_head, row0 + first_row) = 1.f;
+#pragma unroll
+      for (int i = 0; i < kShareWidth / 2; i += 4) {
+        const float (&x)[kShareWidth / 2] = share[part];
+        const float low = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 2], 1),
+                    high = __shfl_xor_sync(0xffffffffu, odd ? x[i + 1] : x[i + 3], 1);
+        if (row + part * 16 < shape.rows && column + 2 * i < width) {
+          arch::reduce_add(to + std::int64_t{part} * 16 * width + 2 * i, odd ? low : x[i],
+                           odd ? high : x[i + 1], odd ? x[i + 2] : low, odd ? x[i + 3] : high);
+        }
+      }
+    }
+  }
+
+  // One tile of rows of one head.
+  __device__ __forceinline__ void run_tile(int stage, int head, int row0) {
+    float dots[kFragments][kHalfRows / 2], u[kFragments][kHalfRows / 2];
+    multiply_transposed<false>(dots, memory.columns, memory.rows[stage]);
+    multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[stage]);
+
+    const float *product = memory.product[stage] + half * kHalfRows + fragment_column(0),
+                *upstream = memory.upstream[stage] + half * kHalfRows + fragment_column(0);
+    const auto residual = [&](int i) {
+      const int row = i / 4 * 8 + i % 2;
+      if constexpr (kResiduals) {
+        return RowResidual<M>{{R(product[row]), R(0)}, R(upstream[row])};
+      } else {
+        return RowResidual<M>{};
+      }
+    };
+    const bool full = p.shape.keeps_all(row0, kRows, job.column0, kColumns);
+    std::uint32_t weights[kFragments][kHalfRows / 4], dz[kFragments][kHalfRows / 4];
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      const int column0 = job.column0 + f * kFragmentRows;
+      scores.prepare_transposed(dots[f], column0);
+      pull_fragment(m, scores, residual, dots[f], u[f]);
+      if (!full) {
+        Kept kept[2];
+        find_kept_rows(kept, p.shape, row0 + half * kHalfRows, column0);
+        clear_fragment(kept, dots[f]);
+        clear_fragment(kept, u[f]);
+      }
+      if (p.d_column_bias) {
+#pragma unroll
+        for (int i = 0; i < kHalfRows / 2; ++i) d_bias[f][row_of_element(i)] += u[f][i];
+      }
+      round_fragment<E>(weights[f], dots[f]);
+      round_fragment<E>(dz[f], u[f]);
+      const int line = f * kFragmentRows + own_line, element = half * kHalfRows;
+      store_words<kColumns, false>(arch::shared_address(memory.weights), line, element, weights[f]);
+      store_words<kColumns, false>(arch::shared_address(memory.dz), line, element, dz[f]);
+    }
+    accumulate_own(d_payload, weights, memory.grad_out[stage]);
+    accumulate_own(d_columns, dz, memory.rows[stage]);
+    __syncthreads();
+    // The additions to global memory are under way while the last products run.
+    add_rows(head, row0, full);
+    accumulate_other(d_payload, memory.weights, memory.grad_out[stage]);
+    accumulate_other(d_columns, memory.dz, memory.rows[stage]);
+  }
+
+  __device__ __forceinline__ void run() {
+    const BackwardFeed<kResiduals, Tile> feed{p, job, memory};
+    clear(d_columns);
+    clear(d_payload);
+    load_tile<Tile::kThreads, kColumns, kWidth>(arch::shared_address(memory.columns),
+                                                p.columns.head(job.batch, job.column_head), job.column0, 0);
+    if constexpr (Tile::kTransposed) {
+      load_tile<Tile::kThreads, kWidth, kColumns>(arch::shared_address(memory.payload),
+                                                  p.payload.head(job.batch, job.column_head), 0, job.column0);
+    } else {
+      load_tile<Tile::kThreads, kColumns, kWidth>(arch::shared_address(memory.payload),
+                                                  p.payload.head(job.batch, job.column_head), job.column0, 0);
+    }
+    feed.request(0);
+#pragma unroll 1
+    for (int step = 0; step < feed.steps(); ++step) {
+      run_tile(feed.receive(step), feed.head(step), feed.row0(step));
+      feed.release(step);
+    }
+    arch::wait_copies<0>();  // of columns that no row keeps
+    __syncthreads();
+  }
+
+  // The gradients of the columns, through the tiles that they came from.
+  __device__ __forceinline__ void finish() const {
+    const FoldShape& shape = p.shape;
+    const std::int64_t column_head = std::int64_t{job.batch} * (shape.heads / shape.group) + job.column_head;
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      const int line = f * kFragmentRows + own_line, element = half * kHalfWidth;
+      const int column = job.column0 + f * kFragmentRows;
+      if (!shape.band.all() && column < shape.columns &&
+          !(is_finite(d_columns[f]) && is_finite(d_payload[f])))
+        p.marks.column(column_head, column) = 1.f;
+      std::uint32_t rounded[kHalfWidth / 4];
+      round_fragment<E>(rounded, d_columns[f]);
+      store_words<kColumns, false>(arch::shared_address(memory.columns), line, element, rounded);
+      round_fragment<E>(rounded, d_payload[f]);
+      if constexpr (Tile::kTransposed) {
+        store_words<kWidth, true>(arch::shared_address(memory.payload), element, line, rounded);
+      } else {
+        store_words<kColumns, false>(arch::shared_address(memory.payload), line, element, rounded);
+      }
+      if (p.d_column_bias) {
+        // Two halves are added to zero: the order does not matter.
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float sum = reduce_lanes<kLanesOfRow>(d_bias[f][r], [](float a, float b) { return a + b; });
+          const int own_column = column + fragment_row(r);
+          if (threadIdx.x % kLanesOfRow == 0 && own_column < shape.columns)
+            atomicAdd(p.d_column_bias + own_column, sum);
+        }
+      }
+    }
+    __syncthreads();
+    store_tile<Tile::kThreads, kColumns, kWidth>(p.d_columns.head(job.batch, job.column_head), job.column0, 0,
+                                                 memory.columns);
+    const Lines d_payload_lines = p.d_payload.head(job.batch, job.column_head);
+    if constexpr (Tile::kTransposed) {
+      store_tile<Tile::kThreads, kWidth, kColumns>(d_payload_lines, 0, job.column0, memory.payload);
+    } else {
+      store_tile<Tile::kThreads, kColumns, kWidth>(d_payload_lines, job.column0, 0, memory.payload);
+    }
+  }
+};
+
+template <class E, class Tile, PayloadMonoid M, class Scores>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
+                         const __grid_constant__ Scores scores) {
+  extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<BackwardMemory<Tile>*>(shared_bytes);
+  const ColumnJob<Tile::kRows, Tile::kColumns> job(p.shape, blockIdx.x);
+  BackwardWorker<E, Tile, M, Scores> worker{m, scores, p, job, memory};
+  worker.run();
+  worker.finish();
+}
+
+// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
+// written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+template <class E, class Tile, PayloadMonoid M, class Scores>
+void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
+                   const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
+  const FoldShape shape(
+      p, section_of(p, p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads()), 1));
+  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns;
+  const auto payload_lines = [](const TensorView& t) {
+    return StridedLines(Tile::kTransposed ? transposed_rows(t) : t);
+  };
+  const BackwardArguments arguments{.rows = StridedLines(p.a),
+                                    .grad_out = StridedLines(wanted.grad_out),
+                                    .columns = StridedLines(p.b),
+                                    .payload = payload_lines(p.payload),
+                                    .d_columns = StridedLines(wanted.d_b),
+                                    .d_payload = payload_lines(wanted.d_payload),
+                                    .d_rows = static_cast<float*>(wanted.d_a.data),
+                                    .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+                                    .residuals = residuals,
+                                    .marks = marks,
+                                    .shape = shape};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>,
+                blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
+                sizeof(BackwardMemory<Tile>), launch.stream, arguments, m, scores);
+}
+
+}  // namespace monoidreduce::sm80

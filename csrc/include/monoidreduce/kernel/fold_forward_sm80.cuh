@@ -1,0 +1,155 @@
+// The forward fold on tensor cores from sm_80 on, for widths that fit: a tile of rows stays in shared memory, columns
+// and payload stream.
+//
+//   scores = rows . columns^T            fold: scores become weights, in registers
+//   sums  += weights . payload           weights from registers
+//
+// Four warps, each with 16 rows of every 64: with two fragments of 64 rows, a column's operand that a warp has read is
+// used twice. All warps load; one block's copies and folds hide behind the products of another.
+#pragma once
+
+#include "monoidreduce/arch/mma.cuh"
+#include "monoidreduce/block/copy_tile.cuh"
+#include "monoidreduce/block/warp_operand.cuh"
+#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/kernel/row_fragment.cuh"
+#include "monoidreduce/kernel/strided_lines.cuh"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::sm80 {
+
+// The larger width, rounded up to whole slabs; columns of a tile; fragments of 64 rows; tiles of columns or payload in
+// shared memory; blocks that share a multiprocessor. Registers of a thread: kFragments times kWidth / 2 of sums and
+// kColumns / 2 of scores. kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
+template <int kWidth_, int kColumns_, int kFragments_, int kStages_, int kBlocks_, bool kTransposed_ = false>
+struct ForwardTile {
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kWidth = kWidth_, kColumns = kColumns_, kFragments = kFragments_;
+  static constexpr int kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr int kRows = kFragmentRows * kFragments, kThreads = 128;
+};
+
+struct ForwardArguments {
+  StridedLines rows, columns, payload;
+  OutputRows out;
+  FoldShape shape;
+};
+
+template <class Tile>
+struct ForwardMemory {
+  unsigned char rows[SharedTile<Tile::kRows, Tile::kWidth>::kBytes];
+  unsigned char ring[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
+};
+
+// Tiles of columns and of payload, in turn: step 2 n brings the columns of tile n, step 2 n + 1 its payload.
+template <class Tile>
+struct ForwardFeed {
+  const Lines columns, payload;
+  const int first_tile, tiles;
+  ForwardMemory<Tile>& memory;
+
+  __device__ __forceinline__ arch::SharedAddress at(int step) const {
+    return arch::shared_address(memory.ring[step % Tile::kStages]);
+  }
+  __device__ __forceinline__ void request(int step) const {
+    const int column0 = (first_tile + step / 2) * Tile::kColumns;
+    if (step < 2 * tiles) {
+      if (step % 2 == 0) {
+        load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth>(at(step), columns, column0, 0);
+      } else if constexpr (Tile::kTransposed) {
+        load_tile<Tile::kThreads, Tile::kWidth, Tile::kColumns>(at(step), payload, 0, column0);
+      } else {
+        load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth>(at(step), payload, column0, 0);
+      }
+    }
+    arch::commit_copies();  // also of nothing, so that groups can be counted
+  }
+  // The tile of a step, once all of it is there. Asks for the one that takes the place of the step before.
+  __device__ __forceinline__ arch::SharedAddress receive(int step) const {
+    arch::wait_copies<Tile::kStages - 2>();
+    __syncthreads();
+    request(step + Tile::kStages - 1);
+    return at(step);
+  }
+};
+
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
+                        const __grid_constant__ Scores scores_of, const __grid_constant__ Rows rows) {
+  using R = typename M::Real;
+  constexpr int kWidth = Tile::kWidth, kColumns = Tile::kColumns, kFragments = Tile::kFragments;
+  extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<ForwardMemory<Tile>*>(shared_bytes);
+  const RowJob job = RowSchedule<Tile::kRows, kColumns>{p.shape}(blockIdx.x);
+  const int column_head = job.head / p.shape.group;
+  const ForwardFeed<Tile> feed{p.columns.head(job.batch, column_head), p.payload.head(job.batch, column_head),
+                               job.first_tile, job.tiles, memory};
+
+  load_tile<Tile::kThreads, Tile::kRows, kWidth>(arch::shared_address(memory.rows),
+                                                 p.rows.head(job.batch, job.head), job.row0, 0);
+#pragma unroll
+  for (int step = 0; step < Tile::kStages - 1; ++step) feed.request(step);
+
+  const int warp_row = threadIdx.x / 32 * 16;
+  const RowsOfLines<Tile::kRows> left(arch::shared_address(memory.rows) + warp_row * kLineBytes);
+  float sums[kFragments][kWidth / 2];
+  clear(sums);
+  typename M::State state[kFragments][2];
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f) state[f][0] = state[f][1] = m.identity();
+
+#pragma unroll 1
+  for (int tile = 0; tile < job.tiles; ++tile) {
+    float scores[kFragments][kColumns / 2];
+    clear(scores);
+    const ColumnsOfLines<kColumns> columns(feed.receive(2 * tile));
+    multiply<E, kWidth>(
+        scores, [&](auto& words, int f, int k) { left.load(words, f * kFragmentRows, k); },
+        [&](auto& words, int k, int n) { columns.load(words, n, k); });
+
+    std::uint32_t weights[kFragments][kColumns / 4];
+#pragma unroll
+    for (int f = 0; f < kFragments; ++f) {
+      R scale[2];
+      fold_rows(m, state[f], scores[f], scores_of, p.shape, job.row0 + f * kFragmentRows,
+                (job.first_tile + tile) * kColumns, scale);
+      rescale_fragment<M>(sums[f], scale);
+      round_fragment<E>(weights[f], scores[f]);
+    }
+
+    const std::conditional_t<Tile::kTransposed, ColumnsOfLines<kWidth>, ColumnsOfElements<kColumns>> payload(
+        feed.receive(2 * tile + 1));
+    multiply<E, kColumns>(
+        sums, [&](auto& words, int f, int k) { operand_of_fragment(words, weights[f], k); },
+        [&](auto& words, int k, int n) {
+          payload.load(words, Tile::kTransposed ? n : k, Tile::kTransposed ? k : n);
+        });
+  }
+
+  arch::wait_copies<0>();  // of rows that no column was kept by
+#pragma unroll
+  for (int f = 0; f < kFragments; ++f)
+    finish_rows<E>(m, state[f], sums[f], p.shape, job, f * kFragmentRows, rows, p.out);
+}
+
+// Rows: as finish_rows (row_fragment.cuh) takes them.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                  const TensorView& out, const Launch& launch) {
+  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
+  const FoldShape shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
+                                      p.heads() / p.column_heads()));
+  const ForwardArguments arguments{
+      .rows = StridedLines(p.a),
+      .columns = StridedLines(p.b),
+      .payload = StridedLines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
+      .out = {out.data, {out.stride[0], out.stride[1], out.stride[2]}, int(out.size[3])},
+      .shape = shape};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
+                static_cast<unsigned>(heads * row_tiles), Tile::kThreads, sizeof(ForwardMemory<Tile>),
+                launch.stream, arguments, m, scores, rows);
+}
+
+}  // namespace monoidreduce::sm80

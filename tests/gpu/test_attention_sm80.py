@@ -1,0 +1,49 @@
+"""Attention on the tensor cores from sm_80 on, tested as Hopper's kernels are, and that these ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from specimens import name_of
+from test_attention_sm90 import (  # noqa: F401  the same tests, collected here for this tier
+    HALVES,
+    OPTIONS,
+    SIZES,
+    inputs_of,
+    paths,
+    test_deterministic_mode_is_honoured,
+    test_forward_is_bitwise_reproducible,
+    test_graph_capture,
+    test_non_finite_inputs,
+    test_non_finite_upstream_gradient,
+    test_some_gradients,
+    test_transposed_views,
+    test_upstream_gradients,
+)
+from tolerance import check_operator
+
+import monoidreduce as mr
+
+
+@pytest.fixture(autouse=True)
+def sm80(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    before = paths()
+    check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
+    ran = {path for path, n in paths().items() if n != before.get(path, 0)}
+    assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
+
+
+def test_is_explained(gpu: torch.device) -> None:
+    explanation = mr.explain("attention", *inputs_of("ragged", torch.bfloat16, gpu).values())
+    assert explanation.forward == "attention_forward/cuda/sm80/bfloat16"
+    assert explanation.backward == "attention_backward/cuda/sm80/bfloat16"
+    assert any("mma.sync" in reason for reason in explanation.reasons)

@@ -1,0 +1,44 @@
+"""The MLP on the tensor cores from sm_80 on, tested as Hopper's kernels are, and that these ran."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from specimens import name_of
+from test_mlp_sm90 import (  # noqa: F401  the same tests, collected here for this tier
+    HALVES,
+    SIZES,
+    check,
+    inputs_of,
+    test_non_finite_inputs,
+    test_some_gradients,
+)
+
+from monoidreduce.ops import ACTIVATIONS
+
+
+@pytest.fixture(autouse=True)
+def sm80(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(inputs_of(size, dtype, gpu, biases), "gelu_tanh", forward="sm80", backward="sm80")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(inputs_of("ragged", dtype, gpu, biases=True), activation, forward="sm80", backward="sm80")
+
+
+def test_views(gpu: torch.device) -> None:
+    """Leading axes, transposed weights: copied where their rows are not dense."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    inputs["x"] = inputs["x"][:300].reshape(3, 100, 128)
+    inputs["w1"] = inputs["w1"].t().contiguous().t()
+    inputs["w2"] = inputs["w2"].t().contiguous().t()
+    check(inputs, "silu", forward="sm80", backward="sm80")
