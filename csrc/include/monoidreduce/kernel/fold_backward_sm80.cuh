@@ -5,9 +5,9 @@
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows
 //   d_rows     = dz . columns             added to global memory
 //
-// Eight warps. A warp has 16 of every 64 columns; two share them: each makes scores for one half of the rows, and
-// gradients for one half of the width. Of weights^T and dz^T it takes its own half from registers and the other's from
-// shared memory. Columns are shared by a group of heads: their gradient is summed in registers over all of them.
+// Two warps share their columns: each makes scores for one half of the rows, and gradients for one half of the width. Of
+// weights^T and dz^T it takes its own half from registers and the other's from shared memory. Columns are shared by a
+// group of heads: their gradient is summed in registers over all of them.
 #pragma once
 
 #include "monoidreduce/arch/reduce_add.cuh"
@@ -22,14 +22,17 @@
 
 namespace monoidreduce::sm80 {
 
-// The larger width, rounded up to whole slabs; rows and columns of a tile; tiles of rows in shared memory, 1 or 2.
-// kTransposed: do the payload and its gradient lie with their columns adjacent, [payload width, columns].
-template <int kWidth_, int kRows_, int kColumns_, int kStages_, bool kTransposed_ = false>
+// The larger width, rounded up to whole slabs; rows and columns of a tile; warps, of which two have the same columns, 16
+// of every 8 kWarps; tiles of rows in shared memory, 1 or 2; blocks that share a multiprocessor. kTransposed: do the
+// payload and its gradient lie with their columns adjacent, [payload width, columns].
+template <int kWidth_, int kRows_, int kColumns_, int kWarps_, int kStages_, int kBlocks_,
+          bool kTransposed_ = false>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_;
-  static constexpr int kWidth = kWidth_, kRows = kRows_, kColumns = kColumns_, kStages = kStages_;
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kFragments = kColumns / kFragmentRows;  // of 64 columns
+  static constexpr int kWidth = kWidth_, kRows = kRows_, kColumns = kColumns_;
+  static constexpr int kWarps = kWarps_, kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kStep = 16 * kWarps / 2, kFragments = kColumns / kStep;
   static constexpr int kHalfRows = kRows / 2, kHalfWidth = kWidth / 2;
   // Of d_rows a warp makes 32 rows by kShareWidth.
   static constexpr int kShareRows = 32, kRowGroups = kRows / kShareRows,
@@ -99,7 +102,7 @@ struct BackwardFeed {
     if constexpr (Tile::kStages == 2) request(step + 1);
     return step % Tile::kStages;
   }
-  // with one stage to the place of this one, when all have done with it.
+  // with one stage to the place of this one, when all warps have done with it.
   __device__ __forceinline__ void release(int step) const {
     if constexpr (Tile::kStages == 1) {
       __syncthreads();
@@ -121,10 +124,17 @@ struct BackwardWorker {
   const BackwardArguments& p;
   const ColumnJob<kRows, kColumns>& job;
   BackwardMemory<Tile>& memory;
-  const int warp = threadIdx.x / 32, half = warp / 4, own_line = warp % 4 * 16;
+  const BackwardFeed<kResiduals, Tile> feed{p, job, memory};
+  const int warp = threadIdx.x / 32, half = warp / (Tile::kWarps / 2),
+            own_line = warp % (Tile::kWarps / 2) * 16;  // of every kStep columns
 
   float d_columns[kFragments][kHalfWidth / 2], d_payload[kFragments][kHalfWidth / 2];
   float d_bias[kFragments][2] = {};  // of the thread's own columns and half of the rows
+
+  // The column that a warpgroup's fragment with the warp's fragment f in it would start at.
+  __device__ __forceinline__ int column0(int f) const {
+    return job.column0 + f * Tile::kStep + own_line - warp % 4 * 16;
+  }
 
   // product^T = own columns of a tile . own half of rows^T. kAdjacent: does the tile lie with its columns adjacent.
   template <bool kAdjacent>
@@ -139,7 +149,7 @@ struct BackwardWorker {
     multiply<E, kWidth>(
         product,
         [&](auto& words, int f, int k) {
-          left.load(words, kAdjacent ? k : f * kFragmentRows, kAdjacent ? f * kFragmentRows : k);
+          left.load(words, kAdjacent ? k : f * Tile::kStep, kAdjacent ? f * Tile::kStep : k);
         },
         [&](auto& words, int k, int n) { right.load(words, n, k); });
   }
@@ -164,7 +174,7 @@ struct BackwardWorker {
     const auto right =
         ColumnsOfElements<kRows>(arch::shared_address(of_rows)).from(0, half * kHalfWidth).from(row, 0);
     multiply<E, kHalfRows>(
-        sum, [&](auto& words, int f, int k) { left.load(words, f * kFragmentRows, k); },
+        sum, [&](auto& words, int f, int k) { left.load(words, f * Tile::kStep, k); },
         [&](auto& words, int k, int n) { right.load(words, k, n); });
   }
 
@@ -185,28 +195,37 @@ struct BackwardWorker {
     const std::int64_t batch_head = std::int64_t{job.batch} * shape.heads + head;
     const int width = p.rows.width, lane = threadIdx.x % 32;
     const bool odd = lane % 2;
-    // Two neighbouring lanes have 4 adjacent elements of two rows: each takes those of one row.
-    const int row = row0 + first_row + lane / 4 + 8 * odd, column = first_width + lane % 4 / 2 * 4;
+    // Two neighbouring lanes have 4 adjacent elements of a row in each 8: one takes those of the first 8, the other those
+    // of the second, so that four lanes add to 64 bytes of a row. (H100, width 128, 16k: 315 TFLOP/s; to 32 bytes of two
+    // rows 290; without additions 345.)
+    const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
     const bool marking = !full && !shape.band.all();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      if (marking && !is_finite(share[part])) p.marks.row(batch_head, row0 + first_row) = 1.f;
+      const float (&x)[kShareWidth / 2] = share[part];
+      if (marking && !is_finite(x)) p.marks.row(batch_head, row0 + first_row) = 1.f;
 #pragma unroll
-      for (int i = 0; i < kShareWidth / 2; i += 4) {
-        const float (&x)[kShareWidth / 2] = share[part];
-        const float low = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 2], 1),
-                    high = __shfl_xor_sync(0xffffffffu, odd ? x[i + 1] : x[i + 3], 1);
-        if (row + part * 16 < shape.rows && column + 2 * i < width) {
-          arch::reduce_add(to + std::int64_t{part} * 16 * width + 2 * i, odd ? low : x[i],
-                           odd ? high : x[i + 1], odd ? x[i + 2] : low, odd ? x[i + 3] : high);
+      for (int r = 0; r < 2; ++r) {
+        const int down = part * 16 + r * 8;
+        const bool within = row + down < shape.rows;
+#pragma unroll
+        for (int i = 2 * r; i < kShareWidth / 2; i += 8) {
+          const float low = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 4], 1),
+                      high = __shfl_xor_sync(0xffffffffu, odd ? x[i + 1] : x[i + 5], 1);
+          const int across = i / 8 * 16;
+          if (within && column + across < width) {
+            arch::reduce_add(to + std::int64_t{down} * width + across, odd ? low : x[i],
+                             odd ? high : x[i + 1], odd ? x[i + 4] : low, odd ? x[i + 5] : high);
+          }
         }
       }
     }
   }
 
   // One tile of rows of one head.
-  __device__ __forceinline__ void run_tile(int stage, int head, int row0) {
+  __device__ __forceinline__ void run_tile(int step) {
+    const int stage = feed.receive(step), head = feed.head(step), row0 = feed.row0(step);
     float dots[kFragments][kHalfRows / 2], u[kFragments][kHalfRows / 2];
     multiply_transposed<false>(dots, memory.columns, memory.rows[stage]);
     multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[stage]);
@@ -225,12 +244,11 @@ struct BackwardWorker {
     std::uint32_t weights[kFragments][kHalfRows / 4], dz[kFragments][kHalfRows / 4];
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      const int column0 = job.column0 + f * kFragmentRows;
-      scores.prepare_transposed(dots[f], column0);
+      scores.prepare_transposed(dots[f], column0(f));
       pull_fragment(m, scores, residual, dots[f], u[f]);
       if (!full) {
         Kept kept[2];
-        find_kept_rows(kept, p.shape, row0 + half * kHalfRows, column0);
+        find_kept_rows(kept, p.shape, row0 + half * kHalfRows, column0(f));
         clear_fragment(kept, dots[f]);
         clear_fragment(kept, u[f]);
       }
@@ -240,21 +258,21 @@ struct BackwardWorker {
       }
       round_fragment<E>(weights[f], dots[f]);
       round_fragment<E>(dz[f], u[f]);
-      const int line = f * kFragmentRows + own_line, element = half * kHalfRows;
+      const int line = f * Tile::kStep + own_line, element = half * kHalfRows;
       store_words<kColumns, false>(arch::shared_address(memory.weights), line, element, weights[f]);
       store_words<kColumns, false>(arch::shared_address(memory.dz), line, element, dz[f]);
     }
-    accumulate_own(d_payload, weights, memory.grad_out[stage]);
-    accumulate_own(d_columns, dz, memory.rows[stage]);
     __syncthreads();
-    // The additions to global memory are under way while the last products run.
-    add_rows(head, row0, full);
+
+    accumulate_own(d_payload, weights, memory.grad_out[stage]);
     accumulate_other(d_payload, memory.weights, memory.grad_out[stage]);
+    accumulate_own(d_columns, dz, memory.rows[stage]);
     accumulate_other(d_columns, memory.dz, memory.rows[stage]);
+    feed.release(step);
+    add_rows(head, row0, full);
   }
 
   __device__ __forceinline__ void run() {
-    const BackwardFeed<kResiduals, Tile> feed{p, job, memory};
     clear(d_columns);
     clear(d_payload);
     load_tile<Tile::kThreads, kColumns, kWidth>(arch::shared_address(memory.columns),
@@ -268,10 +286,7 @@ struct BackwardWorker {
     }
     feed.request(0);
 #pragma unroll 1
-    for (int step = 0; step < feed.steps(); ++step) {
-      run_tile(feed.receive(step), feed.head(step), feed.row0(step));
-      feed.release(step);
-    }
+    for (int step = 0; step < feed.steps(); ++step) run_tile(step);
     arch::wait_copies<0>();  // of columns that no row keeps
     __syncthreads();
   }
@@ -282,11 +297,11 @@ struct BackwardWorker {
     const std::int64_t column_head = std::int64_t{job.batch} * (shape.heads / shape.group) + job.column_head;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      const int line = f * kFragmentRows + own_line, element = half * kHalfWidth;
-      const int column = job.column0 + f * kFragmentRows;
-      if (!shape.band.all() && column < shape.columns &&
+      const int line = f * Tile::kStep + own_line, element = half * kHalfWidth;
+      const int first_column = job.column0 + line;
+      if (!shape.band.all() && first_column < shape.columns &&
           !(is_finite(d_columns[f]) && is_finite(d_payload[f])))
-        p.marks.column(column_head, column) = 1.f;
+        p.marks.column(column_head, first_column) = 1.f;
       std::uint32_t rounded[kHalfWidth / 4];
       round_fragment<E>(rounded, d_columns[f]);
       store_words<kColumns, false>(arch::shared_address(memory.columns), line, element, rounded);
@@ -301,7 +316,7 @@ struct BackwardWorker {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float sum = reduce_lanes<kLanesOfRow>(d_bias[f][r], [](float a, float b) { return a + b; });
-          const int own_column = column + fragment_row(r);
+          const int own_column = column0(f) + fragment_row(r);
           if (threadIdx.x % kLanesOfRow == 0 && own_column < shape.columns)
             atomicAdd(p.d_column_bias + own_column, sum);
         }
@@ -320,7 +335,7 @@ struct BackwardWorker {
 };
 
 template <class E, class Tile, PayloadMonoid M, class Scores>
-__global__ void __launch_bounds__(Tile::kThreads, 1)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores) {
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
