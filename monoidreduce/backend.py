@@ -113,8 +113,8 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
         tiers, why = _tiers(operator, tensors, options, dtype)
-        engines = [f"cuda/{tier}" for tier in tiers]
         deterministic = torch.are_deterministic_algorithms_enabled()
+        engines = [f"cuda/{tiers[0]}", f"cuda/{tiers[1]}" + ("/deterministic" if deterministic else "")]
         reasons = [
             f"the tensors are on {device}, {torch.cuda.get_device_name(device)}",
             "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"

@@ -291,7 +291,7 @@ def _attention(
     }
     counter = None
     if q.is_cuda:
-        tier, _, elements = _C.attention_forward_tier(q, k, v, score_bias, **options)
+        tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, **options)
         if tier != SIMT:
             q, k, v = _mapped(q), _mapped(k), _mapped(v)
         if elements:
@@ -323,16 +323,17 @@ def _attention_backward(
         "left": left,
         "right": right,
     }
-    tier, scratch = SIMT, None
+    tier, scratch, adds_rows = SIMT, None, True
     if q.is_cuda:
-        tier, _, elements = _C.attention_backward_tier(
+        tier, _, elements, adds_rows = _C.attention_backward_tier(
             grad_out, q, k, v, score_bias, **options, deterministic=launch["deterministic"]
         )
         scratch = _statistics((elements,), q)
     gradients: list[Tensor | None]
-    if tier != SIMT and grad_out is not None:  # the three of them in one pass, whatever is needed
+    if tier != SIMT and grad_out is not None:  # the three of them together, whatever is needed
         grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
-        gradients = [_accumulator(q), k.new_empty(k.shape), v.new_empty(v.shape)]
+        d_rows = _accumulator(q) if adds_rows else q.new_empty(q.shape)
+        gradients = [d_rows, k.new_empty(k.shape), v.new_empty(v.shape)]
     else:
         gradients = [_gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
     dq, dk, dv = gradients
@@ -614,10 +615,13 @@ def _mlp_backward(
 ) -> list[Tensor]:
     launch = _launch_backward(x)
     gradients: list[Tensor | None]
-    if x.is_cuda and _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])[0] != SIMT:
-        # The gradients in one pass, whatever is needed.
+    tier, adds_rows = SIMT, True
+    if x.is_cuda:
+        tier, _, _, adds_rows = _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])
+    if tier != SIMT:  # the gradients all together, whatever is needed
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
-        gradients = [_accumulator(x), w1.new_empty(w1.shape), w2.new_empty(w2.shape)]
+        d_rows = _accumulator(x) if adds_rows else x.new_empty(x.shape)
+        gradients = [d_rows, w1.new_empty(w1.shape), w2.new_empty(w2.shape)]
     else:
         gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
     dx, dw1, dw2 = gradients

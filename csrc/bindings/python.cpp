@@ -98,7 +98,9 @@ void define_attention(py::module_& m) {
 
 // (tier, reason, elements of scratch) of a call.
 void define_tiers(py::module_& m) {
-  const auto tuple = [](const Tier& tier) { return std::make_tuple(tier.name, tier.reason, tier.scratch); };
+  const auto tuple = [](const Tier& tier) {
+    return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows);
+  };
   m.def(
       "attention_forward_tier",
       [tuple](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, double scale, double softcap,
@@ -122,7 +124,9 @@ void define_tiers(py::module_& m) {
 }
 
 void define_mlp_tiers(py::module_& m) {
-  const auto tuple = [](const Tier& tier) { return std::make_tuple(tier.name, tier.reason, tier.scratch); };
+  const auto tuple = [](const Tier& tier) {
+    return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows);
+  };
   m.def(
       "mlp_forward_tier",
       [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1) {

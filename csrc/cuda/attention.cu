@@ -17,10 +17,10 @@ Tier attention_forward_tier(const AttentionForward& x, const Launch&) {
 
 Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
-  Tier tier = fastest_tier(problem, widest_backward(problem),
-                           launch.deterministic    ? "the deterministic mode is asked for"
-                           : !x.grad_out.present() ? "only the log-sum-exp has a gradient"
-                                                   : "");
+  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256},
+                           x.grad_out.present() ? "" : "only the log-sum-exp has a gradient",
+                           launch.deterministic ? "the deterministic mode is asked for" : "");
+  tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   tier.scratch =
       tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr).size;
   return tier;
@@ -53,11 +53,14 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
     require(!gradient->present() || gradient->dtype == expected, "dk, dv: expected ", name(expected),
             ", as attention_backward_tier says, got ", name(gradient->dtype));
   }
+  const DType of_rows = tier.adds_rows ? accumulation(x.q.dtype) : x.q.dtype;
+  require(!x.d_q.present() || x.d_q.dtype == of_rows, "dq: expected ", name(of_rows),
+          ", as attention_backward_tier says, got ", name(x.d_q.dtype));
   if (tier.name == kSm80) sm80::attention_backward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::attention_backward(x, launch);
   }
-  if (!simt) return count_tier("attention_backward", tier, x.q.dtype);
+  if (!simt) return count_tier("attention_backward", tier, x.q.dtype, launch.deterministic);
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     TensorView centre = x.scratch;  // as [B, H, M]

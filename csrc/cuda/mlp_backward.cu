@@ -11,9 +11,11 @@
 namespace monoidreduce::cuda {
 
 Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
-  const std::string obstacle = launch.deterministic ? "the deterministic mode is asked for" : mlp_obstacle(x);
   const FoldProblem problem = mlp_problem(x);
-  return fastest_tier(problem, widest_backward(problem), obstacle);
+  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, mlp_obstacle(x),
+                           launch.deterministic ? "the deterministic mode is asked for" : "");
+  tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
+  return tier;
 }
 
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
@@ -24,11 +26,14 @@ void mlp_backward(const MlpBackward& x, const Launch& launch) {
     require(!gradient->present() || gradient->dtype == expected, "dw1, dw2: expected ", name(expected),
             ", as mlp_backward_tier says, got ", name(gradient->dtype));
   }
+  const DType of_rows = tier.adds_rows ? accumulation(x.x.dtype) : x.x.dtype;
+  require(!x.d_x.present() || x.d_x.dtype == of_rows, "dx: expected ", name(of_rows),
+          ", as mlp_backward_tier says, got ", name(x.d_x.dtype));
   if (tier.name == kSm80) sm80::mlp_backward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::mlp_backward(x, launch);
   }
-  if (!simt) return count_tier("mlp_backward", tier, x.x.dtype);
+  if (!simt) return count_tier("mlp_backward", tier, x.x.dtype, launch.deterministic);
   with_accumulation(x.x.dtype, [&](auto zero) {
     with_activation(x.activation, [&](auto activation) {
       using T = decltype(zero);

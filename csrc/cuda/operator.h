@@ -25,12 +25,12 @@ void with_accumulation(DType dtype, Run run) {
   }
 }
 
-inline void count_simt(const char* op, DType dtype, bool deterministic = false) {
-  count_path(op, std::string("cuda/simt/") + (deterministic ? "deterministic/" : "") + name(dtype));
+inline void count_tier(const char* op, const Tier& tier, DType dtype, bool deterministic = false) {
+  count_path(op, "cuda/" + tier.name + (deterministic ? "/deterministic/" : "/") + name(dtype));
 }
 
-inline void count_tier(const char* op, const Tier& tier, DType dtype) {
-  count_path(op, "cuda/" + tier.name + "/" + name(dtype));
+inline void count_simt(const char* op, DType dtype, bool deterministic = false) {
+  count_tier(op, {"simt", ""}, dtype, deterministic);
 }
 
 template <class T>

@@ -15,7 +15,11 @@ MONOIDREDUCE_DECLARE_TIER
 }
 namespace sm90 {
 MONOIDREDUCE_DECLARE_TIER
+// Is the sum over columns spread over blocks, in any order (Tier::adds_rows); else a pass of its own takes it.
+inline bool backward_adds_rows(const FoldProblem& p, const Launch& launch) {
+  return !launch.deterministic && p.width() <= 128 && p.payload_width() <= 128;
 }
+}  // namespace sm90
 #undef MONOIDREDUCE_DECLARE_TIER
 
 }  // namespace monoidreduce::cuda

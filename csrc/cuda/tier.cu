@@ -52,17 +52,19 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
 
 }  // namespace
 
-Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle) {
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle,
+                  std::string sm80_obstacle) {
   if (obstacle.empty()) obstacle = common_obstacle(p);
   if (!obstacle.empty()) return {kSimt, "not sm90 or sm80: " + obstacle};
-  const std::string not_sm90 = sm90_obstacle(p, widest.sm90), not_sm80 = width_obstacle(p, widest.sm80);
+  const std::string not_sm90 = sm90_obstacle(p, widest.sm90),
+                    not_sm80 = sm80_obstacle.empty() ? width_obstacle(p, widest.sm80) : sm80_obstacle;
   if (not_sm90.empty()) return {kSm90, "tensor cores, through sm_90a"};
   if (not_sm80.empty()) return {kSm80, "tensor cores, through mma.sync; not sm90: " + not_sm90};
   return {kSimt, message("not sm90: ", not_sm90, "; not sm80: ", not_sm80)};
 }
 
-Widest widest_backward(const FoldProblem& p) {
-  return {sm80::fits<sm80::BackwardTiles<false>::Width256>(p) ? 256 : 128, 128};
+std::int64_t widest_sm80_backward(const FoldProblem& p) {
+  return sm80::fits<sm80::BackwardTiles<false>::Width256>(p) ? 256 : 128;
 }
 
 }  // namespace monoidreduce::cuda

@@ -19,13 +19,14 @@ struct Widest {
   std::int64_t sm80, sm90;
 };
 
-// The fastest tier that takes a fold with a payload, and what keeps it from faster ones. obstacle: what keeps the call
-// from tensor cores whatever its fold, "" for nothing. Of a bias only those of columns are known to them (as in the
-// MLP).
-Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle = "");
+// The fastest tier that takes a fold with a payload, and what keeps it from faster ones. obstacle, sm80_obstacle: what
+// keeps the call from tensor cores, or from those kernels, whatever its fold; "" for nothing. Of a bias only those of
+// columns are known to them (as in the MLP).
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle = "",
+                  std::string sm80_obstacle = "");
 
 inline constexpr Widest kWidestForward{256, 256};
 // Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.
-Widest widest_backward(const FoldProblem& p);
+std::int64_t widest_sm80_backward(const FoldProblem& p);
 
 }  // namespace monoidreduce::cuda

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import name_of
+from calls import assert_same_bits, results, upstreams
+from specimens import Specimen, attention_inputs, name_of
 from test_attention_sm90 import (  # noqa: F401  the same tests, collected here for this tier
     HALVES,
     OPTIONS,
     SIZES,
     inputs_of,
     paths,
-    test_deterministic_mode_is_honoured,
     test_forward_is_bitwise_reproducible,
     test_graph_capture,
     test_non_finite_inputs,
@@ -40,6 +40,14 @@ def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtyp
     check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
     assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
+
+
+def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) -> None:
+    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+    assert "simt" in mr.explain("attention", *inputs.values(), causal=True).backward
 
 
 def test_is_explained(gpu: torch.device) -> None:

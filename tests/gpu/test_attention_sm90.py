@@ -24,6 +24,8 @@ SIZES: dict[str, tuple[int, ...]] = {  # batch, heads, column heads, rows, colum
     "unequal": (1, 2, 2, 190, 300, 104, 56),
     "long": (1, 2, 2, 700, 1300, 128, 128),
     "wide": (1, 2, 1, 300, 400, 256, 256),
+    "wide_one_row": (1, 4, 2, 1, 200, 256, 256),
+    "wide_long": (1, 2, 2, 500, 900, 136, 192),
     "wide_payload": (1, 2, 2, 130, 170, 64, 200),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -57,11 +59,23 @@ def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtyp
     before = paths()
     check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
-    backward = "sm90" if max(SIZES[size][5:]) <= 128 else "sm80"
-    assert ran == {
-        f"attention_forward/cuda/sm90/{name_of(dtype)}",
-        f"attention_backward/cuda/{backward}/{name_of(dtype)}",
-    }
+    assert ran == {f"attention_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_deterministic_mode(
+    size: str, options: dict[str, Any], gpu: torch.device, deterministic: None
+) -> None:
+    """As accurate, on its own kernels, with the same bits in every run."""
+    inputs, options = inputs_of(size, torch.bfloat16, gpu), {"return_lse": True, **options}
+    before = paths()
+    check_operator("attention", inputs, options)
+    ran = {path for path, n in paths().items() if n != before.get(path, 0)}
+    assert "attention_backward/cuda/sm90/deterministic/bfloat16" in ran and len(ran) == 2
+    call = Specimen("attention", "attention", attention_inputs, options=options)
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
 
 
 @pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
@@ -83,15 +97,18 @@ def test_transposed_views(gpu: torch.device) -> None:
     check_operator("attention", padded, {"causal": True})
 
 
+@pytest.mark.parametrize("size", ("ragged", "wide"))
 @pytest.mark.parametrize("place", ("q", "k", "v"))
 @pytest.mark.parametrize("value", (torch.nan, torch.inf))
 @pytest.mark.parametrize("options", (OPTIONS["causal"], OPTIONS["window"]), ids=("causal", "window"))
-def test_non_finite_inputs(options: dict[str, Any], value: float, place: str, gpu: torch.device) -> None:
+def test_non_finite_inputs(
+    options: dict[str, Any], value: float, place: str, size: str, gpu: torch.device
+) -> None:
     """They reach the rows that keep them, in value and gradient, and no others of their tile."""
-    inputs = inputs_of("ragged", torch.bfloat16, gpu)
-    inputs[place][1, 2, 150, 7] = value
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    inputs[place][-1, -1, 150, 7] = value
     found = check_operator("attention", inputs, options)
-    assert not found["out0"][1, 2].isfinite().all() and found["out0"][1, 2].isfinite().any()
+    assert not found["out0"][-1, -1].isfinite().all() and found["out0"][-1, -1].isfinite().any()
 
 
 def test_non_finite_upstream_gradient(gpu: torch.device) -> None:
@@ -119,12 +136,9 @@ def test_forward_is_bitwise_reproducible(gpu: torch.device) -> None:
         assert_same_bits({name: first[name]}, {name: second[name]})
 
 
-def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) -> None:
-    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
-    inputs = inputs_of("ragged", torch.bfloat16, gpu)
-    grads = upstreams(call, inputs)
-    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
-    assert "simt" in mr.explain("attention", *inputs.values(), causal=True).backward
+def test_deterministic_mode_is_explained(gpu: torch.device, deterministic: None) -> None:
+    explanation = mr.explain("attention", *inputs_of("ragged", torch.bfloat16, gpu).values(), causal=True)
+    assert explanation.backward == "attention_backward/cuda/sm90/deterministic/bfloat16"
 
 
 def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specimens import Inputs, name_of, normal
+from calls import assert_same_bits, results, upstreams
+from specimens import Inputs, Specimen, mlp_inputs, name_of, normal
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -54,7 +55,7 @@ def check(inputs: Inputs, activation: str, forward: str = "sm90", backward: str 
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
-    check(inputs_of(size, dtype, gpu, biases), "gelu_tanh", backward="sm80" if size == "wide" else "sm90")
+    check(inputs_of(size, dtype, gpu, biases), "gelu_tanh")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -85,7 +86,13 @@ def test_non_finite_inputs(gpu: torch.device) -> None:
     assert out[17].isnan().all() and out[torch.arange(301, device=gpu) != 17].isfinite().all()
 
 
-def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) -> None:
-    inputs = inputs_of("ragged", torch.bfloat16, gpu)
-    assert "simt" in mr.explain("mlp", *inputs.values()).backward
-    assert "sm90" in mr.explain("mlp", *inputs.values()).forward
+@pytest.mark.parametrize("size", SIZES)
+def test_deterministic_mode(size: str, gpu: torch.device, deterministic: None) -> None:
+    """As accurate, on its own kernels, with the same bits in every run."""
+    inputs = inputs_of(size, torch.bfloat16, gpu, biases=True)
+    check(inputs, "gelu_tanh", backward="sm90/deterministic")
+    call = Specimen("mlp", "mlp", mlp_inputs, options={"activation": "gelu_tanh"})
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+    explained = mr.explain("mlp", inputs["x"], inputs["w1"], inputs["w2"])
+    assert explained.backward == "mlp_backward/cuda/sm90/deterministic/bfloat16"

@@ -22,9 +22,9 @@ HEADERS = """
     block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/dense_lines.cuh kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh
-    kernel/fold_backward_sm90.cuh kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh
-    kernel/fold_forward_sm90.cuh kernel/kept.cuh kernel/launch.cuh kernel/repair.cuh kernel/row_fragment.cuh
+    kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh kernel/fold_backward_simt.cuh
+    kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh kernel/fold_forward_simt.cuh
+    kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/kept.cuh kernel/launch.cuh kernel/repair.cuh kernel/row_fragment.cuh
     kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh kernel/strided_lines.cuh
     kernel/tensor_map.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
@@ -41,14 +41,14 @@ SOURCES = """
     operators.cpp path_counter.cpp
     bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp
-    cpu/mlp.cpp cpu/with_accumulator.h
+    cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu cuda/distillation.cu cuda/element.h
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu cuda/mlp_passes.cuh cuda/operator.h
-    cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
+    cuda/reduce_losses.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/mlp_backward.cu
     cuda/sm80/mlp_forward.cu cuda/sm80/tiles.h
-    cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/mlp_backward.cu
-    cuda/sm90/mlp_forward.cu
+    cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/backward_kernels.cuh
+    cuda/sm90/mlp_backward.cu cuda/sm90/mlp_forward.cu
 """
 INFO = f"monoidreduce-{mr.__version__}.dist-info/"
 

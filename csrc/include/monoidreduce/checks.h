@@ -66,8 +66,8 @@ class Operands {
 
   // Of gradients other than a bias's, see operators.h.
   DType gradient() const { return leading_.is_cuda() ? accumulator : dtype; }
-  // The same for a column-side gradient where CUDA has more than one tier: it is for the tier to say which of the two.
-  DType column_gradient(const TensorView& t) const { return t.dtype == dtype ? dtype : gradient(); }
+  // The same where CUDA has more than one tier: it is for the tier to say which of the two.
+  DType tier_gradient(const TensorView& t) const { return t.dtype == dtype ? dtype : gradient(); }
 
   // A tensor of any strides.
   void strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
@@ -166,9 +166,9 @@ inline void check(const AttentionBackward& x) {
   call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
-  call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.gradient());
-  call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.column_gradient(x.d_k));
-  call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.column_gradient(x.d_v));
+  call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.tier_gradient(x.d_q));
+  call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.tier_gradient(x.d_k));
+  call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.tier_gradient(x.d_v));
   call.optional_strided("dbias", x.d_bias, {s.b, s.h, s.m, s.n}, call.accumulator);
   Axis elements{"elements"};
   if (x.q.is_cuda()) call.contiguous("scratch", x.scratch, {elements}, call.accumulator);
@@ -311,9 +311,9 @@ inline void check(const MlpBackward& x) {
   MlpAxes s;
   const Operands call = check_mlp_inputs(x, s);
   call.strided("grad_out", x.grad_out, {s.b, s.n}, call.dtype);
-  call.optional_contiguous("dx", x.d_x, {s.b, s.m}, call.gradient());
-  call.optional_contiguous("dw1", x.d_w1, {s.k, s.m}, call.column_gradient(x.d_w1));
-  call.optional_contiguous("dw2", x.d_w2, {s.n, s.k}, call.column_gradient(x.d_w2));
+  call.optional_contiguous("dx", x.d_x, {s.b, s.m}, call.tier_gradient(x.d_x));
+  call.optional_contiguous("dw1", x.d_w1, {s.k, s.m}, call.tier_gradient(x.d_w1));
+  call.optional_contiguous("dw2", x.d_w2, {s.n, s.k}, call.tier_gradient(x.d_w2));
   call.optional_contiguous("dbias1", x.d_bias1, {s.k}, call.accumulator);
   require(!x.d_bias1.present() || x.bias1.present(),
           "dbias1: expected none where bias1 is none, got a tensor");

@@ -140,6 +140,8 @@ MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 struct Tier {
   std::string name, reason;
   std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
+  bool adds_rows =
+      true;  // does it add to the gradients of rows (d_q, d_x), or write them in the inputs' type
 };
 Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
 Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);

@@ -22,10 +22,11 @@
 namespace monoidreduce::sm90 {
 
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
-// gradient lie with their columns adjacent, [payload width, columns].
-template <int kWidth_, int kRows_, bool kTransposed_ = false>
+// gradient lie with their columns adjacent, [payload width, columns]. kAddsRows: is d_rows wanted; it is the one sum that
+// several blocks add to, in any order, so the deterministic mode takes it from fold_backward_pass.
+template <int kWidth_, int kRows_, bool kTransposed_, bool kAddsRows_>
 struct BackwardTile {
-  static constexpr bool kTransposed = kTransposed_;
+  static constexpr bool kTransposed = kTransposed_, kAddsRows = kAddsRows_;
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
@@ -234,6 +235,17 @@ struct BackwardConsumer {
     std::uint32_t weights[kRows / 4], dz[kRows / 4];
     round_fragment<E>(weights, dots);
     round_fragment<E>(dz, u);
+    if constexpr (!Tile::kAddsRows) {
+      accumulate(d_payload, weights, memory.grad_out[at.stage]);
+      accumulate(d_columns, dz, memory.rows[at.stage]);
+      arch::wait_products<1>();
+      if (leads()) memory.grad_ring.release(at);
+      arch::wait_products<0>();
+      arch::pin(d_columns);
+      arch::pin(d_payload);
+      if (leads()) memory.row_ring.release(at);
+      return;
+    }
     store_fragment<kColumns>(arch::shared_address(memory.dz[at.stage]), warpgroup * kFragmentRows, dz);
 
     accumulate(d_payload, weights, memory.grad_out[at.stage]);
@@ -361,7 +373,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     arch::release_registers<40>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
     if (warp == 0 && arch::elect()) produce<BackwardConsumer<E, Tile, M, Scores>::kResiduals>(p, job, memory);
-    if (warp == 1) add_rows(p, job, memory);
+    if (Tile::kAddsRows && warp == 1) add_rows(p, job, memory);
   } else {
     arch::take_registers<232>();
     BackwardConsumer<E, Tile, M, Scores> consumer{
@@ -371,8 +383,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
-// written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+// wanted: grad_out and every gradient of the problem's rows (float, added to; with Tile::kAddsRows), columns and payload
+// (element type E, written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
@@ -387,7 +399,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .columns = tensor_map(p.b, Tile::kColumns),
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
-      .d_rows = tensor_map(wanted.d_a, Tile::kSharedRows),
+      .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
       .d_columns = tensor_map(wanted.d_b, kFragmentRows),
       .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
                                      : tensor_map(wanted.d_payload, kFragmentRows),
