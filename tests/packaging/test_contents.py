@@ -24,9 +24,9 @@ HEADERS = """
     cpu/thread_pool.h cpu/tiles.h
     kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh kernel/fold_backward_simt.cuh
     kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh kernel/fold_forward_simt.cuh
-    kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/kept.cuh kernel/launch.cuh kernel/repair.cuh kernel/row_fragment.cuh
-    kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh kernel/strided_lines.cuh
-    kernel/tensor_map.cuh
+    kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/kept.cuh kernel/launch.cuh
+    kernel/repair.cuh kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh
+    kernel/schedule.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh
