@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -69,9 +70,12 @@ def _accumulator(of: Tensor) -> Tensor:
 
 def _mapped(t: Tensor) -> Tensor:
     """The 16-bit tensor, or a copy, as tensor-core kernels read it: rows dense, all else on 16 bytes."""
-    strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
-    if t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides) and t.data_ptr() % 16 == 0:
-        return t
+    if t.data_ptr() % 16 == 0:
+        if t.is_contiguous() and t.shape[-1] % 8 == 0:
+            return t
+        strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
+        if t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides):
+            return t
     return t.clone(memory_format=torch.contiguous_format)
 
 
@@ -102,7 +106,8 @@ def _unreduced(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: 
 
 
 def _launch(on: Tensor) -> dict[str, int]:
-    stream = torch.cuda.current_stream(on.device).cuda_stream if on.is_cuda else 0
+    # What torch.cuda.current_stream(device).cuda_stream says, 40 times as fast.
+    stream = torch._C._cuda_getCurrentRawStream(on.device.index) if on.is_cuda else 0
     return {"threads": torch.get_num_threads(), "stream": stream}
 
 
@@ -115,6 +120,13 @@ def _launch_backward(on: Tensor) -> dict[str, Any]:
 
 def _names(arguments: str) -> list[str]:
     return [argument.split()[-1] for argument in arguments.split(", ")]
+
+
+def _picker(indices: list[int]) -> Callable[[Any], Any]:
+    """The elements at these indices of what it is given, faster than any loop in Python."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return itemgetter(slice(indices[0], indices[0] + 1)) if indices else lambda _: ()
 
 
 def _any_requires_grad(args: tuple[Any, ...]) -> bool:
@@ -190,12 +202,12 @@ def _register(
     `residuals` are the outputs that the backward reads.
     """
     results = _names(outputs)
-    saved = [results.index(residual) for residual in _names(residuals)] if residuals else []
-    constants = [i for i, result in enumerate(results) if result not in _names(differentiable)]
+    saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
+    constants = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
     input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
-    kept = "".join(f"Tensor {results[i]}, " for i in saved)
+    kept = "".join(f"Tensor {result}, " for result in saved(results))
     returns = ", ".join("Tensor" for _ in results)
     tags = (torch.Tag.pt2_compliant_tag,)
     _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
@@ -211,8 +223,8 @@ def _register(
 
     def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         result = result if isinstance(result, tuple) else (result,)
-        ctx.save_for_backward(*args[:input_count], *(result[i] for i in saved))
-        ctx.mark_non_differentiable(*(result[i] for i in constants))
+        ctx.save_for_backward(*args[:input_count], *saved(result))
+        ctx.mark_non_differentiable(*constants(result))
         ctx.set_materialize_grads(False)
         ctx.options = args[input_count:]
 
