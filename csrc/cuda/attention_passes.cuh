@@ -12,11 +12,17 @@
 
 namespace monoidreduce::cuda {
 
-// Calls run(scores) with the score policy that the options need.
-template <class Run>
-void with_attention_scores(const ScoreOptions& options, Run run) {
-  if (options.softcap == 0) return run(ScaledScores<Bits>(options, kLog2E));
-  run(SoftcappedScores<Bits>(options, kLog2E));
+template <class Scores>
+inline constexpr bool kElementBiased = std::is_same_v<std::decay_t<Scores>, ElementBiasedScores<Bits>>;
+
+// Calls run(scores) with the score policy that a problem needs. kBiased: does the tier take biases of scores.
+template <bool kBiased, class Run>
+void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
+  if constexpr (kBiased) {
+    if (p.bias.present()) return run(ElementBiasedScores<Bits>(p.score, kLog2E, p.bias, d_bias));
+  }
+  if (p.score.softcap == 0) return run(ScaledScores<Bits>(p.score, kLog2E));
+  run(SoftcappedScores<Bits>(p.score, kLog2E));
 }
 
 // A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits do
@@ -39,14 +45,13 @@ struct RepairedRows {
 };
 
 // run(E{}, scores, problem, rows) folds with a tier's kernel.
-template <class Run>
+template <bool kBiased, class Run>
 void attention_forward_passes(const AttentionForward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
   float *const lse = data<float>(x.lse), *const lse_low = data<float>(x.lse_low);
   with_element(x.q.dtype, [&](auto element) {
-    with_attention_scores(problem.score, [&](const auto& scores) {
-      run(element, scores, problem, AttentionRows{lse, lse_low});
-    });
+    with_attention_scores<kBiased>(
+        problem, {}, [&](const auto& scores) { run(element, scores, problem, AttentionRows{lse, lse_low}); });
   });
   repair_forward(LogSumExp<float>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
 }
@@ -86,7 +91,7 @@ struct RepairedGradientRows {
 };
 
 // run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
-template <class Run>
+template <bool kBiased, class Run>
 void attention_backward_passes(const AttentionBackward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
   const BackwardScratch scratch(x, data<float>(x.scratch));
@@ -94,10 +99,10 @@ void attention_backward_passes(const AttentionBackward& x, const Launch& launch,
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   with_element(x.q.dtype, [&](auto element) {
     prepare_rows<decltype(element)>(
-        {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], !problem.range.all()}, scratch.residuals,
+        {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)}, scratch.residuals,
         scratch.marks, launch);
-    with_attention_scores(problem.score,
-                          [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
+    with_attention_scores<kBiased>(
+        problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
   });
   const RepairedGradientRows rows{data<float>(x.lse), data<float>(x.lse_low), scratch.residuals, x.q.size[2],
                                   1 / scale};

@@ -21,8 +21,8 @@ std::string common_obstacle(const FoldProblem& p) {
   if (named_tier() == kSimt) return "MONOIDREDUCE_CUDA_TIER=simt";
   if (p.a.dtype != DType::kBFloat16 && p.a.dtype != DType::kFloat16)
     return message("the inputs are ", name(p.a.dtype), ", not bfloat16 or float16");
-  const bool of_columns = p.bias.stride[0] == 0 && p.bias.stride[1] == 0 && p.bias.stride[2] == 0;
-  if (p.bias.present() && !(p.score.bias_inside && of_columns)) return "there is a bias of scores";
+  if (p.bias.present() && !p.score.bias_inside && p.score.softcap != 0)
+    return "there are both a softcap and a bias of scores";
   if (!(p.score.scale > 0)) return message("the scale is ", p.score.scale, ", not positive");
   if (p.a.numel() == 0 || p.b.numel() == 0) return "there is nothing to fold";
   // Row, column and job numbers are 32-bit.
@@ -47,6 +47,7 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device),
             minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
   if (major != 9 || minor != 0) return message("the GPU is sm_", major, minor, ", not sm_90");
+  if (p.bias.present() && !p.score.bias_inside) return "there is a bias of scores";
   return width_obstacle(p, widest);
 }
 

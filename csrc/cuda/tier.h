@@ -20,8 +20,8 @@ struct Widest {
 };
 
 // The fastest tier that takes a fold with a payload, and what keeps it from faster ones. obstacle, sm80_obstacle: what
-// keeps the call from tensor cores, or from those kernels, whatever its fold; "" for nothing. Of a bias only those of
-// columns are known to them (as in the MLP).
+// keeps the call from tensor cores, or from those kernels, whatever its fold; "" for nothing. A bias inside a
+// score must be one of columns, as in the MLP.
 Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle = "",
                   std::string sm80_obstacle = "");
 

@@ -161,19 +161,27 @@ def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -
         ({"dtype": torch.float32}, "float32"),
         ({"width": 12}, "12"),
         ({"value_width": 264}, "264"),
-        ({"bias": (190, 300)}, "bias"),
+        ({"bias": (190, 300), "softcap": 2.0}, "softcap"),
         ({"scale": -1.0}, "scale"),
     ),
     ids=lambda p: next(iter(p)) if isinstance(p, dict) else "",
 )
 def test_what_is_not_covered_says_why(change: dict[str, Any], reason: str, gpu: torch.device) -> None:
-    options = {name: change.pop(name) for name in ("scale",) if name in change}
+    options = {name: change.pop(name) for name in ("scale", "softcap") if name in change}
     change = {"dtype": torch.bfloat16, "width": 64, "value_width": 64, **change}
     inputs = attention_inputs(1, 2, 2, 190, 300, device=gpu, **change)
     bias = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
     explanation = mr.explain("attention", *inputs.values(), **bias, **options)
     assert "simt" in explanation.forward
     assert any(text.startswith("forward: not sm90") and reason in text for text in explanation.reasons)
+
+
+def test_bias_takes_the_other_kernels(gpu: torch.device) -> None:
+    inputs = attention_inputs(1, 2, 2, 190, 300, 64, 64, bias=(190, 300), dtype=torch.bfloat16, device=gpu)
+    bias = inputs.pop("bias")
+    explanation = mr.explain("attention", *inputs.values(), bias=bias)
+    assert explanation.forward == "attention_forward/cuda/sm80/bfloat16"
+    assert any(text.endswith("not sm90: there is a bias of scores") for text in explanation.reasons)
 
 
 def test_graph_capture(gpu: torch.device) -> None:

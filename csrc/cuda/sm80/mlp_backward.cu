@@ -10,7 +10,7 @@ using namespace monoidreduce::sm80;
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
   mlp_backward_pass(
       x, [&](auto element, const auto& m, const auto& scores, const auto& problem, const auto& wanted) {
-        with_backward_tile<true>(problem, [&](auto tile) {
+        with_backward_tile<true, false>(problem, [&](auto tile) {
           fold_backward<decltype(element), decltype(tile)>(m, scores, problem, wanted, {}, {}, launch);
         });
       });

@@ -14,14 +14,14 @@ bool fits(const FoldProblem& p) {
          static_cast<int>(sizeof(monoidreduce::sm80::BackwardMemory<Tile>));
 }
 
-template <bool kTransposed>
+template <bool kTransposed, bool kBiased = false>
 struct BackwardTiles {
   template <int kWidth, int kRows, int kColumns, int kWarps, int kStages, int kBlocks>
   using Tile =
       monoidreduce::sm80::BackwardTile<kWidth, kRows, kColumns, kWarps, kStages, kBlocks, kTransposed>;
   // TFLOP/s on an H100, full: width 64, 8k tokens, 274, the small tile 243; width 128, 16k, 310 and 273; width 256, 8k, 221,
   // and 201 with two stages of 32 rows. More columns mean fewer additions to the rows' gradients.
-  using Width64 = Tile<64, 128, 128, 8, 2, 1>;
+  using Width64 = Tile<64, kBiased ? 64 : 128, 128, 8, 2, 1>;  // a bias of scores takes registers
   using SmallWidth64 = Tile<64, 64, 64, 4, 1, 3>;
   using Width128 = Tile<128, 64, 128, 8, 2, 1>;
   using SmallWidth128 = Tile<128, 64, 64, 4, 1, 2>;
@@ -29,9 +29,9 @@ struct BackwardTiles {
 };
 
 // Calls run(Tile{}) with the tile for a problem.
-template <bool kTransposed, class Run>
+template <bool kTransposed, bool kBiased, class Run>
 void with_backward_tile(const FoldProblem& p, Run run) {
-  using Tiles = BackwardTiles<kTransposed>;
+  using Tiles = BackwardTiles<kTransposed, kBiased>;
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (width <= 64 && fits<typename Tiles::Width64>(p)) return run(typename Tiles::Width64{});
   if (width <= 64) return run(typename Tiles::SmallWidth64{});

@@ -56,10 +56,4 @@ __device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const Colu
   return valid;
 }
 
-// The bias that a score has: 0 where there is none or where it only excludes.
-template <class T>
-__device__ __forceinline__ T score_bias(const Matrix<T>& bias, std::int64_t row, std::int64_t column) {
-  return bias.tensor.data != nullptr && bias.tensor.dtype != DType::kBool ? bias.read(row, column) : T(0);
-}
-
 }  // namespace monoidreduce

@@ -1,17 +1,23 @@
 // Score policies of the tensor-core kernels: score.h for a fragment, its cases apart so that each costs only what it
 // needs.
 //
-//   kMonotone      does the score grow with the dot product; then a fragment may hold dot products where scores are
-//                  meant, an absent score is an absent dot product, and
-//   value(dot, i)  is the score of element i of the fragment; it may fuse with what uses it
-//   rounded(dot)   the same, as a number of its own
-//   prepare(tile, column0)             dot products become what the fragment is to hold; column0: of the tile
-//   prepare_transposed(tile, column0)  the same for the backward pass, whose fragments have columns for rows
-//   unit()         derivative of the score in natural units by what chain() is the derivative by
-//   chain(g, score)  from the derivative by the score
+//   of_head(batch, head)  the policy of a head, which has what follows
+//   kMonotone             does the score grow with the dot product; then a fragment may hold dot products where scores
+//                         are meant, an absent score is an absent dot product, and
+//   value(dot, i)         is the score of element i of the fragment; it may fuse with what uses it
+//   rounded(dot)          the same, as a number of its own
+//   prepare(tile, row0, column0)
+//                         dot products become what the fragment is to hold; row0, column0: of the tile
+//   prepare_transposed(tile, row0, column0)
+//                         the same for the backward pass, whose fragments have columns for rows
+//   unit()                derivative of the score in natural units by what chain() is the derivative by
+//   chain(g, score)       from the derivative by the score
+//   finish_transposed(weights, g, row0, column0)
+//                         sees the weights and what chain() returned, 0 where a row does not keep a column
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
+#include "monoidreduce/block/matrix.cuh"
 #include "monoidreduce/score.h"
 
 namespace monoidreduce {
@@ -23,11 +29,12 @@ struct BiasedScores {
   const E* bias;
   std::int64_t stride;
   int columns;
+  __device__ __forceinline__ const BiasedScores& of_head(int, int) const { return *this; }
   __device__ __forceinline__ float bias_of(int column) const {
     return column < columns ? static_cast<float>(bias[column * stride]) : 0.f;
   }
   template <int kSize>
-  __device__ __forceinline__ void prepare(float (&tile)[kSize], int column0) const {
+  __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int column0) const {
     if (bias == nullptr) return;
 #pragma unroll
     for (int i = 0; i < kSize; i += 4) {
@@ -39,7 +46,7 @@ struct BiasedScores {
     }
   }
   template <int kSize>
-  __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int column0) const {
+  __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int, int column0) const {
     if (bias == nullptr) return;
     const float x[2] = {bias_of(column0 + fragment_row(0)), bias_of(column0 + fragment_row(1))};
 #pragma unroll
@@ -48,6 +55,8 @@ struct BiasedScores {
   __device__ __forceinline__ R value(R score, int) const { return score; }
   __device__ __forceinline__ R rounded(R score) const { return score; }
   __device__ __forceinline__ R unit() const { return R(1); }
+  template <int kSize>
+  __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
   __device__ __forceinline__ R chain(R g, R) const { return g; }
 };
 
@@ -58,13 +67,16 @@ struct ScaledScores {
   float scale, natural_scale;
   ScaledScores(const ScoreOptions& o, double units)
       : scale(float(o.scale * units)), natural_scale(float(o.scale)) {}
+  __device__ __forceinline__ const ScaledScores& of_head(int, int) const { return *this; }
   template <int kSize>
-  __device__ __forceinline__ void prepare(float (&)[kSize], int) const {}
+  __device__ __forceinline__ void prepare(float (&)[kSize], int, int) const {}
   template <int kSize>
-  __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int) const {}
+  __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int, int) const {}
   __device__ __forceinline__ R value(R dot, int) const { return dot * R(scale); }
   __device__ __forceinline__ R rounded(R dot) const { return __fmul_rn(dot.x, scale); }
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
+  template <int kSize>
+  __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
   __device__ __forceinline__ R chain(R g, R) const { return g; }
 };
 
@@ -78,22 +90,94 @@ struct SoftcappedScores {
         inverse_softcap(float(1 / (o.softcap * units))),
         natural_scale(float(o.scale)),
         scale_over_softcap(float(o.scale / o.softcap)) {}
+  __device__ __forceinline__ const SoftcappedScores& of_head(int, int) const { return *this; }
   template <int kSize>
-  __device__ __forceinline__ void prepare(float (&tile)[kSize], int) const {
+  __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int) const {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) tile[i] = (R(softcap) * tanh(R(tile[i]) * R(scale_over_softcap))).x;
   }
   template <int kSize>
-  __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int column0) const {
-    prepare(tile, column0);
+  __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int row0, int column0) const {
+    prepare(tile, row0, column0);
   }
   __device__ __forceinline__ R value(R score, int) const { return score; }
   __device__ __forceinline__ R rounded(R score) const { return score; }
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
+  template <int kSize>
+  __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
   // An absent score, -inf, has g = 0.
   __device__ __forceinline__ R chain(R g, R score) const {
     const R gate = score * R(inverse_softcap);
     return select(g == R(0), g, g * (R(1) - gate * gate));
+  }
+};
+
+// scale * dot + bias, of row and column; an element whose bias is false is absent. The gradient of a floating bias is added
+// to d_bias.
+template <class R>
+struct ElementBiasedScores {
+  Tensor bias, d_bias;  // [batch, heads, rows, columns]; d_bias: float, or absent
+  float scale, natural_scale, units;
+  ElementBiasedScores(const ScoreOptions& o, double units, const TensorView& bias, const TensorView& d_bias)
+      : bias(bias),
+        d_bias(d_bias),
+        scale(float(o.scale * units)),
+        natural_scale(float(o.scale)),
+        units(float(units)) {}
+
+  struct OfHead {
+    static constexpr bool kMonotone = false;
+    const ElementBiasedScores& all;
+    Matrix<float> bias, d_bias;
+
+    // What is added to a score in natural units, -inf where it is absent. Rows and columns beyond the last weigh nothing:
+    // any bias does.
+    __device__ __forceinline__ float addend(int row, int column) const {
+      const char* const at = bias.at(::min(row, int(bias.rows()) - 1), ::min(column, int(bias.width()) - 1));
+      if (bias.tensor.dtype == DType::kBool) return *at ? 0.f : -INFINITY;
+      return Matrix<float>::Access::widen(Matrix<float>::Access::load(at, bias.tensor.dtype),
+                                          bias.tensor.dtype);
+    }
+    // The same in both passes, whatever the compiler makes of the code around.
+    __device__ __forceinline__ float score(float dot, int row, int column) const {
+      const float b = addend(row, column);
+      return b == -INFINITY ? b : __fmaf_rn(dot, all.scale, __fmul_rn(b, all.units));
+    }
+    template <int kSize>
+    __device__ __forceinline__ void prepare(float (&tile)[kSize], int row0, int column0) const {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i)
+        tile[i] = score(tile[i], row0 + fragment_row(row_of_element(i)), column0 + fragment_column(i));
+    }
+    template <int kSize>
+    __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int row0, int column0) const {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i)
+        tile[i] = score(tile[i], row0 + fragment_column(i), column0 + fragment_row(row_of_element(i)));
+    }
+    __device__ __forceinline__ R value(R score, int) const { return score; }
+    __device__ __forceinline__ R rounded(R score) const { return score; }
+    __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
+    __device__ __forceinline__ R chain(R g, R) const { return g; }
+    template <int kSize>
+    __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int row0,
+                                                      int column0) const {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        if (weights[i] == 0.f) g[i] = 0.f;  // the payload of an absent element may not be finite
+      }
+      if (d_bias.tensor.data == nullptr) return;
+      const float factor = 1.f / all.natural_scale;
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        const int row = row0 + fragment_column(i), column = column0 + fragment_row(row_of_element(i));
+        if (row < d_bias.rows() && column < d_bias.width())
+          atomicAdd(reinterpret_cast<float*>(d_bias.at(row, column)), g[i] * factor);
+      }
+    }
+  };
+  __device__ __forceinline__ OfHead of_head(int batch, int head) const {
+    return {*this, Matrix<float>(bias, batch, head), Matrix<float>(d_bias, batch, head)};
   }
 };
 

@@ -90,4 +90,16 @@ struct Matrix {
   }
 };
 
+// The bias that a score has: 0 where there is none or where it only excludes.
+template <class T>
+__device__ __forceinline__ T score_bias(const Matrix<T>& bias, std::int64_t row, std::int64_t column) {
+  return bias.tensor.data != nullptr && bias.tensor.dtype != DType::kBool ? bias.read(row, column) : T(0);
+}
+
+// Does a bias of scores leave an element: it may exclude it.
+template <class T>
+__device__ __forceinline__ bool leaves(const Matrix<T>& bias, std::int64_t row, std::int64_t column) {
+  return bias.tensor.data == nullptr || bias.tensor.dtype != DType::kBool || *bias.at(row, column) != 0;
+}
+
 }  // namespace monoidreduce

@@ -224,11 +224,11 @@ struct PassConsumer {
     Kept kept[2];
     bool full;
     if constexpr (Tile::kOfRows) {
-      scores_of.prepare(scores, line);
+      scores_of.prepare(scores, own_line(), line);
       full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
       if (!full) find_kept_columns(kept, shape, own_line(), line);
     } else {
-      scores_of.prepare_transposed(scores, own_line());
+      scores_of.prepare_transposed(scores, line, own_line());
       full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
       if (!full) find_kept_rows(kept, shape, line, own_line());
     }

@@ -120,7 +120,7 @@ struct BackwardWorker {
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
 
   const M& m;
-  const Scores& scores;
+  const Scores& all_scores;
   const BackwardArguments& p;
   const ColumnJob<kRows, kColumns>& job;
   BackwardMemory<Tile>& memory;
@@ -200,7 +200,7 @@ struct BackwardWorker {
     // rows 290; without additions 345.)
     const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
-    const bool marking = !full && !shape.band.all();
+    const bool marking = shape.sieved || (!full && !shape.band.all());
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const float (&x)[kShareWidth / 2] = share[part];
@@ -241,17 +241,20 @@ struct BackwardWorker {
       }
     };
     const bool full = p.shape.keeps_all(row0, kRows, job.column0, kColumns);
+    const auto& scores = all_scores.of_head(job.batch, head);
+    const int own_row0 = row0 + half * kHalfRows;
     std::uint32_t weights[kFragments][kHalfRows / 4], dz[kFragments][kHalfRows / 4];
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
-      scores.prepare_transposed(dots[f], column0(f));
+      scores.prepare_transposed(dots[f], own_row0, column0(f));
       pull_fragment(m, scores, residual, dots[f], u[f]);
       if (!full) {
         Kept kept[2];
-        find_kept_rows(kept, p.shape, row0 + half * kHalfRows, column0(f));
+        find_kept_rows(kept, p.shape, own_row0, column0(f));
         clear_fragment(kept, dots[f]);
         clear_fragment(kept, u[f]);
       }
+      scores.finish_transposed(dots[f], u[f], own_row0, column0(f));
       if (p.d_column_bias) {
 #pragma unroll
         for (int i = 0; i < kHalfRows / 2; ++i) d_bias[f][row_of_element(i)] += u[f][i];
@@ -299,7 +302,7 @@ struct BackwardWorker {
     for (int f = 0; f < kFragments; ++f) {
       const int line = f * Tile::kStep + own_line, element = half * kHalfWidth;
       const int first_column = job.column0 + line;
-      if (!shape.band.all() && first_column < shape.columns &&
+      if (shape.partial() && first_column < shape.columns &&
           !(is_finite(d_columns[f]) && is_finite(d_payload[f])))
         p.marks.column(column_head, first_column) = 1.f;
       std::uint32_t rounded[kHalfWidth / 4];

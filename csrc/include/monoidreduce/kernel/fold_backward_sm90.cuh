@@ -207,7 +207,7 @@ struct BackwardConsumer {
     arch::pin(dots);
     arch::pin(u);
 
-    scores.prepare_transposed(dots, own_column0);
+    scores.prepare_transposed(dots, row0, own_column0);
     const float *product = memory.product[at.stage] + fragment_column(0),
                 *upstream = memory.upstream[at.stage] + fragment_column(0);
     pull_fragment(

@@ -76,13 +76,14 @@ struct ForwardFeed {
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
-                        const __grid_constant__ Scores scores_of, const __grid_constant__ Rows rows) {
+                        const __grid_constant__ Scores all_scores, const __grid_constant__ Rows rows) {
   using R = typename M::Real;
   constexpr int kWidth = Tile::kWidth, kColumns = Tile::kColumns, kFragments = Tile::kFragments;
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<ForwardMemory<Tile>*>(shared_bytes);
   const RowJob job = RowSchedule<Tile::kRows, kColumns>{p.shape}(blockIdx.x);
   const int column_head = job.head / p.shape.group;
+  const auto& scores_of = all_scores.of_head(job.batch, job.head);
   const ForwardFeed<Tile> feed{p.columns.head(job.batch, column_head), p.payload.head(job.batch, column_head),
                                job.first_tile, job.tiles, memory};
 

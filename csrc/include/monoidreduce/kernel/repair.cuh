@@ -1,4 +1,5 @@
-// The rows and columns of a banded fold that the tensor cores cannot compute: those next to a number that is not finite.
+// The rows and columns that the tensor cores cannot compute where a row does not keep every column, by its range or by a
+// bias that excludes: those next to a number that is not finite.
 //
 // A matrix product multiplies what a row does not keep by 0, and 0 times infinity or NaN is NaN. So where a row does not
 // keep every column of a tile, the fold's kernels mark results that are not finite, and after them these kernels compute
@@ -9,6 +10,7 @@
 #include "monoidreduce/block/matrix.cuh"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/kernel/row_residuals.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce {
@@ -58,7 +60,7 @@ struct WarpRow {
 };
 
 struct RepairArguments {
-  Tensor rows, columns, payload, out;             // of the forward pass
+  Tensor rows, columns, payload, bias, out;       // of the forward pass
   Tensor grad_out, d_rows, d_columns, d_payload;  // of the backward pass
   ColumnRange range;
 };
@@ -81,11 +83,13 @@ __global__ void __launch_bounds__(256)
     const std::int64_t row = flat % count, head = flat / count % heads, batch = flat / count / heads;
     const Matrix<float> b(p.columns, batch, head / group), v(p.payload, batch, head / group);
     const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
+    const Matrix<float> bias(p.bias, batch, head);
     typename M::State state = m.identity();
     WarpRow sum = WarpRow::zero();
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
-      const Element<float> e{score.value(a.dot(WarpRow::read(b, j)), 0.f), 0.f, 0, -1};
+      if (!leaves(bias, row, j)) continue;
+      const Element<float> e{score.value(a.dot(WarpRow::read(b, j)), score_bias(bias, row, j)), 0.f, 0, -1};
       const auto before = m.frame_of(state), frame = m.join(before, m.frame(e));
       state = m.accumulate(m.reframe(state, frame), e);
       sum.add(m.rescale(before, frame), m.weight(e, frame), WarpRow::read(v, j));
@@ -116,23 +120,25 @@ __global__ void __launch_bounds__(256)
   struct Pulled {
     float dot, weight;
   };
-  const auto pull_one = [&](std::int64_t flat_row, const WarpRow& a, const WarpRow& g, const WarpRow& b,
-                            const WarpRow& v) {
+  const auto pull_one = [&](std::int64_t flat_row, float bias, const WarpRow& a, const WarpRow& g,
+                            const WarpRow& b, const WarpRow& v) {
     const float dot = a.dot(b);
-    const Element<float> e{score.value(dot, 0.f), 0.f, 0, -1};
+    const Element<float> e{score.value(dot, bias), 0.f, 0, -1};
     const auto pulled = pull(m, e, rows.product(flat_row), rows.upstream(flat_row), g.dot(v));
-    return Pulled{pulled.score * score.slope(dot, 0.f) * score.scale, pulled.weight};
+    return Pulled{pulled.score * score.slope(dot, bias) * score.scale, pulled.weight};
   };
   const auto repair_row = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
     const Matrix<float> columns_of(p.columns, batch, head / group), payload(p.payload, batch, head / group);
     const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
     const WarpRow g = WarpRow::read(Matrix<float>(p.grad_out, batch, head), row);
+    const Matrix<float> bias(p.bias, batch, head);
     WarpRow d_row = WarpRow::zero();
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
-      const WarpRow b = WarpRow::read(columns_of, j);
-      d_row.add(
-          1.f, pull_one((batch * heads + head) * row_count + row, a, g, b, WarpRow::read(payload, j)).dot, b);
+      if (!leaves(bias, row, j)) continue;
+      const WarpRow b = WarpRow::read(columns_of, j), v = WarpRow::read(payload, j);
+      const std::int64_t flat_row = (batch * heads + head) * row_count + row;
+      d_row.add(1.f, pull_one(flat_row, score_bias(bias, row, j), a, g, b, v).dot, b);
       if (d_row.is_lost(p.rows.size[3])) break;
     }
     d_row.write(Matrix<float>(p.d_rows, batch, head), row);
@@ -143,12 +149,15 @@ __global__ void __launch_bounds__(256)
     WarpRow d_column = WarpRow::zero(), d_payload = WarpRow::zero();
 #pragma unroll 1
     for (std::int64_t head = column_head * group; head < (column_head + 1) * group; ++head) {
-      const Matrix<float> rows_of(p.rows, batch, head), grads(p.grad_out, batch, head);
+      const Matrix<float> rows_of(p.rows, batch, head), grads(p.grad_out, batch, head),
+          bias(p.bias, batch, head);
 #pragma unroll 1
       for (std::int64_t row = 0; row < row_count; ++row) {
-        if (column < p.range.begin(row) || column >= p.range.end(row, columns)) continue;
+        if (column < p.range.begin(row) || column >= p.range.end(row, columns) || !leaves(bias, row, column))
+          continue;
         const WarpRow a = WarpRow::read(rows_of, row), g = WarpRow::read(grads, row);
-        const Pulled pulled = pull_one((batch * heads + head) * row_count + row, a, g, b, v);
+        const Pulled pulled =
+            pull_one((batch * heads + head) * row_count + row, score_bias(bias, row, column), a, g, b, v);
         d_column.add(1.f, pulled.dot, a);
         d_payload.add(1.f, pulled.weight, g);
         if (d_column.is_lost(p.rows.size[3]) && d_payload.is_lost(p.payload.size[3])) break;
@@ -180,10 +189,11 @@ __global__ void __launch_bounds__(256)
 template <PayloadMonoid M, class Rows>
 void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
                     const Launch& launch) {
-  if (p.range.all()) return;
+  if (!is_partial(p)) return;
   const RepairArguments arguments{.rows = Tensor(p.a),
                                   .columns = Tensor(p.b),
                                   .payload = Tensor(p.payload),
+                                  .bias = Tensor(p.bias),
                                   .out = Tensor(out),
                                   .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
@@ -194,10 +204,11 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Te
 template <PayloadMonoid M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
-  if (p.range.all()) return;
+  if (!is_partial(p)) return;
   const RepairArguments arguments{.rows = Tensor(p.a),
                                   .columns = Tensor(p.b),
                                   .payload = Tensor(p.payload),
+                                  .bias = Tensor(p.bias),
                                   .grad_out = Tensor(wanted.grad_out),
                                   .d_rows = Tensor(wanted.d_a),
                                   .d_columns = Tensor(wanted.d_b),

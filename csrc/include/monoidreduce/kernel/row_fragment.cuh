@@ -20,7 +20,7 @@ __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)
                                           const Scores& scores, const FoldShape& shape, int row0, int column0,
                                           typename M::Real (&scale)[2]) {
   constexpr int kColumns = 2 * kSize;
-  scores.prepare(tile, column0);
+  scores.prepare(tile, row0, column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
   if (!shape.keeps_all(row0, kFragmentRows, column0, kColumns)) {
     Kept kept[2];
@@ -69,7 +69,7 @@ __device__ __forceinline__ void finish_rows(const M& m, const typename M::State 
     const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
     if (row < shape.rows && threadIdx.x % kLanesOfRow == 0) {
       rows.store((std::int64_t{job.batch} * shape.heads + job.head) * shape.rows + row, m.project(whole[r]),
-                 shape.band.all() || sum == 0.f);
+                 !shape.partial() || sum == 0.f);
     }
   }
 #pragma unroll

@@ -35,10 +35,17 @@ struct Band {
   }
 };
 
+// Does a bias say which columns a row keeps.
+inline bool excludes(const TensorView& bias) { return bias.present() && bias.dtype == DType::kBool; }
+
+// Are there elements that their row does not keep.
+inline bool is_partial(const FoldProblem& p) { return !p.range.all() || excludes(p.bias); }
+
 struct FoldShape {
   int batch, heads, group;  // group: heads that share a column head
   int rows, columns;
   Band band;
+  bool sieved;  // does a bias exclude elements
   int section;  // batch-heads of a section
 
   FoldShape(const FoldProblem& p, std::int64_t section)
@@ -48,9 +55,11 @@ struct FoldShape {
         rows(static_cast<int>(p.rows())),
         columns(static_cast<int>(p.columns())),
         band(p.range),
+        sieved(excludes(p.bias)),
         section(static_cast<int>(section)) {}
 
-  // Does every one of these rows keep every one of these columns.
+  __device__ __forceinline__ bool partial() const { return sieved || !band.all(); }
+  // Does the band of every one of these rows keep every one of these columns.
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
     return band.begin(row0 + row_count - 1) <= column0 && column0 + column_count <= band.end(row0, columns);
   }
