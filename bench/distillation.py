@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +30,9 @@ def case(
         weights = weight * D**-0.5, teacher_weight * E**-0.5
         return x.to(dtype), weights[0].to(dtype), teacher_x.to(dtype), weights[1].to(dtype)
 
+    contenders: dict[str, Callable[..., Tensor]] = {"monoidreduce": mr.linear_distillation, "torch": _torch}
+    if device.type == "cuda":
+        contenders["torch.compile"] = torch.compile(_torch, dynamic=False)
     return Case(
         op="distillation",
         dtype=dtype,
@@ -36,7 +41,7 @@ def case(
         inputs=inputs,
         leaves=2,
         output=(),
-        contenders={"monoidreduce": mr.linear_distillation, "torch": _torch},
+        contenders=contenders,
         flops={"forward": student + teacher, "backward": 2 * student, "total": 3 * student + teacher},
         targets={} if target is None else {"total": target},
     )

@@ -36,5 +36,9 @@ set(MONOIDREDUCE_CUDA_SOURCES
 set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/attention_backward.cu
     csrc/cuda/sm90/attention_forward.cu
+    csrc/cuda/sm90/cross_entropy_forward.cu
+    csrc/cuda/sm90/cross_entropy_gradient.cu
+    csrc/cuda/sm90/distillation_forward.cu
+    csrc/cuda/sm90/distillation_gradient.cu
     csrc/cuda/sm90/mlp_backward.cu
     csrc/cuda/sm90/mlp_forward.cu)

@@ -42,5 +42,21 @@ MR_DEFINE_TIER(attention_forward_tier, AttentionForward)
 MR_DEFINE_TIER(attention_backward_tier, AttentionBackward)
 MR_DEFINE_TIER(mlp_forward_tier, MlpForward)
 MR_DEFINE_TIER(mlp_backward_tier, MlpBackward)
+MR_DEFINE_TIER(cross_entropy_forward_tier, CrossEntropyForward)
+MR_DEFINE_TIER(cross_entropy_backward_tier, CrossEntropyBackward)
+MR_DEFINE_TIER(distillation_forward_tier, DistillationForward)
+MR_DEFINE_TIER(distillation_backward_tier, DistillationBackward)
+MR_DEFINE_TIER(logsumexp_forward_tier, LogSumExpForward)
+MR_DEFINE_TIER(logsumexp_backward_tier, LogSumExpBackward)
+
+#define MR_DEFINE_LOCAL_GRADIENT(name, Arguments)               \
+  void name(const Arguments& arguments, const Launch& launch) { \
+    check(launch);                                              \
+    check(arguments);                                           \
+    MR_RUN_ON_CUDA(name);                                       \
+  }
+MR_DEFINE_LOCAL_GRADIENT(cross_entropy_local_gradient, CrossEntropyLocalGradient)
+MR_DEFINE_LOCAL_GRADIENT(distillation_local_gradient, DistillationLocalGradient)
+MR_DEFINE_LOCAL_GRADIENT(logsumexp_local_gradient, LogSumExpLocalGradient)
 
 }  // namespace monoidreduce

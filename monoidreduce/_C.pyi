@@ -52,6 +52,7 @@ def cross_entropy_forward(
     lse: Tensor,
     lse_low: Tensor,
     *,
+    scratch: Tensor | None,
     logit_scale: float,
     softcap: float,
     ignore_index: int,
@@ -92,6 +93,7 @@ def distillation_forward(
     loss: Tensor,
     stats: Tensor,
     *,
+    scratch: Tensor | None,
     kind: int,
     temperature: float,
     threads: int,
@@ -157,7 +159,15 @@ def mlp_backward(
     stream: int,
 ) -> None: ...
 def logsumexp_forward(
-    a: Tensor, b: Tensor, lse: Tensor, lse_low: Tensor, *, scale: float, threads: int, stream: int
+    a: Tensor,
+    b: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    *,
+    scratch: Tensor | None,
+    scale: float,
+    threads: int,
+    stream: int,
 ) -> None: ...
 def logsumexp_backward(
     grad_lse: Tensor,
@@ -204,6 +214,84 @@ def mlp_forward_tier(
 def mlp_backward_tier(
     x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, deterministic: bool
 ) -> tuple[str, str, int, bool]: ...
+def cross_entropy_forward_tier(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, logit_scale: float
+) -> tuple[str, str, int, bool]: ...
+def cross_entropy_backward_tier(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    logit_scale: float,
+    workspace: int,
+    deterministic: bool,
+) -> tuple[str, str, int, bool]: ...
+def cross_entropy_local_gradient(
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    out: Tensor,
+    *,
+    first_class: int,
+    classes: int,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    threads: int,
+    stream: int,
+) -> None: ...
+def distillation_forward_tier(
+    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, *, temperature: float
+) -> tuple[str, str, int, bool]: ...
+def distillation_backward_tier(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    *,
+    temperature: float,
+    workspace: int,
+    deterministic: bool,
+) -> tuple[str, str, int, bool]: ...
+def distillation_local_gradient(
+    grad_loss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    stats: Tensor,
+    out: Tensor,
+    teacher_out: Tensor | None,
+    *,
+    kind: int,
+    temperature: float,
+    threads: int,
+    stream: int,
+) -> None: ...
+def logsumexp_forward_tier(a: Tensor, b: Tensor, *, scale: float) -> tuple[str, str, int, bool]: ...
+def logsumexp_backward_tier(
+    a: Tensor, b: Tensor, *, scale: float, workspace: int, deterministic: bool
+) -> tuple[str, str, int, bool]: ...
+def logsumexp_local_gradient(
+    grad_lse: Tensor,
+    a: Tensor,
+    b: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    out: Tensor,
+    *,
+    scale: float,
+    threads: int,
+    stream: int,
+) -> None: ...
 def cpu_isa() -> str: ...
 def cpu_isas() -> list[str]: ...
 def path_counts() -> dict[str, int]: ...

@@ -15,6 +15,7 @@ from monoidreduce import _C, functional, ops
 from monoidreduce._validate import check_choice
 from monoidreduce._version import __version__
 from monoidreduce.ops import SIMT, accumulation_dtype
+from monoidreduce.workspace import get_workspace
 
 __all__ = ["Explanation", "backend_info", "explain"]
 
@@ -26,6 +27,8 @@ KERNELS = {
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
+# Operators whose gradients are products of local gradients on tensor cores.
+OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "logsumexp_matmul")
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,17 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
         tiers, why = _tiers(operator, tensors, options, dtype)
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        engines = [f"cuda/{tiers[0]}", f"cuda/{tiers[1]}" + ("/deterministic" if deterministic else "")]
+        asked = torch.are_deterministic_algorithms_enabled()
+        products = operator in OF_PRODUCTS and tiers[1] != SIMT
+        deterministic = asked or products
+        ordered = "/deterministic" if asked and not products else ""
+        engines = [f"cuda/{tiers[0]}", f"cuda/{tiers[1]}{ordered}"]
         reasons = [
             f"the tensors are on {device}, {torch.cuda.get_device_name(device)}",
             "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
-            if deterministic
+            if asked
+            else "gradients are matrix products of local gradients, added in a fixed order"
+            if products
             else "gradients are added atomically; torch.use_deterministic_algorithms(True) fixes their order",
             *why,
         ]
@@ -157,8 +165,41 @@ def _tiers(
         forward = _C.mlp_forward_tier(x, w1, w2, bias1)
         backward = _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=deterministic)
         return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
-    if operator != "attention":
-        return [SIMT, SIMT], []
+    if operator == "linear_cross_entropy":
+        x, weight = (t.to(dtype) for t in tensors[:2])
+        bias = options.get("bias")
+        call = (x.reshape(-1, x.shape[-1]), weight, None if bias is None else bias.to(dtype))
+        logit_scale = float(options.get("logit_scale", 1.0))
+        forward = _C.cross_entropy_forward_tier(*call, logit_scale=logit_scale)
+        workspace = options.get("workspace")
+        backward = _C.cross_entropy_backward_tier(
+            *call,
+            logit_scale=logit_scale,
+            workspace=get_workspace() if workspace is None else workspace,
+            deterministic=deterministic,
+        )
+        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+    if operator == "linear_distillation":
+        heads = [t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors]
+        temperature = float(options.get("temperature", 1.0))
+        forward = _C.distillation_forward_tier(*heads, temperature=temperature)
+        workspace = options.get("workspace")
+        workspace = get_workspace() if workspace is None else workspace
+        backward = _C.distillation_backward_tier(
+            *heads,
+            temperature=temperature,
+            workspace=workspace // 2 if options.get("teacher_grad") else workspace,
+            deterministic=deterministic,
+        )
+        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+    if operator == "logsumexp_matmul":
+        a, b = (t.to(dtype) for t in tensors)
+        a, factor = a.reshape(-1, a.shape[-1]), float(options.get("scale", 1.0))
+        forward = _C.logsumexp_forward_tier(a, b, scale=factor)
+        backward = _C.logsumexp_backward_tier(
+            a, b, scale=factor, workspace=get_workspace(), deterministic=deterministic
+        )
+        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
     q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
     bias = options.get("bias")
     bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])

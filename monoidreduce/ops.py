@@ -385,6 +385,60 @@ attention = _register(
 )
 
 
+# Gradients of the linear losses as products of local gradients, the derivatives by <row, column>
+
+
+def _multipliable(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy, as torch multiplies it: its strides fit 32 bits."""
+    return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in float32 from 16-bit matrices."""
+    if hasattr(torch.ops.aten.addmm, "dtype_out"):
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+    else:  # torch before 2.8: the product of each chunk is rounded
+        total += a @ b
+
+
+class _Head:
+    """A pair of matrices, and the gradients by them and by one number a column: those that are needed.
+
+    They are products of local gradients [rows, columns], of which `columns_at_once` are held at a time. A
+    column's gradient is written once, a row's is summed in float32.
+    """
+
+    def __init__(self, rows: Tensor, columns: Tensor, columns_at_once: int, needed: list[bool]) -> None:
+        self.rows, self.columns = _multipliable(rows), _multipliable(columns)
+        self.workspace = rows.new_empty((len(rows), columns_at_once))
+        self.d_rows = _accumulator(rows) if needed[0] else None
+        self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
+        self.sums = _statistics((len(columns),), columns) if needed[2] else None
+
+    def local(self, part: slice) -> Tensor:
+        return self.workspace[:, : part.stop - part.start]
+
+    def add_products(self, part: slice) -> None:
+        local = self.local(part)
+        if self.d_rows is not None:
+            _add_product(self.d_rows, local, self.columns[part])
+        if self.d_columns is not None:
+            torch.mm(local.T, self.rows, out=self.d_columns[part])
+        if self.sums is not None:
+            torch.sum(local, 0, dtype=self.sums.dtype, out=self.sums[part])
+
+
+def _multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[_Head]) -> None:
+    """store(part) writes the local gradients of these columns to each head's local(part)."""
+    step = heads[0].workspace.shape[1]
+    with torch.autocast(heads[0].rows.device.type, enabled=False):
+        for first in range(0, columns, step):
+            part = slice(first, min(first + step, columns))
+            store(part)
+            for head in heads:
+                head.add_products(part)
+
+
 # Linear cross entropy
 
 
@@ -425,6 +479,11 @@ def _cross_entropy(
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = _statistics(x.shape[:1], x)
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
+    scratch = None
+    if x.is_cuda:
+        tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, logit_scale=logit_scale)
+        if tier != SIMT:
+            x, weight, scratch = _mapped(x), _mapped(weight), _statistics((elements,), x)
     _C.cross_entropy_forward(
         x,
         weight,
@@ -433,6 +492,7 @@ def _cross_entropy(
         losses,
         lse,
         lse_low,
+        scratch=scratch,
         logit_scale=logit_scale,
         softcap=softcap,
         ignore_index=ignore_index,
@@ -462,11 +522,56 @@ def _cross_entropy_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    if grad_loss is not None:
+        grad_loss = _unreduced(grad_loss, lse, target != ignore_index, reduction)
+    workspace = get_workspace() if workspace is None else workspace
+    launch = _launch_backward(x)
+    options: dict[str, Any] = {
+        "logit_scale": logit_scale,
+        "softcap": softcap,
+        "ignore_index": ignore_index,
+        "label_smoothing": label_smoothing,
+        "z_loss": z_loss,
+    }
+    if x.is_cuda:
+        tier, _, elements, _ = _C.cross_entropy_backward_tier(
+            x,
+            weight,
+            bias,
+            logit_scale=logit_scale,
+            workspace=workspace,
+            deterministic=launch["deterministic"],
+        )
+        if tier != SIMT:
+            x, weight = _mapped(x), _mapped(weight)
+            if grad_lse is None:  # an ignored row may hold anything, and 0 times NaN is NaN
+                x = torch.where((target != ignore_index)[:, None], x, 0)
+
+            head = _Head(x, weight, elements // len(x), needed)
+
+            def store(part: slice) -> None:
+                _C.cross_entropy_local_gradient(
+                    grad_loss,
+                    grad_lse,
+                    x,
+                    weight[part],
+                    None if bias is None else bias[part],
+                    target,
+                    lse,
+                    lse_low,
+                    head.local(part),
+                    first_class=part.start,
+                    classes=len(weight),
+                    **options,
+                    **_launch(x),
+                )
+
+            _multiply_local_gradients(store, len(weight), [head])
+            dbias = None if head.sums is None else head.sums / logit_scale
+            return _rounded((head.d_rows, x), (head.d_columns, weight), (dbias, bias))
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dbias = _bias_gradient(bias, needed[2])
-    if grad_loss is not None:
-        grad_loss = _unreduced(grad_loss, lse, target != ignore_index, reduction)
     _C.cross_entropy_backward(
         grad_loss,
         grad_lse,
@@ -479,13 +584,9 @@ def _cross_entropy_backward(
         dx,
         dweight,
         dbias,
-        logit_scale=logit_scale,
-        softcap=softcap,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        workspace=get_workspace() if workspace is None else workspace,
-        **_launch_backward(x),
+        workspace=workspace,
+        **options,
+        **launch,
     )
     return _rounded((dx, x), (dweight, weight), (dbias, bias))
 
@@ -532,6 +633,14 @@ def _distillation(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor]:
     losses, stats = _statistics(x.shape[:1], x), _statistics((5, x.shape[0]), x)
+    scratch = None
+    if x.is_cuda:
+        tier, _, elements, _ = _C.distillation_forward_tier(
+            x, weight, teacher_x, teacher_weight, temperature=temperature
+        )
+        if tier != SIMT:
+            x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
+            scratch = _statistics((elements,), x)
     _C.distillation_forward(
         x,
         weight,
@@ -540,6 +649,7 @@ def _distillation(
         mask,
         losses,
         stats,
+        scratch=scratch,
         kind=DISTILLATION_LOSSES.index(kind),
         temperature=temperature,
         **_launch(x),
@@ -561,12 +671,54 @@ def _distillation_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    grad_losses = _unreduced(grad_loss, stats[0], mask, reduction)
+    workspace = get_workspace() if workspace is None else workspace
+    launch = _launch_backward(x)
+    if x.is_cuda:
+        of_teacher = needed[2] or needed[3]
+        tier, _, elements, _ = _C.distillation_backward_tier(
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            temperature=temperature,
+            workspace=workspace // 2 if of_teacher else workspace,
+            deterministic=launch["deterministic"],
+        )
+        if tier != SIMT:
+            x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
+            if mask is not None:  # what is not a token may hold anything, and 0 times NaN is NaN
+                x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
+            at_once = elements // len(x)
+            student = _Head(x, weight, at_once, [*needed[:2], False])
+            teacher = _Head(teacher_x, teacher_weight, at_once, [*needed[2:], False]) if of_teacher else None
+
+            def store(part: slice) -> None:
+                _C.distillation_local_gradient(
+                    grad_losses,
+                    x,
+                    weight[part],
+                    teacher_x,
+                    teacher_weight[part],
+                    mask,
+                    stats,
+                    student.local(part),
+                    None if teacher is None else teacher.local(part),
+                    kind=DISTILLATION_LOSSES.index(kind),
+                    temperature=temperature,
+                    **_launch(x),
+                )
+
+            heads = [student] if teacher is None else [student, teacher]
+            _multiply_local_gradients(store, len(weight), heads)
+            computed = [pair for h in heads for pair in ((h.d_rows, h.rows), (h.d_columns, h.columns))]
+            return _rounded(*computed)
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dteacher_x = _gradient(teacher_x, needed[2])
     dteacher_weight = _gradient(teacher_weight, needed[3])
     _C.distillation_backward(
-        _unreduced(grad_loss, stats[0], mask, reduction),
+        grad_losses,
         x,
         weight,
         teacher_x,
@@ -579,8 +731,8 @@ def _distillation_backward(
         dteacher_weight,
         kind=DISTILLATION_LOSSES.index(kind),
         temperature=temperature,
-        workspace=get_workspace() if workspace is None else workspace,
-        **_launch_backward(x),
+        workspace=workspace,
+        **launch,
     )
     return _rounded((dx, x), (dweight, weight), (dteacher_x, teacher_x), (dteacher_weight, teacher_weight))
 
@@ -680,16 +832,38 @@ def _logsumexp_results(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tens
 
 def _logsumexp(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     lse, lse_low = _logsumexp_results(a, b, scale)
-    _C.logsumexp_forward(a, b, lse, lse_low, scale=scale, **_launch(a))
+    scratch = None
+    if a.is_cuda:
+        tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale=scale)
+        if tier != SIMT:
+            a, b, scratch = _mapped(a), _mapped(b), _statistics((elements,), a)
+    _C.logsumexp_forward(a, b, lse, lse_low, scratch=scratch, scale=scale, **_launch(a))
     return lse, lse_low
 
 
 def _logsumexp_backward(
     grad_lse: Tensor, a: Tensor, b: Tensor, lse: Tensor, lse_low: Tensor, scale: float, needed: list[bool]
 ) -> list[Tensor]:
+    launch = _launch_backward(a)
+    if a.is_cuda:
+        tier, _, elements, _ = _C.logsumexp_backward_tier(
+            a, b, scale=scale, workspace=get_workspace(), deterministic=launch["deterministic"]
+        )
+        if tier != SIMT:
+            a, b = _mapped(a), _mapped(b)
+            head = _Head(a, b, elements // len(a), [*needed, False])
+
+            def store(part: slice) -> None:
+                local = head.local(part)
+                _C.logsumexp_local_gradient(
+                    grad_lse, a, b[part], lse, lse_low, local, scale=scale, **_launch(a)
+                )
+
+            _multiply_local_gradients(store, len(b), [head])
+            return _rounded((head.d_rows, a), (head.d_columns, b))
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
-    _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale=scale, **_launch_backward(a))
+    _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale=scale, **launch)
     return _rounded((da, a), (db, b))
 
 

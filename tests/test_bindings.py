@@ -32,7 +32,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def logsumexp(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     lse = torch.full((a.shape[0],), math.nan, dtype=accumulator(a.dtype))
-    _C.logsumexp_forward(a, b, lse, lse.clone(), scale=scale, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, lse.clone(), scratch=None, scale=scale, **LAUNCH)
     return lse
 
 
@@ -73,6 +73,7 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "loss": torch.full((4,), math.nan),
         "lse": torch.full((4,), math.nan),
         "lse_low": torch.full((4,), math.nan),
+        "scratch": None,
         "logit_scale": 1.0,
         "softcap": 0.0,
         "ignore_index": -100,
@@ -92,6 +93,7 @@ def distillation_arguments(**changed: Any) -> dict[str, Any]:
         "teacher_weight": torch.randn(5, 2),
         "mask": None,
         "loss": torch.full((4,), math.nan),
+        "scratch": None,
         "stats": torch.full((5, 4), math.nan),
         "kind": 0,
         "temperature": 1.0,
@@ -477,7 +479,7 @@ def test_a_cpu_only_build_says_how_to_get_the_other() -> None:
     with pytest.raises(
         RuntimeError, match=r"got one on cuda:3\. This build .* is CPU-only; .* MONOIDREDUCE_CUDA=ON"
     ):
-        _C.logsumexp_forward(a, b, lse, low, scale=1.0, **LAUNCH)
+        _C.logsumexp_forward(a, b, lse, low, scratch=None, scale=1.0, **LAUNCH)
 
 
 def test_arguments_are_neither_kept_nor_dropped() -> None:
@@ -510,7 +512,7 @@ def test_other_python_threads_run_meanwhile() -> None:
     while steps == 0:
         time.sleep(0.001)
     before = steps
-    _C.logsumexp_forward(a, b, lse, low, scale=1.0, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, low, scratch=None, scale=1.0, **LAUNCH)
     meanwhile = steps - before
     done.set()
     counter.join()
@@ -524,7 +526,9 @@ def test_each_call_is_counted_with_its_path() -> None:
         logsumexp(torch.zeros(2, 3, dtype=dtype), torch.zeros(4, 3, dtype=dtype))
     logsumexp(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"^lse: "):
-        _C.logsumexp_forward(torch.zeros(2, 3), torch.zeros(4, 3), None, None, scale=1.0, **LAUNCH)
+        _C.logsumexp_forward(
+            torch.zeros(2, 3), torch.zeros(4, 3), None, None, scratch=None, scale=1.0, **LAUNCH
+        )
     after = _C.path_counts()
     counted = {
         path: after[path] - before.get(path, 0) for path in after if after[path] != before.get(path, 0)

@@ -145,13 +145,75 @@ void define_mlp_tiers(py::module_& m) {
       "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "deterministic"_a);
 }
 
+void define_loss_tiers(py::module_& m) {
+  const auto tuple = [](const Tier& tier) {
+    return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows);
+  };
+  m.def(
+      "cross_entropy_forward_tier",
+      [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, double logit_scale) {
+        CrossEntropyForward call;
+        call.x = x, call.weight = weight, call.bias = bias, call.options.logit_scale = logit_scale;
+        return tuple(cross_entropy_forward_tier(call, {}));
+      },
+      "x"_a, "weight"_a, "bias"_a, py::kw_only(), "logit_scale"_a);
+  m.def(
+      "cross_entropy_backward_tier",
+      [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, double logit_scale,
+              std::int64_t workspace, bool deterministic) {
+        CrossEntropyBackward call;
+        call.x = x, call.weight = weight, call.bias = bias;
+        call.options.logit_scale = logit_scale, call.options.workspace = workspace;
+        return tuple(cross_entropy_backward_tier(call, {1, nullptr, deterministic}));
+      },
+      "x"_a, "weight"_a, "bias"_a, py::kw_only(), "logit_scale"_a, "workspace"_a, "deterministic"_a);
+  m.def(
+      "distillation_forward_tier",
+      [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
+              Tensor<"teacher_weight"> teacher_weight, double temperature) {
+        DistillationForward call;
+        call.x = x, call.weight = weight, call.teacher_x = teacher_x, call.teacher_weight = teacher_weight;
+        call.options.temperature = temperature;
+        return tuple(distillation_forward_tier(call, {}));
+      },
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, py::kw_only(), "temperature"_a);
+  m.def(
+      "distillation_backward_tier",
+      [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
+              Tensor<"teacher_weight"> teacher_weight, double temperature, std::int64_t workspace,
+              bool deterministic) {
+        DistillationBackward call;
+        call.x = x, call.weight = weight, call.teacher_x = teacher_x, call.teacher_weight = teacher_weight;
+        call.options.temperature = temperature, call.options.workspace = workspace;
+        return tuple(distillation_backward_tier(call, {1, nullptr, deterministic}));
+      },
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, py::kw_only(), "temperature"_a, "workspace"_a,
+      "deterministic"_a);
+  m.def(
+      "logsumexp_forward_tier",
+      [tuple](Tensor<"a"> a, Tensor<"b"> b, double scale) {
+        LogSumExpForward call;
+        call.a = a, call.b = b, call.scale = scale;
+        return tuple(logsumexp_forward_tier(call, {}));
+      },
+      "a"_a, "b"_a, py::kw_only(), "scale"_a);
+  m.def(
+      "logsumexp_backward_tier",
+      [tuple](Tensor<"a"> a, Tensor<"b"> b, double scale, std::int64_t workspace, bool deterministic) {
+        LogSumExpBackward call;
+        call.a = a, call.b = b, call.scale = scale, call.workspace = workspace;
+        return tuple(logsumexp_backward_tier(call, {1, nullptr, deterministic}));
+      },
+      "a"_a, "b"_a, py::kw_only(), "scale"_a, "workspace"_a, "deterministic"_a);
+}
+
 void define_cross_entropy(py::module_& m) {
   m.def(
       "cross_entropy_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
-         Tensor<"loss"> loss, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, double logit_scale,
-         double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
-         std::uintptr_t stream) {
+         Tensor<"loss"> loss, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"scratch"> scratch,
+         double logit_scale, double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
+         int threads, std::uintptr_t stream) {
         run(cross_entropy_forward,
             {.x = x,
              .weight = weight,
@@ -160,11 +222,13 @@ void define_cross_entropy(py::module_& m) {
              .loss = loss,
              .lse = lse,
              .lse_low = lse_low,
+             .scratch = scratch,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             threads, stream);
       },
-      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "lse"_a, "lse_low"_a, py::kw_only(), "logit_scale"_a,
-      "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a,
+      "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a,
+      "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
@@ -192,12 +256,78 @@ void define_cross_entropy(py::module_& m) {
       "label_smoothing"_a, "z_loss"_a, "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
+void define_local_gradients(py::module_& m) {
+  m.def(
+      "cross_entropy_local_gradient",
+      [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
+         Tensor<"bias"> bias, Tensor<"target"> target, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
+         Tensor<"out"> out, std::int64_t first_class, std::int64_t classes, double logit_scale,
+         double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
+         std::uintptr_t stream) {
+        run(cross_entropy_local_gradient,
+            {.grad_loss = grad_loss,
+             .grad_lse = grad_lse,
+             .x = x,
+             .weight = weight,
+             .bias = bias,
+             .target = target,
+             .lse = lse,
+             .lse_low = lse_low,
+             .out = out,
+             .first_class = first_class,
+             .classes = classes,
+             .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
+            threads, stream);
+      },
+      "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "lse_low"_a, "out"_a,
+      py::kw_only(), "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
+      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+  m.def(
+      "distillation_local_gradient",
+      [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
+         Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"stats"> stats,
+         Tensor<"out"> out, Tensor<"teacher_out"> teacher_out, int kind, double temperature, int threads,
+         std::uintptr_t stream) {
+        run(distillation_local_gradient,
+            {.grad_loss = grad_loss,
+             .x = x,
+             .weight = weight,
+             .teacher_x = teacher_x,
+             .teacher_weight = teacher_weight,
+             .mask = mask,
+             .stats = stats,
+             .out = out,
+             .teacher_out = teacher_out,
+             .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
+            threads, stream);
+      },
+      "grad_loss"_a, "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "stats"_a, "out"_a,
+      "teacher_out"_a, py::kw_only(), "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+  m.def(
+      "logsumexp_local_gradient",
+      [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse,
+         Tensor<"lse_low"> lse_low, Tensor<"out"> out, double scale, int threads, std::uintptr_t stream) {
+        run(logsumexp_local_gradient,
+            {.grad_lse = grad_lse,
+             .a = a,
+             .b = b,
+             .lse = lse,
+             .lse_low = lse_low,
+             .out = out,
+             .scale = scale},
+            threads, stream);
+      },
+      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "lse_low"_a, "out"_a, py::kw_only(), "scale"_a, "threads"_a,
+      "stream"_a);
+}
+
 void define_distillation(py::module_& m) {
   m.def(
       "distillation_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
          Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"loss"> loss,
-         Tensor<"stats"> stats, int kind, double temperature, int threads, std::uintptr_t stream) {
+         Tensor<"stats"> stats, Tensor<"scratch"> scratch, int kind, double temperature, int threads,
+         std::uintptr_t stream) {
         run(distillation_forward,
             {.x = x,
              .weight = weight,
@@ -206,11 +336,12 @@ void define_distillation(py::module_& m) {
              .mask = mask,
              .loss = loss,
              .stats = stats,
+             .scratch = scratch,
              .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
             threads, stream);
       },
       "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "stats"_a, py::kw_only(),
-      "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+      "scratch"_a, "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -298,12 +429,13 @@ void define_mlp(py::module_& m) {
 void define_logsumexp(py::module_& m) {
   m.def(
       "logsumexp_forward",
-      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, double scale,
-         int threads, std::uintptr_t stream) {
-        run(logsumexp_forward, {.a = a, .b = b, .lse = lse, .lse_low = lse_low, .scale = scale}, threads,
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
+         Tensor<"scratch"> scratch, double scale, int threads, std::uintptr_t stream) {
+        run(logsumexp_forward,
+            {.a = a, .b = b, .lse = lse, .lse_low = lse_low, .scratch = scratch, .scale = scale}, threads,
             stream);
       },
-      "a"_a, "b"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scale"_a, "threads"_a, "stream"_a);
+      "a"_a, "b"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a, "scale"_a, "threads"_a, "stream"_a);
   m.def(
       "logsumexp_backward",
       [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse,
@@ -331,7 +463,9 @@ PYBIND11_MODULE(_C, m) {
   define_attention(m);
   define_tiers(m);
   define_mlp_tiers(m);
+  define_loss_tiers(m);
   define_cross_entropy(m);
+  define_local_gradients(m);
   define_distillation(m);
   define_reduce_losses(m);
   define_mlp(m);

@@ -46,8 +46,7 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
   const Tier tier = cuda::attention_backward_tier(x, launch);
   const bool simt = tier.name == kSimt;
-  require(x.scratch.numel() >= tier.scratch, "scratch: expected ", tier.scratch, " elements, got ",
-          x.scratch.numel());
+  require_scratch(x.scratch, tier);
   for (const TensorView* gradient : {&x.d_k, &x.d_v}) {
     const DType expected = simt ? accumulation(x.q.dtype) : x.q.dtype;
     require(!gradient->present() || gradient->dtype == expected, "dk, dv: expected ", name(expected),

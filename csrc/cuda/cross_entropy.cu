@@ -2,6 +2,8 @@
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
+#include "sm90/linear_losses.h"
+#include "tier.h"
 
 namespace monoidreduce::cuda {
 namespace {
@@ -24,7 +26,27 @@ CrossEntropyRows<T> rows_of(const Arguments& x) {
 
 }  // namespace
 
+Tier cross_entropy_forward_tier(const CrossEntropyForward& x, const Launch&) {
+  Tier tier = contraction_tier(cross_entropy_problem(x));
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) tier.scratch = sm90::cross_entropy_forward_scratch(x);
+  }
+  return tier;
+}
+
+Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& launch) {
+  return products_tier(cross_entropy_problem(x), x.options.workspace, launch);
+}
+
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
+  if constexpr (kWithSm90) {
+    const Tier tier = cuda::cross_entropy_forward_tier(x, launch);
+    if (tier.name == kSm90) {
+      require_scratch(x.scratch, tier);
+      sm90::cross_entropy_forward(x, launch);
+      return count_tier("cross_entropy_forward", tier, x.x.dtype);
+    }
+  }
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);
@@ -32,6 +54,13 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
     fold_forward<false>(CrossEntropy<T>{}, cross_entropy_problem(x), rows, {}, launch);
   });
   count_simt("cross_entropy_forward", x.x.dtype);
+}
+
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
+  const Tier tier = contraction_tier(cross_entropy_problem(x));
+  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
+  if constexpr (kWithSm90) sm90::cross_entropy_local_gradient(x, launch);
+  count_tier("cross_entropy_backward", tier, x.x.dtype);
 }
 
 void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch) {

@@ -1,25 +1,19 @@
+#include "distillation.h"
+
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
+#include "sm90/linear_losses.h"
+#include "tier.h"
 
 namespace monoidreduce::cuda {
 namespace {
 
 // Calls run(T{}, loss), loss a compile-time constant.
 template <class Run>
-void with_loss(DType dtype, DistillationLoss loss, Run run) {
-  with_accumulation(dtype, [&](auto zero) {
-    using enum DistillationLoss;
-    switch (loss) {
-      case kCrossEntropy:
-        return run(zero, std::integral_constant<DistillationLoss, kCrossEntropy>{});
-      case kForwardKL:
-        return run(zero, std::integral_constant<DistillationLoss, kForwardKL>{});
-      case kReverseKL:
-        return run(zero, std::integral_constant<DistillationLoss, kReverseKL>{});
-    }
-  });
+void with_types(DType dtype, DistillationLoss loss, Run run) {
+  with_accumulation(dtype, [&](auto zero) { with_loss(loss, [&](auto kind) { run(zero, kind); }); });
 }
 
 template <class T, DistillationLoss kLoss, class Arguments>
@@ -34,8 +28,35 @@ DistillationRows<T, kLoss> rows_of(const Arguments& x) {
 
 }  // namespace
 
+Tier distillation_forward_tier(const DistillationForward& x, const Launch&) {
+  Tier tier = contraction_tier(distillation_problem(x));
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) tier.scratch = sm90::distillation_forward_scratch(x);
+  }
+  return tier;
+}
+
+Tier distillation_backward_tier(const DistillationBackward& x, const Launch& launch) {
+  return products_tier(distillation_problem(x), x.options.workspace, launch);
+}
+
+void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
+  const Tier tier = contraction_tier(distillation_problem(x));
+  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
+  if constexpr (kWithSm90) sm90::distillation_local_gradient(x, launch);
+  count_tier("distillation_backward", tier, x.x.dtype);
+}
+
 void distillation_forward(const DistillationForward& x, const Launch& launch) {
-  with_loss(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
+  if constexpr (kWithSm90) {
+    const Tier tier = cuda::distillation_forward_tier(x, launch);
+    if (tier.name == kSm90) {
+      require_scratch(x.scratch, tier);
+      sm90::distillation_forward(x, launch);
+      return count_tier("distillation_forward", tier, x.x.dtype);
+    }
+  }
+  with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
     using T = decltype(zero);
     auto rows = rows_of<T, loss()>(x);
     rows.loss = data<T>(x.loss);
@@ -45,7 +66,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
 }
 
 void distillation_backward(const DistillationBackward& x, const Launch& launch) {
-  with_loss(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
+  with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
     using T = decltype(zero);
     auto rows = rows_of<T, loss()>(x);
     rows.grad_loss = row_vector<T>(x.grad_loss);

@@ -2,10 +2,39 @@
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
+#include "sm90/linear_losses.h"
+#include "tier.h"
 
 namespace monoidreduce::cuda {
 
+Tier logsumexp_forward_tier(const LogSumExpForward& x, const Launch&) {
+  Tier tier = contraction_tier(logsumexp_problem(x));
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) tier.scratch = sm90::logsumexp_forward_scratch(x);
+  }
+  return tier;
+}
+
+Tier logsumexp_backward_tier(const LogSumExpBackward& x, const Launch& launch) {
+  return products_tier(logsumexp_problem(x), x.workspace, launch);
+}
+
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch) {
+  const Tier tier = contraction_tier(logsumexp_problem(x));
+  require(tier.name == kSm90, "a: expected a call on the tier sm90, got ", tier.reason);
+  if constexpr (kWithSm90) sm90::logsumexp_local_gradient(x, launch);
+  count_tier("logsumexp_backward", tier, x.a.dtype);
+}
+
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
+  if constexpr (kWithSm90) {
+    const Tier tier = cuda::logsumexp_forward_tier(x, launch);
+    if (tier.name == kSm90) {
+      require_scratch(x.scratch, tier);
+      sm90::logsumexp_forward(x, launch);
+      return count_tier("logsumexp_forward", tier, x.a.dtype);
+    }
+  }
   with_accumulation(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {}};

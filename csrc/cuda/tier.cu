@@ -1,8 +1,10 @@
 #include "tier.h"
 
 #include <cstdlib>
+#include <limits>
 #include <string_view>
 
+#include "monoidreduce/error.h"
 #include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "sm80/tiles.h"
@@ -24,7 +26,6 @@ std::string common_obstacle(const FoldProblem& p) {
   if (p.bias.present() && !p.score.bias_inside && p.score.softcap != 0)
     return "there are both a softcap and a bias of scores";
   if (!(p.score.scale > 0)) return message("the scale is ", p.score.scale, ", not positive");
-  if (p.a.numel() == 0 || p.b.numel() == 0) return "there is nothing to fold";
   // Row, column and job numbers are 32-bit.
   const std::int64_t tiles = (std::max(p.rows(), p.columns()) + 63) / 64;
   if (std::max(p.rows(), p.columns()) >= Band::kFar || p.batch() * p.heads() * tiles >= Band::kFar)
@@ -33,9 +34,11 @@ std::string common_obstacle(const FoldProblem& p) {
 }
 
 std::string width_obstacle(const FoldProblem& p, std::int64_t widest) {
-  for (const std::int64_t width : {p.width(), p.payload_width()}) {
-    if (width % 8 != 0 || width == 0 || width > widest)
-      return message("a width is ", width, ", not a multiple of 8 up to ", widest);
+  for (const TensorView& t : {p.a, p.other_a, p.payload}) {
+    if (!t.present()) continue;
+    const std::int64_t width = t.size[3];
+    if (width % 8 != 0 || width == 0) return message("a width is ", width, ", not a multiple of 8");
+    if (width > widest) return message("a width is ", width, ", more than ", widest);
   }
   return "";
 }
@@ -50,6 +53,8 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   if (p.bias.present() && !p.score.bias_inside) return "there is a bias of scores";
   return width_obstacle(p, widest);
 }
+
+Tier not_sm90(const std::string& obstacle) { return {kSimt, "not sm90: " + obstacle}; }
 
 }  // namespace
 
@@ -66,6 +71,35 @@ Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstac
 
 std::int64_t widest_sm80_backward(const FoldProblem& p) {
   return sm80::fits<sm80::BackwardTiles<false>::Width256>(p) ? 256 : 128;
+}
+
+Tier contraction_tier(const FoldProblem& p) {
+  std::string obstacle = common_obstacle(p);
+  if (obstacle.empty()) obstacle = sm90_obstacle(p, std::numeric_limits<std::int64_t>::max());
+  if (!obstacle.empty()) return not_sm90(obstacle);
+  return {kSm90, "tensor cores, through sm_90a"};
+}
+
+Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch) {
+  Tier tier = contraction_tier(p);
+  if (tier.name != kSm90) return tier;
+  const char* const config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+  const std::string_view given = config ? config : "";
+  if (launch.deterministic && given != ":4096:8" && given != ":16:8")
+    return not_sm90("torch's matrix products are deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8");
+
+  constexpr std::int64_t kTileColumns = 256;
+  const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t fitting = workspace / (p.rows() * kTileColumns * item_size(p.a.dtype));
+  if (fitting == 0) return not_sm90(message("the workspace of ", workspace, " bytes holds no tile a row"));
+  const std::int64_t tiles = divide_up(p.columns(), kTileColumns), times = divide_up(tiles, fitting);
+  tier.scratch = p.rows() * divide_up(tiles, times) * kTileColumns;
+  return tier;
+}
+
+void require_scratch(const TensorView& scratch, const Tier& tier) {
+  const std::int64_t elements = scratch.present() ? scratch.numel() : 0;
+  require(elements >= tier.scratch, "scratch: expected ", tier.scratch, " elements, got ", elements);
 }
 
 }  // namespace monoidreduce::cuda

@@ -29,4 +29,13 @@ inline constexpr Widest kWidestForward{256, 256};
 // Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.
 std::int64_t widest_sm80_backward(const FoldProblem& p);
 
+// The tier of a fold without a payload whose widths may be any: the contraction's kernels, or SIMT.
+Tier contraction_tier(const FoldProblem& p);
+// The tier of a backward pass whose gradients are products of local gradients (operators.h), and as its scratch how many
+// local gradients are stored at a time: whole tiles, all times equally many, within the bytes of the workspace.
+Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch);
+
+// Has the caller given what the tier asks for.
+void require_scratch(const TensorView& scratch, const Tier& tier);
+
 }  // namespace monoidreduce::cuda

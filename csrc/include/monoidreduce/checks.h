@@ -216,6 +216,8 @@ inline void check(const CrossEntropyForward& x) {
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
   call.contiguous("lse", x.lse, {s.n}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
+  Axis elements{"elements"};
+  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
 }
 
@@ -230,6 +232,19 @@ inline void check(const CrossEntropyBackward& x) {
   call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.gradient());
   call.optional_contiguous("dbias", x.d_bias, {s.v}, call.accumulator);
   require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
+}
+
+inline void check(const CrossEntropyLocalGradient& x) {
+  CrossEntropyAxes s;
+  const Operands call = check_cross_entropy_inputs(x, s);
+  require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
+  call.optional_strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
+  call.optional_strided("grad_lse", x.grad_lse, {s.n}, call.accumulator);
+  call.contiguous("lse", x.lse, {s.n}, call.accumulator);
+  call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
+  call.strided("out", x.out, {s.n, s.v}, call.dtype);
+  require(x.first_class >= 0 && x.first_class + s.v.size <= x.classes, "first_class: expected one of ",
+          x.classes, " with ", s.v.size, " from it on, got ", x.first_class);
 }
 
 // Linear distillation
@@ -260,6 +275,8 @@ inline void check(const DistillationForward& x) {
   DistillationAxes s;
   const Operands call = check_distillation_inputs(x, s);
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
+  Axis elements{"elements"};
+  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 
 inline void check(const DistillationBackward& x) {
@@ -270,6 +287,15 @@ inline void check(const DistillationBackward& x) {
   call.optional_contiguous("dweight", x.d_weight, {s.v, s.d}, call.gradient());
   call.optional_contiguous("dteacher_x", x.d_teacher_x, {s.n, s.e}, call.gradient());
   call.optional_contiguous("dteacher_weight", x.d_teacher_weight, {s.v, s.e}, call.gradient());
+}
+
+inline void check(const DistillationLocalGradient& x) {
+  DistillationAxes s;
+  const Operands call = check_distillation_inputs(x, s);
+  require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
+  call.strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
+  call.strided("out", x.out, {s.n, s.v}, call.dtype);
+  call.optional_strided("teacher_out", x.teacher_out, {s.n, s.v}, call.dtype);
 }
 
 inline void check(const LossReduction& x) {
@@ -337,7 +363,9 @@ Operands check_logsumexp_inputs(const Arguments& x, LogSumExpAxes& s) {
 
 inline void check(const LogSumExpForward& x) {
   LogSumExpAxes s;
-  check_logsumexp_inputs(x, s);
+  const Operands call = check_logsumexp_inputs(x, s);
+  Axis elements{"elements"};
+  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 
 inline void check(const LogSumExpBackward& x) {
@@ -346,6 +374,14 @@ inline void check(const LogSumExpBackward& x) {
   call.strided("grad_lse", x.grad_lse, {s.m}, call.accumulator);
   call.optional_contiguous("da", x.d_a, {s.m, s.f}, call.gradient());
   call.optional_contiguous("db", x.d_b, {s.n, s.f}, call.gradient());
+}
+
+inline void check(const LogSumExpLocalGradient& x) {
+  LogSumExpAxes s;
+  const Operands call = check_logsumexp_inputs(x, s);
+  require(x.a.is_cuda(), "a: expected a tensor on a CUDA device, got one on the CPU");
+  call.strided("grad_lse", x.grad_lse, {s.m}, call.accumulator);
+  call.strided("out", x.out, {s.m, s.n}, call.dtype);
 }
 
 }  // namespace monoidreduce

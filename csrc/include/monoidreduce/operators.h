@@ -51,12 +51,24 @@ struct CrossEntropyOptions {
 struct CrossEntropyForward {
   TensorView x, weight, bias, target;  // [N, D] [V, D] [V] [N] int64
   TensorView loss, lse, lse_low;       // [N] [N] [N]
+  TensorView
+      scratch;  // of the accumulation type, contiguous, of the size that cross_entropy_forward_tier says
   CrossEntropyOptions options;
 };
 struct CrossEntropyBackward {
   TensorView grad_loss, grad_lse;  // [N] [N]
   TensorView x, weight, bias, target, lse, lse_low;
   TensorView d_x, d_weight, d_bias;
+  CrossEntropyOptions options;
+};
+
+// The derivatives of the loss by the dot products <x_i, weight_j>, for some of the classes: weight and bias are theirs,
+// classes is the number of all. The gradients are products of them. Only on the tier "sm90".
+struct CrossEntropyLocalGradient {
+  TensorView grad_loss, grad_lse;                    // [N] [N]
+  TensorView x, weight, bias, target, lse, lse_low;  // [N, D] [C, D] [C] [N] [N] [N]
+  TensorView out;                                    // [N, C] of the type of x
+  std::int64_t first_class = 0, classes = 0;
   CrossEntropyOptions options;
 };
 
@@ -68,6 +80,7 @@ struct DistillationOptions {
 struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
   TensorView loss, stats;                                 // [N] [5, N]
+  TensorView scratch;                                     // as for cross entropy
   DistillationOptions options;
 };
 struct DistillationBackward {
@@ -86,6 +99,14 @@ struct LossReduction {
   bool mean = false;
 };
 
+// As CrossEntropyLocalGradient: for the columns that weight and teacher_weight hold. teacher_out: absent, not computed.
+struct DistillationLocalGradient {
+  TensorView grad_loss;                                          // [N]
+  TensorView x, weight, teacher_x, teacher_weight, mask, stats;  // [N, D] [C, D] [N, E] [C, E] [N] [5, N]
+  TensorView out, teacher_out;                                   // [N, C] of the type of x
+  DistillationOptions options;
+};
+
 enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
@@ -101,11 +122,19 @@ struct MlpBackward {
 
 struct LogSumExpForward {
   TensorView a, b, lse, lse_low;  // [M, F] [N, F] [M] [M]
+  TensorView scratch;             // as for cross entropy
   double scale = 1;
 };
 struct LogSumExpBackward {
   TensorView grad_lse, a, b, lse, lse_low;
   TensorView d_a, d_b;
+  double scale = 1;
+  std::int64_t workspace = 0;  // as for cross entropy
+};
+// As CrossEntropyLocalGradient: for the columns that b holds.
+struct LogSumExpLocalGradient {
+  TensorView grad_lse, a, b, lse, lse_low;  // [M] [M, F] [C, F] [M] [M]
+  TensorView out;                           // [M, C] of the type of a
   double scale = 1;
 };
 
@@ -147,11 +176,33 @@ Tier attention_forward_tier(const AttentionForward& arguments, const Launch& lau
 Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
 Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);
 Tier mlp_backward_tier(const MlpBackward& arguments, const Launch& launch);
+Tier cross_entropy_forward_tier(const CrossEntropyForward& arguments, const Launch& launch);
+Tier cross_entropy_backward_tier(const CrossEntropyBackward& arguments, const Launch& launch);
+Tier distillation_forward_tier(const DistillationForward& arguments, const Launch& launch);
+Tier distillation_backward_tier(const DistillationBackward& arguments, const Launch& launch);
+Tier logsumexp_forward_tier(const LogSumExpForward& arguments, const Launch& launch);
+Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& launch);
+
+// On the tier "sm90" the gradients of a loss are products of local gradients, which the caller takes: it asks for those
+// of scratch / N classes at a time (rounded up, the last time fewer), scratch being what the backward tier says, in
+// elements of the type of x.
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
+void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
+void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 namespace cuda {
 Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
 Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
 Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);
 Tier mlp_backward_tier(const MlpBackward& arguments, const Launch& launch);
+Tier cross_entropy_forward_tier(const CrossEntropyForward& arguments, const Launch& launch);
+Tier cross_entropy_backward_tier(const CrossEntropyBackward& arguments, const Launch& launch);
+Tier distillation_forward_tier(const DistillationForward& arguments, const Launch& launch);
+Tier distillation_backward_tier(const DistillationBackward& arguments, const Launch& launch);
+Tier logsumexp_forward_tier(const LogSumExpForward& arguments, const Launch& launch);
+Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& launch);
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
+void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
+void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 }  // namespace cuda
 
 // The tensor that decides the device and the dtype of a call.

@@ -40,7 +40,8 @@ struct SumRows {
   MR_HD T upstream(std::int64_t) const { return T(0); }
 };
 
-template <class T>
+// U: the type that forward's statistics arrive in, where it is not the one they are kept in.
+template <class T, class U = T>
 struct CrossEntropyRows {
   const std::int64_t* target;  // [rows]
   std::int64_t target_stride, ignore_index;
@@ -57,9 +58,11 @@ struct CrossEntropyRows {
   MR_HD bool valid(std::int64_t row) const {
     return label(row) >= 0 && label(row) < static_cast<std::int64_t>(rule.columns);
   }
-  MR_HD void store(std::int64_t row, Output p) const {
-    lse[row] = p.lse.high, lse_low[row] = p.lse.low;
-    loss[row] = ignored(row) ? T(0) : valid(row) ? rule.value(p) : T(NAN);
+  MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
+    const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss), U(rule.columns)};
+    const LogNumber<T> kept = rounded<T>(p.lse);
+    lse[row] = kept.high, lse_low[row] = kept.low;
+    loss[row] = ignored(row) ? T(0) : valid(row) ? T(wide.value(p)) : T(NAN);
   }
   MR_HD Output product(std::int64_t row) const { return {{lse[row], lse_low[row]}, T(0), T(0)}; }
   MR_HD Upstream upstream(std::int64_t row) const {

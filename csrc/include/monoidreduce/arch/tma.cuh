@@ -27,6 +27,16 @@ __device__ __forceinline__ void load(void* shared, const TensorMap& map, Box at,
       "l"(&map), "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(arrived))
       : "memory");
 }
+// To the same place in the blocks of the cluster whose bits are set; each block's barrier counts the bytes.
+__device__ __forceinline__ void load_to_blocks(void* shared, const TensorMap& map, Box at, Mbarrier* arrived,
+                                               std::uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
+      "l"(&map), "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(arrived)),
+      "h"(blocks)
+      : "memory");
+}
 // Elements outside the tensor are not written.
 __device__ __forceinline__ void store(const TensorMap& map, Box at, const void* shared) {
   asm volatile(

@@ -67,39 +67,53 @@ __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&s
   }
 }
 
+// From here on it matters that a frame is a rounded score, and the scores in a multiply-add are not.
+inline constexpr float kFarScore = 1 << 22;
+
+// The largest scores of the thread's two rows, whole rows of the tile. Returns whether they are so large that all scores
+// must be rounded.
+//
+// Scores: fragment_scores.cuh. Where scores grow with dot products, the largest dot product has the frame of the row, and
+// a score is not rounded before the frame is taken from it: one multiply-add does both.
+template <class R, class Scores, int kSize>
+__device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kSize], const Scores& scores) {
+  float largest[2] = {-INFINITY, -INFINITY};
+  bool far = false;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    float& dot = largest[row_of_element(i)];
+    dot = fmaxf(dot, tile[i]);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const R dot(reduce_lanes<kLanesOfRow>(largest[row], [](float a, float b) { return fmaxf(a, b); }));
+    top[row] = scores.rounded(dot);
+    far |= fabsf(top[row].x) >= kFarScore && top[row].x != -INFINITY;
+  }
+  return __any_sync(0xffffffffu, far);
+}
+
 // Folds a tile into the states of the thread's two rows and turns it into the payload's weights. A state holds the
 // mass of the thread's own columns, in the frame of the whole row. scale: what the payload sums so far must be
 // multiplied by.
-//
-// Scores: fragment_scores.cuh. Where scores grow with dot products, the largest dot product has the frame of the row, and a
-// score is not rounded before the frame is taken from it: one multiply-add does both.
 template <PayloadMonoid M, class Scores, int kSize>
 __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                               const Scores& scores, typename M::Real (&scale)[2]) {
   using R = typename M::Real;
   bool far = false;
   if constexpr (!std::is_empty_v<typename M::Frame>) {
-    float largest[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      float& top = largest[row_of_element(i)];
-      top = fmaxf(top, tile[i]);
-    }
+    R top[2];
+    far = find_largest(top, tile, scores);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
-      const R dot(reduce_lanes<kLanesOfRow>(largest[row], [](float a, float b) { return fmaxf(a, b); }));
-      const R top = scores.rounded(dot);
       const auto before = m.frame_of(state[row]);
-      const auto frame = m.join(before, m.frame(Element<R>{top, R(0), 0, -1}));
+      const auto frame = m.join(before, m.frame(Element<R>{top[row], R(0), 0, -1}));
       scale[row] = m.rescale(before, frame);
       state[row] = m.reframe(state[row], frame);
-      // The frame is rounded and the scores in the multiply-add are not. From here on that matters.
-      constexpr float kFar = 1 << 22;
-      far |= fabsf(top.x) >= kFar && top.x != -INFINITY;
     }
   }
   if constexpr (Scores::kMonotone) {
-    if (__any_sync(0xffffffffu, far)) {
+    if (far) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) tile[i] = scores.rounded(R(tile[i])).x;
       weigh_fragment<true>(m, state, tile, scores);
@@ -108,6 +122,54 @@ __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&st
     }
   } else {
     weigh_fragment<true>(m, state, tile, scores);
+  }
+}
+
+// Folds a tile into the states of the thread's two rows where there is no payload: of one score an element, or two.
+// column0: of the tile; columns: that there are; label: of each row, or -1.
+template <FramedMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void accumulate_fragment(const M& m, typename M::State (&state)[2],
+                                                    float (&tile)[M::kScores][kSize], const Scores& scores,
+                                                    int column0, int columns, const int (&label)[2]) {
+  using R = typename M::Real;
+  constexpr int kColumns = kSize * 2, kOther = M::kScores - 1;
+  const auto absent = [&](int i) { return column0 + fragment_column(i) >= columns; };
+  const bool full = column0 + kColumns <= columns;
+  if (!full) {
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        if (absent(i)) tile[n][i] = -INFINITY;
+      }
+    }
+  }
+  R top[M::kScores][2];
+  bool far = false;
+#pragma unroll
+  for (int n = 0; n < M::kScores; ++n) far |= find_largest(top[n], tile[n], scores);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const Element<R> largest{top[0][row], top[kOther][row], 0, -1};
+    state[row] = m.reframe(state[row], m.join(m.frame_of(state[row]), m.frame(largest)));
+  }
+
+  // Most tiles hold no row's label: there nothing is compared with it.
+  const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
+  if (full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      typename M::State& row = state[row_of_element(i)];
+      row = m.accumulate(row, {scores.value(R(tile[0][i]), i), scores.value(R(tile[kOther][i]), i), 0, -1});
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      const int r = row_of_element(i);
+      if (!absent(i))
+        state[r] = m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
+                                           column0 + fragment_column(i), label[r]});
+    }
   }
 }
 

@@ -181,4 +181,50 @@ struct ElementBiasedScores {
   }
 };
 
+// softcap tanh((scale * dot + bias) / softcap), the bias of the column, of element type E, or null; softcap 0 for none.
+// For fragments whose rows are rows.
+template <class R, class E>
+struct LogitScores {
+  static constexpr bool kMonotone = false;
+  float scale, natural_scale, softcap, inverse_softcap, bias_unit;
+  const E* bias;
+  std::int64_t bias_stride;
+  int columns;
+  // units: how many units of R a natural unit is.
+  LogitScores(const ScoreOptions& o, double units, const TensorView& bias, std::int64_t columns)
+      : scale(float(o.scale * units)),
+        natural_scale(float(o.scale)),
+        softcap(float(o.softcap * units)),
+        inverse_softcap(o.softcap == 0 ? 0.f : float(1 / (o.softcap * units))),
+        bias_unit(float(units)),
+        bias(static_cast<const E*>(bias.data)),
+        bias_stride(bias.stride[0]),
+        columns(static_cast<int>(columns)) {}
+  __device__ __forceinline__ float bias_of(int column) const {
+    return bias != nullptr && column < columns ? static_cast<float>(bias[column * bias_stride]) * bias_unit
+                                               : 0.f;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int column0) const {
+#pragma unroll
+    for (int i = 0; i < kSize; i += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float x = bias_of(column0 + fragment_column(i + e));
+        tile[i + e] = fmaf(tile[i + e], scale, x), tile[i + e + 2] = fmaf(tile[i + e + 2], scale, x);
+      }
+    }
+    if (softcap == 0.f) return;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) tile[i] = softcap * tanh(R(tile[i] * inverse_softcap)).x;
+  }
+  __device__ __forceinline__ R value(R score, int) const { return score; }
+  __device__ __forceinline__ R rounded(R score) const { return score; }
+  __device__ __forceinline__ R unit() const { return R(natural_scale); }
+  __device__ __forceinline__ R chain(R g, R score) const {
+    const R gate = score * R(inverse_softcap);
+    return g * (R(1) - gate * gate);
+  }
+};
+
 }  // namespace monoidreduce

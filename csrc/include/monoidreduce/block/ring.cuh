@@ -1,7 +1,7 @@
 // A ring of stages in shared memory between a producer and consumers.
 #pragma once
 
-#include "monoidreduce/arch/barrier.cuh"
+#include "monoidreduce/arch/cluster.cuh"
 
 namespace monoidreduce {
 
@@ -42,6 +42,10 @@ struct Ring {
   // Consumer.
   __device__ __forceinline__ void wait(RingPosition<kStages> at) { arch::wait(&full[at.stage], at.parity); }
   __device__ __forceinline__ void release(RingPosition<kStages> at) { arch::arrive(&empty[at.stage]); }
+  // Consumer, where blocks of a cluster write to each other's stages: a stage is free when it is in all of them.
+  __device__ __forceinline__ void release(RingPosition<kStages> at, int block) {
+    arch::arrive(arch::in_block(&empty[at.stage], block));
+  }
 };
 
 }  // namespace monoidreduce

@@ -7,7 +7,8 @@
 
 namespace monoidreduce {
 
-template <class R>
+// kWithSum: is the sum wanted; without it the sum is 0.
+template <class R, bool kWithSum = true>
 struct CrossEntropy {
   LogSumExp<R> softmax;
   using Real = R;
@@ -25,7 +26,7 @@ struct CrossEntropy {
     R target, sum;
   };
   MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(-0.f)}; }
-  MR_HD State lift(Element<R> e) const { return {softmax.lift(e), hit(e, e.score), e.score}; }
+  MR_HD State lift(Element<R> e) const { return {softmax.lift(e), hit(e, e.score), summand(e)}; }
   MR_HD State combine(State a, State b) const {
     return {softmax.combine(a.softmax, b.softmax), a.target + b.target, a.sum + b.sum};
   }
@@ -39,8 +40,9 @@ struct CrossEntropy {
   MR_HD R join(R f, R g) const { return softmax.join(f, g); }
   MR_HD State reframe(State s, R f) const { return {softmax.reframe(s.softmax, f), s.target, s.sum}; }
   MR_HD State accumulate(State s, Element<R> e) const {
-    return {softmax.accumulate(s.softmax, e), s.target + hit(e, e.score), s.sum + e.score};
+    return {softmax.accumulate(s.softmax, e), s.target + hit(e, e.score), s.sum + summand(e)};
   }
+  MR_HD static R summand(Element<R> e) { return kWithSum ? e.score : R(-0.f); }
   // x in the target's column, -0 (which adds nothing, not even a sign) elsewhere.
   MR_HD static R hit(Element<R> e, R x) { return select(e.column == e.label, x, R(-0.f)); }
 };

@@ -13,6 +13,13 @@ struct LogNumber {
   R high, low;
 };
 
+// The same in two words of another type.
+template <class T, class R>
+MR_HD LogNumber<T> rounded(LogNumber<R> x) {
+  const T high = T(x.high), lost = T(x.high - R(high));
+  return {high, select(high == infinity<T>() || high == -infinity<T>(), T(0), lost + T(x.low))};
+}
+
 template <class R>
 struct LogSumExp {
   using Real = R;

@@ -1,0 +1,38 @@
+// Between bits (block/fast_real.cuh) and natural units, for numbers of a row. In double: it costs nothing, and a
+// log-sum-exp keeps both of its words.
+#pragma once
+
+#include "monoidreduce/block/fast_real.cuh"
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce::cuda::sm90 {
+
+__device__ __forceinline__ LogSumExp<double>::State natural(LogSumExp<Bits>::State s) {
+  return {s.frame.x * kLn2, static_cast<double>(s.mass.x)};
+}
+// Bits whose functions are those of the math library, for numbers of a row that are to be projected in bits.
+struct AccurateBaseTwo {
+  __device__ __forceinline__ static float exp(float x) { return exp2f(x); }
+  __device__ __forceinline__ static float log(float x) { return log2f(x); }
+};
+using AccurateBits = FastReal<AccurateBaseTwo>;
+
+template <class R>
+__device__ __forceinline__ double natural(R x) {
+  return x.x * kLn2;
+}
+
+__device__ __forceinline__ LogNumber<Bits> bits(LogNumber<float> lse) {
+  const auto x = rounded<float>(LogNumber<double>{(double{lse.high} + lse.low) * kLog2E, 0.});
+  return {x.high, x.low};
+}
+
+// Is a row's log-sum-exp so large that its scores must be rounded (block/fold_fragment.cuh). Not if it is infinite: such a
+// row weighs nothing.
+template <class R>
+__device__ __forceinline__ bool is_far(LogNumber<R> lse) {
+  return fabsf(lse.high.x) >= kFarScore && lse.high.x != INFINITY;
+}
+
+}  // namespace monoidreduce::cuda::sm90

@@ -1,0 +1,213 @@
+// The main loop on Hopper for widths that do not fit: tiles of rows and of columns both stream over the width, and an
+// epilogue takes the finished tile of dot products from the registers.
+//
+// A cluster of two blocks computes 2 x 128 rows by kColumns columns at a time; each block loads half of the columns for
+// both. In a block one warpgroup loads (the copy engine does the work) and two multiply, 64 rows each. The second of them
+// follows the first a few steps behind, so that one multiplies while the other is in its epilogue.
+#pragma once
+
+#include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/fragment.cuh"
+#include "monoidreduce/block/ring.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
+#include "monoidreduce/kernel/tensor_map.cuh"
+#include "monoidreduce/kernel/tile_schedule_sm90.cuh"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::sm90 {
+
+// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240.
+template <int kColumns_, int kStages_, int kScores_ = 1>
+struct ContractionTile {
+  static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
+  static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
+  static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kLead = 2;  // steps that the first consumer is ahead
+};
+
+template <int kScores>
+struct ContractionArguments {
+  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows and kColumns / kBlocks lines
+  int steps[kScores];                               // of 64 elements of the width
+  TileSchedule schedule;
+};
+
+template <class Tile, class Epilogue>
+struct alignas(kSharedAlignment) ContractionMemory {
+  unsigned char rows[Tile::kStages][SharedTile<Tile::kRows, kSlab>::kBytes];
+  unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
+  typename Epilogue::Memory epilogue;
+  Ring<Tile::kStages> ring;
+};
+
+// Loads the stages of every tile of the cluster. One thread a block.
+template <class Tile, class Memory>
+__device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p, Memory& memory,
+                                        int cluster, int block) {
+  using RowsTile = SharedTile<Tile::kRows, kSlab>;
+  using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
+  constexpr int kPart = Tile::kColumns / Tile::kBlocks;  // lines that a block loads
+  RingPosition<Tile::kStages> at;
+#pragma unroll 1
+  for (auto group = p.schedule.first(cluster); group.count > 0; group = p.schedule.next(group)) {
+    const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
+#pragma unroll 1
+    for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
+      const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
+#pragma unroll
+      for (int score = 0; score < Tile::kScores; ++score) {
+#pragma unroll 1
+        for (int step = 0; step < p.steps[score]; ++step) {
+          arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
+          RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, row0, 0, 0}, arrived);
+          arch::load_to_blocks(memory.columns[at.stage] + block * kPart * kLineBytes, p.columns[score],
+                               {step * kSlab, column0 + block * kPart, 0, 0}, arrived,
+                               (1 << Tile::kBlocks) - 1);
+          at.advance();
+        }
+      }
+    }
+  }
+}
+
+// A warpgroup that multiplies, and its place in the ring.
+template <class E, class Tile, class Memory>
+struct Multiplier {
+  Memory& memory;
+  const int warpgroup;
+  RingPosition<Tile::kStages> at;
+  static constexpr int kTurn = 1;  // the named barrier at which the second consumer waits for the first
+
+  __device__ __forceinline__ void release(RingPosition<Tile::kStages> stage) {
+    const int thread = threadIdx.x % kWarpgroup;
+    if (thread < Tile::kBlocks) memory.ring.release(stage, thread);
+  }
+
+  // dots = rows . columns^T of a tile, 64 x kColumns. kFirst: is it the tile's first product.
+  template <bool kFirst>
+  __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2], int steps) {
+    // With fewer steps than stages, the first consumer could be more than a tile ahead.
+    const bool staggered = kFirst && steps >= Tile::kStages;
+    if (staggered && warpgroup == 1) arch::sync_threads(kTurn, 2 * kWarpgroup);
+    RingPosition<Tile::kStages> before = at;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows[at.stage]) +
+                                         warpgroup * kFragmentRows * kLineBytes);
+      const AlongWidth<Tile::kColumns> columns(arch::shared_address(memory.columns[at.stage]));
+      memory.ring.wait(at);
+      arch::pin(dots);
+      arch::fence_products();
+#pragma unroll
+      for (int k = 0; k < kSlab / kProductDepth; ++k)
+        arch::Wgmma<E, Tile::kColumns>::template shared<false, false>(dots, rows[k], columns[k],
+                                                                      (step | k) != 0);
+      arch::commit_products();
+      if (step > 0) {
+        arch::wait_products<1>();
+        release(before);
+      }
+      if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kTurn, 2 * kWarpgroup);
+      before = at;
+      at.advance();
+    }
+    arch::wait_products<0>();
+    arch::pin(dots);
+    release(before);
+  }
+};
+
+// Epilogue, by value:
+//   Memory                             what it has in shared memory
+//   Work begin(row0)                   what a thread keeps for the warpgroup's 64 rows from row0 on, as long as the cluster
+//                                      stays with them
+//   tile(work, dots, row0, column0, memory, warpgroup)   takes a tile: dots[kScores][kColumns / 2]
+//   end(work, place)                   the cluster leaves the rows; place: of the first of the 64 in [groups, clusters, kRowBlock]
+//   finish()                           before the block ends
+template <class E, class Tile, class Epilogue>
+__global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
+    contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
+                       const __grid_constant__ Epilogue epilogue) {
+  extern __shared__ unsigned char shared_bytes[];
+  using Memory = ContractionMemory<Tile, Epilogue>;
+  auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
+                                            (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) {
+    memory.ring.init(Tile::kBlocks * Tile::kConsumers);
+    arch::fence_init();
+  }
+  arch::arrive_cluster();
+  arch::wait_cluster();
+
+  const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == Tile::kConsumers) {
+    arch::release_registers<24>();
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce<Tile>(p, memory, cluster, block);
+    __syncwarp();
+  } else {
+    arch::take_registers<240>();
+    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
+#pragma unroll 1
+    for (auto group = p.schedule.first(cluster); group.count > 0; group = p.schedule.next(group)) {
+      const int row0_of_block = block * Tile::kRows + warpgroup * kFragmentRows;
+      const int row0 = group.row_block() * Tile::kRowBlock + row0_of_block;
+      auto work = epilogue.begin(row0);
+#pragma unroll 1
+      for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
+        float dots[Tile::kScores][Tile::kColumns / 2];
+        multiplier.template run<true>(dots[0], p.steps[0]);
+        if constexpr (Tile::kScores == 2) multiplier.template run<false>(dots[1], p.steps[1]);
+        epilogue.tile(work, dots, row0, p.schedule.column_tile(group, tile) * Tile::kColumns, memory.epilogue,
+                      warpgroup);
+      }
+      const std::int64_t slot = std::int64_t{group.index} * p.schedule.clusters + group.start;
+      epilogue.end(work, slot * Tile::kRowBlock + row0_of_block);
+    }
+    epilogue.finish();
+  }
+  // A block must be there as long as others release stages to it.
+  arch::arrive_cluster();
+  arch::wait_cluster();
+}
+
+// On as many clusters as the device has, or there are tiles.
+template <class Tile>
+TileSchedule contraction_schedule(const FoldProblem& p) {
+  const auto divide_up = [](std::int64_t a, int b) { return static_cast<int>((a + b - 1) / b); };
+  const int row_blocks = divide_up(p.rows(), Tile::kRowBlock),
+            column_tiles = divide_up(p.columns(), Tile::kColumns);
+  const int clusters = static_cast<int>(std::min<std::int64_t>(
+      multiprocessors(p.a.cuda_device) / Tile::kBlocks, std::int64_t{row_blocks} * column_tiles));
+  // Half of a Hopper GPU's second-level cache: columns pass through the rest.
+  constexpr std::int64_t kCacheBytes = 24 << 20;
+  const std::int64_t block_bytes = (p.width() + p.other_width()) * item_size(p.a.dtype) * Tile::kRowBlock;
+  return {clusters, row_blocks, column_tiles,
+          static_cast<int>(std::clamp<std::int64_t>(kCacheBytes / block_bytes, 1, clusters))};
+}
+
+// Of the products a . b^T.
+template <class Tile>
+ContractionArguments<Tile::kScores> contraction_arguments(const FoldProblem& p) {
+  ContractionArguments<Tile::kScores> arguments;
+  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
+  for (int score = 0; score < Tile::kScores; ++score) {
+    arguments.rows[score] = tensor_map(rows[score], Tile::kRows);
+    arguments.columns[score] = tensor_map(columns[score], Tile::kColumns / Tile::kBlocks);
+    arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
+  }
+  arguments.schedule = contraction_schedule<Tile>(p);
+  return arguments;
+}
+
+template <class E, class Tile, class Epilogue>
+void contraction(const ContractionArguments<Tile::kScores>& p, const Epilogue& epilogue, const char* name,
+                 int device, const Launch& launch) {
+  const DeviceGuard guard(device);
+  launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
+                static_cast<unsigned>(p.schedule.clusters * Tile::kBlocks), Tile::kThreads,
+                sizeof(ContractionMemory<Tile, Epilogue>) + kSharedAlignment, launch.stream, p, epilogue);
+}
+
+}  // namespace monoidreduce::sm90

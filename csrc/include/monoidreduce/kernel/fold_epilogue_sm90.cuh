@@ -1,0 +1,94 @@
+// The fold as an epilogue of the contraction (contraction_sm90.cuh): a cluster folds the tiles of its rows in registers and
+// leaves one partial state a row, and a second kernel combines the partial states of each row. In a fixed order: for one
+// device the result is the same bits every time.
+#pragma once
+
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/warp/lanes.cuh"
+
+namespace monoidreduce::sm90 {
+
+// partial: [groups, clusters, rows of a row block]; a cluster's place in a group is its start.
+// Rows: label(row).
+template <class M, class Scores, class Rows>
+struct FoldEpilogue {
+  struct Memory {};
+  struct Work {
+    typename M::State state[2];
+    int label[2];
+  };
+  M m;
+  Scores scores;
+  Rows rows;
+  int row_count, columns;
+  typename M::State* partial;
+
+  __device__ __forceinline__ Work begin(int row0) const {
+    Work work;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = row0 + fragment_row(r);
+      work.state[r] = m.identity();
+      work.label[r] = row < row_count ? static_cast<int>(rows.label(row)) : -1;
+    }
+    return work;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, float (&dots)[M::kScores][kSize], int row0, int column0,
+                                       Memory&, int) const {
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
+    accumulate_fragment(m, work.state, dots, scores, column0, columns, work.label);
+  }
+  __device__ __forceinline__ void end(const Work& work, std::int64_t place) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto whole = reduce_lanes<kLanesOfRow>(
+          work.state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
+      if (threadIdx.x % kLanesOfRow == 0) partial[place + fragment_row(r)] = whole;
+    }
+  }
+  __device__ __forceinline__ void finish() const {}
+};
+
+// rows.store(row, state) with the state of the whole row. A thread a row.
+template <class M, class Rows>
+__global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule schedule,
+                                int row_count, int rows_of_block, const typename M::State* partial,
+                                const __grid_constant__ Rows rows) {
+  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (row >= row_count) return;
+  const auto group = schedule.group_of(row / rows_of_block);
+  typename M::State state = m.identity();
+  for (int start = group.start; start < schedule.clusters; start += group.count) {
+    const std::int64_t slot = std::int64_t{group.index} * schedule.clusters + start;
+    state = m.combine(state, partial[slot * rows_of_block + row % rows_of_block]);
+  }
+  rows.store(row, state);
+}
+
+template <class M, class Tile>
+std::int64_t partial_bytes(const TileSchedule& schedule) {
+  return std::int64_t{schedule.groups()} * schedule.clusters * Tile::kRowBlock * sizeof(typename M::State);
+}
+
+// Folds every row of a problem without a payload: rows.store(row, state). partial: partial_bytes of scratch.
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
+void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
+                      const Launch& launch) {
+  const auto arguments = contraction_arguments<Tile>(p);
+  const auto states = static_cast<typename M::State*>(partial);
+  const int row_count = static_cast<int>(p.rows()), device = p.a.cuda_device;
+  contraction<E, Tile>(
+      arguments,
+      FoldEpilogue<M, Scores, Rows>{m, scores, rows, row_count, static_cast<int>(p.columns()), states},
+      "fold_contraction_sm90", device, launch);
+  constexpr int kThreads = 128;
+  const DeviceGuard guard(device);
+  launch_kernel("combine_partial", &combine_partial<M, Rows>,
+                blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads, 0, launch.stream, m,
+                arguments.schedule, row_count, Tile::kRowBlock, states, rows);
+}
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,128 @@
+// The local gradient as an epilogue of the contraction (contraction_sm90.cuh): tiles of dot products become tiles of
+// derivatives by them, D(P_i, X_ij) times the upstream gradient, and are stored in the element type. The gradients by rows
+// and columns are products of what is stored.
+#pragma once
+
+#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/kernel/contraction_sm90.cuh"
+
+namespace monoidreduce::sm90 {
+
+// Scores::chain and unit: fragment_scores.cuh.
+// The gradients by the first kOuts of an element's scores.
+//
+// Rows: label(row); product(row), in the units of M; far(product), must scores be rounded; upstream(row, unit), by the dot
+// product where unit is the scores' (fragment_scores.cuh).
+template <class E, class M, class Scores, class Rows, int kOuts>
+struct GradientEpilogue {
+  using R = typename M::Real;
+  static constexpr int kSlabElements = kFragmentRows * kSlab / kWarpgroup;  // of a thread
+  static constexpr int kWarpRows = kFragmentRows / 4;
+  struct alignas(kSharedAlignment) Memory {
+    // Two of each warpgroup: its warps fill their lines of one while the copy engine still reads the other.
+    unsigned char slabs[2][2][kFragmentRows * kLineBytes];
+  };
+  struct Work {
+    typename M::Output product[2];
+    typename M::Upstream upstream[2];
+    int label[2];
+    bool far;
+  };
+  M m;
+  Scores scores;
+  Rows rows;
+  int row_count;
+  arch::TensorMap outs[kOuts];  // [rows, columns], boxes of kWarpRows lines
+
+  __device__ __forceinline__ Work begin(int row0) const {
+    Work work;
+    bool far = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = ::min(row0 + fragment_row(r), row_count - 1);
+      work.product[r] = rows.product(row);
+      work.upstream[r] = rows.upstream(row, scores.unit());
+      work.label[r] = rows.label(row);
+      far |= rows.far(work.product[r]);
+    }
+    work.far = __any_sync(0xffffffffu, far);
+    return work;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, float (&dots)[M::kScores][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kColumns = kSize * 2;
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
+    const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
+    const bool plain = !work.far && !__any_sync(0xffffffffu, here(work.label[0]) || here(work.label[1]));
+#pragma unroll
+    for (int slab = 0; slab < kColumns / kSlab; ++slab) {
+#pragma unroll
+      for (int n = 0; n < kOuts; ++n) {
+        std::uint32_t words[kSlabElements / 2];
+        if (plain) {
+          pull_slab<true>(words, work, dots, n, slab, column0);
+        } else {
+          pull_slab<false>(words, work, dots, n, slab, column0);
+        }
+        const int store = slab * kOuts + n, line = threadIdx.x / 32 % 4 * kWarpRows;
+        unsigned char* const staging = memory.slabs[warpgroup][store % 2];
+        const bool leads = threadIdx.x % 32 == 0;
+        if (leads) {
+          // With an odd number of stores a tile, the last of one and the first of the next have the same slab.
+          if (store == 0 && kColumns / kSlab * kOuts % 2 != 0) {
+            arch::wait_stores_read<0>();
+          } else {
+            arch::wait_stores_read<1>();
+          }
+        }
+        __syncwarp();
+        store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
+        arch::fence_async_shared();
+        __syncwarp();
+        if (leads) {
+          arch::store(outs[n], {column0 + slab * kSlab, row0 + line, 0, 0}, staging + line * kLineBytes);
+          arch::commit_stores();
+        }
+      }
+    }
+  }
+  __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+
+ private:
+  // The gradients of 64 columns by the n-th score. One score at a time: both of a slab do not fit the registers.
+  template <bool kPlain, int kSize>
+  __device__ __forceinline__ void pull_slab(std::uint32_t (&words)[kSlabElements / 2], const Work& work,
+                                            const float (&dots)[M::kScores][kSize], int n, int slab,
+                                            int column0) const {
+    float gradients[kSlabElements];
+#pragma unroll
+    for (int i = 0; i < kSlabElements; ++i) {
+      const int at = slab * kSlabElements + i, r = row_of_element(at);
+      const auto score = [&](int which) {
+        const R dot(dots[which][at]);
+        return kPlain ? scores.value(dot, at) : scores.rounded(dot);
+      };
+      const Element<R> e{score(0), score(M::kScores - 1), kPlain ? 0 : column0 + fragment_column(at),
+                         kPlain ? -1 : work.label[r]};
+      const Gradient<R> g = m.local_gradient(e, work.product[r], work.upstream[r]);
+      gradients[i] = n == 0 ? scores.chain(g.score, e.score).x : scores.chain(g.other, e.other).x;
+    }
+    round_fragment<E>(words, gradients);
+  }
+};
+
+// The derivatives by the first kOuts dot products of each element of a problem without a payload. outs: [1, 1, rows,
+// columns] each, of the element type.
+template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
+void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                    const TensorView (&outs)[kOuts], const Launch& launch) {
+  GradientEpilogue<E, M, Scores, Rows, kOuts> epilogue{m, scores, rows, static_cast<int>(p.rows()), {}};
+  for (int n = 0; n < kOuts; ++n) epilogue.outs[n] = tensor_map(outs[n], epilogue.kWarpRows);
+  contraction<E, Tile>(contraction_arguments<Tile>(p), epilogue, "local_gradient_sm90", p.a.cuda_device,
+                       launch);
+}
+
+}  // namespace monoidreduce::sm90

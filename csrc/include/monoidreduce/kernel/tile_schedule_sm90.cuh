@@ -1,0 +1,51 @@
+// Which tiles of a product a cluster of blocks computes, and in what order.
+//
+// Row blocks go in groups whose operand stays in the second-level cache, and all clusters work on one group at a time: they
+// take its tiles in turn, the row blocks of one column tile after the other. As the number of row blocks of a group divides
+// that of clusters, a cluster keeps its row block for all of a group, and with it the states of its rows; and as the turns
+// go on from group to group, only the very last of them is not full.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/math.h"
+
+namespace monoidreduce::sm90 {
+
+struct TileSchedule {
+  int clusters, row_blocks, column_tiles;
+  int most;  // row blocks of a group
+
+  // The calling cluster's part of a group: tiles start, start + clusters, ... of count * column_tiles.
+  struct Group {
+    int index, first, count;  // row blocks [first, first + count); none: there are no more groups
+    int start;
+    MR_HD int row_block() const { return first + start % count; }
+  };
+  MR_HD int tiles(const Group& group) const { return group.count * column_tiles; }
+  MR_HD int column_tile(const Group& group, int tile) const { return tile / group.count; }
+  MR_HD int count(int first) const {
+    const int left = row_blocks - first;
+    int n = left < most ? left : most;
+    while (n > 0 && clusters % n != 0) --n;
+    return n;
+  }
+  MR_HD Group first(int cluster) const { return {0, 0, count(0), cluster}; }
+  MR_HD Group next(const Group& group) const {
+    const int first = group.first + group.count, turn = (group.start - tiles(group)) % clusters;
+    return {group.index + 1, first, count(first), turn < 0 ? turn + clusters : turn};
+  }
+  // The group of a row block, as the cluster has it whose start is the row block's place in it.
+  MR_HD Group group_of(int row_block) const {
+    Group group{0, 0, count(0), 0};
+    for (; group.first + group.count <= row_block; ++group.index) {
+      group.first += group.count;
+      group.count = count(group.first);
+    }
+    group.start = row_block - group.first;
+    return group;
+  }
+  MR_HD int groups() const { return row_blocks == 0 ? 0 : group_of(row_blocks - 1).index + 1; }
+};
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,101 @@
+"""Linear distillation on Hopper's tensor cores: sizes, losses, dtypes, and that its kernels ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from calls import assert_same_bits
+from specimens import Inputs, distillation_inputs, name_of
+from tolerance import check_operator
+
+import monoidreduce as mr
+
+HALVES = (torch.bfloat16, torch.float16)
+LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
+SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
+    "one_tile": (128, 192, 64, 64),
+    "one_row": (1, 1000, 128, 256),
+    "one_class": (200, 1, 64, 64),
+    "narrow": (257, 67, 8, 16),
+    "ragged": (513, 1111, 200, 328),
+    "deep": (300, 700, 1032, 520),
+    "many_rows": (3000, 515, 72, 64),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: torch.device) -> None:
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("not a Hopper GPU")
+
+
+def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Inputs:
+    return distillation_inputs(*SIZES[size], dtype=dtype, device=device, **options)
+
+
+def ran(before: dict[str, int]) -> set[str]:
+    return {path for path, n in mr._C.path_counts().items() if n != before.get(path, 0)}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_and_losses(
+    size: str, loss: str, teacher_grad: bool, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    before = mr._C.path_counts()
+    options = {"loss": loss, "teacher_grad": teacher_grad, "reduction": "none", "temperature": 1.7}
+    check_operator("linear_distillation", inputs_of(size, dtype, gpu, mask=True), options)
+    assert ran(before) == {
+        f"distillation_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")
+    }
+
+
+@pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
+@pytest.mark.parametrize("tiles", (1, 2, 3))
+def test_workspaces(tiles: int, teacher_grad: bool, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    workspace = 513 * 256 * 2 * tiles * (2 if teacher_grad else 1)
+    before = mr._C.path_counts()
+    check_operator("linear_distillation", inputs, {"teacher_grad": teacher_grad, "workspace": workspace})
+    assert "distillation_backward/cuda/sm90/bfloat16" in ran(before)
+    check_operator("linear_distillation", inputs, {"teacher_grad": teacher_grad, "workspace": 0})
+
+
+@pytest.mark.parametrize("name", ("x", "weight", "teacher_x", "teacher_weight"))
+def test_some_gradients(name: str, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    options = {"loss": "reverse_kl", "teacher_grad": True}
+    check_operator("linear_distillation", inputs, options, differentiate=[name])
+
+
+def test_a_student_that_is_its_teacher(gpu: torch.device) -> None:
+    inputs = inputs_of("one_tile", torch.bfloat16, gpu)
+    inputs |= {"teacher_x": inputs["x"], "teacher_weight": inputs["weight"]}
+    for loss in ("forward_kl", "reverse_kl"):
+        value = mr.linear_distillation(**inputs, loss=loss, reduction="none")
+        assert value.abs().max() < 1e-6
+
+
+def test_garbage_in_masked_rows(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, mask=True)
+    excluded = ~inputs["mask"]
+    found = []
+    for garbage in (0.0, torch.nan, torch.inf):
+        x, teacher_x = (inputs[name].masked_fill(excluded[:, None], garbage) for name in ("x", "teacher_x"))
+        leaves = {"x": x.requires_grad_(), "weight": inputs["weight"].clone().requires_grad_()}
+        mr.linear_distillation(**{**inputs, "teacher_x": teacher_x, **leaves}).backward()
+        found.append({name: leaf.grad for name, leaf in leaves.items()})
+    for gradients in found:
+        assert_same_bits(gradients, found[0])
+
+
+def test_the_same_bits_every_time(gpu: torch.device) -> None:
+    inputs = inputs_of("many_rows", torch.bfloat16, gpu)
+    first = check_operator("linear_distillation", inputs, upstream=[torch.tensor(2.0, device=gpu)])
+    for _ in range(3):
+        again = check_operator("linear_distillation", inputs, upstream=[torch.tensor(2.0, device=gpu)])
+        assert_same_bits(again, first)
