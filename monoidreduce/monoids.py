@@ -74,12 +74,14 @@ class Monoid(ABC, Generic[State]):
 
 def maker(state: Any) -> Callable[[Iterable[Tensor]], Any]:
     """What builds a state of the same NamedTuple from its fields."""
-    return type(state)._make  # type: ignore[no-any-return]
+    named = type(state)
+    return lambda fields: named(*fields)  # not `_make`, which the compiler of torch 2.6 cannot trace
 
 
 def check_state(name: str, state: Any) -> None:
     """Raises a TypeError unless `state` is a NamedTuple of tensors."""
-    is_named = isinstance(state, tuple) and bool(getattr(state, "_fields", None))
+    # Not by the truth of `_fields`, which the compiler of torch 2.6 cannot trace.
+    is_named = isinstance(state, tuple) and hasattr(state, "_fields") and len(state) > 0
     if not is_named or not all(isinstance(field, Tensor) for field in state):
         raise TypeError(mismatch(name, "a state, that is a NamedTuple of tensors", repr(state)))
 
