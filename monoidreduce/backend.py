@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,14 @@ KERNELS = {
 }
 # Operators whose gradients are products of local gradients on tensor cores.
 OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "logsumexp_matmul")
+# The operators as folds of rows a and columns b (fold.h).
+OPERANDS = {
+    "attention": {"a": "q", "b": "k", "payload": "v"},
+    "linear_cross_entropy": {"a": "x", "b": "weight"},
+    "linear_distillation": {"a": "x", "b": "weight", "other_a": "teacher_x", "other_b": "teacher_weight"},
+    "mlp": {"a": "x", "b": "w1", "payload": "w2"},
+    "logsumexp_matmul": {"a": "a", "b": "b"},
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Explanation:
         operator: its name.
         forward, backward: the kernel paths as `_C.path_counts()` names them.
         architecture: the instruction set of the CPU, or that of the GPU as "sm_90".
+        tiles: the rows and columns that are computed at a time, forward and backward; None on a GPU.
         workspace: bytes the backward may use for local gradients, None where the operator needs none.
         deterministic: whether two runs, forward and backward, give the same bits.
         reasons: why, a sentence each.
@@ -48,15 +58,21 @@ class Explanation:
     forward: str
     backward: str
     architecture: str
+    tiles: tuple[tuple[int, int], tuple[int, int]] | None
     workspace: int | None
     deterministic: bool
     reasons: tuple[str, ...]
 
     def __str__(self) -> str:
+        tiles = {}
+        if self.tiles is not None:
+            forward, backward = (f"{rows} x {columns}" for rows, columns in self.tiles)
+            tiles["tiles"] = f"{forward} forward, {backward} backward (rows x columns)"
         facts = {
             "forward": self.forward,
             "backward": self.backward,
             "architecture": self.architecture,
+            **tiles,
             "workspace": "none needed" if self.workspace is None else f"up to {self.workspace} bytes",
             "deterministic": "yes" if self.deterministic else "no",
         }
@@ -111,7 +127,7 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     operator = op if isinstance(op, str) else op.__name__
     check_choice("op", operator, tuple(KERNELS))
     dtype = _checked_dtype(operator, tensors, options)
-    device = tensors[0].device
+    device, tiles = tensors[0].device, None
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
@@ -132,6 +148,7 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         ]
     else:
         engines, deterministic = [f"cpu/{_C.cpu_isa()}"] * 2, True
+        tiles = _tiles(operator, tensors, options, dtype)
         reasons = [
             f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
             f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
@@ -146,10 +163,26 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         forward=f"{KERNELS[operator]}_forward/{engines[0]}/{_name(dtype)}",
         backward=f"{KERNELS[operator]}_backward/{engines[1]}/{_name(dtype)}",
         architecture=_architecture(device),
+        tiles=tiles,
         workspace=workspace,
         deterministic=deterministic,
         reasons=tuple(reasons),
     )
+
+
+def _tiles(
+    operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The tiles of the forward and the backward pass of a call on the CPU."""
+    arguments = inspect.signature(getattr(functional, operator)).bind(*tensors, **options).arguments
+    operands: dict[str, Any] = dict.fromkeys(("other_a", "other_b", "payload"))
+    for role, name in OPERANDS[operator].items():
+        *rows, width = arguments[name].mT.shape if name == "w2" else arguments[name].shape
+        shape = (*rows, width) if operator == "attention" else (1, 1, math.prod(rows), width)
+        operands[role] = torch.empty((), dtype=dtype).expand(shape)  # the values do not count
+    bias = options.get("bias")
+    gradient = bias is not None and bias.requires_grad
+    return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
 
 
 def _tiers(

@@ -58,6 +58,69 @@ def test_explanation_of_a_call(device: torch.device) -> None:
         assert mr.explain("logsumexp_matmul", x, weight).forward.endswith("/bfloat16")
 
 
+def panel_rows(dtype: torch.dtype) -> int:
+    """Two vectors of the accumulation type."""
+    vector = {"avx2": 32, "avx512": 64, "avx512bf16": 64}.get(mr._C.cpu_isa(), 16)
+    return 2 * vector // (8 if dtype == torch.float64 else 4)
+
+
+def places(dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Tensors of these shapes without memory."""
+    return [torch.empty((), dtype=dtype).expand(shape) for shape in shapes]
+
+
+@pytest.mark.isa
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    ("operator", "shapes", "columns", "backward"),
+    [  # `columns` of 192 KiB in float32
+        ("attention", [(2, 3, 600, 256)] * 3, 96, (256, 240)),
+        ("linear_cross_entropy", [(4, 150, 512), (1000, 512)], 96, (512, 480)),
+        ("linear_distillation", [(600, 512), (1000, 512)] * 2, 48, (512, 480)),
+        ("mlp", [(600, 512), (1000, 512), (512, 1000)], 48, (256, 240)),
+        ("logsumexp_matmul", [(600, 512), (1000, 512)], 96, (512, 480)),
+        ("logsumexp_matmul", [(3, 512), (7, 512)], 96, None),
+    ],
+)
+def test_tiles_on_the_cpu(
+    operator: str,
+    shapes: list[tuple[int, ...]],
+    columns: int,
+    backward: tuple[int, int] | None,
+    dtype: torch.dtype,
+) -> None:
+    torch.set_num_threads(1)
+    tensors = places(dtype, *shapes)
+    if operator == "linear_cross_entropy":
+        tensors.append(torch.zeros(4, 150, dtype=torch.int64))
+    explanation = mr.explain(operator, *tensors)
+    operand = 8 if dtype == torch.float64 else 4
+    if dtype == torch.bfloat16 and mr._C.cpu_isa() == "avx512bf16":
+        operand = 2  # multiplied as it is
+    rows = panel_rows(dtype)
+    expected = (rows, min(120, columns * 4 // operand)), backward or (rows, 12)
+    assert explanation.tiles == expected
+    assert "{} x {} forward, {} x {} backward".format(*expected[0], *expected[1]) in str(explanation)
+
+
+@pytest.mark.usefixtures("threads")
+def test_tiles_grow_with_the_threads_on_a_problem() -> None:
+    """One thread a head, but all on one after the other where heads share the gradient of a bias."""
+    torch.set_num_threads(64)
+    q = places(torch.float32, (64, 1, 600, 8))[0]
+    bias = torch.zeros(600, 600)
+    assert mr.explain("attention", q, q, q, bias=bias).tiles[1] == (256, 240)
+    rows = -(-600 // panel_rows(torch.float32)) * panel_rows(torch.float32)
+    assert mr.explain("attention", q, q, q, bias=bias.requires_grad_()).tiles[1] == (rows, 240)
+
+
+def test_no_tiles_are_named_on_a_gpu(device: torch.device) -> None:
+    a, b = torch.randn(3, 8, device=device), torch.randn(11, 8, device=device)
+    explanation = mr.explain("logsumexp_matmul", a, b)
+    assert (explanation.tiles is None) == ("tiles" not in str(explanation)) == (device.type == "cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_determinism_on_a_gpu_is_as_asked() -> None:

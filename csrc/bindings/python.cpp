@@ -456,6 +456,22 @@ void define_logsumexp(py::module_& m) {
       "deterministic"_a, "threads"_a, "stream"_a);
 }
 
+// (rows, columns) that the CPU engine computes at a time, forward and backward.
+void define_cpu_tiles(py::module_& m) {
+  m.def(
+      "cpu_tiles",
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"other_a"> other_a, Tensor<"other_b"> other_b,
+         Tensor<"payload"> payload, bool bias_gradient, int threads) {
+        FoldProblem problem{};
+        problem.a = a, problem.b = b, problem.other_a = other_a, problem.other_b = other_b;
+        problem.payload = payload;
+        const auto [forward, backward] = cpu_tiles(problem, bias_gradient, threads);
+        return std::make_tuple(std::make_tuple(forward.rows, forward.columns),
+                               std::make_tuple(backward.rows, backward.columns));
+      },
+      "a"_a, "b"_a, "other_a"_a, "other_b"_a, "payload"_a, py::kw_only(), "bias_gradient"_a, "threads"_a);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -473,6 +489,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("build_info", &build_info);
   m.def("cpu_isa", &cpu_isa);
   m.def("cpu_isas", &cpu_isas);
+  define_cpu_tiles(m);
   m.def("path_counts", &path_counts);
 }
 

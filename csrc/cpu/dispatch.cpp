@@ -17,16 +17,18 @@ struct Engine {
 #define MR_ENTRY_POINT(name, Arguments) void (*name)(const Arguments&, const Launch&);
   MONOIDREDUCE_OPERATORS(MR_ENTRY_POINT)
 #undef MR_ENTRY_POINT
+  CpuTiles (*fold_tiles)(const FoldProblem&, bool, int);
 };
 
 }  // namespace
 
 #define MR_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
 #define MR_ADDRESS(name, Arguments) .name = &name,
-#define MR_ENGINE(name)                                                             \
-  namespace name {                                                                  \
-  MONOIDREDUCE_OPERATORS(MR_DECLARE)                                                \
-  static constexpr Engine engine{.isa = #name, MONOIDREDUCE_OPERATORS(MR_ADDRESS)}; \
+#define MR_ENGINE(name)                                                                                      \
+  namespace name {                                                                                           \
+  MONOIDREDUCE_OPERATORS(MR_DECLARE)                                                                         \
+  CpuTiles fold_tiles(const FoldProblem& problem, bool bias_gradient, int threads);                          \
+  static constexpr Engine engine{.isa = #name, MONOIDREDUCE_OPERATORS(MR_ADDRESS).fold_tiles = &fold_tiles}; \
   }
 MR_ENGINE(baseline)
 #ifdef MONOIDREDUCE_WITH_AVX2
@@ -98,6 +100,10 @@ MONOIDREDUCE_OPERATORS(MR_FORWARD_TO_ENGINE)
 #undef MR_FORWARD_TO_ENGINE
 
 }  // namespace cpu
+
+CpuTiles cpu_tiles(const FoldProblem& problem, bool bias_gradient, int threads) {
+  return cpu::engine().fold_tiles(problem, bias_gradient, threads);
+}
 
 const char* cpu_isa() { return cpu::engine().isa; }
 

@@ -41,8 +41,8 @@ BUILD = """
 SOURCES = """
     operators.cpp path_counter.cpp
     bindings/python.cpp bindings/tensor_caster.h
-    cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/logsumexp.cpp
-    cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
+    cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/fold_tiles.cpp
+    cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu cuda/distillation.cu
     cuda/distillation.h cuda/element.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_passes.cuh cuda/operator.h cuda/reduce_losses.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h

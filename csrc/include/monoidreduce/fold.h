@@ -52,6 +52,11 @@ struct FoldGradients {
   TensorView d_bias;     // [B, H, M, N]   stride 0 where the bias was broadcast
 };
 
+// The scores that an engine computes at a time.
+struct TileSize {
+  std::int64_t rows, columns;
+};
+
 // What an operator knows about its rows, by flat row index over [B, H, M]; T is float or double.
 template <class P, class M>
 concept RowPolicy = requires(const P p, std::int64_t row, typename M::Output output) {

@@ -225,4 +225,11 @@ const TensorView& leading(const Arguments& arguments) {
 const char* cpu_isa();
 std::vector<std::string> cpu_isas();  // what MONOIDREDUCE_CPU_ISA may be here, worst first
 
+// What the CPU engine computes at a time. Forward: a panel of rows by a tile of columns; backward: a chunk of
+// rows by a block of columns.
+struct CpuTiles {
+  TileSize forward, backward;
+};
+CpuTiles cpu_tiles(const FoldProblem& problem, bool bias_gradient, int threads);
+
 }  // namespace monoidreduce

@@ -98,6 +98,24 @@ struct ColumnSums {
   }
 };
 
+// The threads that work on one problem: all of them where there are few problems. A gradient of the bias may be
+// shared by problems: then they go one after the other.
+inline int threads_a_problem(const FoldProblem& p, bool bias_gradient, int threads) {
+  return p.batch() * p.column_heads() >= threads && !bias_gradient ? 1 : threads;
+}
+
+// A chunk of rows by a block of columns: enough columns that the rows, loaded once a block, are cheap; with a
+// payload the workspace (columns x chunk, twice) stays in the second-level cache, and a causal mask's edge cuts
+// few blocks.
+template <class T>
+TileSize backward_tile(const FoldProblem& p, int threads) {
+  const bool payload = p.payload.present();
+  const std::int64_t group_rows = p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows();
+  const std::int64_t rows = std::max<std::int64_t>(payload ? 256 : 512, 2 * threads * kPanel<T>);
+  return {std::min(round_up(group_rows, kPanel<T>), rows),
+          std::min(round_up(p.columns(), kColumnStep), round_up(payload ? 240 : 480, kColumnStep))};
+}
+
 // E: what the products multiply, T or BFloat16.
 template <template <class> class M, class T, class E, class Rows>
   requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
@@ -111,18 +129,10 @@ class Backward {
   Backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g, int threads)
       : m_(as_packs<M, T>(m)), p_(p), policy_(policy), g_(g), want_(g), score_(p.score) {
     problems_ = p.batch() * p.column_heads();
-    // A gradient of the bias may be shared by problems: then they go one after the other.
-    const bool apart = problems_ >= threads && !want_.bias;
-    outer_threads_ = apart ? threads : 1;
-    inner_threads_ = apart ? 1 : threads;
-    // Enough columns that the rows, loaded once a block, are cheap; with a payload the workspace (columns x
-    // chunk, twice) stays in the second-level cache, and a causal mask's edge cuts few blocks.
-    block_ =
-        std::min(round_up(p.columns(), kColumnStep), round_up(p.payload.present() ? 240 : 480, kColumnStep));
-    const std::int64_t group_rows = p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows();
-    chunk_ = std::min<std::int64_t>(
-        round_up(group_rows, kPanel<T>),
-        std::max<std::int64_t>(p.payload.present() ? 256 : 512, 2 * inner_threads_ * kPanel<T>));
+    inner_threads_ = threads_a_problem(p, want_.bias, threads);
+    outer_threads_ = threads / inner_threads_;
+    const TileSize tile = backward_tile<T>(p, inner_threads_);
+    chunk_ = tile.rows, block_ = tile.columns;
   }
 
   void run() {
@@ -468,10 +478,10 @@ class Backward {
 template <template <class> class M, class T, class Rows>
 void fold_backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g,
                    int threads) {
-  if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
-    if (all_bfloat16(p, g.grad_out)) return Backward<M, T, BFloat16, Rows>(m, p, policy, g, threads).run();
-  }
-  Backward<M, T, T, Rows>(m, p, policy, g, threads).run();
+  with_operand<T>(p, g.grad_out, [&](auto* operand) {
+    using E = std::remove_pointer_t<decltype(operand)>;
+    Backward<M, T, E, Rows>(m, p, policy, g, threads).run();
+  });
 }
 
 }  // namespace MR_CPU_ISA

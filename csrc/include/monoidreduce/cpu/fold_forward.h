@@ -65,6 +65,15 @@ inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typena
   }
 }
 
+// A panel of rows by a tile of columns. The columns stay in the second-level cache while a block of panels goes
+// over them; a panel of scores in the first. E: what the products multiply.
+template <class T, class E>
+TileSize forward_tile(const FoldProblem& p) {
+  const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(E);
+  const std::int64_t steps = 192 * 1024 / std::max<std::int64_t>(column_bytes, 1) / kColumnStep;
+  return {kPanel<T>, std::clamp(steps, std::int64_t(2), 120 / kColumnStep) * kColumnStep};
+}
+
 // E: what the products multiply, T or BFloat16.
 template <template <class> class M, class T, class E, class Rows>
   requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
@@ -76,15 +85,10 @@ class Forward {
  public:
   Forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads)
       : m_(as_packs<M, T>(m)), p_(p), policy_(policy), out_(out), threads_(threads), score_(p.score) {
-    const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(E);
     const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(E);
     problems_ = p.batch() * p.column_heads();
     panels_ = divide_up(p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows(), kPanel<T>);
-    // A tile of columns stays in the second-level cache while a block of panels goes over it; a panel of
-    // scores in the first.
-    columns_ = std::clamp(192 * 1024 / std::max<std::int64_t>(column_bytes, 1) / kColumnStep, std::int64_t(2),
-                          120 / kColumnStep) *
-               kColumnStep;
+    columns_ = forward_tile<T, E>(p).columns;
     // A tile of columns is loaded for a block of panels: up to 16 of them, as long as they stay in the caches.
     // Where that leaves few tasks, each folds a slice of the columns, and the slices' states are combined in
     // order: every thread reads a part of the columns, rather than all of them for a few rows.
@@ -267,10 +271,10 @@ class Forward {
 template <template <class> class M, class T, class Rows>
 void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out,
                   int threads) {
-  if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
-    if (all_bfloat16(p, {})) return Forward<M, T, BFloat16, Rows>(m, p, policy, out, threads).run();
-  }
-  Forward<M, T, T, Rows>(m, p, policy, out, threads).run();
+  with_operand<T>(p, {}, [&](auto* operand) {
+    using E = std::remove_pointer_t<decltype(operand)>;
+    Forward<M, T, E, Rows>(m, p, policy, out, threads).run();
+  });
 }
 
 }  // namespace MR_CPU_ISA

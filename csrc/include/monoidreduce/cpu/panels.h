@@ -369,12 +369,15 @@ inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t
 inline bool has_bool_bias(const FoldProblem& p) { return p.bias.present() && p.bias.dtype == DType::kBool; }
 inline bool has_mask(const FoldProblem& p) { return !p.range.all() || has_bool_bias(p); }
 
-// Can the products take BFloat16 operands as they are.
-inline bool all_bfloat16(const FoldProblem& p, const TensorView& grad_out) {
-  for (const TensorView* t : {&p.a, &p.b, &p.other_a, &p.other_b, &p.payload, &grad_out}) {
-    if (t->present() && t->dtype != DType::kBFloat16) return false;
+// f(null pointer to what the products multiply): BFloat16 where they can take all operands as they are, else T.
+template <class T, class F>
+void with_operand(const FoldProblem& p, const TensorView& grad_out, F f) {
+  if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
+    const TensorView* operands[] = {&p.a, &p.b, &p.other_a, &p.other_b, &p.payload, &grad_out};
+    const auto taken = [](const TensorView* t) { return !t->present() || t->dtype == DType::kBFloat16; };
+    if (std::ranges::all_of(operands, taken)) return f(static_cast<BFloat16*>(nullptr));
   }
-  return true;
+  f(static_cast<T*>(nullptr));
 }
 
 // The elements of one panel and one tile of columns, from their dot products.
