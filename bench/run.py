@@ -28,7 +28,7 @@ OTHERS = ("memory", "overhead")
 SECONDS = 8.0  # for each case
 
 
-def bench(what: list[str], device: torch.device, quick: bool, command: str) -> dict[str, Any]:
+def bench(what: list[str], device: torch.device, quick: bool, seconds: float, command: str) -> dict[str, Any]:
     """The results of everything in `what`, with the machine they come from."""
     document: dict[str, Any] = {
         "environment": environment(device, command),
@@ -38,7 +38,7 @@ def bench(what: list[str], device: torch.device, quick: bool, command: str) -> d
     }
     for op in (name for name in OPERATORS if name in what):
         for case in importlib.import_module(f"bench.{op}").cases(device, quick):
-            row = time_case(case, 0.0 if quick else SECONDS)
+            row = time_case(case, 0.0 if quick else seconds)
             ratios = ", ".join(
                 f"{name} {phase['speedup']['torch']:.2f}x" for name, phase in row["phases"].items()
             )
@@ -62,6 +62,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, few rounds: does it run; no targets"
     )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each case (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results, as bench/results")
     options = parser.parse_args(argv)
     unknown = set(options.what) - set(OPERATORS + OTHERS)
@@ -71,7 +72,9 @@ def main(argv: list[str]) -> int:
     # Where the results go is no part of how they came about.
     said = " ".join(["python bench/run.py", *argv])
     command = said if options.out is None else said.replace(f" --out {options.out}", "")
-    document = bench(options.what or list(OPERATORS + OTHERS), device, options.quick, command)
+    document = bench(
+        options.what or list(OPERATORS + OTHERS), device, options.quick, options.seconds, command
+    )
     print(tables(document))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
