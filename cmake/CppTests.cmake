@@ -10,7 +10,8 @@ function(add_cpp_test name source)
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
 
-foreach(test test_laws test_mutations test_monoids test_activation test_score test_thread_pool)
+foreach(test test_laws test_mutations test_monoids test_activation test_score test_thread_pool
+             test_tile_schedule)
   add_cpp_test(${test} tests/cpp/${test}.cpp)
 endforeach()
 
