@@ -39,7 +39,7 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 	$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
-# The wheel has the kernels in machine code; for their C++ test, PTX will do.
+# The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
 test: lint $(VENV)/test.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual
