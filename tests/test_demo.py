@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import argparse
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,7 @@ def scratch(size: int, forward: int, backward: int) -> Problem:
 
 
 @needs_proc
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="its allocator keeps freed memory")
 def test_memory_is_what_is_needed_beyond_input_output_and_gradient() -> None:
     sizes = [
         {"size": 16, "forward": 1, "backward": 1},
