@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import argparse
+import os
 from collections.abc import Callable
 from pathlib import Path
 
