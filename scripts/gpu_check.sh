@@ -53,7 +53,7 @@ memcheck() {
     "$PYTHON" -m pytest -q $PARALLEL -m gpu tests/test_*.py -k "$SMALL" -p no:cacheprovider
 }
 
-# Of the SIMT kernels, from C++: on kernels that the copy engine feeds, racecheck (2025.3) ends in an error of its own.
+# Of the SIMT kernels, from C++: on kernels that the copy engine feeds, racecheck ends in an internal error.
 racecheck() {
   compute-sanitizer --tool racecheck --error-exitcode 3 "$BUILD/test_simt"
 }

@@ -2,9 +2,9 @@
 // caller allocates.
 //
 // On the CPU a gradient is written in the input's type; on CUDA it is accumulated into a zero-filled contiguous
-// buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Only the column-side
-// gradients of the tensor-core tiers (d_k, d_v, d_w1, d_w2; all of them must be there) are written in the input's type on
-// CUDA too. Absent: not computed.
+// buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Only the
+// tensor-core tiers write gradients in the input's type on CUDA too: those of columns (d_k, d_v, d_w1, d_w2) always, those
+// of rows (d_q, d_x) where Tier::adds_rows is false; all of them must be there. Absent: not computed.
 //
 // A log-sum-exp is kept in two words, lse and lse_low (LogNumber): forward writes both, backward reads both.
 #pragma once

@@ -6,8 +6,8 @@
 //   columns       columns, payload     rows, grad_out           u = second . second^T       dz      . rows
 //   payload       columns              rows, grad_out                                       weights . grad_out
 //
-// Two warpgroups each own 64 of the lines that stay; a third loads. A consumer pulls one tile while the tensor cores sum
-// the one before. Nobody else adds to a gradient: it is written once, and its bits are the same in every run.
+// Two warpgroups each own 64 of the lines that stay; a third loads. While one of the two pulls, the other's products keep
+// the tensor cores busy. Nobody else adds to a gradient: it is written once, and its bits are the same in every run.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
