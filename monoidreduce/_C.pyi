@@ -236,6 +236,7 @@ def cross_entropy_local_gradient(
     lse: Tensor,
     lse_low: Tensor,
     out: Tensor,
+    sums: Tensor | None,
     *,
     first_class: int,
     classes: int,

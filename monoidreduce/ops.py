@@ -405,7 +405,8 @@ class _Head:
     """A pair of matrices, and the gradients by them and by one number a column: those that are needed.
 
     They are products of local gradients [rows, columns], of which `columns_at_once` are held at a time. A
-    column's gradient is written once, a row's is summed in float32.
+    column's gradient is written once, a row's is summed in float32. Numbers of columns are sums of local
+    gradients that are not rounded yet: the kernel leaves those of 16 rows each.
     """
 
     def __init__(self, rows: Tensor, columns: Tensor, columns_at_once: int, needed: list[bool]) -> None:
@@ -414,9 +415,15 @@ class _Head:
         self.d_rows = _accumulator(rows) if needed[0] else None
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
         self.sums = _statistics((len(columns),), columns) if needed[2] else None
+        groups = 16 * -(-len(rows) // 256)
+        self.partial_sums = _statistics((groups, columns_at_once), rows) if needed[2] else None
 
     def local(self, part: slice) -> Tensor:
         return self.workspace[:, : part.stop - part.start]
+
+    def local_sums(self, part: slice) -> Tensor | None:
+        whole_tiles = 256 * -(-(part.stop - part.start) // 256)
+        return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
 
     def add_products(self, part: slice) -> None:
         local = self.local(part)
@@ -424,8 +431,8 @@ class _Head:
             _add_product(self.d_rows, local, self.columns[part])
         if self.d_columns is not None:
             torch.mm(local.T, self.rows, out=self.d_columns[part])
-        if self.sums is not None:
-            torch.sum(local, 0, dtype=self.sums.dtype, out=self.sums[part])
+        if self.sums is not None and self.partial_sums is not None:
+            torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
 
 
 def _multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[_Head]) -> None:
@@ -560,6 +567,7 @@ def _cross_entropy_backward(
                     lse,
                     lse_low,
                     head.local(part),
+                    head.local_sums(part),
                     first_class=part.start,
                     classes=len(weight),
                     **options,

@@ -261,9 +261,9 @@ void define_local_gradients(py::module_& m) {
       "cross_entropy_local_gradient",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
          Tensor<"bias"> bias, Tensor<"target"> target, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"out"> out, std::int64_t first_class, std::int64_t classes, double logit_scale,
-         double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
-         std::uintptr_t stream) {
+         Tensor<"out"> out, Tensor<"sums"> sums, std::int64_t first_class, std::int64_t classes,
+         double logit_scale, double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
+         int threads, std::uintptr_t stream) {
         run(cross_entropy_local_gradient,
             {.grad_loss = grad_loss,
              .grad_lse = grad_lse,
@@ -274,13 +274,14 @@ void define_local_gradients(py::module_& m) {
              .lse = lse,
              .lse_low = lse_low,
              .out = out,
+             .sums = sums,
              .first_class = first_class,
              .classes = classes,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             threads, stream);
       },
       "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "lse_low"_a, "out"_a,
-      py::kw_only(), "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
+      "sums"_a, py::kw_only(), "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
       "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_local_gradient",

@@ -66,7 +66,7 @@ void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Laun
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](const auto& scores) {
-      local_gradient<E, Tile>(CrossEntropy<Bits>{}, scores, problem, rows, {as_rows(x.out)}, launch);
+      local_gradient<E, Tile>(CrossEntropy<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
     };
     if (x.bias.present() || x.options.softcap != 0)
       return run(LogitScores<Bits, E>(problem.score, kLog2E, x.bias, problem.columns()));
@@ -81,7 +81,7 @@ void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& lau
                                     {static_cast<float*>(x.grad_lse.data), x.grad_lse.stride[0]}}};
   with_element(x.a.dtype, [&](auto element) {
     local_gradient<decltype(element), Tile>(LogSumExp<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E),
-                                            problem, rows, {as_rows(x.out)}, launch);
+                                            problem, rows, {as_rows(x.out)}, {}, launch);
   });
 }
 

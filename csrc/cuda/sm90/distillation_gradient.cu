@@ -54,9 +54,10 @@ void distillation_local_gradient(const DistillationLocalGradient& x, const Launc
       const Distillation<R, loss()> m;
       const ScaledScores<R> scores(problem.score, 1.);
       if (x.teacher_out.present()) {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, launch);
+        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
+                                launch);
       } else {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, launch);
+        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
       }
     });
   });

@@ -243,6 +243,9 @@ inline void check(const CrossEntropyLocalGradient& x) {
   call.contiguous("lse", x.lse, {s.n}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
   call.strided("out", x.out, {s.n, s.v}, call.dtype);
+  const auto tiles = [](std::int64_t n) { return (n + 255) / 256; };
+  Axis groups{"16 ceil(N / 256)", 16 * tiles(s.n.size)}, padded{"256 ceil(C / 256)", 256 * tiles(s.v.size)};
+  call.optional_strided("sums", x.sums, {groups, padded}, call.accumulator);
   require(x.first_class >= 0 && x.first_class + s.v.size <= x.classes, "first_class: expected one of ",
           x.classes, " with ", s.v.size, " from it on, got ", x.first_class);
 }

@@ -68,6 +68,8 @@ struct CrossEntropyLocalGradient {
   TensorView grad_loss, grad_lse;                    // [N] [N]
   TensorView x, weight, bias, target, lse, lse_low;  // [N, D] [C, D] [C] [N] [N] [N]
   TensorView out;                                    // [N, C] of the type of x
+  TensorView
+      sums;  // [R, S] float, where there is a bias: those of 16 rows each; R, S: N, C in whole tiles of 256
   std::int64_t first_class = 0, classes = 0;
   CrossEntropyOptions options;
 };

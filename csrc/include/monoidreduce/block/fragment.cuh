@@ -52,4 +52,32 @@ __device__ __forceinline__ void store_fragment_transposed(arch::SharedAddress sl
   }
 }
 
+// Sums over the warp's 16 rows of 64 columns of a fragment, elements slab on: the calling lane has those of two adjacent
+// columns, from column first on. Each exchange halves the columns that a lane is left with.
+struct ColumnSums {
+  int first;
+  float2 sums;
+
+  __device__ __forceinline__ explicit ColumnSums(const float (&slab)[32]) {
+    float left[16];
+#pragma unroll
+    for (int c = 0; c < 16; ++c) left[c] = slab[c / 2 * 4 + c % 2] + slab[c / 2 * 4 + c % 2 + 2];
+    const auto halve = [&](auto half) {
+      constexpr int kHalf = decltype(half)::value;
+      const bool upper = threadIdx.x % 32 & 2 * kHalf;
+#pragma unroll
+      for (int c = 0; c < kHalf; ++c) {
+        const float given = upper ? left[c] : left[c + kHalf], kept = upper ? left[c + kHalf] : left[c];
+        left[c] = kept + __shfl_xor_sync(0xffffffffu, given, 2 * kHalf);
+      }
+    };
+    halve(std::integral_constant<int, 8>{});
+    halve(std::integral_constant<int, 4>{});
+    halve(std::integral_constant<int, 2>{});
+    // What is left of the 16 columns is a pair, which of them the lane's upper bits say.
+    first = threadIdx.x % 32 / 4 * 8 + threadIdx.x % 4 * 2;
+    sums = {left[0], left[1]};
+  }
+};
+
 }  // namespace monoidreduce

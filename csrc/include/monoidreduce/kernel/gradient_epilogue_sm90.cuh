@@ -32,6 +32,8 @@ struct GradientEpilogue {
   Scores scores;
   Rows rows;
   int row_count;
+  float* sums;  // [rows / 16 of the tiles, pitch]: of the first gradient over 16 rows each; or null
+  std::int64_t pitch;
   arch::TensorMap outs[kOuts];  // [rows, columns], boxes of kWarpRows lines
 
   __device__ __forceinline__ Work begin(int row0) const {
@@ -62,9 +64,9 @@ struct GradientEpilogue {
       for (int n = 0; n < kOuts; ++n) {
         std::uint32_t words[kSlabElements / 2];
         if (plain) {
-          pull_slab<true>(words, work, dots, n, slab, column0);
+          pull_slab<true>(words, work, dots, n, slab, row0, column0);
         } else {
-          pull_slab<false>(words, work, dots, n, slab, column0);
+          pull_slab<false>(words, work, dots, n, slab, row0, column0);
         }
         const int store = slab * kOuts + n, line = threadIdx.x / 32 % 4 * kWarpRows;
         unsigned char* const staging = memory.slabs[warpgroup][store % 2];
@@ -95,7 +97,7 @@ struct GradientEpilogue {
   // The gradients of 64 columns by the n-th score. One score at a time: both of a slab do not fit the registers.
   template <bool kPlain, int kSize>
   __device__ __forceinline__ void pull_slab(std::uint32_t (&words)[kSlabElements / 2], const Work& work,
-                                            const float (&dots)[M::kScores][kSize], int n, int slab,
+                                            const float (&dots)[M::kScores][kSize], int n, int slab, int row0,
                                             int column0) const {
     float gradients[kSlabElements];
 #pragma unroll
@@ -110,16 +112,31 @@ struct GradientEpilogue {
       const Gradient<R> g = m.local_gradient(e, work.product[r], work.upstream[r]);
       gradients[i] = n == 0 ? scores.chain(g.score, e.score).x : scores.chain(g.other, e.other).x;
     }
+    if constexpr (requires { scores.bias; }) {
+      if (sums != nullptr && n == 0) store_sums(gradients, row0, column0 + slab * kSlab);
+    }
     round_fragment<E>(words, gradients);
+  }
+  // Of the warp's rows, before they are rounded. Columns beyond the last are those of the tile.
+  __device__ __forceinline__ void store_sums(const float (&gradients)[kSlabElements], int row0,
+                                             int column0) const {
+    float there[kSlabElements];
+#pragma unroll
+    for (int i = 0; i < kSlabElements; ++i)
+      there[i] = row0 + fragment_row(row_of_element(i)) < row_count ? gradients[i] : 0.f;
+    const ColumnSums of_warp(there);
+    const std::int64_t group = row0 / kWarpRows + threadIdx.x / 32 % 4;
+    *reinterpret_cast<float2*>(sums + group * pitch + column0 + of_warp.first) = of_warp.sums;
   }
 };
 
 // The derivatives by the first kOuts dot products of each element of a problem without a payload. outs: [1, 1, rows,
-// columns] each, of the element type.
+// columns] each, of the element type. sums: GradientEpilogue::sums, of whole tiles; or absent.
 template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
 void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                    const TensorView (&outs)[kOuts], const Launch& launch) {
-  GradientEpilogue<E, M, Scores, Rows, kOuts> epilogue{m, scores, rows, static_cast<int>(p.rows()), {}};
+                    const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
+  GradientEpilogue<E, M, Scores, Rows, kOuts> epilogue{
+      m, scores, rows, static_cast<int>(p.rows()), static_cast<float*>(sums.data), sums.stride[0], {}};
   for (int n = 0; n < kOuts; ++n) epilogue.outs[n] = tensor_map(outs[n], epilogue.kWarpRows);
   contraction<E, Tile>(contraction_arguments<Tile>(p), epilogue, "local_gradient_sm90", p.a.cuda_device,
                        launch);
