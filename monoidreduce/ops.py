@@ -23,6 +23,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
+from monoidreduce.local_gradients import Head, multiply_local_gradients
 from monoidreduce.workspace import get_workspace
 
 __all__ = [
@@ -385,67 +386,6 @@ attention = _register(
 )
 
 
-# Gradients of the linear losses as products of local gradients, the derivatives by <row, column>
-
-
-def _multipliable(matrix: Tensor) -> Tensor:
-    """The matrix, or a copy, as torch multiplies it: its strides fit 32 bits."""
-    return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, in float32 from 16-bit matrices."""
-    if hasattr(torch.ops.aten.addmm, "dtype_out"):
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:  # torch before 2.8: the product of each chunk is rounded
-        total += a @ b
-
-
-class _Head:
-    """A pair of matrices, and the gradients by them and by one number a column: those that are needed.
-
-    They are products of local gradients [rows, columns], of which `columns_at_once` are held at a time. A
-    column's gradient is written once, a row's is summed in float32. Numbers of columns are sums of local
-    gradients that are not rounded yet: the kernel leaves those of 16 rows each.
-    """
-
-    def __init__(self, rows: Tensor, columns: Tensor, columns_at_once: int, needed: list[bool]) -> None:
-        self.rows, self.columns = _multipliable(rows), _multipliable(columns)
-        self.workspace = rows.new_empty((len(rows), columns_at_once))
-        self.d_rows = _accumulator(rows) if needed[0] else None
-        self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
-        self.sums = _statistics((len(columns),), columns) if needed[2] else None
-        groups = 16 * -(-len(rows) // 256)
-        self.partial_sums = _statistics((groups, columns_at_once), rows) if needed[2] else None
-
-    def local(self, part: slice) -> Tensor:
-        return self.workspace[:, : part.stop - part.start]
-
-    def local_sums(self, part: slice) -> Tensor | None:
-        whole_tiles = 256 * -(-(part.stop - part.start) // 256)
-        return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
-
-    def add_products(self, part: slice) -> None:
-        local = self.local(part)
-        if self.d_rows is not None:
-            _add_product(self.d_rows, local, self.columns[part])
-        if self.d_columns is not None:
-            torch.mm(local.T, self.rows, out=self.d_columns[part])
-        if self.sums is not None and self.partial_sums is not None:
-            torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
-
-
-def _multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[_Head]) -> None:
-    """store(part) writes the local gradients of these columns to each head's local(part)."""
-    step = heads[0].workspace.shape[1]
-    with torch.autocast(heads[0].rows.device.type, enabled=False):
-        for first in range(0, columns, step):
-            part = slice(first, min(first + step, columns))
-            store(part)
-            for head in heads:
-                head.add_products(part)
-
-
 # Linear cross entropy
 
 
@@ -554,7 +494,7 @@ def _cross_entropy_backward(
             if grad_lse is None:  # an ignored row may hold anything, and 0 times NaN is NaN
                 x = torch.where((target != ignore_index)[:, None], x, 0)
 
-            head = _Head(x, weight, elements // len(x), needed)
+            head = Head(x, weight, elements // len(x), needed)
 
             def store(part: slice) -> None:
                 _C.cross_entropy_local_gradient(
@@ -574,7 +514,7 @@ def _cross_entropy_backward(
                     **_launch(x),
                 )
 
-            _multiply_local_gradients(store, len(weight), [head])
+            multiply_local_gradients(store, len(weight), [head])
             dbias = None if head.sums is None else head.sums / logit_scale
             return _rounded((head.d_rows, x), (head.d_columns, weight), (dbias, bias))
     dx = _gradient(x, needed[0])
@@ -698,8 +638,8 @@ def _distillation_backward(
             if mask is not None:  # what is not a token may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
             at_once = elements // len(x)
-            student = _Head(x, weight, at_once, [*needed[:2], False])
-            teacher = _Head(teacher_x, teacher_weight, at_once, [*needed[2:], False]) if of_teacher else None
+            student = Head(x, weight, at_once, [*needed[:2], False])
+            teacher = Head(teacher_x, teacher_weight, at_once, [*needed[2:], False]) if of_teacher else None
 
             def store(part: slice) -> None:
                 _C.distillation_local_gradient(
@@ -718,7 +658,7 @@ def _distillation_backward(
                 )
 
             heads = [student] if teacher is None else [student, teacher]
-            _multiply_local_gradients(store, len(weight), heads)
+            multiply_local_gradients(store, len(weight), heads)
             computed = [pair for h in heads for pair in ((h.d_rows, h.rows), (h.d_columns, h.columns))]
             return _rounded(*computed)
     dx = _gradient(x, needed[0])
@@ -859,7 +799,7 @@ def _logsumexp_backward(
         )
         if tier != SIMT:
             a, b = _mapped(a), _mapped(b)
-            head = _Head(a, b, elements // len(a), [*needed, False])
+            head = Head(a, b, elements // len(a), [*needed, False])
 
             def store(part: slice) -> None:
                 local = head.local(part)
@@ -867,7 +807,7 @@ def _logsumexp_backward(
                     grad_lse, a, b[part], lse, lse_low, local, scale=scale, **_launch(a)
                 )
 
-            _multiply_local_gradients(store, len(b), [head])
+            multiply_local_gradients(store, len(b), [head])
             return _rounded((head.d_rows, a), (head.d_columns, b))
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])

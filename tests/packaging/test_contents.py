@@ -9,7 +9,7 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _paths.py _validate.py _version.py backend.py functional.py laws.py
-    map_reduce.py monoids.py nn.py ops.py py.typed reference.py workspace.py
+    local_gradients.py map_reduce.py monoids.py nn.py ops.py py.typed reference.py workspace.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
 """
 HEADERS = """
