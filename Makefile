@@ -2,7 +2,7 @@
 #   make demo      train a small language model with and without monoidreduce, compare
 #   make test      lint, build, C++ law suite, Python tests, packaging tests
 #   make build     source distribution and wheel, in build/dist
-#   make bench     speed and memory beside torch
+#   make bench     speed, memory and accuracy beside torch
 #   make sanitize  CPU tests and law suite under the address and undefined-behaviour sanitizers
 # PYTHON is the interpreter to use, TORCH the torch to install (any pip requirement, 2.6 or later).
 PYTHON ?= python3
@@ -29,7 +29,7 @@ demo: $(VENV)/demo.done
 	cd build && ../$(BIN)/python -m monoidreduce demo --plot '$(CURDIR)/build/demo.png'
 
 bench: $(VENV)/bench.done
-	$(BIN)/python bench/run.py --out bench/results
+	$(BIN)/python bench/run.py --out bench/results --plot build/bench.png
 
 build: $(VENV)/build.done
 

@@ -1,1 +1,1 @@
-"""Speed, memory and call overhead of the operators beside torch: `python bench/run.py`."""
+"""Speed, memory, accuracy and call overhead beside torch and other libraries: `python bench/run.py`."""

@@ -1,8 +1,9 @@
-"""Attention beside torch's scaled_dot_product_attention and, on a GPU, each of its fused backends."""
+"""Attention beside torch's fused backends and FlexAttention, and FlashAttention-4."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,15 +11,81 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import monoidreduce as mr
-from bench.harness import Case
+from bench.harness import Case, Contender
 
 
-def backend(which: SDPBackend, causal: bool) -> Callable[..., Tensor]:
+def torch_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
+    """scaled_dot_product_attention, with a mask for a window; with a softcap the scores themselves."""
+
+    @functools.cache
+    def band(device: torch.device) -> Tensor:
+        seen = torch.ones(L, L, dtype=torch.bool, device=device)
+        seen = seen if window is None else seen.triu(-window).tril(window)
+        return seen.tril() if causal else seen
+
+    def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        mask = bias if window is None else band(q.device)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal and mask is None)
+
+    def with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 / softcap)
+        return (softcap * scores.tanh()).masked_fill(~band(q.device), float("-inf")).softmax(-1) @ v
+
+    return fused if softcap is None else with_scores
+
+
+def through(which: SDPBackend, attention: Contender) -> Contender:
     """torch's attention through one of its backends."""
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def run(*inputs: Tensor) -> Tensor:
         with sdpa_kernel(which):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+            return attention(*inputs)
+
+    return run
+
+
+def flex_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
+    """FlexAttention, compiled."""
+
+    @functools.cache
+    def block_mask(device: torch.device) -> Any:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        def seen(b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            if window is None:
+                return row >= column
+            return (row - column <= window) & (column - row <= (0 if causal else window))
+
+        return create_block_mask(seen, None, None, L, L, device=device) if causal or window else None
+
+    def run(mask: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        def score(score: Tensor, b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
+            capped = score if softcap is None else softcap * torch.tanh(score / softcap)
+            return capped if bias is None else capped + bias[0, h, row, column]
+
+        return flex_attention(
+            q, k, v, score_mod=None if softcap is None and bias is None else score, block_mask=mask
+        )
+
+    compiled = torch.compile(run, dynamic=False)
+    return lambda q, *others: compiled(block_mask(q.device), q, *others)
+
+
+def flash_attention_4(causal: bool, window: int | None, softcap: float | None) -> Contender:
+    """FlashAttention-4, whose heads come after the tokens."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from flash_attn.cute import flash_attn_func
+
+        out = flash_attn_func(
+            *(tensor.transpose(1, 2) for tensor in (q, k, v)),
+            causal=causal,
+            window_size=(window, window),
+            softcap=softcap or 0.0,
+        )
+        return (out[0] if isinstance(out, tuple) else out).transpose(1, 2)
 
     return run
 
@@ -32,26 +99,44 @@ def case(
     L: int,
     d: int,
     causal: bool,
+    window: int | None = None,
+    softcap: float | None = None,
+    bias: bool = False,
     target: float | None = None,
 ) -> Case:
-    """Self-attention of L tokens."""
-    products = 2 * B * H * L * L * d / (2 if causal else 1)  # FLOPs of q k^T
+    """Self-attention of L tokens.
+
+    window: how many keys on either side of its own a query sees. bias: [1, H, L, L], without a gradient.
+    """
+    reach = L if window is None else window
+    pairs = sum(min(L, row + 1 + (0 if causal else reach)) - max(0, row - reach) for row in range(L))
+    products = 2 * B * H * pairs * d  # FLOPs of q k^T
 
     def inputs() -> tuple[Tensor, ...]:
-        return tuple(torch.randn(B, H, L, d, device=device).to(dtype) for _ in range(3))
+        shapes = [(B, H, L, d)] * 3 + [(1, H, L, L)] * bias
+        return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
 
-    contenders: dict[str, Callable[..., Tensor]] = {
-        "monoidreduce": lambda q, k, v: mr.attention(q, k, v, causal=causal),
-        "torch": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
-    }
+    def own(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        sides = None if window is None else (window, window)
+        return mr.attention(q, k, v, causal=causal, window=sides, softcap=softcap, bias=bias)
+
+    theirs = torch_attention(L, causal, window, softcap)
+    contenders = {"monoidreduce": own, "torch": theirs}
     if device.type == "cuda" and dtype != torch.float32:
-        contenders["cuDNN"] = backend(SDPBackend.CUDNN_ATTENTION, causal)
-        contenders["FlashAttention-2"] = backend(SDPBackend.FLASH_ATTENTION, causal)
+        if softcap is None:
+            contenders["cuDNN"] = through(SDPBackend.CUDNN_ATTENTION, theirs)
+        if window is None and softcap is None and not bias:
+            contenders["FlashAttention-2"] = through(SDPBackend.FLASH_ATTENTION, theirs)
+        contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
+        if not bias:  # it takes one as a score function alone, whose gradient is to be written too
+            contenders["FlashAttention-4"] = flash_attention_4(causal, window, softcap)
+    options = {"window": window, "softcap": softcap, "bias": bias or None}
     return Case(
         op="attention",
         dtype=dtype,
         device=device,
-        parameters={"B": B, "H": H, "L": L, "d": d, "causal": causal},
+        parameters={"B": B, "H": H, "L": L, "d": d, "causal": causal}
+        | {name: value for name, value in options.items() if value is not None},
         inputs=inputs,
         leaves=3,
         output=(B, H, L, d),
@@ -62,11 +147,19 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Full and causal, in float32 and bfloat16; on a GPU 16k tokens of model width 2048."""
+    """Full and causal, in float32 and bfloat16; on a GPU 16k tokens of model width 2048, and the options."""
     target = 1.0 if device.type == "cpu" and not quick else None
     both = (torch.float32, torch.bfloat16)
+    options: list[dict[str, Any]] = [
+        {"causal": True, "window": 1024},
+        {"causal": True, "softcap": 30.0},
+        {"causal": False, "bias": True},
+    ]
     if quick:
-        sizes = [(dtype, {"B": 1, "H": 2, "L": 256, "d": 64}) for dtype in both]
+        small = {"B": 1, "H": 2, "L": 256, "d": 64}
+        sizes = [(dtype, small) for dtype in both]
+        options[0]["window"] = 64
+        with_options = [case(torch.bfloat16, device, **small, **option) for option in options]
     elif device.type == "cuda":
         lengths = [(128, 2048), (128, 4096), (128, 8192), (128, 16384), (64, 8192), (256, 8192)]
         sizes = [(torch.float32, {"B": 8, "H": 16, "L": 2048, "d": 128})]
@@ -74,10 +167,13 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             (torch.bfloat16, {"B": 16384 // length, "H": 2048 // d, "L": length, "d": d})
             for d, length in lengths
         ]
+        long = {"B": 2, "H": 16, "L": 8192, "d": 128}
+        with_options = [case(torch.bfloat16, device, **long, **option) for option in options]
     else:
         sizes = [(dtype, {"B": 1, "H": 8, "L": 2048, "d": 64}) for dtype in both]
+        with_options = []
     return [
         case(dtype, device, **size, causal=causal, target=target)
         for dtype, size in sizes
         for causal in (False, True)
-    ]
+    ] + with_options

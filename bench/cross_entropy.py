@@ -2,64 +2,105 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable
+import functools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case
+from bench.harness import Case, Contender
+
+WORKSPACES = {"monoidreduce, 32 MiB": 32 << 20, "monoidreduce, 1 GiB": 1 << 30}  # beside the default, 128 MiB
 
 
-def _eager(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+def torch_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Stores the logits."""
     return F.cross_entropy(F.linear(x, weight), target)
 
 
-def _gpu_peers() -> dict[str, Callable[..., Tensor]]:
-    """torch.compile, and what is installed of cut-cross-entropy and Liger."""
-    peers: dict[str, Callable[..., Tensor]] = {"torch.compile": torch.compile(_eager, dynamic=False)}
-    if importlib.util.find_spec("cut_cross_entropy"):
-        cut = importlib.import_module("cut_cross_entropy")
-        # Its filter drops small gradients: up to 3 % of the result at logits like these.
-        peers["cut-cross-entropy"] = lambda x, weight, target: cut.linear_cross_entropy(
-            x, weight, target, filter_eps=None
-        )
-    if importlib.util.find_spec("liger_kernel"):
-        liger = importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss()
-        peers["liger-kernel"] = lambda x, weight, target: liger(weight, x, target)
-    return peers
+def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """torch 2.13 and later."""
+    options = torch.nn.LinearCrossEntropyOptions()
+    return F.linear_cross_entropy(x, weight, target, options=options)
+
+
+def cut_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Without its filter, which drops small gradients: up to 3 % of the result at logits like these."""
+    from cut_cross_entropy import linear_cross_entropy
+
+    return linear_cross_entropy(x, weight, target, filter_eps=None)
+
+
+def liger(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Its default: chunks of logits, Triton kernels."""
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+    return LigerFusedLinearCrossEntropyLoss()(weight, x, target)
+
+
+def liger_scaled(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Its kernels for Hopper that recompute, in CuTe DSL; the loss of each token."""
+    from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction
+
+    return LigerFusedLinearScaledCrossEntropyFunction.apply(x, weight, target).mean()
+
+
+def liger_sm90(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Its kernels for Hopper that have the gradients made in the forward, in CuTe DSL."""
+    from liger_kernel.ops.cutedsl.ops import fused_linear_cross_entropy_sm90 as sm90
+
+    return sm90.liger_fused_linear_cross_entropy_sm90(x, weight, target)
+
+
+def quack(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Its choice of path: gradients made in the forward, in chunks of tokens.
+
+    4096 at a time is its default; 0.6.4 rejects as many as the width.
+    """
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    return chunked_linear_cross_entropy(x, weight, target, chunk_size=2048 if x.shape[1] == 4096 else 4096)
 
 
 def case(
-    dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int, target: float | None = None
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    N: int,
+    V: int,
+    D: int,
+    std: float = 1.0,
+    target: float | None = None,
 ) -> Case:
-    """N tokens of width D over V classes; the logits have unit variance."""
+    """N tokens of width D over V classes; std: standard deviation of the logits."""
     products = 2 * N * V * D  # FLOPs of the logits
 
     def inputs() -> tuple[Tensor, ...]:
         x = torch.randn(N, D, device=device).to(dtype)
-        weight = (torch.randn(V, D, device=device) * D**-0.5).to(dtype)
+        weight = (torch.randn(V, D, device=device) * std * D**-0.5).to(dtype)
         return x, weight, torch.randint(V, (N,), device=device)
 
-    contenders: dict[str, Callable[..., Tensor]] = {
-        "monoidreduce": mr.linear_cross_entropy,
-        "torch": _eager,
-    }
+    contenders: dict[str, Contender] = {"monoidreduce": mr.linear_cross_entropy, "torch": torch_loss}
+    if hasattr(torch.nn, "LinearCrossEntropyOptions"):
+        contenders["torch chunked"] = torch_chunked
     if device.type == "cuda":
-        contenders |= _gpu_peers()
-    if hasattr(torch.nn, "LinearCrossEntropyOptions"):  # torch 2.13
-        options = torch.nn.LinearCrossEntropyOptions()
-        contenders["torch chunked"] = lambda x, weight, target: F.linear_cross_entropy(
-            x, weight, target, options=options
-        )
+        workspaces = {**WORKSPACES, "monoidreduce, 2NV": 2 * N * V}
+        for name, size in workspaces.items():
+            contenders[name] = functools.partial(mr.linear_cross_entropy, workspace=size)
+        contenders |= {
+            "torch.compile": torch.compile(torch_loss, dynamic=False),
+            "cut-cross-entropy": cut_cross_entropy,
+            "Liger": liger,
+            "Liger scaled": liger_scaled,
+            "Liger sm90": liger_sm90,
+            "QuACK": quack,
+        }
     return Case(
         op="cross_entropy",
         dtype=dtype,
         device=device,
-        parameters={"N": N, "V": V, "D": D},
+        parameters={"N": N, "V": V, "D": D} | ({} if std == 1.0 else {"std": std}),
         inputs=inputs,
         leaves=2,
         output=(),
@@ -70,7 +111,7 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32, and in bfloat16."""
+    """In float32, and in bfloat16; on a GPU the heads of three models, one with other vocabularies."""
     if quick:
         return [case(dtype, device, N=64, V=1000, D=64) for dtype in (torch.float32, torch.bfloat16)]
     if device.type == "cuda":
@@ -78,6 +119,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             {"N": 8192, "V": 128256, "D": 4096},
             {"N": 8192, "V": 256000, "D": 2304},
             {"N": 16384, "V": 32000, "D": 4096},
+            *({"N": 8192, "V": V, "D": 4096} for V in (32768, 65536, 262144)),
         ]
         return [case(torch.bfloat16, device, **size) for size in sizes]
     return [

@@ -1,43 +1,83 @@
-"""Linear distillation beside two linear layers, a softmax and torch's cross entropy with probabilities."""
+"""Linear distillation beside two linear layers and a loss of torch, eager and compiled, and Liger."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case
+from bench.harness import Case, Contender
+
+WORKSPACES = {
+    "monoidreduce, 1 GiB": 1 << 30,
+    "monoidreduce, unbounded": 1 << 40,
+}  # beside the default, 128 MiB
 
 
-def _torch(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+def torch_cross_entropy(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+    """Stores the logits of both."""
     with torch.no_grad():
         teacher = F.linear(teacher_x, teacher_weight).softmax(-1)
     return F.cross_entropy(F.linear(x, weight), teacher)
 
 
+def torch_forward_kl(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+    """Stores the logits of both, and their logarithms in float32: the divergence is a difference of those."""
+    with torch.no_grad():
+        teacher = F.linear(teacher_x, teacher_weight).float().log_softmax(-1)
+    student = F.linear(x, weight).float().log_softmax(-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+def liger(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+    """Its Jensen-Shannon divergence, which at beta 0 is the forward KL divergence."""
+    from liger_kernel.transformers import LigerFusedLinearJSD
+
+    return LigerFusedLinearJSD(jsd_beta=0.0)(x, weight, teacher_x, teacher_weight, None)
+
+
 def case(
-    dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int, E: int, target: float | None = None
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    N: int,
+    V: int,
+    D: int,
+    E: int,
+    loss: str = "cross_entropy",
+    std: float = 1.0,
+    target: float | None = None,
 ) -> Case:
-    """N tokens, a student of width D and a teacher of width E over V classes; the student alone learns."""
+    """N tokens, a student of width D and a teacher of width E over V classes; the student alone learns.
+
+    std: standard deviation of the logits.
+    """
     student, teacher = 2 * N * V * D, 2 * N * V * E  # FLOPs of the logits
 
     def inputs() -> tuple[Tensor, ...]:
         shapes = (N, D), (V, D), (N, E), (V, E)
         x, weight, teacher_x, teacher_weight = (torch.randn(shape, device=device) for shape in shapes)
-        weights = weight * D**-0.5, teacher_weight * E**-0.5
+        weights = weight * std * D**-0.5, teacher_weight * std * E**-0.5
         return x.to(dtype), weights[0].to(dtype), teacher_x.to(dtype), weights[1].to(dtype)
 
-    contenders: dict[str, Callable[..., Tensor]] = {"monoidreduce": mr.linear_distillation, "torch": _torch}
+    own = functools.partial(mr.linear_distillation, loss=loss)
+    theirs = torch_forward_kl if loss == "forward_kl" else torch_cross_entropy
+    contenders: dict[str, Contender] = {"monoidreduce": own, "torch": theirs}
     if device.type == "cuda":
-        contenders["torch.compile"] = torch.compile(_torch, dynamic=False)
+        contenders |= {name: functools.partial(own, workspace=size) for name, size in WORKSPACES.items()}
+        contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
+        if loss == "forward_kl":
+            contenders["Liger"] = liger
+    options = {"loss": (loss, "cross_entropy"), "std": (std, 1.0)}
     return Case(
         op="distillation",
         dtype=dtype,
         device=device,
-        parameters={"N": N, "V": V, "D": D, "E": E},
+        parameters={"N": N, "V": V, "D": D, "E": E}
+        | {name: value for name, (value, default) in options.items() if value != default},
         inputs=inputs,
         leaves=2,
         output=(),
@@ -48,11 +88,18 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32, and in bfloat16."""
+    """In float32, and in bfloat16; on a GPU by the KL divergence too."""
     if quick:
-        return [case(dtype, device, N=64, V=1000, D=64, E=96) for dtype in (torch.float32, torch.bfloat16)]
+        size = {"N": 64, "V": 1000, "D": 64, "E": 96}
+        kinds = [
+            (torch.float32, "cross_entropy"),
+            (torch.bfloat16, "cross_entropy"),
+            (torch.bfloat16, "forward_kl"),
+        ]
+        return [case(dtype, device, **size, loss=loss) for dtype, loss in kinds]
     if device.type == "cuda":
-        return [case(torch.bfloat16, device, N=4096, V=128256, D=2048, E=4096)]
+        size = {"N": 4096, "V": 128256, "D": 2048, "E": 4096}
+        return [case(torch.bfloat16, device, **size, loss=loss) for loss in ("cross_entropy", "forward_kl")]
     return [
         case(dtype, device, N=1024, V=32000, D=512, E=512, target=1.0)
         for dtype in (torch.float32, torch.bfloat16)

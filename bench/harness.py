@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce.demo.memory import Problem
+from monoidreduce.demo.memory import Problem, peak_growth
 
 PHASES = ("forward", "backward", "total")
 ROUNDS = (5, 50)  # fewest and most
 AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 FLUSH_BYTES = 256 << 20  # more than any GPU's second-level cache
+
+Contender = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class Case:
     parameters: the sizes and options that tell the cases of an operator apart.
     inputs: makes the input tensors; the first `leaves` of them get gradients.
     output: shape of what a contender returns.
-    contenders: by name, each takes the inputs. "monoidreduce" and "torch" are always there.
+    contenders: by name, each takes the inputs. "monoidreduce" and "torch" are always there; ours are those
+        whose names begin with "monoidreduce". What is no part of torch is imported when it is called, so that
+        what is not installed fails alone.
     flops: by phase, of the matrix products in the definition, recomputation not counted.
     targets: by phase, what torch's median time over monoidreduce's must reach.
     """
@@ -38,21 +42,27 @@ class Case:
     inputs: Callable[[], tuple[Tensor, ...]]
     leaves: int
     output: tuple[int, ...]
-    contenders: dict[str, Callable[..., Tensor]]
+    contenders: dict[str, Contender]
     flops: dict[str, float]
     targets: dict[str, float]
 
-    def problems(self) -> dict[str, Problem]:
-        """Every contender's problem, over the same inputs and the same random upstream gradient."""
+    def drawn(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The inputs and a random upstream gradient, the same at every call."""
         torch.manual_seed(0)
-        inputs = self.inputs()
-        leaves = tuple(tensor.requires_grad_() for tensor in inputs[: self.leaves])
-        grad = torch.randn(self.output, dtype=self.dtype, device=self.device)
+        return self.inputs(), torch.randn(self.output, dtype=self.dtype, device=self.device)
 
-        def problem(contender: Callable[..., Tensor]) -> Problem:
+    def problems(self) -> dict[str, Problem]:
+        """Every contender's problem, over the same inputs and the same upstream gradient."""
+        inputs, grad = self.drawn()
+        leaves = tuple(tensor.requires_grad_() for tensor in inputs[: self.leaves])
+
+        def problem(contender: Contender) -> Problem:
             return Problem(lambda: contender(*inputs), leaves, grad)
 
         return {name: problem(contender) for name, contender in self.contenders.items()}
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.parameters} {dtype_name(self.dtype)}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -105,10 +115,10 @@ def run_once(problem: Problem, watch: Stopwatch) -> tuple[list[float], list[Tens
     return [forward, backward, forward + backward], [output.detach(), *gradients]
 
 
-def difference(results: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest relative difference of a result from the expected one, by norm."""
+def differences(results: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """The relative difference of each result from the expected one, by norm."""
     pairs = zip(results, expected, strict=True)
-    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
+    return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs]
 
 
 def summary(milliseconds: list[float]) -> dict[str, float]:
@@ -117,21 +127,47 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
     return {"median": statistics.median(milliseconds), "p20": fifths[0], "p80": fifths[3]}
 
 
-def time_case(case: Case, seconds: float) -> dict[str, Any]:
-    """Times all contenders of a case in turn for about `seconds`.
+def attempt(
+    case: Case, problems: dict[str, Problem], check: Callable[[Problem], Any]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `check` says of every contender's problem, and of those for which it raises, why.
 
-    Raises RuntimeError where a contender's results are not torch's: the time of a wrong result means nothing.
+    Raises RuntimeError where it raises for one of ours.
+    """
+    if case.device.type == "cuda":
+        torch.compiler.reset()  # beyond a few sizes of one function torch.compile would give up compiling it
+    passed, absent = {}, {}
+    for name, problem in problems.items():
+        try:
+            passed[name] = check(problem)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            if name.startswith("monoidreduce"):
+                raise RuntimeError(f"{case}: {name}: {reason}") from error
+            absent[name] = reason
+    return passed, absent
+
+
+def time_case(case: Case, seconds: float) -> dict[str, Any]:
+    """Times all contenders of a case in turn for about `seconds`, and on a GPU measures their peak memory.
+
+    One that is not installed, cannot run the case or has other results than torch is not timed: the row says
+    why. Raises RuntimeError where it is one of ours.
     """
     watch = Stopwatch(case.device)
     problems = case.problems()
     expected = run_once(problems["torch"], watch)[1]
-    differences = {
-        name: difference(run_once(problem, watch)[1], expected) for name, problem in problems.items()
-    }
-    for name, value in differences.items():
-        if not value <= AGREEMENT[case.dtype]:  # a NaN is wrong too
-            what = f"{case.op} {case.parameters} {dtype_name(case.dtype)}"
-            raise RuntimeError(f"{what}: the results of {name} differ from torch's by {value:.1e}")
+
+    def agree(problem: Problem) -> float:
+        found = differences(run_once(problem, watch)[1], expected)
+        if not all(value <= AGREEMENT[case.dtype] for value in found):  # a NaN is wrong too
+            raise ValueError(
+                f"its results differ from torch's by {', '.join(f'{value:.1e}' for value in found)}"
+            )
+        return max(found)
+
+    agreement, absent = attempt(case, problems, agree)
+    problems = {name: problem for name, problem in problems.items() if name in agreement}
     round_seconds = sum(run_once(problem, watch)[0][-1] for problem in problems.values()) / 1e3
     rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / round_seconds)))
     times: dict[str, list[list[float]]] = {name: [] for name in problems}
@@ -150,11 +186,15 @@ def time_case(case: Case, seconds: float) -> dict[str, Any]:
             "gflops": case.flops[phase] / own / 1e6,
             "target": case.targets.get(phase),
         }
-    return {
+    row = {
         "op": case.op,
         "dtype": dtype_name(case.dtype),
         "parameters": case.parameters,
         "rounds": rounds,
-        "difference": differences["monoidreduce"],
+        "difference": agreement,
+        "absent": absent,
         "phases": phases,
     }
+    if case.device.type == "cuda":
+        row["peak_bytes"] = {name: peak_growth(problem) for name, problem in problems.items()}
+    return row

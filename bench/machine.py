@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -13,6 +14,16 @@ import torch
 
 import monoidreduce as mr
 from bench.harness import Stopwatch, dtype_name
+
+# What the contenders that are no part of torch come from, and what their speed depends on.
+PEERS = (
+    "triton",
+    "flash-attn-4",
+    "nvidia-cutlass-dsl",
+    "cut-cross-entropy",
+    "liger-kernel",
+    "quack-kernels",
+)
 
 
 def product_gflops(device: torch.device, dtype: torch.dtype) -> float:
@@ -34,6 +45,23 @@ def _processor() -> str:
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _driver(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str:
@@ -63,6 +91,7 @@ def environment(device: torch.device, command: str) -> dict[str, Any]:
     """What a result means nothing without."""
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "driver": _driver(device),
         "threads": torch.get_num_threads(),
         "cpu_isa": mr.backend_info()["cpu"]["isa"],
         "load_average": round(os.getloadavg()[0], 2),
@@ -72,6 +101,7 @@ def environment(device: torch.device, command: str) -> dict[str, Any]:
         },
         "monoidreduce": mr.__version__,
         "torch": torch.__version__,
+        "peers": {name: _version(name) for name in PEERS},
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "commit": _commit(),

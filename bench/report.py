@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-OWN_AND_TORCH = ("monoidreduce", "torch")
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
 
@@ -27,8 +28,12 @@ def _verdict(met: bool) -> str:
 
 def _parameters(parameters: dict[str, Any]) -> str:
     flags = [name for name, value in parameters.items() if value is True]
-    numbers = [f"{name} {value}" for name, value in parameters.items() if not isinstance(value, bool)]
-    return ", ".join([*numbers, *flags])
+    others = [f"{name} {value}" for name, value in parameters.items() if not isinstance(value, bool)]
+    return ", ".join([*others, *flags])
+
+
+def _title(row: Row) -> str:
+    return f"{row['op']} {_parameters(row['parameters'])}"
 
 
 def _met_phase(phase: Row) -> bool:
@@ -59,29 +64,68 @@ def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
     def cells(row: Row) -> list[str]:
         phases = row["phases"]
         total = phases["total"]
-        others = [
-            f"{name} {phases['forward']['speedup'][name]:.2f}x, {phases['backward']['speedup'][name]:.2f}x"
-            for name in total["speedup"]
-            if name not in OWN_AND_TORCH
-        ]
         return [
-            f"{row['op']} {_parameters(row['parameters'])}",
+            _title(row),
             row["dtype"],
-            *(phase_cell(phase) for phase in row["phases"].values()),
+            *(phase_cell(phase) for phase in phases.values()),
             f"{total['gflops'] / product_gflops[row['dtype']]:.0%}",
-            "; ".join(others),
         ]
 
-    header = [
-        "operator",
-        "dtype",
-        "forward",
-        "backward",
-        "total",
-        "of matmul rate",
-        "over others: forward, backward",
-    ]
+    header = ["operator", "dtype", "forward", "backward", "total", "of matmul rate"]
     return _table(header, [cells(row) for row in rows])
+
+
+def in_order(lists: Iterable[Iterable[str]]) -> list[str]:
+    """Every name once, ours first, else as they come."""
+    names = dict.fromkeys(name for names in lists for name in names)
+    return sorted(names, key=lambda name: not name.startswith("monoidreduce"))
+
+
+def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
+    """All contenders of one operator's cases; the longer of the two lists runs down."""
+
+    def cell(row: Row, name: str) -> str:
+        phases = row["phases"]
+        if name not in phases["total"]["milliseconds"]:
+            return "-"
+        forward, backward = (
+            phases[phase]["milliseconds"][name]["median"] for phase in ("forward", "backward")
+        )
+        rate = phases["total"]["gflops"] / phases["total"]["speedup"][name]
+        text = f"{forward:.3g} + {backward:.3g}, {rate / product_gflops[row['dtype']]:.0%}"
+        peak = row.get("peak_bytes", {}).get(name)
+        return text if peak is None else f"{text}, {peak / 2**20:.0f} MiB"
+
+    names = in_order(row["phases"]["total"]["milliseconds"] for row in rows)
+    titles = [f"{_parameters(row['parameters'])}, {row['dtype']}" for row in rows]
+    cells = [[cell(row, name) for name in names] for row in rows]
+    across, down = names, titles
+    if len(names) > len(titles):
+        across, down, cells = titles, names, [list(column) for column in zip(*cells, strict=True)]
+    return _table([rows[0]["op"], *across], [[name, *line] for name, line in zip(down, cells, strict=True)])
+
+
+def not_measured(rows: list[Row]) -> str:
+    """The contenders that were not measured, in which of how many rows, and why."""
+    places: dict[tuple[str, str, str], int] = {}
+    for row in rows:
+        for name, reason in row.get("absent", {}).items():
+            places[row["op"], name, reason] = places.get((row["op"], name, reason), 0) + 1
+    return "\n".join(
+        f"- {name} in {op}, {count} times: {reason}" for (op, name, reason), count in places.items()
+    )
+
+
+def accuracy_table(rows: list[Row]) -> str:
+    """One operator's relative errors by contender, a column for each standard deviation of the logits."""
+
+    def cell(row: Row, name: str) -> str:
+        errors = row["errors"].get(name)
+        return ", ".join(f"{value:.1e}" for value in errors.values()) if errors else "-"
+
+    header = [_title(rows[0]), *(f"std {row['std']:g}" for row in rows)]
+    names = in_order(row["errors"] for row in rows)
+    return _table(header, [[name, *(cell(row, name) for row in rows)] for name in names])
 
 
 def memory_table(rows: list[Row]) -> str:
@@ -130,11 +174,14 @@ def overhead_table(rows: list[Row]) -> str:
     )
 
 
+def _by_operator(rows: list[Row]) -> list[list[Row]]:
+    return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["op"])]
+
+
 def missed(document: Row) -> list[str]:
     """The targets that were not reached, each in words."""
     speed = [
-        f"{row['op']} {_parameters(row['parameters'])} {row['dtype']} {name}: "
-        f"{phase['speedup']['torch']:.2f}x of {phase['target']:.1f}x"
+        f"{_title(row)} {row['dtype']} {name}: {phase['speedup']['torch']:.2f}x of {phase['target']:.1f}x"
         for row in document["speed"]
         for name, phase in row["phases"].items()
         if not _met_phase(phase)
@@ -154,7 +201,7 @@ def missed(document: Row) -> list[str]:
 
 
 def tables(document: Row) -> str:
-    """The whole report of one run, in Markdown."""
+    """The whole report of one run, in Markdown. Old results have no peers and no accuracy."""
     machine = document["environment"]
     parts = [
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, monoidreduce "
@@ -169,6 +216,24 @@ def tables(document: Row) -> str:
             "Speed: median milliseconds of monoidreduce vs torch, timed in turn, and the ratio.",
             speed_table(document["speed"], machine["product_gflops"]),
         ]
+        with_peers = [row for row in document["speed"] if len(row["phases"]["total"]["milliseconds"]) > 2]
+        if with_peers:
+            versions = ", ".join(
+                f"{name} {version}" for name, version in machine.get("peers", {}).items() if version
+            )
+            parts += [
+                "Peers: median milliseconds of forward + backward, share of the matmul rate, on a GPU the "
+                f"peak memory beyond inputs, outputs and gradients. {versions}".rstrip(),
+                *(peer_table(rows, machine["product_gflops"]) for rows in _by_operator(with_peers)),
+            ]
+    accuracy = document.get("accuracy", [])
+    if accuracy:
+        parts += [
+            "Accuracy: relative errors of the loss, dX and dW against float64, as the logits grow.",
+            *(accuracy_table(rows) for rows in _by_operator(accuracy)),
+        ]
+    if absent := not_measured(document["speed"] + accuracy):
+        parts += [f"Not measured:\n{absent}"]
     if document["memory"]:
         parts += [
             "Memory: peak of one forward and backward beyond inputs, outputs and gradients.",

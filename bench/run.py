@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +18,53 @@ if __name__ == "__main__":
 
 import torch
 
+from bench.accuracy import measure_accuracy
 from bench.harness import time_case
 from bench.machine import environment
 from bench.memory import measure_memory
 from bench.overhead import measure_overhead
+from bench.plot import save_plot
 from bench.report import tables
+from monoidreduce.demo.report import PLOT_FORMATS
 
 OPERATORS = ("attention", "cross_entropy", "distillation", "mlp", "logsumexp")
-OTHERS = ("memory", "overhead")
+OTHERS = ("accuracy", "memory", "overhead")
 SECONDS = 8.0  # for each case
 
 
-def bench(what: list[str], device: torch.device, quick: bool, seconds: float, command: str) -> dict[str, Any]:
-    """The results of everything in `what`, with the machine they come from."""
-    document: dict[str, Any] = {
-        "environment": environment(device, command),
-        "speed": [],
-        "memory": [],
-        "overhead": [],
-    }
+def bench(
+    what: list[str], device: torch.device, quick: bool, seconds: float, command: str
+) -> Iterator[dict[str, Any]]:
+    """The results of everything in `what` with the machine they come from, again whenever there are more."""
+    document: dict[str, Any] = {"environment": environment(device, command), "speed": []}
+    document |= {name: [] for name in OTHERS}
     for op in (name for name in OPERATORS if name in what):
         for case in importlib.import_module(f"bench.{op}").cases(device, quick):
             row = time_case(case, 0.0 if quick else seconds)
             ratios = ", ".join(
                 f"{name} {phase['speedup']['torch']:.2f}x" for name, phase in row["phases"].items()
             )
-            print(f"{op} {case.parameters} {row['dtype']}: {ratios}", file=sys.stderr)
+            print(f"{case}: {ratios}", file=sys.stderr)
             document["speed"].append(row)
+            yield document
+    if "accuracy" in what:
+        document["accuracy"] = measure_accuracy(device, quick)
+        yield document
     if "memory" in what:
         document["memory"] = measure_memory(device, quick)
+        yield document
     if "overhead" in what:
         print("measuring call overhead", file=sys.stderr)
         document["overhead"] = measure_overhead(device)
-    return document
+        yield document
 
 
 def main(argv: list[str]) -> int:
-    """Runs what is asked for, prints the tables and, with --out, writes a JSON named after the device."""
+    """Runs what is asked for, prints the tables, draws the plots and, with --out, writes a JSON.
+
+    The JSON is named after the device. It is written whenever there are more results: a run that is cut short
+    leaves those it has.
+    """
     parser = argparse.ArgumentParser(prog="python bench/run.py", description=__doc__)
     parser.add_argument("what", nargs="*", help=f"any of {', '.join(OPERATORS + OTHERS)} (default: all)")
     parser.add_argument(
@@ -63,25 +74,46 @@ def main(argv: list[str]) -> int:
         "--quick", action="store_true", help="small sizes, few rounds: does it run; no targets"
     )
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each case (default: %(default)s)")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        default=Path("monoidreduce_bench.png"),
+        help="default: %(default)s",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results, as bench/results")
     options = parser.parse_args(argv)
     unknown = set(options.what) - set(OPERATORS + OTHERS)
     if unknown:
         parser.error(f"what: {', '.join(sorted(unknown))}, expected any of {', '.join(OPERATORS + OTHERS)}")
-    device = torch.device(options.device)
+    if options.plot.suffix not in PLOT_FORMATS or not options.plot.absolute().parent.is_dir():
+        formats = ", ".join(PLOT_FORMATS)
+        parser.error(f"--plot: {options.plot}, expected a name in an existing folder that ends in {formats}")
     # Where the results go is no part of how they came about.
-    said = " ".join(["python bench/run.py", *argv])
-    command = said if options.out is None else said.replace(f" --out {options.out}", "")
-    document = bench(
-        options.what or list(OPERATORS + OTHERS), device, options.quick, options.seconds, command
-    )
+    command = " ".join(["python bench/run.py", *argv])
+    for flag, place in (("--out", options.out), ("--plot", options.plot)):
+        command = command.replace(f" {flag} {place}", "")
+    file = None
+    for document in bench(
+        options.what or list(OPERATORS + OTHERS),
+        torch.device(options.device),
+        options.quick,
+        options.seconds,
+        command,
+    ):
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^a-z0-9]+", "_", document["environment"]["device"].lower()).strip("_")
+            file = options.out / f"{name}_{options.device}.json"
+            file.write_text(json.dumps(document, indent=1) + "\n")
     print(tables(document))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        name = re.sub(r"[^a-z0-9]+", "_", document["environment"]["device"].lower()).strip("_")
-        file = options.out / f"{name}_{options.device}.json"
-        file.write_text(json.dumps(document, indent=1) + "\n")
+    if file is not None:
         print(f"\nresults: {file}")
+    try:
+        if save_plot(options.plot, document):
+            print(f"\nplot: {options.plot}")
+    except ImportError:
+        print("\nno plot: matplotlib is not installed")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 info    what was built, the devices and the path each operator takes on them
 demo    train a small language model with and without monoidreduce and compare
-bench   speed and memory beside torch; needs a clone of the repository
+bench   speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
 """
 
 from __future__ import annotations

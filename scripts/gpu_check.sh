@@ -65,7 +65,7 @@ if [ "$failed" = 0 ]; then
   step memcheck memcheck
   step cpp "$BUILD/test_simt"
   step racecheck racecheck
-  step bench "$PYTHON" bench/run.py --device cuda --out "$LOGS"
+  step bench "$PYTHON" bench/run.py --device cuda --out "$LOGS" --plot "$LOGS/bench.png"
   step demo "$PYTHON" -m monoidreduce demo --device cuda --plot "$LOGS/demo.png"
   cat "$LOGS/bench.log" "$LOGS/demo.log" 2>/dev/null | tr '\r' '\n' | grep -v 'step/s'
 fi

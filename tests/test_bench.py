@@ -14,8 +14,8 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from bench import harness, memory, overhead, report, run
-from bench.harness import Case, Stopwatch, difference, run_once, summary, time_case
+from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, report, run
+from bench.harness import Case, Stopwatch, attempt, differences, run_once, summary, time_case
 from bench.machine import environment
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def test_contenders_agree(case: Case) -> None:
     assert {"monoidreduce", "torch"} <= set(results)
     for result in results.values():
         assert len(result) == 1 + case.leaves
-        assert difference(result, results["torch"]) <= harness.AGREEMENT[case.dtype]
+        assert max(differences(result, results["torch"])) <= harness.AGREEMENT[case.dtype]
 
 
 @pytest.mark.parametrize("case", quick_cases(), ids=lambda case: f"{case.op}-{case.dtype}-{case.parameters}")
@@ -80,6 +80,76 @@ def test_the_promised_sizes_have_their_targets(
         case.dtype == dtype and parameters.items() <= case.parameters.items() and case.targets == targets
         for case in full_cases(op)
     )
+
+
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (False, 5), (True, 5)])
+def test_attention_counts_the_scores_that_are_seen(causal: bool, window: int | None) -> None:
+    case = attention.case(torch.float32, CPU, B=2, H=3, L=16, d=8, causal=causal, window=window)
+    scores = (
+        torch.ones(16, 16).triu(-16 if window is None else -window).tril(16 if window is None else window)
+    )
+    pairs = (scores.tril() if causal else scores).sum()
+    assert case.flops["forward"] == 2 * 2 * 2 * 3 * 8 * pairs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"causal": True, "window": 5},
+        {"causal": False, "window": 5},
+        {"causal": True, "softcap": 2.0},
+        {"causal": False, "bias": True},
+    ],
+    ids=str,
+)
+def test_flex_attention_is_asked_for_the_same(options: dict[str, Any]) -> None:
+    on_cuda, on_cpu = (
+        attention.case(torch.bfloat16, torch.device(device), B=2, H=2, L=32, d=16, **options)
+        for device in ("cuda", "cpu")
+    )
+    inputs, _ = on_cpu.drawn()
+    with torch.compiler.set_stance("force_eager"):
+        found = on_cuda.contenders["FlexAttention"](*inputs)
+    torch.testing.assert_close(found, on_cpu.contenders["torch"](*inputs), rtol=2e-2, atol=2e-2)
+
+
+def test_every_peer_is_a_contender_on_a_gpu() -> None:
+    peers = {
+        "attention": {"cuDNN", "FlashAttention-2", "FlexAttention", "FlashAttention-4"},
+        "cross_entropy": {
+            "torch.compile",
+            "cut-cross-entropy",
+            "Liger",
+            "Liger scaled",
+            "Liger sm90",
+            "QuACK",
+        },
+        "distillation": {"torch.compile", "Liger"},
+        "mlp": {"torch.compile"},
+    }
+    for op, expected in peers.items():
+        cases = importlib.import_module(f"bench.{op}").cases(torch.device("cuda"), quick=False)
+        assert expected <= {name for case in cases for name in case.contenders}
+
+
+@pytest.mark.parametrize(
+    ("package", "contender"),
+    [
+        ("cut_cross_entropy", cross_entropy.cut_cross_entropy),
+        ("liger_kernel", cross_entropy.liger),
+        ("liger_kernel", cross_entropy.liger_scaled),
+        ("liger_kernel", cross_entropy.liger_sm90),
+        ("quack", cross_entropy.quack),
+    ],
+)
+def test_a_peer_is_imported_when_it_is_called(
+    package: str, contender: harness.Contender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # what an import then finds missing
+    x = torch.randn(2, 4)
+    with pytest.raises(ImportError, match=package):
+        contender(x, x, torch.zeros(2, dtype=torch.long))
 
 
 def test_memory_builds_the_cases() -> None:
@@ -138,9 +208,9 @@ def test_summary_is_median_and_quintiles() -> None:
     assert summary([5.0, 1.0, 2.0, 4.0, 3.0, 6.0]) == {"median": 3.5, "p20": 2.0, "p80": 5.0}
 
 
-def test_difference_is_the_worst_relative_norm() -> None:
+def test_differences_are_relative_norms() -> None:
     a, b = [torch.tensor([1.0]), torch.tensor([3.0, 4.0])], [torch.tensor([1.0]), torch.tensor([3.0, 0.0])]
-    assert difference(a, b) == pytest.approx(4 / 3)
+    assert differences(a, b) == pytest.approx([0, 4 / 3])
 
 
 def test_contenders_are_timed_in_turn() -> None:
@@ -162,8 +232,54 @@ def test_contenders_are_timed_in_turn() -> None:
 @pytest.mark.parametrize("wrong", [0.01, float("nan")])
 def test_wrong_results_are_not_timed(wrong: float) -> None:
     case, _ = made_up_case(wrong)
-    with pytest.raises(RuntimeError, match=r"product.*monoidreduce differ"):
+    with pytest.raises(RuntimeError, match=r"product.*monoidreduce: ValueError: its results differ"):
         time_case(case, seconds=0.0)
+
+
+def test_a_peer_that_fails_is_reported_and_the_others_are_timed() -> None:
+    def missing(x: Tensor, constant: Tensor) -> Tensor:
+        importlib.import_module("not_installed_anywhere")
+        return x
+
+    case, _ = made_up_case()
+    case.contenders.update(
+        missing=missing,
+        wrong=lambda x, constant: 1.1 * x * constant,
+        good=lambda x, constant: x * constant,
+    )
+    row = time_case(case, seconds=0.0)
+    assert row["absent"] == {
+        "missing": "ModuleNotFoundError: No module named 'not_installed_anywhere'",
+        "wrong": "ValueError: its results differ from torch's by 1.0e-01, 1.0e-01",
+    }
+    assert set(row["phases"]["total"]["speedup"]) == {"monoidreduce", "torch", "good"}
+
+
+def test_ours_must_not_fail() -> None:
+    case, _ = made_up_case()
+    case.contenders["monoidreduce, other"] = case.contenders.pop("monoidreduce")
+
+    def check(problem: Any) -> None:
+        raise NotImplementedError("not yet")
+
+    with pytest.raises(RuntimeError, match="monoidreduce, other: NotImplementedError: not yet"):
+        attempt(case, case.problems(), check)
+
+
+def test_errors_are_against_float64() -> None:
+    rows = accuracy.measure_accuracy(CPU, quick=True)
+    assert [(row["op"], row["std"]) for row in rows] == [
+        (op, std) for op in ("cross_entropy", "distillation") for std in (1.0, 4.0, 8.0)
+    ]
+    for row in rows:
+        assert {"monoidreduce", "torch", "torch, float32 logits"} <= set(row["errors"])
+        for name, errors in row["errors"].items():
+            assert set(errors) == {"loss", "dX", "dW"}
+            assert all(1e-10 < error < 3e-2 for error in errors.values()), (row["op"], row["std"], name)
+        # To the rounding of bfloat16, a 512th: neither what is rounded twice nor what has float32 gradients.
+        exact = row["errors"]["torch, float32 logits"]
+        assert all(1e-3 < exact[part] < 2e-3 for part in ("dX", "dW"))
+        assert exact["loss"] < 1e-6
 
 
 def test_the_machine_is_named() -> None:
@@ -204,6 +320,7 @@ def document(total_target: float, load_average: float = 0.2, flat: bool = True) 
             "product_gflops": {"float32": 100, "bfloat16": 200},
             "monoidreduce": "1.2.3",
             "torch": "2.6.0",
+            "peers": {"triton": "3.3", "liger-kernel": None},
             "commit": "abc",
             "date": "2030-01-01",
             "command": "python bench/run.py",
@@ -218,7 +335,22 @@ def document(total_target: float, load_average: float = 0.2, flat: bool = True) 
                     "backward": phase(20.0, 18.0, None),
                     "total": phase(30.0, 30.0, total_target),
                 },
+                "peak_bytes": {"monoidreduce": 3 << 19, "torch": 1 << 30, "other": 7 << 20},
+                "absent": {"missing": "ImportError: no such thing"},
             }
+        ],
+        "accuracy": [
+            {
+                "op": "cross_entropy",
+                "parameters": {"N": 4},
+                "std": std,
+                "errors": {
+                    "torch": {"loss": 1e-4, "dX": 2e-3, "dW": 3e-3},
+                    "monoidreduce": {"loss": 1e-7 * std, "dX": 2e-3, "dW": 3e-3},
+                },
+                "absent": {},
+            }
+            for std in (1.0, 4.0)
         ],
         "memory": [
             {
@@ -243,7 +375,12 @@ def test_report_states_what_was_reached() -> None:
     assert "10±10% vs 12±0%: 1.20x, 1.0x met" in text
     assert "20±10% vs 18±0%: 0.90x " in text
     assert "| 50% " in text
-    assert "other 2.00x" in text
+    cells = " ".join(text.split())
+    assert "| monoidreduce | 10 + 20, 50%, 2 MiB | | torch | 12 + 18, 50%, 1024 MiB |" in cells
+    assert "| other | 20 + 40, 25%, 7 MiB |" in cells
+    assert "outputs and gradients. triton 3.3\n" in text
+    assert "| monoidreduce | 1.0e-07, 2.0e-03, 3.0e-03 | 4.0e-07, 2.0e-03, 3.0e-03 |" in cells
+    assert "- missing in attention, 1 times: ImportError: no such thing" in text
     assert "1.0, 1.5" in text
     assert "1024.0, 2048.0" in text
     assert "busy" not in text
@@ -268,17 +405,62 @@ def test_tables_are_markdown() -> None:
             assert set(lines[1]) == {"|", " ", "-"}
 
 
+def test_the_longer_list_of_a_peer_table_runs_down() -> None:
+    row = document(total_target=1.0)["speed"][0]
+    names_down = report.peer_table([row], {"float32": 100}).splitlines()
+    assert [line.split("|")[1].strip() for line in names_down[2:]] == ["monoidreduce", "torch", "other"]
+    cases_down = report.peer_table([row] * 4, {"float32": 100}).splitlines()
+    assert [line.split("|")[1].strip() for line in cases_down[2:]] == ["L 2048, causal, float32"] * 4
+
+
+# Plots
+
+
+def measured(op: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    phases = {name: phase(10.0, 12.0, None) for name in harness.PHASES}
+    peak = {"monoidreduce": 1 << 20, "torch": 1 << 30, "other": 7 << 20}
+    return {"op": op, "dtype": "bfloat16", "parameters": parameters, "phases": phases, "peak_bytes": peak}
+
+
+def test_plots_are_of_what_was_swept_over() -> None:
+    lengths = [
+        {"B": 16384 // L, "H": 16, "L": L, "d": 128, "causal": causal}
+        for L in (512, 256)
+        for causal in (0, 1)
+    ]
+    rows = [measured("attention", parameters) for parameters in [*lengths, lengths[0] | {"d": 64}]]
+    groups = [[row["parameters"]["L"] for row in group] for group in plot.sweeps(rows)]
+    assert groups == [[512, 256], [512, 256]]
+
+
+def test_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    results = document(total_target=1.0)
+    results["speed"] += [measured("mlp", {"d": d}) for d in (64, 128)]
+    results["speed"] += [measured("cross_entropy", {"N": 8, "V": V}) for V in (64, 128)]
+    # Two sweeps of two phases, two cases of time against memory, three errors.
+    assert len(plot.panels(results)) == 9
+    assert plot.save_plot(tmp_path / "plot.png", results)
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_nothing_to_plot(tmp_path: Path) -> None:
+    assert not plot.save_plot(tmp_path / "plot.png", document(total_target=1.0) | {"accuracy": []})
+
+
 # Command
 
 
 def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["mlp", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    picture = str(tmp_path / "plot.svg")
+    assert run.main(["mlp", "--quick", "--device", "cpu", "--out", str(tmp_path), "--plot", picture]) == 0
     printed = capsys.readouterr().out
     (file,) = tmp_path.glob("*_cpu.json")
     results = json.loads(file.read_text())
     assert {row["op"] for row in results["speed"]} == {"mlp"}
     assert not results["memory"]
     assert not results["overhead"]
+    assert results["environment"]["command"] == "python bench/run.py mlp --quick --device cpu"
     assert report.main([str(file)]) == 0
     assert printed.startswith(capsys.readouterr().out)
 
@@ -288,3 +470,9 @@ def test_command_rejects_what_it_does_not_know(capsys: pytest.CaptureFixture[str
         run.main(["mlp", "matmul"])
     assert stop.value.code == 2
     assert "what: matmul, expected any of attention" in capsys.readouterr().err
+
+
+def test_command_rejects_a_plot_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["mlp", "--plot", str(tmp_path / "plot.txt")])
+    assert "expected a name in an existing folder that ends in .pdf, .png, .svg" in capsys.readouterr().err
