@@ -61,9 +61,11 @@ def flex_attention(L: int, causal: bool, window: int | None, softcap: float | No
     def run(mask: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         from torch.nn.attention.flex_attention import flex_attention
 
+        of_heads = None if bias is None else bias.squeeze(0)
+
         def score(score: Tensor, b: Tensor, h: Tensor, row: Tensor, column: Tensor) -> Tensor:
             capped = score if softcap is None else softcap * torch.tanh(score / softcap)
-            return capped if bias is None else capped + bias[0, h, row, column]
+            return capped if of_heads is None else capped + of_heads[h, row, column]
 
         return flex_attention(
             q, k, v, score_mod=None if softcap is None and bias is None else score, block_mask=mask

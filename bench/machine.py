@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,29 @@ PEERS = (
 )
 
 
-def product_gflops(device: torch.device, dtype: torch.dtype) -> float:
-    """What torch's matrix product reaches here at best: the ceiling to hold a GFLOP/s against."""
-    size = 8192 if device.type == "cuda" else 2048
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+def _least_milliseconds(device: torch.device, work: Callable[[], object]) -> float:
     watch = Stopwatch(device)
     laps = []
     for _ in range(7):
         watch.start()
-        a @ b
+        work()
         watch.mark()
         laps += watch.laps()
-    return 2 * size**3 / min(laps) / 1e6
+    return min(laps)
+
+
+def product_gflops(device: torch.device, dtype: torch.dtype) -> float:
+    """What torch's matrix product reaches here at best: the ceiling to hold a GFLOP/s against."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return 2 * size**3 / _least_milliseconds(device, lambda: a @ b) / 1e6
+
+
+def copy_gbytes(device: torch.device) -> float:
+    """GB/s of memory, bytes read and bytes written, of a copy far larger than the caches."""
+    source = torch.ones(1 << 30 if device.type == "cuda" else 1 << 28, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _least_milliseconds(device, lambda: target.copy_(source)) / 1e6
 
 
 def _processor() -> str:
@@ -99,6 +111,7 @@ def environment(device: torch.device, command: str) -> dict[str, Any]:
             dtype_name(dtype): round(product_gflops(device, dtype))
             for dtype in (torch.float32, torch.bfloat16)
         },
+        "copy_gbytes": round(copy_gbytes(device), 1),
         "monoidreduce": mr.__version__,
         "torch": torch.__version__,
         "peers": {name: _version(name) for name in PEERS},

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.report import in_words
+
 Row = dict[str, Any]
 Panel = Callable[[Any], None]  # draws on a matplotlib Axes
 HALF = "bfloat16"  # what is drawn: the dtype in which there are peers
 SWEEPS = {"attention": "L", "mlp": "d", "cross_entropy": "V"}
-BATCH = {"B", "H"}  # sizes that follow from the length
 
 
 def _color(name: str, names: list[str]) -> Any:
@@ -23,14 +24,18 @@ def _color(name: str, names: list[str]) -> Any:
     return importlib.import_module("matplotlib").colormaps["tab20"](peers.index(name))
 
 
+def _fixed(row: Row) -> dict[str, Any]:
+    """The parameters that a sweep leaves as they are."""
+    swept = {SWEEPS[row["op"]], "B", "H"}  # batch and heads follow from length and width
+    return {name: value for name, value in row["parameters"].items() if name not in swept}
+
+
 def sweeps(rows: list[Row]) -> list[list[Row]]:
     """The rows of one operator that differ in what it sweeps over alone, where there are several."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row["dtype"] == HALF and row["op"] in SWEEPS:
-            axis = SWEEPS[row["op"]]
-            fixed = {k: v for k, v in row["parameters"].items() if k != axis and k not in BATCH}
-            groups.setdefault(f"{row['op']} {fixed}", []).append(row)
+            groups.setdefault(f"{row['op']} {_fixed(row)}", []).append(row)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -52,10 +57,9 @@ def _speed(rows: list[Row], phase: str, roof: float, names: list[str]) -> Panel:
             if points:
                 axes.plot(*zip(*points, strict=True), marker="o", label=name, color=_color(name, names))
         axes.axhline(roof / 1e3, color="gray", linestyle="--", label="matrix product")
-        fixed = {k: v for k, v in rows[0]["parameters"].items() if k != axis and k not in BATCH}
-        title = ", ".join(f"{k} {v}" for k, v in fixed.items())
+        title = f"{rows[0]['op']} {phase}\n{in_words(_fixed(rows[0]))}"
         axes.set_xscale("log", base=2)
-        axes.set(title=f"{rows[0]['op']} {phase}\n{title}", xlabel=axis, ylabel="TFLOP/s", ylim=(0, None))
+        axes.set(title=title, xlabel=axis, ylabel="TFLOP/s", ylim=(0, None))
 
     return draw
 
@@ -71,10 +75,9 @@ def _memory(row: Row, names: list[str]) -> Panel:
         for name, (mebibytes, milliseconds) in points.items():
             if not name.startswith("monoidreduce"):
                 axes.plot(mebibytes, milliseconds, "o", label=name, color=_color(name, names))
-        title = ", ".join(f"{k} {v}" for k, v in row["parameters"].items())
         axes.set_xscale("log")
         axes.set(
-            title=f"{row['op']}\n{title}",
+            title=f"{row['op']}\n{in_words(row['parameters'])}",
             xlabel="peak MiB",
             ylabel="ms, forward and backward",
             ylim=(0, None),

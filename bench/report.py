@@ -26,14 +26,15 @@ def _verdict(met: bool) -> str:
     return "met" if met else "**MISSED**"
 
 
-def _parameters(parameters: dict[str, Any]) -> str:
+def in_words(parameters: dict[str, Any]) -> str:
+    """Numbers with their names, then the names of what is on."""
     flags = [name for name, value in parameters.items() if value is True]
     others = [f"{name} {value}" for name, value in parameters.items() if not isinstance(value, bool)]
     return ", ".join([*others, *flags])
 
 
 def _title(row: Row) -> str:
-    return f"{row['op']} {_parameters(row['parameters'])}"
+    return f"{row['op']} {in_words(row['parameters'])}"
 
 
 def _met_phase(phase: Row) -> bool:
@@ -97,7 +98,7 @@ def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
         return text if peak is None else f"{text}, {peak / 2**20:.0f} MiB"
 
     names = in_order(row["phases"]["total"]["milliseconds"] for row in rows)
-    titles = [f"{_parameters(row['parameters'])}, {row['dtype']}" for row in rows]
+    titles = [f"{in_words(row['parameters'])}, {row['dtype']}" for row in rows]
     cells = [[cell(row, name) for name in names] for row in rows]
     across, down = names, titles
     if len(names) > len(titles):
@@ -138,7 +139,7 @@ def memory_table(rows: list[Row]) -> str:
         return [
             row["op"],
             row["dtype"],
-            _parameters(row["parameters"]),
+            in_words(row["parameters"]),
             f"{row['axis']} {', '.join(str(size) for size in row['sizes'])}",
             mebibytes(row["bytes"]["monoidreduce"]),
             mebibytes(row["bytes"]["torch"]),

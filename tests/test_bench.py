@@ -288,6 +288,9 @@ def test_the_machine_is_named() -> None:
     assert facts["torch"] == torch.__version__
     assert facts["threads"] == torch.get_num_threads()
     assert facts["product_gflops"].keys() == {"float32", "bfloat16"}
+    assert facts["copy_gbytes"] > 0
+    assert set(facts["peers"]) >= {"flash-attn-4", "liger-kernel"}
+    assert facts["driver"] is None
     assert all(
         facts[name] for name in ("device", "monoidreduce", "commit", "date", "python", "system", "cpu_isa")
     )
