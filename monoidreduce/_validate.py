@@ -59,11 +59,12 @@ def check_like(
 def check_axes(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
     """`tensor` has the axes named, of the sizes that `sizes` holds for them; sizes of new axes are added."""
     shape = tensor.shape
-    fits = len(shape) == len(axes)
-    for axis, size in zip(axes, shape, strict=False):
-        fits = fits and sizes.setdefault(axis, size) == size
-    if fits:
-        return
+    if len(shape) == len(axes):
+        for axis, size in zip(axes, shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                break
+        else:
+            return
     expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
     raise ValueError(mismatch(name, f"shape [{expected}]", list(shape)))
 

@@ -75,10 +75,11 @@ def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[
         operand = check_floating(name, tensor)
         if first is None:
             dtype = autocast_dtype(operand)
+        if dtype is not None:
             operand = autocast(operand, dtype)
+        if first is None:
             first_name, first = name, operand
         else:
-            operand = autocast(operand, dtype)
             check_like(name, operand, first_name, first, (first.dtype,))
         operands.append(operand)
     return operands

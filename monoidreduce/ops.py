@@ -50,7 +50,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=accumulation_dtype(like.dtype), device=like.device)
+    return like.new_empty(shape, dtype=accumulation_dtype(like.dtype))
 
 
 def _gradient(of: Tensor, needed: bool) -> Tensor | None:
@@ -85,20 +85,13 @@ def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
     return [gradient.to(of.dtype) for gradient, of in gradients if gradient is not None and of is not None]
 
 
-def _reduced(
-    losses: Tensor, reduction: str, target: Tensor | None, ignore_index: int, mask: Tensor | None
-) -> Tensor:
-    """The losses of tokens, or their sum, or their mean over those that target or mask do not exclude."""
-    if reduction == "none":
-        return losses
-    loss = torch.empty((), dtype=losses.dtype, device=losses.device)
-    mean = reduction == "mean"
-    _C.reduce_losses(losses, target, mask, loss, ignore_index=ignore_index, mean=mean, **_launch(losses))
-    return loss
+def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
+    """Where a kernel leaves what `reduction` makes of the losses of tokens; None if they are wanted."""
+    return None if reduction == "none" else losses.new_empty(())
 
 
 def _unreduced(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: str) -> Tensor:
-    """The gradients of the losses of tokens from that of what `_reduced` made of them (counted None: all)."""
+    """The gradients of the losses of tokens from that of their reduction (counted None: all count)."""
     if reduction == "none":
         return grad
     if reduction == "mean":
@@ -431,15 +424,18 @@ def _cross_entropy(
         tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, logit_scale=logit_scale)
         if tier != SIMT:
             x, weight, scratch = _mapped(x), _mapped(weight), _statistics((elements,), x)
+    reduced = _reduced(losses, reduction)
     _C.cross_entropy_forward(
         x,
         weight,
         bias,
         target,
         losses,
+        reduced,
         lse,
         lse_low,
         scratch=scratch,
+        mean=reduction == "mean",
         logit_scale=logit_scale,
         softcap=softcap,
         ignore_index=ignore_index,
@@ -447,8 +443,7 @@ def _cross_entropy(
         z_loss=z_loss,
         **_launch(x),
     )
-    loss = _reduced(losses, reduction, target, ignore_index, None)
-    return loss, lse, lse_low
+    return losses if reduced is None else reduced, lse, lse_low
 
 
 def _cross_entropy_backward(
@@ -589,6 +584,7 @@ def _distillation(
         if tier != SIMT:
             x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
             scratch = _statistics((elements,), x)
+    reduced = _reduced(losses, reduction)
     _C.distillation_forward(
         x,
         weight,
@@ -596,13 +592,15 @@ def _distillation(
         teacher_weight,
         mask,
         losses,
+        reduced,
         stats,
         scratch=scratch,
+        mean=reduction == "mean",
         kind=DISTILLATION_LOSSES.index(kind),
         temperature=temperature,
         **_launch(x),
     )
-    return _reduced(losses, reduction, None, 0, mask), stats
+    return losses if reduced is None else reduced, stats
 
 
 def _distillation_backward(

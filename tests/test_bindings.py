@@ -71,6 +71,8 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "bias": None,
         "target": torch.tensor([0, 4, -100, 2]),
         "loss": torch.full((4,), math.nan),
+        "reduced": None,
+        "mean": False,
         "lse": torch.full((4,), math.nan),
         "lse_low": torch.full((4,), math.nan),
         "scratch": None,
@@ -93,6 +95,8 @@ def distillation_arguments(**changed: Any) -> dict[str, Any]:
         "teacher_weight": torch.randn(5, 2),
         "mask": None,
         "loss": torch.full((4,), math.nan),
+        "reduced": None,
+        "mean": False,
         "scratch": None,
         "stats": torch.full((5, 4), math.nan),
         "kind": 0,
@@ -185,27 +189,48 @@ def test_integers_and_bools_are_read_through_their_strides() -> None:
 
 
 @pytest.mark.parametrize("mean", [False, True])
-def test_losses_are_reduced_over_the_tokens_that_count(mean: bool) -> None:
-    options = {"ignore_index": 7, "mean": mean, **LAUNCH}
-    losses, reduced = torch.tensor([1.5, 0.0, 2.0, 4.0]), torch.tensor(math.nan)
-    target = torch.tensor([[3, 9], [7, 9], [0, 9], [1, 9]])[:, 0]
-    mask = torch.tensor([True, False, True, False])
-    _C.reduce_losses(losses, None, None, reduced, **options)
-    assert reduced == (7.5 / 4 if mean else 7.5)
-    _C.reduce_losses(losses, target, None, reduced, **options)
-    assert reduced == (7.5 / 3 if mean else 7.5)
-    _C.reduce_losses(losses, None, mask, reduced, **options)
-    assert reduced == (3.5 / 2 if mean else 3.5)
-    _C.reduce_losses(losses, target.new_full((4,), 7), None, reduced, **options)
+@pytest.mark.parametrize("ignore_index, counted", [(9, 4), (4, 3), (0, 2)])
+def test_losses_are_reduced_over_the_targets_that_count(mean: bool, ignore_index: int, counted: int) -> None:
+    target, reduced = torch.tensor([[0, 9], [4, 9], [2, 9], [0, 9]])[:, 0], torch.tensor(math.nan)
+    arguments = cross_entropy_arguments(target=target, ignore_index=ignore_index, reduced=reduced, mean=mean)
+    _C.cross_entropy_forward(**arguments)
+    total = float(arguments["loss"].double().sum())
+    assert total > 0 and float(reduced) == pytest.approx(total / counted if mean else total, rel=1e-7)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_losses_are_reduced_over_the_mask(mean: bool) -> None:
+    mask, reduced = torch.tensor([[True], [False], [True], [False]])[:, 0], torch.tensor(math.nan)
+    arguments = distillation_arguments(mask=mask, reduced=reduced, mean=mean)
+    _C.distillation_forward(**arguments)
+    total = float(arguments["loss"].double().sum())
+    assert total > 0 and float(reduced) == pytest.approx(total / 2 if mean else total, rel=1e-7)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_nothing_is_left_of_no_losses(mean: bool) -> None:
+    ignored, reduced = torch.full((4,), -100), torch.tensor(math.nan)
+    _C.cross_entropy_forward(**cross_entropy_arguments(target=ignored, reduced=reduced, mean=mean))
     assert reduced == 0
-    _C.reduce_losses(losses[:0], None, None, reduced, **options)
+    none = {name: torch.empty(0) for name in ("loss", "lse", "lse_low")}
+    none |= {"x": torch.empty(0, 3), "target": ignored[:0], "reduced": reduced.fill_(math.nan)}
+    _C.cross_entropy_forward(**cross_entropy_arguments(**none, mean=mean))
     assert reduced == 0
 
 
 def test_a_long_mean_keeps_its_digits() -> None:
-    losses, reduced = torch.full((1 << 24,), 0.1), torch.empty(())
-    _C.reduce_losses(losses, None, None, reduced, ignore_index=0, mean=True, **LAUNCH)
-    assert reduced == losses[0]
+    rows, reduced = 1 << 22, torch.tensor(math.nan)
+    arguments = cross_entropy_arguments(
+        x=torch.full((1, 1), 0.1).expand(rows, 1),
+        weight=torch.tensor([[0.0], [1.0]]),
+        target=torch.zeros(rows, dtype=torch.long),
+        reduced=reduced,
+        mean=True,
+        **{name: torch.empty(rows) for name in ("loss", "lse", "lse_low")},
+    )
+    _C.cross_entropy_forward(**arguments)
+    loss = arguments["loss"]
+    assert reduced == loss[0] and (loss == loss[0]).all()
 
 
 def test_parameters_and_subclasses_are_tensors() -> None:
@@ -391,16 +416,8 @@ WRONG_ELSEWHERE: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
         "temperature: expected a finite number > 0, got 0",
     ),
     "reduced": (
-        _C.reduce_losses,
-        {
-            "losses": torch.zeros(4),
-            "target": None,
-            "mask": None,
-            "reduced": torch.zeros(2),
-            "ignore_index": 0,
-            "mean": True,
-            **LAUNCH,
-        },
+        _C.cross_entropy_forward,
+        cross_entropy_arguments(reduced=torch.zeros(2)),
         r"reduced: expected shape \[values=1\], got \[2\]",
     ),
     "hidden": (

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "monoidreduce/checks.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
 #include "tensor_caster.h"
@@ -22,6 +23,15 @@ void run(void (*op)(const Arguments&, const Launch&), const Arguments& arguments
          std::uintptr_t stream, bool deterministic = false) {
   const py::gil_scoped_release release;
   op(arguments, {threads, reinterpret_cast<void*>(stream), deterministic});
+}
+
+// Losses of tokens, and if reduced is present, what is left of them.
+template <class Arguments>
+void run(void (*op)(const Arguments&, const Launch&), const Arguments& arguments,
+         const LossReduction& reduction, int threads, std::uintptr_t stream) {
+  if (reduction.reduced.present()) check(reduction);
+  run(op, arguments, threads, stream);
+  if (reduction.reduced.present()) run(reduce_losses, reduction, threads, stream);
 }
 
 std::vector<std::string> split(const char* list) {
@@ -211,9 +221,9 @@ void define_cross_entropy(py::module_& m) {
   m.def(
       "cross_entropy_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
-         Tensor<"loss"> loss, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"scratch"> scratch,
-         double logit_scale, double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
-         int threads, std::uintptr_t stream) {
+         Tensor<"loss"> loss, Tensor<"reduced"> reduced, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
+         Tensor<"scratch"> scratch, bool mean, double logit_scale, double softcap, std::int64_t ignore_index,
+         double label_smoothing, double z_loss, int threads, std::uintptr_t stream) {
         run(cross_entropy_forward,
             {.x = x,
              .weight = weight,
@@ -224,11 +234,17 @@ void define_cross_entropy(py::module_& m) {
              .lse_low = lse_low,
              .scratch = scratch,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
+            {.losses = loss,
+             .target = target,
+             .mask = {},
+             .reduced = reduced,
+             .ignore_index = ignore_index,
+             .mean = mean},
             threads, stream);
       },
-      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a,
-      "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a,
-      "stream"_a);
+      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, py::kw_only(),
+      "scratch"_a, "mean"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a,
+      "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
@@ -327,8 +343,8 @@ void define_distillation(py::module_& m) {
       "distillation_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
          Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"loss"> loss,
-         Tensor<"stats"> stats, Tensor<"scratch"> scratch, int kind, double temperature, int threads,
-         std::uintptr_t stream) {
+         Tensor<"reduced"> reduced, Tensor<"stats"> stats, Tensor<"scratch"> scratch, bool mean, int kind,
+         double temperature, int threads, std::uintptr_t stream) {
         run(distillation_forward,
             {.x = x,
              .weight = weight,
@@ -339,10 +355,11 @@ void define_distillation(py::module_& m) {
              .stats = stats,
              .scratch = scratch,
              .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
+            {.losses = loss, .target = {}, .mask = mask, .reduced = reduced, .ignore_index = 0, .mean = mean},
             threads, stream);
       },
-      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "stats"_a, py::kw_only(),
-      "scratch"_a, "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "reduced"_a, "stats"_a,
+      py::kw_only(), "scratch"_a, "mean"_a, "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -368,24 +385,6 @@ void define_distillation(py::module_& m) {
       "grad_loss"_a, "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "stats"_a, "dx"_a,
       "dweight"_a, "dteacher_x"_a, "dteacher_weight"_a, py::kw_only(), "kind"_a, "temperature"_a,
       "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
-}
-
-void define_reduce_losses(py::module_& m) {
-  m.def(
-      "reduce_losses",
-      [](Tensor<"losses"> losses, Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"reduced"> reduced,
-         std::int64_t ignore_index, bool mean, int threads, std::uintptr_t stream) {
-        run(reduce_losses,
-            {.losses = losses,
-             .target = target,
-             .mask = mask,
-             .reduced = reduced,
-             .ignore_index = ignore_index,
-             .mean = mean},
-            threads, stream);
-      },
-      "losses"_a, "target"_a, "mask"_a, "reduced"_a, py::kw_only(), "ignore_index"_a, "mean"_a, "threads"_a,
-      "stream"_a);
 }
 
 void define_mlp(py::module_& m) {
@@ -484,7 +483,6 @@ PYBIND11_MODULE(_C, m) {
   define_cross_entropy(m);
   define_local_gradients(m);
   define_distillation(m);
-  define_reduce_losses(m);
   define_mlp(m);
   define_logsumexp(m);
   m.def("build_info", &build_info);
