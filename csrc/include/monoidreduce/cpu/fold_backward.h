@@ -8,8 +8,11 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 #include <memory>
+#include <type_traits>
 
 #include "monoidreduce/cpu/matmul.h"
 #include "monoidreduce/cpu/panels.h"
@@ -50,31 +53,64 @@ struct PanelFacts {
   }
 };
 
-// The sums of d_a (or d_other_a) over the columns of one problem, as panels of rows: [width][kPanel]. A gradient
-// of type T holds the panels itself until its rows are stored, but for the last one if that is not full.
+// The sums of d_a (or d_other_a) over the columns of one problem, as panels of rows: [width][kPanel]. The gradient
+// holds the panels itself until its rows are stored, but for the last one if that is not full: whole where it is of
+// type T, the upper halves of the numbers where it has half the bytes.
 template <class T>
 class RowSums {
+  using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
+  using Half = std::conditional_t<sizeof(T) == 8, std::uint32_t, std::uint16_t>;
+  static constexpr int kHalfBits = 8 * sizeof(Half);
+
  public:
   RowSums(const TensorView& t, const ProblemRows& rows)
       : width_(t.present() ? t.size[3] : 0),
+        halves_(width_ && item_size(t.dtype) == sizeof(Half)),
         in_place_(width_ && holds_panels(t, rows) ? rows.count() / kPanel<T> : 0),
-        place_(in_place_ ? static_cast<T*>(t.data) + rows.offset(t, 0) : nullptr),
+        place_(in_place_ ? static_cast<char*>(t.data) + rows.offset(t, 0) * item_size(t.dtype) : nullptr),
+        lower_(halves_ ? in_place_ * panel_size() : 0),
         own_((divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size()) {
-    std::fill_n(place_, in_place_ * panel_size(), T(0));
+    if (in_place_) std::memset(place_, 0, in_place_ * panel_size() * item_size(t.dtype));
+    if (halves_) std::fill_n(lower_.get(), in_place_ * panel_size(), Half(0));
     std::fill_n(own_.get(), (divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size(), T(0));
-  }
-  T* panel(std::int64_t i) const {
-    return i < in_place_ ? place_ + i * panel_size() : own_ + (i - in_place_) * panel_size();
   }
   std::int64_t panel_size() const { return width_ * kPanel<T>; }
 
+  // The panel: where it is, or put together in `room`. What is added to it counts once `keep` was told.
+  T* panel(std::int64_t i, T* room) const {
+    if (i >= in_place_) return own_ + (i - in_place_) * panel_size();
+    if (!halves_) return reinterpret_cast<T*>(place_) + i * panel_size();
+    const char* upper = place_ + i * panel_size() * sizeof(Half);
+    const Half* lower = lower_ + i * panel_size();
+    for (std::int64_t k = 0; k < panel_size(); ++k) {
+      Half half;
+      std::memcpy(&half, upper + k * sizeof(Half), sizeof(Half));
+      room[k] = std::bit_cast<T>(static_cast<Bits>(half) << kHalfBits | lower[k]);
+    }
+    return room;
+  }
+  void keep(std::int64_t i, const T* sums) const {
+    if (i >= in_place_ || !halves_) return;
+    char* upper = place_ + i * panel_size() * sizeof(Half);
+    Half* lower = lower_ + i * panel_size();
+    for (std::int64_t k = 0; k < panel_size(); ++k) {
+      const Bits bits = std::bit_cast<Bits>(sums[k]);
+      const Half half = static_cast<Half>(bits >> kHalfBits);
+      std::memcpy(upper + k * sizeof(Half), &half, sizeof(Half));
+      lower[k] = static_cast<Half>(bits);
+    }
+  }
+
  private:
   static bool holds_panels(const TensorView& t, const ProblemRows& rows) {
-    return item_size(t.dtype) == sizeof(T) && t.stride[3] == 1 && t.stride[2] == t.size[3] &&
-           (rows.group == 1 || t.stride[1] == rows.per_head * t.stride[2]);
+    return (item_size(t.dtype) == sizeof(T) || item_size(t.dtype) == sizeof(Half)) && t.stride[3] == 1 &&
+           t.stride[2] == t.size[3] && (rows.group == 1 || t.stride[1] == rows.per_head * t.stride[2]);
   }
-  std::int64_t width_, in_place_;  // the latter in panels
-  T* place_;
+  std::int64_t width_;
+  bool halves_;
+  std::int64_t in_place_;  // panels
+  char* place_;
+  Scratch<Half> lower_;
   Scratch<T> own_;
 };
 
@@ -157,6 +193,7 @@ class Backward {
           weights_(p_.payload.present() ? pass.chunk_ * pass.block_ : 0),
           bias_(p_.bias.present() ? pass.chunk_ * pass.block_ : 0),
           lanes_(pass.inner_threads_ * lanes_size()),
+          sums_(pass.inner_threads_ * lanes_size()),
           tiles_(kNarrow ? pass.inner_threads_ * 3 * tile_size() : 0),
           operands_(kNarrow ? pass.inner_threads_ * tile_size() : 0),
           of_a_(pass.g_.d_a, rows_),
@@ -253,6 +290,7 @@ class Backward {
       T* weights = tile_of(weights_, at, worker, 2);
       T* bias = bias_.get() ? bias_ + at : nullptr;
       E *lanes = lanes_ + worker * lanes_size(), *operand = operands_ + worker * tile_size();
+      T* room = sums_ + worker * lanes_size();
       load_lanes<T>(p_.a, rows_, first, count, lanes);
       matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false);
       // What is not finite in b matters to the scores, so it goes back in for this product.
@@ -279,13 +317,16 @@ class Backward {
         pull_tile<false>(tile, facts, dz, other_dz, weights, bias);
       }
       if (pass_.want_.a) {
-        T* sums = of_a_.panel(first_panel_ + panel);
+        T* sums = of_a_.panel(first_panel_ + panel, room);
         matmul(b_.over_columns(), p_.width(), 1, columns_, as_operand(dz, columns_, operand), sums, true);
         add_non_finite(tile, b_taken_, dz, sums);
+        of_a_.keep(first_panel_ + panel, sums);
       }
       if (pass_.want_.other_a) {
+        T* sums = of_other_a_.panel(first_panel_ + panel, room);
         matmul(other_b_.over_columns(), p_.other_width(), 1, columns_,
-               as_operand(other_dz, columns_, operand), of_other_a_.panel(first_panel_ + panel), true);
+               as_operand(other_dz, columns_, operand), sums, true);
+        of_other_a_.keep(first_panel_ + panel, sums);
       }
       if constexpr (kNarrow) {
         if (pass_.want_.b) narrow_rows(dz, columns_, dz_ + at);
@@ -416,7 +457,8 @@ class Backward {
       parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t i, int) {
         const PanelRows<T>& rows = (facts_ + i)->rows;
         Scratch<T> panel(sums.panel_size());
-        std::copy_n(sums.panel(i), sums.panel_size(), panel.get());
+        const T* const at = sums.panel(i, panel.get());
+        if (at != panel.get()) std::copy_n(at, sums.panel_size(), panel.get());
         for (std::int64_t lane = 0; lane < rows.count; ++lane) {
           if (pass_.policy_.active(rows_.flat(rows.first + lane))) continue;
           for (std::int64_t k = lane; k < sums.panel_size(); k += kPanel<T>) panel.get()[k] = T(0);
@@ -456,6 +498,7 @@ class Backward {
     Scratch<E> dz_, other_dz_, weights_;  // the workspace of a chunk: [panel][column][kPanel]
     Scratch<T> bias_;                     // the same: bias, then its gradient
     Scratch<E> lanes_;                    // of each worker: a panel of rows
+    Scratch<T> sums_;                     // of each worker: a panel of row sums
     Scratch<T> tiles_;                    // of each worker: dz, other_dz and weights before they are rounded
     Scratch<E> operands_;                 // of each worker: dz as an operand of d_a's product
     RowSums<T> of_a_, of_other_a_;
