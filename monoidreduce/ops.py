@@ -10,6 +10,7 @@ inputs. A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was los
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from operator import itemgetter
@@ -257,6 +258,25 @@ def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
+def _shared_by_columns(bias: Tensor) -> bool:
+    return bias.dim() == 0 or bias.shape[-1] == 1
+
+
+def _gradient_of_shared_bias(
+    bias: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, lse: Tensor
+) -> Tensor:
+    """What all scores of a row are raised by raises its lse as much and leaves its output as it is.
+
+    The kernels' sum over the row would be what is left where terms cancel: rounding errors.
+    """
+    gradient = torch.zeros_like(lse) if grad_lse is None else grad_lse.to(lse.dtype)
+    if grad_out is not None:  # as in any other gradient, NaN comes of what is not finite
+        finite = 0 * out.sum(-1, dtype=torch.float64) + 0 * grad_out.sum(-1, dtype=torch.float64)
+        gradient = gradient + finite.to(lse.dtype)
+    gradient = torch.where(lse == -math.inf, 0, gradient + 0 * lse)
+    return gradient[..., None].sum_to_size(bias.shape)
+
+
 def _attention_options(
     q: Tensor, scale: float | None, softcap: float, left: int, right: int
 ) -> dict[str, Any]:
@@ -289,12 +309,7 @@ def _attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right)
     score_bias = _score_bias(q, k, bias)
-    options: dict[str, Any] = {
-        "scale": score_scale(q, scale),
-        "softcap": softcap,
-        "left": left,
-        "right": right,
-    }
+    options = _attention_options(q, scale, softcap, left, right)
     counter = None
     if q.is_cuda:
         tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, **options)
@@ -323,12 +338,7 @@ def _attention_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     score_bias, launch = _score_bias(q, k, bias), _launch_backward(q)
-    options: dict[str, Any] = {
-        "scale": score_scale(q, scale),
-        "softcap": softcap,
-        "left": left,
-        "right": right,
-    }
+    options = _attention_options(q, scale, softcap, left, right)
     tier, scratch, adds_rows = SIMT, None, True
     if q.is_cuda:
         tier, _, elements, adds_rows = _C.attention_backward_tier(
@@ -343,7 +353,8 @@ def _attention_backward(
     else:
         gradients = [_gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
     dq, dk, dv = gradients
-    dbias = _bias_gradient(bias, needed[3])
+    shared = bias is not None and needed[3] and _shared_by_columns(bias)
+    dbias = None if shared else _bias_gradient(bias, needed[3])
     _C.attention_backward(
         grad_out,
         grad_lse,
@@ -362,6 +373,8 @@ def _attention_backward(
         **options,
         **launch,
     )
+    if bias is not None and shared:
+        dbias = _gradient_of_shared_bias(bias, grad_out, grad_lse, out, lse)
     computed = ((dq, q), (dk, k), (dv, v), (dbias, bias))
     return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
 

@@ -154,9 +154,7 @@ BROADCASTS = tuple(itertools.product((2, 1), (4, 1), (37, 1), (53, 1)))
 
 @pytest.mark.parametrize("shape", (*BROADCASTS, (53,), (37, 53), (37, 1), (4, 1, 53), ()), ids=str)
 def test_floating_bias(shape: tuple[int, ...], device: torch.device) -> None:
-    """A bias that is the same for all keys shifts only lse: its gradient by out cancels, hence float64."""
-    same_for_all_keys = not shape or shape[-1] == 1
-    for dtype in (torch.float64,) if same_for_all_keys else (torch.float64, torch.float32):
+    for dtype in (torch.float64, torch.float32):
         inputs = attention_inputs(dtype=dtype, device=device, bias=shape)
         results = check_operator("attention", inputs, {"return_lse": True})
         assert results["d_bias"].shape == shape
@@ -167,12 +165,31 @@ def test_floating_bias(shape: tuple[int, ...], device: torch.device) -> None:
     [(t, t) for t in DTYPES] + [(torch.bfloat16, torch.float32), (torch.float16, torch.float32)],
     ids=name_of,
 )
-@pytest.mark.parametrize("shape", ((2, 4, 37, 53), (1, 4, 1, 53), (2, 1, 37, 53)), ids=str)
+@pytest.mark.parametrize("shape", ((2, 4, 37, 53), (1, 4, 1, 53), (2, 1, 37, 53), (4, 37, 1)), ids=str)
 def test_floating_bias_in_every_dtype(
     shape: tuple[int, ...], dtype: torch.dtype, bias_dtype: torch.dtype, device: torch.device
 ) -> None:
     inputs = attention_inputs(dtype=dtype, device=device, bias=shape, bias_dtype=bias_dtype)
     check_operator("attention", inputs, {"causal": True, "return_lse": True})
+
+
+@pytest.mark.parametrize("upstream", ("both", "out", "lse"))
+def test_a_bias_of_rows_shifts_lse_alone(upstream: str, device: torch.device) -> None:
+    """Its gradient by out is 0 where rows are finite, and nowhere what rounding leaves of a sum."""
+    inputs = attention_inputs(dtype=torch.bfloat16, device=device, bias=(4, 37, 1), bias_dtype=torch.float32)
+    inputs["v"][1, 0, 3, 2] = torch.nan
+    bias = inputs["bias"].requires_grad_()
+    out, lse = mr.attention(**inputs, causal=True, return_lse=True)
+    grad_out, grad_lse = torch.randn_like(out), torch.randn_like(lse)
+    followed = {"both": (True, True), "out": (True, False), "lse": (False, True)}[upstream]
+    outputs = [y for y, f in zip((out, lse), followed, strict=True) if f]
+    grads = [g for g, f in zip((grad_out, grad_lse), followed, strict=True) if f]
+    (found,) = torch.autograd.grad(outputs, bias, grads)
+    expected = (grad_lse if followed[1] else torch.zeros_like(grad_lse))[..., None]
+    if followed[0]:
+        expected = expected.masked_fill(out.isnan().any(-1, keepdim=True), torch.nan)
+        assert expected.isnan().any() and expected.isfinite().any()
+    torch.testing.assert_close(found, expected.sum(0), equal_nan=True)
 
 
 def test_expanded_bias_view(device: torch.device) -> None:

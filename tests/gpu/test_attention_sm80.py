@@ -56,7 +56,7 @@ def biased_inputs(size: str, kind: str, dtype: torch.dtype, gpu: torch.device) -
         "full": {"bias": (batch, heads, rows, columns)},
         "of_rows_and_columns": {"bias": (rows, columns), "bias_dtype": torch.float32},
         "of_columns": {"bias": (batch, 1, 1, columns)},
-        "of_rows": {"bias": (heads, rows, 1)},
+        "of_rows": {"bias": (heads, rows, 1), "bias_dtype": torch.float32},
         "keep": {"keep": (batch, heads, rows, columns)},
         "keep_columns": {"keep": (batch, 1, 1, columns)},
     }
