@@ -26,9 +26,11 @@ def info(argv: list[str]) -> int:
     print(f"  CPU, {facts['cpu']['isa']}, {facts['cpu']['threads']} threads")
     for device in facts["cuda_devices"]:
         print(f"  {device}")
-    print(f"\n{'operator':<24}{'on the CPU':<16}on a GPU")
+    none = "no GPU" if facts["build"]["cuda"] else "none, this build is CPU-only"
+    print(f"\n{'operator':<24}{'on the CPU':<16}on the GPU, at widths of 128")
     for operator, paths in facts["paths"].items():
-        print(f"{operator:<24}{paths['cpu']:<16}{paths['cuda'] or 'none, this build is CPU-only'}")
+        by_dtype = ", ".join(f"{dtype} {path}" for dtype, path in (paths["cuda"] or {}).items())
+        print(f"{operator:<24}{paths['cpu']:<16}{by_dtype or none}")
     return 0
 
 

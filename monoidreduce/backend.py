@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monoidreduce import _C, functional, ops
-from monoidreduce._validate import check_choice
+from monoidreduce._validate import FLOATING, check_choice
 from monoidreduce._version import __version__
 from monoidreduce.ops import SIMT, accumulation_dtype
 from monoidreduce.workspace import get_workspace
@@ -94,11 +94,11 @@ def backend_info() -> dict[str, Any]:
 
     Works without a GPU. Keys: "version", "torch", "build" (compiler, CUDA or not, and why), "cpu" (the
     instruction set in use, those that this build and processor have, threads), "cuda_devices" (those torch
-    sees, with their architecture), "paths" (operator -> device -> path, None where this build has none).
+    sees, with their architecture), "paths" (operator -> "cpu" -> path, and "cuda" -> dtype -> path of a
+    forward call of 128 rows, columns and widths on the current GPU, None without a GPU or a build for one).
     """
     build = _C.build_info()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    paths = {"cpu": f"cpu/{_C.cpu_isa()}", "cuda": f"cuda/{SIMT}" if build["cuda"] else None}
     return {
         "version": __version__,
         "torch": torch.__version__,
@@ -108,8 +108,28 @@ def backend_info() -> dict[str, Any]:
             f"{torch.cuda.get_device_name(index)}, {_architecture(torch.device('cuda', index))}"
             for index in range(count)
         ],
-        "paths": {operator: dict(paths) for operator in KERNELS},
+        "paths": {
+            operator: {
+                "cpu": f"cpu/{_C.cpu_isa()}",
+                "cuda": _cuda_paths(operator) if build["cuda"] and count else None,
+            }
+            for operator in KERNELS
+        },
     }
+
+
+def _cuda_paths(operator: str) -> dict[str, str]:
+    """The path of an ordinary call on the current GPU, by dtype."""
+    tensors = {"attention": 3, "linear_cross_entropy": 2, "linear_distillation": 4, "mlp": 3}.get(operator, 2)
+    shape = (1, 1, 128, 128) if operator == "attention" else (128, 128)
+    paths = {}
+    for dtype in FLOATING:
+        call = [torch.empty(shape, dtype=dtype, device="cuda")] * tensors
+        if operator == "linear_cross_entropy":
+            call.append(torch.empty(128, dtype=torch.int64, device="cuda"))
+        _, device, tier, _ = explain(operator, *call).forward.split("/")
+        paths[_name(dtype)] = f"{device}/{tier}"
+    return paths
 
 
 def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> Explanation:

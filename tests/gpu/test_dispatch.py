@@ -46,3 +46,10 @@ def test_deterministic_algorithms_select_the_deterministic_backward(
         f"{kernel}_forward/cuda/simt/float32": 1,
         f"{kernel}_backward/cuda/simt/deterministic/float32": 1,
     }
+
+
+def test_backend_info_names_the_paths_of_this_gpu(gpu: torch.device) -> None:
+    paths = mr.backend_info()["paths"]["attention"]["cuda"]
+    for dtype in (torch.bfloat16, torch.float32):
+        explained = mr.explain("attention", *[torch.randn(1, 1, 128, 128, dtype=dtype, device=gpu)] * 3)
+        assert explained.forward == f"attention_forward/{paths[name_of(dtype)]}/{name_of(dtype)}"
