@@ -49,6 +49,16 @@ MR_DEFINE_TIER(distillation_backward_tier, DistillationBackward)
 MR_DEFINE_TIER(logsumexp_forward_tier, LogSumExpForward)
 MR_DEFINE_TIER(logsumexp_backward_tier, LogSumExpBackward)
 
+bool can_keep([[maybe_unused]] int cuda_device, [[maybe_unused]] std::int64_t width,
+              [[maybe_unused]] std::int64_t other_width, [[maybe_unused]] double scale,
+              [[maybe_unused]] const Launch& launch) {
+#ifdef MONOIDREDUCE_WITH_CUDA
+  return cuda::can_keep(cuda_device, width, other_width, scale, launch);
+#else
+  return false;
+#endif
+}
+
 #define MR_DEFINE_LOCAL_GRADIENT(name, Arguments)               \
   void name(const Arguments& arguments, const Launch& launch) { \
     check(launch);                                              \

@@ -54,6 +54,8 @@ def cross_entropy_forward(
     lse_low: Tensor,
     *,
     scratch: Tensor | None,
+    kept: Tensor | None,
+    kept_upstream: Tensor | None,
     mean: bool,
     logit_scale: float,
     softcap: float,
@@ -97,6 +99,9 @@ def distillation_forward(
     stats: Tensor,
     *,
     scratch: Tensor | None,
+    kept: Tensor | None,
+    teacher_kept: Tensor | None,
+    kept_upstream: Tensor | None,
     mean: bool,
     kind: int,
     temperature: float,
@@ -208,7 +213,7 @@ def mlp_backward_tier(
     x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, deterministic: bool
 ) -> tuple[str, str, int, bool]: ...
 def cross_entropy_forward_tier(
-    x: Tensor, weight: Tensor, bias: Tensor | None, *, logit_scale: float
+    x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, *, logit_scale: float
 ) -> tuple[str, str, int, bool]: ...
 def cross_entropy_backward_tier(
     x: Tensor,
@@ -242,7 +247,13 @@ def cross_entropy_local_gradient(
     stream: int,
 ) -> None: ...
 def distillation_forward_tier(
-    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, *, temperature: float
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    kept: Tensor | None,
+    *,
+    temperature: float,
 ) -> tuple[str, str, int, bool]: ...
 def distillation_backward_tier(
     x: Tensor,
@@ -270,6 +281,7 @@ def distillation_local_gradient(
     threads: int,
     stream: int,
 ) -> None: ...
+def can_keep(device: int, width: int, other_width: int, *, scale: float, deterministic: bool) -> bool: ...
 def logsumexp_forward_tier(a: Tensor, b: Tensor, *, scale: float) -> tuple[str, str, int, bool]: ...
 def logsumexp_backward_tier(
     a: Tensor, b: Tensor, *, scale: float, workspace: int, deterministic: bool

@@ -49,7 +49,7 @@ class Explanation:
         forward, backward: the kernel paths as `_C.path_counts()` names them.
         architecture: the instruction set of the CPU, or that of the GPU as "sm_90".
         tiles: the rows and columns that are computed at a time, forward and backward; None on a GPU.
-        workspace: bytes the backward may use for local gradients, None where the operator needs none.
+        workspace: bytes for local gradients, None where the operator needs none.
         deterministic: whether two runs, forward and backward, give the same bits.
         reasons: why, a sentence each.
     """
@@ -223,7 +223,7 @@ def _tiers(
         bias = options.get("bias")
         call = (x.reshape(-1, x.shape[-1]), weight, None if bias is None else bias.to(dtype))
         logit_scale = float(options.get("logit_scale", 1.0))
-        forward = _C.cross_entropy_forward_tier(*call, logit_scale=logit_scale)
+        forward = _C.cross_entropy_forward_tier(*call, None, logit_scale=logit_scale)
         workspace = options.get("workspace")
         backward = _C.cross_entropy_backward_tier(
             *call,
@@ -233,9 +233,10 @@ def _tiers(
         )
         return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
     if operator == "linear_distillation":
-        heads = [t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors]
+        x, weight, teacher_x, teacher_weight = (t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors)
+        heads = (x, weight, teacher_x, teacher_weight)
         temperature = float(options.get("temperature", 1.0))
-        forward = _C.distillation_forward_tier(*heads, temperature=temperature)
+        forward = _C.distillation_forward_tier(*heads, None, temperature=temperature)
         workspace = options.get("workspace")
         workspace = get_workspace() if workspace is None else workspace
         backward = _C.distillation_backward_tier(

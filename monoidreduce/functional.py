@@ -139,6 +139,11 @@ def softcap_value(softcap: float | None) -> float:
     return float(softcap)
 
 
+def _differentiated(*tensors: Tensor) -> bool:
+    """Does autograd record what is computed from one of them."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def workspace_bytes(workspace: int | None) -> int | None:
     """None, in a traced call, stands for what get_workspace() says when the backward runs."""
     if workspace is None:
@@ -343,7 +348,8 @@ def linear_cross_entropy(
         softcap: c > 0 replaces each logit by c * tanh(logit / c).
         logit_scale: of x @ weight^T, before the bias.
         return_lse: return the log-sum-exp of each token's logits too.
-        workspace: bytes the backward may use for local gradients, `get_workspace()` by default. Less is
+        workspace: bytes for local gradients, `get_workspace()` by default: what the forward keeps of them on
+            a Hopper GPU if a backward is to follow, and what the backward computes again at a time. Less is
             slower, never wrong.
 
     Returns:
@@ -376,7 +382,7 @@ def linear_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
     check_bool("return_lse", return_lse)
-    loss, lse, _ = ops.linear_cross_entropy(
+    loss, lse, _, _ = ops.linear_cross_entropy(
         rows,
         weight,
         bias,
@@ -387,6 +393,7 @@ def linear_cross_entropy(
         ignore_index,
         float(label_smoothing),
         float(z_loss),
+        _differentiated(rows, weight),
         workspace_bytes(workspace),
     )
     if reduction == "none":
@@ -422,7 +429,8 @@ def linear_distillation(
         mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
-        workspace: bytes the backward may use for local gradients, `get_workspace()` by default. Less is
+        workspace: bytes for local gradients, `get_workspace()` by default: what the forward keeps of them on
+            a Hopper GPU if a backward is to follow, and what the backward computes again at a time. Less is
             slower, never wrong.
 
     Returns:
@@ -458,7 +466,7 @@ def linear_distillation(
     check_bool("teacher_grad", teacher_grad)
     if not teacher_grad:
         teacher_rows, teacher_weight = _constant(teacher_rows), _constant(teacher_weight)
-    result, _ = ops.linear_distillation(
+    result, _, _ = ops.linear_distillation(
         rows,
         weight,
         teacher_rows,
@@ -467,6 +475,7 @@ def linear_distillation(
         reduction,
         loss,
         float(temperature),
+        _differentiated(rows, weight) and not _differentiated(teacher_rows, teacher_weight),
         workspace_bytes(workspace),
     )
     return _like_rows(result, x) if reduction == "none" else result

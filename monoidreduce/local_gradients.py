@@ -1,6 +1,7 @@
 """The gradients of the linear losses as products of local gradients, the derivatives by <row, column>.
 
-For tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
+Those of some columns the forward pass may have kept; the others are computed again, as many columns at a time
+as the workspace holds. For tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
 """
 
 from __future__ import annotations
@@ -10,12 +11,52 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Head", "multiply_local_gradients"]
+__all__ = ["Head", "columns_to_keep", "kept_upstream", "multiply_local_gradients"]
+
+_TILE_COLUMNS = 256
+# Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
+# are read and written so often that matrix products no longer hide it.
+_BYTES_TO_RECOMPUTE_IN = 128 << 20
+_KEPT_SCALE = 2.0**11
+# Of the rows' gradient in float32 before it is multiplied and rounded.
+_BYTES_OF_PRODUCT = 80 << 20
+
+
+def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) -> int:
+    """How many columns' local gradients a forward pass keeps, within `workspace` bytes in either pass.
+
+    All, or whole tiles; while it runs the forward pass needs as much for each of the `scores` of an element.
+    """
+    if rows == 0 or columns == 0:
+        return 0
+    bytes_of_tile = 2 * _TILE_COLUMNS * rows
+    tiles, fitting = -(-columns // _TILE_COLUMNS), workspace // bytes_of_tile
+    if fitting // scores >= tiles:
+        return columns
+    left = min(fitting, max(_BYTES_TO_RECOMPUTE_IN // bytes_of_tile, 1))
+    return min(fitting - left, fitting // scores) * _TILE_COLUMNS
+
+
+def kept_upstream(upstream: Tensor) -> Tensor:
+    """[1]: the upstream gradient that local gradients are kept for, `upstream` times a power of two.
+
+    What they are multiplied by when the real one is known then is a power of two, if that is `upstream` times
+    one: rows multiplied by it are not rounded. A power of two more keeps small gradients above the least
+    number of float16.
+    """
+    return torch.frexp(upstream).mantissa.reshape(1) * _KEPT_SCALE
 
 
 def _multipliable(matrix: Tensor) -> Tensor:
     """The matrix, or a copy, as torch multiplies it: its strides fit 32 bits."""
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, in float32 from 16-bit matrices."""
+    if hasattr(torch.ops.aten.mm, "dtype"):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return (a @ b).float()  # torch before 2.8: rounded
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -32,24 +73,65 @@ class Head:
     They are products of local gradients [rows, columns], of which `columns_at_once` are held at a time. A
     column's gradient is written once, a row's is summed in float32. Numbers of columns are sums of local
     gradients that are not rounded yet: the kernel leaves those of 16 rows each.
+
+    kept: of the first columns, and factor: [rows], what they are to be multiplied by, 0 for rows that take no
+    part.
     """
 
-    def __init__(self, rows: Tensor, columns: Tensor, columns_at_once: int, needed: list[bool]) -> None:
+    def __init__(
+        self,
+        rows: Tensor,
+        columns: Tensor,
+        columns_at_once: int,
+        needed: list[bool],
+        kept: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> None:
         self.rows, self.columns = _multipliable(rows), _multipliable(columns)
-        self.workspace = rows.new_empty((len(rows), columns_at_once))
-        self.d_rows = rows.new_zeros(rows.shape, dtype=torch.float32) if needed[0] else None
+        self.first = 0 if kept is None else kept.shape[1]  # column whose local gradients are not kept
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
+        self.d_rows = None
+        if factor is not None and kept is not None:
+            with torch.autocast(rows.device.type, enabled=False):
+                if self.d_columns is not None:  # before d_rows is there: this is when memory is short
+                    first_columns = self.d_columns[: self.first]
+                    scaled = self._scaled_rows(factor * _KEPT_SCALE)
+                    torch.addmm(
+                        first_columns, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=first_columns
+                    )
+                    del scaled
+                if needed[0]:
+                    self.d_rows = self._product_of_kept(kept, factor)
+        elif needed[0]:
+            self.d_rows = rows.new_zeros(rows.shape, dtype=torch.float32)
+        self.workspace = rows.new_empty((len(rows), columns_at_once))
         self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
             self.partial_sums = rows.new_empty((groups, columns_at_once), dtype=torch.float32)
 
+    def _scaled_rows(self, factor: Tensor) -> Tensor:
+        scaled = torch.mul(self.rows, factor[:, None], out=torch.empty_like(self.rows))
+        # A row without a part may hold anything, and 0 times NaN is NaN.
+        return scaled.masked_fill_((factor == 0)[:, None], 0)
+
+    def _product_of_kept(self, kept: Tensor, factor: Tensor) -> Tensor:
+        """Rounded where nothing is to be added."""
+        whole = self.first == len(self.columns)
+        total = self.rows.new_empty(self.rows.shape, dtype=self.rows.dtype if whole else torch.float32)
+        parts = -(-4 * total.numel() // _BYTES_OF_PRODUCT)
+        step = -(-len(total) // parts)
+        for first in range(0, len(total), step):
+            part = slice(first, first + step)
+            torch.mul(_product(kept[part], self.columns[: self.first]), factor[part, None], out=total[part])
+        return total
+
     def local(self, part: slice) -> Tensor:
         return self.workspace[:, : part.stop - part.start]
 
     def local_sums(self, part: slice) -> Tensor | None:
-        whole_tiles = 256 * -(-(part.stop - part.start) // 256)
+        whole_tiles = _TILE_COLUMNS * -(-(part.stop - part.start) // _TILE_COLUMNS)
         return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
 
     def add_products(self, part: slice) -> None:
@@ -64,9 +146,9 @@ class Head:
 
 def multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[Head]) -> None:
     """store(part) writes the local gradients of these columns to each head's local(part)."""
-    step = heads[0].workspace.shape[1]
+    step = max(heads[0].workspace.shape[1], 1)
     with torch.autocast(heads[0].rows.device.type, enabled=False):
-        for first in range(0, columns, step):
+        for first in range(heads[0].first, columns, step):
             part = slice(first, min(first + step, columns))
             store(part)
             for head in heads:

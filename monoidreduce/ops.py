@@ -24,7 +24,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
-from monoidreduce.local_gradients import Head, multiply_local_gradients
+from monoidreduce.local_gradients import Head, columns_to_keep, kept_upstream, multiply_local_gradients
 from monoidreduce.workspace import get_workspace
 
 __all__ = [
@@ -95,9 +95,14 @@ def _unreduced(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: 
     """The gradients of the losses of tokens from that of their reduction (counted None: all count)."""
     if reduction == "none":
         return grad
-    if reduction == "mean":
-        grad = grad / (max(tokens.numel(), 1) if counted is None else counted.sum().clamp_(min=1))
-    return grad.expand(tokens.shape)
+    return _share(grad, tokens, counted, reduction).expand(tokens.shape)
+
+
+def _share(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: str) -> Tensor:
+    """The gradient of each token's loss, where one of them all is that of what is left of the losses."""
+    if reduction != "mean":
+        return grad
+    return grad / (max(tokens.numel(), 1) if counted is None else counted.sum().clamp_(min=1))
 
 
 def _launch(on: Tensor) -> dict[str, int]:
@@ -392,6 +397,35 @@ attention = _register(
 )
 
 
+# Local gradients that forward passes of the linear losses keep
+
+
+def _empty_kept(
+    x: Tensor, weight: Tensor, keep: bool, workspace: int | None, *, scale: float, other_width: int = 0
+) -> Tensor:
+    """[tokens, classes kept, rounded up to 8], of no class where none can be kept.
+
+    A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
+    """
+    columns, scores = 0, 2 if other_width else 1
+    if keep and workspace is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        widths = (x.shape[1], other_width)
+        if _C.can_keep(x.device.index, *widths, scale=scale, deterministic=deterministic):
+            columns = columns_to_keep(x.shape[0], weight.shape[0], workspace, scores)
+    return x.new_empty((x.shape[0], -(-columns // 8) * 8))
+
+
+def _left(workspace: int, kept: Tensor, classes: int) -> int:
+    """The bytes of the workspace that local gradients of the other classes are computed in."""
+    return workspace if kept.shape[1] >= classes else workspace - 2 * kept.numel()
+
+
+def _kept_for(tokens: Tensor, counted: Tensor | None, reduction: str, scale: float) -> Tensor:
+    """What kept local gradients are kept for: scale is the derivative of a score by its dot product."""
+    return kept_upstream(_share(tokens.new_full((), scale), tokens, counted, reduction))
+
+
 # Linear cross entropy
 
 
@@ -401,10 +435,19 @@ def _cross_entropy_results(
     bias: Tensor | None,
     target: Tensor,
     reduction: str,
-    *_: Any,
-) -> tuple[Tensor, Tensor, Tensor]:
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    keep: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lse = _statistics(x.shape[:1], x)
-    return (torch.empty_like(lse) if reduction == "none" else lse.new_empty(())), lse, torch.empty_like(lse)
+    loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
+    keep = keep and bias is None and softcap == 0
+    kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale)
+    return loss, lse, torch.empty_like(lse), kept
 
 
 def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
@@ -427,14 +470,22 @@ def _cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    keep: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = _statistics(x.shape[:1], x)
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    scratch = None
+    keep = keep and bias is None and softcap == 0
+    kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale)
+    scratch = first_kept = kept_for = None
+    if kept.numel():
+        first_kept = kept[:, : len(weight)]
+        kept_for = _kept_for(lse, target != ignore_index, reduction, logit_scale)
     if x.is_cuda:
-        tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, logit_scale=logit_scale)
+        tier, _, elements, _ = _C.cross_entropy_forward_tier(
+            x, weight, bias, first_kept, logit_scale=logit_scale
+        )
         if tier != SIMT:
             x, weight, scratch = _mapped(x), _mapped(weight), _statistics((elements,), x)
     reduced = _reduced(losses, reduction)
@@ -448,6 +499,8 @@ def _cross_entropy(
         lse,
         lse_low,
         scratch=scratch,
+        kept=first_kept,
+        kept_upstream=kept_for,
         mean=reduction == "mean",
         logit_scale=logit_scale,
         softcap=softcap,
@@ -456,7 +509,7 @@ def _cross_entropy(
         z_loss=z_loss,
         **_launch(x),
     )
-    return losses if reduced is None else reduced, lse, lse_low
+    return losses if reduced is None else reduced, lse, lse_low, kept
 
 
 def _cross_entropy_backward(
@@ -468,12 +521,14 @@ def _cross_entropy_backward(
     target: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    kept: Tensor,
     reduction: str,
     logit_scale: float,
     softcap: float,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    keep: bool,
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
@@ -489,20 +544,27 @@ def _cross_entropy_backward(
         "z_loss": z_loss,
     }
     if x.is_cuda:
+        if grad_lse is not None:  # kept local gradients are those of the loss alone
+            kept = kept[:, :0]
         tier, _, elements, _ = _C.cross_entropy_backward_tier(
             x,
             weight,
             bias,
             logit_scale=logit_scale,
-            workspace=workspace,
+            workspace=_left(workspace, kept, len(weight)),
             deterministic=launch["deterministic"],
         )
         if tier != SIMT:
             x, weight = _mapped(x), _mapped(weight)
-            if grad_lse is None:  # an ignored row may hold anything, and 0 times NaN is NaN
-                x = torch.where((target != ignore_index)[:, None], x, 0)
-
-            head = Head(x, weight, elements // len(x), needed)
+            counted, whole = target != ignore_index, kept.shape[1] >= len(weight)
+            factor = None
+            if kept.numel() and grad_loss is not None:
+                upstream = torch.where(counted, grad_loss, 0)
+                factor = upstream * (logit_scale / _kept_for(lse, counted, reduction, logit_scale))
+            if grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
+                x = torch.where(counted[:, None], x, 0)
+            at_once = 0 if whole else elements // len(x)
+            head = Head(x, weight, at_once, needed, kept[:, : len(weight)], factor)
 
             def store(part: slice) -> None:
                 _C.cross_entropy_local_gradient(
@@ -551,10 +613,10 @@ linear_cross_entropy = _register(
     "linear_cross_entropy",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
-    "float label_smoothing, float z_loss, int? workspace",
-    outputs="loss, lse, lse_low",
+    "float label_smoothing, float z_loss, bool keep, int? workspace",
+    outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
-    residuals="lse, lse_low",
+    residuals="lse, lse_low, kept",
     forward=_cross_entropy,
     fake=_cross_entropy_results,
     backward=_cross_entropy_backward,
@@ -571,10 +633,16 @@ def _distillation_results(
     teacher_weight: Tensor,
     mask: Tensor | None,
     reduction: str,
-    *_: Any,
-) -> tuple[Tensor, Tensor]:
-    """The loss, and [5, tokens]: student lse and teacher lse in two words each, expectation."""
-    return _statistics(x.shape[:1] if reduction == "none" else (), x), _statistics((5, x.shape[0]), x)
+    kind: str,
+    temperature: float,
+    keep: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss; [5, tokens]: student lse and teacher lse in two words each, expectation; what is kept."""
+    loss = _statistics(x.shape[:1] if reduction == "none" else (), x)
+    keep = keep and kind != "reverse_kl"
+    kept = _empty_kept(x, weight, keep, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
+    return loss, _statistics((5, x.shape[0]), x), kept
 
 
 def _distillation(
@@ -586,13 +654,19 @@ def _distillation(
     reduction: str,
     kind: str,
     temperature: float,
+    keep: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     losses, stats = _statistics(x.shape[:1], x), _statistics((5, x.shape[0]), x)
-    scratch = None
+    keep = keep and kind != "reverse_kl"
+    kept = _empty_kept(x, weight, keep, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
+    scratch = first_kept = teacher_kept = kept_for = None
+    if kept.numel():
+        first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
+        kept_for = _kept_for(losses, mask, reduction, 1 / temperature)
     if x.is_cuda:
         tier, _, elements, _ = _C.distillation_forward_tier(
-            x, weight, teacher_x, teacher_weight, temperature=temperature
+            x, weight, teacher_x, teacher_weight, first_kept, temperature=temperature
         )
         if tier != SIMT:
             x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
@@ -608,12 +682,15 @@ def _distillation(
         reduced,
         stats,
         scratch=scratch,
+        kept=first_kept,
+        teacher_kept=teacher_kept,
+        kept_upstream=kept_for,
         mean=reduction == "mean",
         kind=DISTILLATION_LOSSES.index(kind),
         temperature=temperature,
         **_launch(x),
     )
-    return losses if reduced is None else reduced, stats
+    return losses if reduced is None else reduced, stats, kept
 
 
 def _distillation_backward(
@@ -624,9 +701,11 @@ def _distillation_backward(
     teacher_weight: Tensor,
     mask: Tensor | None,
     stats: Tensor,
+    kept: Tensor,
     reduction: str,
     kind: str,
     temperature: float,
+    keep: bool,
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
@@ -635,21 +714,29 @@ def _distillation_backward(
     launch = _launch_backward(x)
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
+        if of_teacher:  # kept local gradients are those of the student alone
+            kept = kept[:, :0]
         tier, _, elements, _ = _C.distillation_backward_tier(
             x,
             weight,
             teacher_x,
             teacher_weight,
             temperature=temperature,
-            workspace=workspace // 2 if of_teacher else workspace,
+            workspace=workspace // 2 if of_teacher else _left(workspace, kept, len(weight)),
             deterministic=launch["deterministic"],
         )
         if tier != SIMT:
             x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
-            if mask is not None:  # what is not a token may hold anything, and 0 times NaN is NaN
+            whole, factor = kept.shape[1] >= len(weight), None
+            if kept.numel():
+                upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
+                factor = upstream * (1 / temperature / _kept_for(stats[0], mask, reduction, 1 / temperature))
+            if (
+                mask is not None and not whole
+            ):  # what is not a token may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
-            at_once = elements // len(x)
-            student = Head(x, weight, at_once, [*needed[:2], False])
+            at_once = 0 if whole else elements // len(x)
+            student = Head(x, weight, at_once, [*needed[:2], False], kept[:, : len(weight)], factor)
             teacher = Head(teacher_x, teacher_weight, at_once, [*needed[2:], False]) if of_teacher else None
 
             def store(part: slice) -> None:
@@ -699,10 +786,10 @@ def _distillation_backward(
 linear_distillation = _register(
     "linear_distillation",
     inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
-    options="str reduction, str kind, float temperature, int? workspace",
-    outputs="loss, stats",
+    options="str reduction, str kind, float temperature, bool keep, int? workspace",
+    outputs="loss, stats, kept",
     differentiable="loss",
-    residuals="stats",
+    residuals="stats, kept",
     forward=_distillation,
     fake=_distillation_results,
     backward=_distillation_backward,

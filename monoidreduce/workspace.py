@@ -1,4 +1,4 @@
-"""How many bytes the backward passes of the linear losses may use for local gradients or kept weights."""
+"""How many bytes the linear losses may use for local gradients, between the passes and in the backward."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def workspace(bytes: int) -> Iterator[None]:
     """Set the limit for the operators called in this block, in this thread or asynchronous task only.
 
     The limit is read when an operator is called and holds for its backward, wherever that runs; compiled and
-    exported calls read it when their backward runs.
+    exported calls read it when their backward runs, and so keep no local gradients unless they are given a
+    workspace of their own.
     Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
     token = _scoped.set(_checked(bytes))

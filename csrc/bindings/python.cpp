@@ -161,12 +161,14 @@ void define_loss_tiers(py::module_& m) {
   };
   m.def(
       "cross_entropy_forward_tier",
-      [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, double logit_scale) {
+      [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"kept"> kept,
+              double logit_scale) {
         CrossEntropyForward call;
-        call.x = x, call.weight = weight, call.bias = bias, call.options.logit_scale = logit_scale;
+        call.x = x, call.weight = weight, call.bias = bias, call.kept = kept;
+        call.options.logit_scale = logit_scale;
         return tuple(cross_entropy_forward_tier(call, {}));
       },
-      "x"_a, "weight"_a, "bias"_a, py::kw_only(), "logit_scale"_a);
+      "x"_a, "weight"_a, "bias"_a, "kept"_a, py::kw_only(), "logit_scale"_a);
   m.def(
       "cross_entropy_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, double logit_scale,
@@ -180,13 +182,13 @@ void define_loss_tiers(py::module_& m) {
   m.def(
       "distillation_forward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
-              Tensor<"teacher_weight"> teacher_weight, double temperature) {
+              Tensor<"teacher_weight"> teacher_weight, Tensor<"kept"> kept, double temperature) {
         DistillationForward call;
         call.x = x, call.weight = weight, call.teacher_x = teacher_x, call.teacher_weight = teacher_weight;
-        call.options.temperature = temperature;
+        call.kept = kept, call.options.temperature = temperature;
         return tuple(distillation_forward_tier(call, {}));
       },
-      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, py::kw_only(), "temperature"_a);
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "kept"_a, py::kw_only(), "temperature"_a);
   m.def(
       "distillation_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -215,6 +217,12 @@ void define_loss_tiers(py::module_& m) {
         return tuple(logsumexp_backward_tier(call, {1, nullptr, deterministic}));
       },
       "a"_a, "b"_a, py::kw_only(), "scale"_a, "workspace"_a, "deterministic"_a);
+  m.def(
+      "can_keep",
+      [](int device, std::int64_t width, std::int64_t other_width, double scale, bool deterministic) {
+        return can_keep(device, width, other_width, scale, {1, nullptr, deterministic});
+      },
+      "device"_a, "width"_a, "other_width"_a, py::kw_only(), "scale"_a, "deterministic"_a);
 }
 
 void define_cross_entropy(py::module_& m) {
@@ -222,8 +230,9 @@ void define_cross_entropy(py::module_& m) {
       "cross_entropy_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
          Tensor<"loss"> loss, Tensor<"reduced"> reduced, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"scratch"> scratch, bool mean, double logit_scale, double softcap, std::int64_t ignore_index,
-         double label_smoothing, double z_loss, int threads, std::uintptr_t stream) {
+         Tensor<"scratch"> scratch, Tensor<"kept"> kept, Tensor<"kept_upstream"> kept_upstream, bool mean,
+         double logit_scale, double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
+         int threads, std::uintptr_t stream) {
         run(cross_entropy_forward,
             {.x = x,
              .weight = weight,
@@ -233,6 +242,8 @@ void define_cross_entropy(py::module_& m) {
              .lse = lse,
              .lse_low = lse_low,
              .scratch = scratch,
+             .kept = kept,
+             .kept_upstream = kept_upstream,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             {.losses = loss,
              .target = target,
@@ -243,8 +254,8 @@ void define_cross_entropy(py::module_& m) {
             threads, stream);
       },
       "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, py::kw_only(),
-      "scratch"_a, "mean"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a,
-      "threads"_a, "stream"_a);
+      "scratch"_a, "kept"_a, "kept_upstream"_a, "mean"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
+      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
@@ -343,7 +354,8 @@ void define_distillation(py::module_& m) {
       "distillation_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
          Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"loss"> loss,
-         Tensor<"reduced"> reduced, Tensor<"stats"> stats, Tensor<"scratch"> scratch, bool mean, int kind,
+         Tensor<"reduced"> reduced, Tensor<"stats"> stats, Tensor<"scratch"> scratch, Tensor<"kept"> kept,
+         Tensor<"teacher_kept"> teacher_kept, Tensor<"kept_upstream"> kept_upstream, bool mean, int kind,
          double temperature, int threads, std::uintptr_t stream) {
         run(distillation_forward,
             {.x = x,
@@ -354,12 +366,16 @@ void define_distillation(py::module_& m) {
              .loss = loss,
              .stats = stats,
              .scratch = scratch,
+             .kept = kept,
+             .teacher_kept = teacher_kept,
+             .kept_upstream = kept_upstream,
              .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
             {.losses = loss, .target = {}, .mask = mask, .reduced = reduced, .ignore_index = 0, .mean = mean},
             threads, stream);
       },
       "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "reduced"_a, "stats"_a,
-      py::kw_only(), "scratch"_a, "mean"_a, "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+      py::kw_only(), "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "mean"_a, "kind"_a,
+      "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,

@@ -44,9 +44,11 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
     if (tier.name == kSm90) {
       require_scratch(x.scratch, tier);
       sm90::cross_entropy_forward(x, launch);
+      if (x.kept.present()) count_tier("cross_entropy_backward", tier, x.x.dtype);  // whose part it does
       return count_tier("cross_entropy_forward", tier, x.x.dtype);
     }
   }
+  require(!x.kept.present(), "kept: expected none on a tier other than sm90, got a tensor");
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);

@@ -53,9 +53,11 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
     if (tier.name == kSm90) {
       require_scratch(x.scratch, tier);
       sm90::distillation_forward(x, launch);
+      if (x.kept.present()) count_tier("distillation_backward", tier, x.x.dtype);  // whose part it does
       return count_tier("distillation_forward", tier, x.x.dtype);
     }
   }
+  require(!x.kept.present(), "kept: expected none on a tier other than sm90, got a tensor");
   with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
     using T = decltype(zero);
     auto rows = rows_of<T, loss()>(x);

@@ -97,6 +97,21 @@ Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& l
   return tier;
 }
 
+bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
+              const Launch& launch) {
+  const auto matrix = [&](std::int64_t columns) {
+    TensorView t;
+    t.dtype = DType::kBFloat16, t.cuda_device = cuda_device, t.rank = 4;
+    t.size[0] = t.size[1] = t.size[2] = 1, t.size[3] = columns;
+    return t;
+  };
+  FoldProblem p{};
+  p.a = p.b = matrix(width);
+  if (other_width != 0) p.other_a = p.other_b = matrix(other_width);
+  p.score.scale = scale;
+  return products_tier(p, std::numeric_limits<std::int64_t>::max(), launch).name == kSm90;
+}
+
 void require_scratch(const TensorView& scratch, const Tier& tier) {
   const std::int64_t elements = scratch.present() ? scratch.numel() : 0;
   require(elements >= tier.scratch, "scratch: expected ", tier.scratch, " elements, got ", elements);

@@ -9,8 +9,10 @@ import torch
 from calls import assert_same_bits
 from specimens import Inputs, cross_entropy_inputs, name_of, normal
 from tolerance import check_operator
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
+from monoidreduce import local_gradients
 
 HALVES = (torch.bfloat16, torch.float16)
 SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
@@ -24,6 +26,7 @@ SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
     "many_rows": (5000, 515, 72),
     "many_classes": (130, 70001, 64),
 }
+EVERYTHING = 128 << 20  # bytes that hold the local gradients of every call here
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "smoothing": {"label_smoothing": 0.1},
@@ -54,13 +57,113 @@ def ran(before: dict[str, int]) -> set[str]:
 def test_sizes_and_options(
     size: str, options: dict[str, Any], bias: bool, dtype: torch.dtype, gpu: torch.device
 ) -> None:
+    """Computed again, four tiles of classes at a time."""
     before = mr._C.path_counts()
-    check_operator(
-        "linear_cross_entropy", inputs_of(size, dtype, gpu, bias=bias), {"reduction": "none", **options}
-    )
+    workspace = SIZES[size][0] * 256 * 2 * min(4, SIZES[size][1] // 256)
+    options = {"reduction": "none", "workspace": max(workspace, SIZES[size][0] * 256 * 2), **options}
+    check_operator("linear_cross_entropy", inputs_of(size, dtype, gpu, bias=bias), options)
     assert ran(before) == {
         f"cross_entropy_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")
     }
+
+
+class Kept(TorchDispatchMode):
+    """Of how many classes the forward passes kept local gradients, rounded up to 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func.namespace == "monoidreduce" and "backward" not in str(func):
+            self.classes.append(results[-1].shape[1])
+        return results
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["smoothing"], {"z_loss": 1e-3}), ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_kept_local_gradients(
+    size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
+) -> None:
+    options = {"reduction": "none", "workspace": EVERYTHING, "logit_scale": 0.8, **options}
+    with Kept() as kept:
+        check_operator("linear_cross_entropy", inputs_of(size, dtype, gpu), options)
+    assert kept.classes == [-(-SIZES[size][1] // 8) * 8]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+@pytest.mark.parametrize("size", SIZES)
+def test_kept_local_gradients_of_reduced_losses(
+    size: str, reduction: str, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """Those of the losses one by one, with the upstream gradient that the reduction gives each."""
+    inputs = inputs_of(size, dtype, gpu)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+    counted = inputs["target"] != -100
+    upstream = torch.tensor(1.7, device=gpu)
+    each = (upstream / counted.sum().clamp(min=1) if reduction == "mean" else upstream) * counted
+    losses = mr.linear_cross_entropy(**inputs, reduction="none")
+    expected = torch.autograd.grad(losses, leaves, each)
+    loss = mr.linear_cross_entropy(**inputs, reduction=reduction)
+    for got, wanted in zip(torch.autograd.grad(loss, leaves, upstream), expected, strict=True):
+        steps = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(got, wanted, rtol=steps, atol=steps * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("tiles", (2, 3, 4, 5))
+def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five tiles of classes all are kept, or one less than the workspace holds."""
+    monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
+    inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
+    with Kept() as kept:
+        check_operator("linear_cross_entropy", inputs, options)
+        check_operator("linear_cross_entropy", inputs, options | {"softcap": 5.0})
+        check_operator("linear_cross_entropy", inputs, options, differentiate=[])
+        check_operator("linear_cross_entropy", inputs, options, differentiate=["weight"])
+        check_operator("linear_cross_entropy", inputs, options | {"return_lse": True})
+    some = 1112 if tiles == 5 else 256 * (tiles - 1)
+    assert kept.classes == [some, 0, 0, some, some]
+
+
+def test_kept_local_gradients_serve_twice(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+    loss = mr.linear_cross_entropy(**inputs, reduction="none")
+    upstream = torch.randn_like(loss)
+    first, again, doubled = (
+        torch.autograd.grad(loss, leaves, g, retain_graph=True) for g in (upstream, upstream, 2 * upstream)
+    )
+    assert_same_bits(dict(enumerate(again)), dict(enumerate(first)))
+    for got, expected in zip(doubled, first, strict=True):
+        torch.testing.assert_close(got, 2 * expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("spread", (4.0, 8.0))
+def test_kept_local_gradients_are_as_accurate(spread: float, gpu: torch.device) -> None:
+    """Where logits differ a lot, in the mean as those of logits in float32."""
+    rows, classes, width = 2048, 16000, 512
+    x = normal(rows, width, dtype=torch.bfloat16, device=gpu)
+    weight = normal(classes, width, dtype=torch.bfloat16, device=gpu, scale=spread * width**-0.5)
+    target = torch.randint(classes, (rows,), device=gpu)
+    target[::2] = (x @ weight.T)[::2].argmax(1)
+
+    def gradients(function: Any, dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight)]
+        return [g.double() for g in torch.autograd.grad(function(*leaves), leaves)]
+
+    def in_float32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((x @ weight.T).float(), target)
+
+    def exact(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(x @ weight.T, target)
+
+    ours = gradients(lambda x, w: mr.linear_cross_entropy(x, w, target, workspace=1 << 30), torch.bfloat16)
+    eager, wanted = gradients(in_float32, torch.bfloat16), gradients(exact, torch.float64)
+    for got, base, reference in zip(ours, eager, wanted, strict=True):
+        assert (got - reference).norm() <= (base - reference).norm()
 
 
 @pytest.mark.parametrize("tiles", (1, 2, 3))
@@ -162,15 +265,24 @@ def test_the_same_bits_every_time(gpu: torch.device) -> None:
         assert_same_bits(again, first)
 
 
-def test_captured_in_a_graph(gpu: torch.device) -> None:
+@pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))
+def test_captured_in_a_graph(workspace: int, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
-    expected = mr.linear_cross_entropy(**inputs, reduction="none")
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+
+    def call() -> tuple[torch.Tensor, ...]:
+        loss = mr.linear_cross_entropy(**inputs, workspace=workspace)
+        return (loss.detach(), *torch.autograd.grad(loss, leaves))
+
+    expected = call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = mr.linear_cross_entropy(**inputs, reduction="none")
-    captured.zero_()
+        captured = call()
+    for result in captured:
+        result.zero_()
     graph.replay()
-    assert torch.equal(captured, expected)
+    for result, wanted in zip(captured, expected, strict=True):
+        assert torch.equal(result, wanted)
 
 
 def test_no_logits_are_stored(gpu: torch.device) -> None:

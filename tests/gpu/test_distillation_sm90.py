@@ -11,6 +11,7 @@ from specimens import Inputs, distillation_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
+from monoidreduce import local_gradients
 
 HALVES = (torch.bfloat16, torch.float16)
 LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
@@ -48,10 +49,39 @@ def test_sizes_and_losses(
 ) -> None:
     before = mr._C.path_counts()
     options = {"loss": loss, "teacher_grad": teacher_grad, "reduction": "none", "temperature": 1.7}
+    options["workspace"] = SIZES[size][0] * 256 * 2 * (2 if teacher_grad else 1)
     check_operator("linear_distillation", inputs_of(size, dtype, gpu, mask=True), options)
     assert ran(before) == {
         f"distillation_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")
     }
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("mask", (False, True), ids=("all", "masked"))
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("size", SIZES)
+def test_kept_local_gradients(
+    size: str, loss: str, mask: bool, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    options = {"loss": loss, "reduction": "none", "temperature": 0.6, "workspace": 128 << 20}
+    check_operator("linear_distillation", inputs_of(size, dtype, gpu, mask=mask), options)
+
+
+@pytest.mark.parametrize("mask", (False, True), ids=("all", "masked"))
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+def test_kept_local_gradients_of_reduced_losses(reduction: str, mask: bool, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, mask=mask)
+    check_operator("linear_distillation", inputs, {"reduction": reduction, "temperature": 0.6})
+
+
+@pytest.mark.parametrize("tiles", (2, 3, 5, 8, 10))
+def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five tiles; in the forward pass each takes the place of two."""
+    monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
+    inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
+    assert local_gradients.columns_to_keep(513, 1111, options["workspace"], 2) == min(tiles // 2 * 256, 1111)
+    check_operator("linear_distillation", inputs, options)
+    check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
 
 
 @pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))

@@ -84,3 +84,22 @@ def test_more_scores_than_32_bits_count(gpu: torch.device) -> None:
     (expected_da,) = torch.autograd.grad(expected.sum(), few)
     torch.testing.assert_close(lse[sample].double(), expected.detach(), rtol=1e-6, atol=0)
     torch.testing.assert_close(da[sample].double(), expected_da, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", (32,), indirect=True)
+def test_more_kept_local_gradients_than_32_bits_count(gpu: torch.device, memory: None) -> None:
+    """2**32 + 2**20 of them, the rows of which are checked by sample."""
+    rows, classes, width = 2**16 + 16, 2**16, 64
+    x, weight = (normal(n, width, dtype=torch.bfloat16, device=gpu) for n in (rows, classes))
+    weight *= width**-0.5
+    target = torch.randint(classes, (rows,), device=gpu)
+    x.requires_grad_()
+    loss = mr.linear_cross_entropy(x, weight, target, reduction="none", workspace=1 << 34)
+    (dx,) = torch.autograd.grad(loss.sum(), x)
+    sample = torch.tensor([0, 1, 32_767, 65_535, 65_536, rows - 1], device=gpu)
+    few = x.detach()[sample].double().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(few @ weight.double().T, target[sample], reduction="none")
+    (expected_dx,) = torch.autograd.grad(expected.sum(), few)
+    torch.testing.assert_close(loss[sample].double(), expected.detach(), rtol=1e-5, atol=0)
+    torch.testing.assert_close(dx[sample].double(), expected_dx, rtol=0.02, atol=1e-3)

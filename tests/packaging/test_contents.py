@@ -25,9 +25,10 @@ HEADERS = """
     kernel/contraction_sm90.cuh kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh
     kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh
     kernel/fold_epilogue_sm90.cuh kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh
-    kernel/fold_forward_sm90.cuh kernel/gradient_epilogue_sm90.cuh kernel/kept.cuh kernel/launch.cuh
-    kernel/repair.cuh kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh
-    kernel/schedule.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh kernel/tile_schedule_sm90.cuh
+    kernel/fold_forward_sm90.cuh kernel/gradient_epilogue_sm90.cuh kernel/keeping_epilogue_sm90.cuh
+    kernel/kept.cuh kernel/launch.cuh kernel/repair.cuh kernel/row_fragment.cuh kernel/row_prologue.cuh
+    kernel/row_residuals.cuh kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh
+    kernel/tensor_map.cuh kernel/tile_schedule_sm90.cuh kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh

@@ -2,7 +2,7 @@
 #include "../element.h"
 #include "linear_losses.h"
 #include "monoidreduce/block/fragment_scores.cuh"
-#include "monoidreduce/kernel/fold_epilogue_sm90.cuh"
+#include "monoidreduce/kernel/weights_to_gradients.cuh"
 #include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "natural.cuh"
@@ -13,6 +13,8 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using Tile = ContractionTile<192, 5, 2>;
+// A stage less: slabs take its place.
+using KeepingTile = ContractionTile<192, 4, 2>;
 
 template <DistillationLoss kLoss>
 struct DistillationResults {
@@ -32,27 +34,70 @@ struct DistillationResults {
   }
 };
 
+// The gradient by the student's scores, of the losses under the teacher: share of student - share of teacher.
+struct DistillationTerms {
+  DistillationRows<float, DistillationLoss::kForwardKL> rows;
+  __device__ bool active(std::int64_t row) const { return rows.active(row); }
+  __device__ RowTerms<2> terms(std::int64_t row) const {
+    const auto p = rows.product(row);
+    const float upstream = rows.upstream(row);
+    return {.lse = {bits(p.student_lse), bits(p.teacher_lse)}, .factor = {upstream, -upstream}};
+  }
+};
+
+// Floats of partial states.
+std::int64_t states_of(const FoldProblem& p) {
+  using M = Distillation<Bits, DistillationLoss::kCrossEntropy>;  // all have the same state
+  return partial_bytes<M, Tile>(contraction_schedule<Tile>(p)) / static_cast<std::int64_t>(sizeof(float));
+}
+
+// What is kept of a call, its frames after `before` floats of the scratch.
+KeptWeights<2> kept_of(const DistillationForward& x, std::int64_t before) {
+  KeptWeights<2> kept{
+      .weights = {static_cast<__half*>(x.kept.data), static_cast<__half*>(x.teacher_kept.data)},
+      .frames = {},
+      .pitch = x.kept.stride[0],
+      .columns = static_cast<int>(x.kept.size[1]),
+      .tile_columns = KeepingTile::kColumns};
+  kept.frames[0] = static_cast<float*>(x.scratch.data) + before;
+  kept.frames[1] = kept.frames[0] + x.x.size[0] * kept.tiles();
+  return kept;
+}
+
+template <DistillationLoss kLoss>
+DistillationRows<float, kLoss> rows_of(const DistillationForward& x) {
+  return {.mask = static_cast<const bool*>(x.mask.data),
+          .mask_stride = x.mask.stride[0],
+          .rows = x.x.size[0],
+          .loss = static_cast<float*>(x.loss.data),
+          .stats = static_cast<float*>(x.stats.data),
+          .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0}};
+}
+
 }  // namespace
 
 std::int64_t distillation_forward_scratch(const DistillationForward& x) {
-  using M = Distillation<Bits, DistillationLoss::kCrossEntropy>;  // all have the same state
-  return partial_bytes<M, Tile>(contraction_schedule<Tile>(distillation_problem(x))) /
-         static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t states = states_of(distillation_problem(x));
+  return x.kept.present() ? states + 2 * x.x.size[0] * kept_of(x, states).tiles() : states;
 }
 
 void distillation_forward(const DistillationForward& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
+  const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
+    using E = decltype(element);
     with_loss(x.options.loss, [&](auto loss) {
-      const DistillationResults<loss()> results{{.mask = static_cast<const bool*>(x.mask.data),
-                                                 .mask_stride = x.mask.stride[0],
-                                                 .rows = x.x.size[0],
-                                                 .loss = static_cast<float*>(x.loss.data),
-                                                 .stats = static_cast<float*>(x.stats.data),
-                                                 .grad_loss = {}}};
-      fold_contraction<decltype(element), Tile>(Distillation<Bits, loss()>{},
-                                                ScaledScores<Bits>(problem.score, kLog2E), problem, results,
-                                                x.scratch.data, launch);
+      const Distillation<Bits, loss()> m;
+      const DistillationResults<loss()> results{rows_of<loss()>(x)};
+      if constexpr (loss() != DistillationLoss::kReverseKL) {
+        if (x.kept.present()) {
+          const KeptWeights<2> kept = kept_of(x, states_of(problem));
+          fold_keeping<E, KeepingTile>(m, scores, problem, results, x.scratch.data, kept, launch);
+          return weights_to_gradients<E>(kept, DistillationTerms{rows_of<DistillationLoss::kForwardKL>(x)},
+                                         problem, launch);
+        }
+      }
+      fold_contraction<E, Tile>(m, scores, problem, results, x.scratch.data, launch);
     });
   });
 }

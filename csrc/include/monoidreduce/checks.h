@@ -210,6 +210,19 @@ inline void check_targets(const TensorView& target, std::int64_t classes, std::i
   }
 }
 
+// Local gradients of the first columns, kept by a forward pass.
+inline void check_kept(const char* name, const TensorView& kept, const TensorView& upstream,
+                       const Operands& call, Axis& rows, const Axis& columns) {
+  if (!kept.present()) return;
+  require(kept.is_cuda(), name, ": expected none on the CPU, got a tensor");
+  Axis some{"K"}, one{"values", 1};
+  call.strided(name, kept, {rows, some}, call.dtype);
+  require(some.size <= columns.size, name, ": expected at most ", columns.size, " columns, got ", some.size);
+  require(rows.size <= 1 || kept.stride[0] >= (some.size + 7) / 8 * 8, name,
+          ": expected lines padded to a multiple of 8 elements, got stride ", kept.stride[0]);
+  call.contiguous("kept_upstream", upstream, {one}, call.accumulator);
+}
+
 inline void check(const CrossEntropyForward& x) {
   CrossEntropyAxes s;
   const Operands call = check_cross_entropy_inputs(x, s);
@@ -218,6 +231,9 @@ inline void check(const CrossEntropyForward& x) {
   call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
+  check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
+  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
+          "kept: expected none where there is a bias or softcap, got a tensor");
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
 }
 
@@ -280,6 +296,14 @@ inline void check(const DistillationForward& x) {
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
+  check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
+  if (!x.kept.present()) return;
+  Axis some{"K", x.kept.size[1]};
+  call.strided("teacher_kept", x.teacher_kept, {s.n, some}, call.dtype);
+  require(x.teacher_kept.stride[0] == x.kept.stride[0], "teacher_kept: expected the strides of kept, got ",
+          x.teacher_kept.stride[0]);
+  require(x.options.loss != DistillationLoss::kReverseKL,
+          "kept: expected none for the reverse KL, got a tensor");
 }
 
 inline void check(const DistillationBackward& x) {

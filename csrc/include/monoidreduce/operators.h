@@ -53,6 +53,10 @@ struct CrossEntropyForward {
   TensorView loss, lse, lse_low;       // [N] [N] [N]
   TensorView
       scratch;  // of the accumulation type, contiguous, of the size that cross_entropy_forward_tier says
+  // The local gradients (below) of the first K classes where every loss has this upstream gradient; or absent. Only on the
+  // tier "sm90", without a bias or softcap.
+  TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
+  TensorView kept_upstream;  // [1]
   CrossEntropyOptions options;
 };
 struct CrossEntropyBackward {
@@ -83,6 +87,10 @@ struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
   TensorView loss, stats;                                 // [N] [5, N]
   TensorView scratch;                                     // as for cross entropy
+  // As for cross entropy: those by the student's dot products. teacher_kept: what they are made of, as large. Not for the
+  // reverse KL.
+  TensorView kept, teacher_kept;  // [N, K]
+  TensorView kept_upstream;       // [1]
   DistillationOptions options;
 };
 struct DistillationBackward {
@@ -185,6 +193,11 @@ Tier distillation_backward_tier(const DistillationBackward& arguments, const Lau
 Tier logsumexp_forward_tier(const LogSumExpForward& arguments, const Launch& launch);
 Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& launch);
 
+// Can the forward pass of a loss keep local gradients: is it on the tier "sm90", and its gradients are products of them.
+// For 16-bit tensors of these widths (other_width 0 where there is one pair) with less than 2^30 rows and columns.
+bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
+              const Launch& launch);
+
 // On the tier "sm90" the gradients of a loss are products of local gradients, which the caller takes: it asks for those
 // of scratch / N classes at a time (rounded up, the last time fewer), scratch being what the backward tier says, in
 // elements of the type of x.
@@ -192,6 +205,8 @@ void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, co
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 namespace cuda {
+bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
+              const Launch& launch);
 Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
 Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
 Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);

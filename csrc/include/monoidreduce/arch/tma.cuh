@@ -44,6 +44,16 @@ __device__ __forceinline__ void store(const TensorMap& map, Box at, const void* 
       "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
       : "memory");
 }
+// The same, of what is not read again soon: it is the first to leave the second-level cache.
+__device__ __forceinline__ void store_streaming(const TensorMap& map, Box at, const void* shared) {
+  std::uint64_t evict_first;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint "
+      "[%0, {%1, %2, %3, %4}], [%5], %6;" ::"l"(&map),
+      "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(shared)), "l"(evict_first)
+      : "memory");
+}
 
 // Contiguous bytes; addresses and size are multiples of 16.
 __device__ __forceinline__ void load(void* shared, const void* global, int bytes, Mbarrier* arrived) {

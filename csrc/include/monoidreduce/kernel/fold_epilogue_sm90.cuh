@@ -73,22 +73,30 @@ std::int64_t partial_bytes(const TileSchedule& schedule) {
   return std::int64_t{schedule.groups()} * schedule.clusters * Tile::kRowBlock * sizeof(typename M::State);
 }
 
-// Folds every row of a problem without a payload: rows.store(row, state). partial: partial_bytes of scratch.
+// Folds every row of a problem without a payload: rows.store(row, state). epilogue: one that calls `fold`, or that itself.
+template <class E, class Tile, class Epilogue, class M, class Scores, class Rows>
+void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Rows>& fold,
+                      const FoldProblem& p, const Launch& launch) {
+  const auto arguments = contraction_arguments<Tile>(p);
+  contraction<E, Tile>(arguments, epilogue, "fold_contraction_sm90", p.a.cuda_device, launch);
+  constexpr int kThreads = 128;
+  const DeviceGuard guard(p.a.cuda_device);
+  launch_kernel("combine_partial", &combine_partial<M, Rows>,
+                blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads, 0, launch.stream, fold.m,
+                arguments.schedule, fold.row_count, Tile::kRowBlock, fold.partial, fold.rows);
+}
+
+// partial: partial_bytes of scratch.
 template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
 void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                       const Launch& launch) {
-  const auto arguments = contraction_arguments<Tile>(p);
-  const auto states = static_cast<typename M::State*>(partial);
-  const int row_count = static_cast<int>(p.rows()), device = p.a.cuda_device;
-  contraction<E, Tile>(
-      arguments,
-      FoldEpilogue<M, Scores, Rows>{m, scores, rows, row_count, static_cast<int>(p.columns()), states},
-      "fold_contraction_sm90", device, launch);
-  constexpr int kThreads = 128;
-  const DeviceGuard guard(device);
-  launch_kernel("combine_partial", &combine_partial<M, Rows>,
-                blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads, 0, launch.stream, m,
-                arguments.schedule, row_count, Tile::kRowBlock, states, rows);
+  const FoldEpilogue<M, Scores, Rows> fold{m,
+                                           scores,
+                                           rows,
+                                           static_cast<int>(p.rows()),
+                                           static_cast<int>(p.columns()),
+                                           static_cast<typename M::State*>(partial)};
+  fold_contraction<E, Tile>(fold, fold, p, launch);
 }
 
 }  // namespace monoidreduce::sm90

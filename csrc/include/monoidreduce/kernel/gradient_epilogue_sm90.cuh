@@ -5,6 +5,7 @@
 
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/kernel/slab_stores_sm90.cuh"
 
 namespace monoidreduce::sm90 {
 
@@ -16,12 +17,7 @@ namespace monoidreduce::sm90 {
 template <class E, class M, class Scores, class Rows, int kOuts>
 struct GradientEpilogue {
   using R = typename M::Real;
-  static constexpr int kSlabElements = kFragmentRows * kSlab / kWarpgroup;  // of a thread
-  static constexpr int kWarpRows = kFragmentRows / 4;
-  struct alignas(kSharedAlignment) Memory {
-    // Two of each warpgroup: its warps fill their lines of one while the copy engine still reads the other.
-    unsigned char slabs[2][2][kFragmentRows * kLineBytes];
-  };
+  using Memory = SlabMemory;
   struct Work {
     typename M::Output product[2];
     typename M::Upstream upstream[2];
@@ -34,7 +30,7 @@ struct GradientEpilogue {
   int row_count;
   float* sums;  // [rows / 16 of the tiles, pitch]: of the first gradient over 16 rows each; or null
   std::int64_t pitch;
-  arch::TensorMap outs[kOuts];  // [rows, columns], boxes of kWarpRows lines
+  arch::TensorMap outs[kOuts];  // [rows, columns], boxes of kSlabBoxRows lines
 
   __device__ __forceinline__ Work begin(int row0) const {
     Work work;
@@ -68,25 +64,8 @@ struct GradientEpilogue {
         } else {
           pull_slab<false>(words, work, dots, n, slab, row0, column0);
         }
-        const int store = slab * kOuts + n, line = threadIdx.x / 32 % 4 * kWarpRows;
-        unsigned char* const staging = memory.slabs[warpgroup][store % 2];
-        const bool leads = threadIdx.x % 32 == 0;
-        if (leads) {
-          // With an odd number of stores a tile, the last of one and the first of the next have the same slab.
-          if (store == 0 && kColumns / kSlab * kOuts % 2 != 0) {
-            arch::wait_stores_read<0>();
-          } else {
-            arch::wait_stores_read<1>();
-          }
-        }
-        __syncwarp();
-        store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
-        arch::fence_async_shared();
-        __syncwarp();
-        if (leads) {
-          arch::store(outs[n], {column0 + slab * kSlab, row0 + line, 0, 0}, staging + line * kLineBytes);
-          arch::commit_stores();
-        }
+        store_slab<kColumns / kSlab * kOuts>(words, outs[n], row0, column0 + slab * kSlab, slab * kOuts + n,
+                                             memory, warpgroup);
       }
     }
   }
@@ -125,7 +104,7 @@ struct GradientEpilogue {
     for (int i = 0; i < kSlabElements; ++i)
       there[i] = row0 + fragment_row(row_of_element(i)) < row_count ? gradients[i] : 0.f;
     const ColumnSums of_warp(there);
-    const std::int64_t group = row0 / kWarpRows + threadIdx.x / 32 % 4;
+    const std::int64_t group = row0 / kSlabBoxRows + threadIdx.x / 32 % 4;
     *reinterpret_cast<float2*>(sums + group * pitch + column0 + of_warp.first) = of_warp.sums;
   }
 };
@@ -137,7 +116,7 @@ void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, cons
                     const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
   GradientEpilogue<E, M, Scores, Rows, kOuts> epilogue{
       m, scores, rows, static_cast<int>(p.rows()), static_cast<float*>(sums.data), sums.stride[0], {}};
-  for (int n = 0; n < kOuts; ++n) epilogue.outs[n] = tensor_map(outs[n], epilogue.kWarpRows);
+  for (int n = 0; n < kOuts; ++n) epilogue.outs[n] = tensor_map(outs[n], kSlabBoxRows);
   contraction<E, Tile>(contraction_arguments<Tile>(p), epilogue, "local_gradient_sm90", p.a.cuda_device,
                        launch);
 }

@@ -1,0 +1,109 @@
+// The fold (fold_epilogue_sm90.cuh) that also keeps what the backward pass would compute again: the weight of each element
+// in a frame of its row and tile. Once the products of the rows are known, weights become local gradients in place
+// (weights_to_gradients.cuh).
+#pragma once
+
+#include "monoidreduce/kernel/fold_epilogue_sm90.cuh"
+#include "monoidreduce/kernel/slab_stores_sm90.cuh"
+
+namespace monoidreduce::sm90 {
+
+// Weights are kept in float16, which rounds eight times as finely as bfloat16, up to 2^15 times the frame's: what a row's
+// largest weights leave of its range is 2^-40.
+inline constexpr float kBitsAboveFrame = 15;
+
+// The weights of a row's elements in its frame, in units of log 2; one of the two for each score.
+template <int kScores>
+struct KeptWeights {
+  __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
+  float* frames[kScores];    // [rows, tiles]
+  std::int64_t pitch;
+  int columns, tile_columns;
+
+  __host__ __device__ int tiles() const { return (columns + tile_columns - 1) / tile_columns; }
+};
+
+// M: of Bits, its weights those of a LogSumExp for each score.
+template <class M, class Scores, class Rows>
+struct KeepingEpilogue {
+  using R = typename M::Real;
+  using Memory = SlabMemory;
+  using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
+  FoldEpilogue<M, Scores, Rows> fold;
+  KeptWeights<M::kScores> kept;
+  arch::TensorMap maps[M::kScores];  // of the weights, boxes of kSlabBoxRows lines
+
+  __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
+
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, float (&dots)[M::kScores][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kSlabs = kSize * 2 / kSlab;
+    typename FoldEpilogue<M, Scores, Rows>::Memory none;
+    fold.tile(work, dots, row0, column0, none, warpgroup);
+    if (column0 >= kept.columns) return;
+    R frames[M::kScores][2];
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const R frame = fold.m.softmax.origin(frame_of(fold.m.frame_of(work.state[r]), n));
+        frames[n][r] = frame - R(kBitsAboveFrame);
+        const int row = row0 + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && row < fold.row_count)
+          kept.frames[n][std::int64_t{row} * kept.tiles() + column0 / kept.tile_columns] = frames[n][r].x;
+      }
+    }
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+      for (int n = 0; n < M::kScores; ++n) {
+        float weights[kSlabElements];
+#pragma unroll
+        for (int i = 0; i < kSlabElements; ++i) {
+          // Rounded: the frame is, and for large scores the fold rounds them too.
+          const R score = fold.scores.rounded(R(dots[n][slab * kSlabElements + i]));
+          weights[i] = exp(score - frames[n][row_of_element(i)]).x;
+        }
+        std::uint32_t words[kSlabElements / 2];
+        round_fragment<__half>(words, weights);
+        store_slab<kSlabs * M::kScores>(words, maps[n], row0, column0 + slab * kSlab, slab * M::kScores + n,
+                                        memory, warpgroup);
+      }
+    }
+  }
+  __device__ __forceinline__ void end(const Work& work, std::int64_t place) const { fold.end(work, place); }
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+
+ private:
+  template <class Frame>
+  __device__ __forceinline__ static R frame_of(const Frame& frame, int score) {
+    if constexpr (M::kScores == 1) {
+      return frame;
+    } else {
+      return score == 0 ? frame.student : frame.teacher;
+    }
+  }
+};
+
+// As fold_contraction, and keeps the weights of the first kept.columns columns.
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
+void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
+                  const KeptWeights<M::kScores>& kept, const Launch& launch) {
+  const FoldEpilogue<M, Scores, Rows> fold{m,
+                                           scores,
+                                           rows,
+                                           static_cast<int>(p.rows()),
+                                           static_cast<int>(p.columns()),
+                                           static_cast<typename M::State*>(partial)};
+  KeepingEpilogue<M, Scores, Rows> epilogue{fold, kept, {}};
+  for (int n = 0; n < M::kScores; ++n) {
+    TensorView weights = p.a;
+    weights.dtype = DType::kFloat16, weights.data = kept.weights[n];
+    weights.size[3] = kept.columns, weights.stride[2] = kept.pitch, weights.stride[3] = 1;
+    epilogue.maps[n] = tensor_map(weights, kSlabBoxRows);
+  }
+  fold_contraction<E, Tile>(epilogue, fold, p, launch);
+}
+
+}  // namespace monoidreduce::sm90

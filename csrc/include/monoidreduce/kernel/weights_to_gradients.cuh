@@ -1,0 +1,77 @@
+// Weights that a fold kept (keeping_epilogue_sm90.cuh) become local gradients in place, once the products P_i are known:
+//
+//   D(P_i, X_ij) = sum_n factor_in share_ijn + addend_i,   share = weight * 2^(frame - log-sum-exp)
+//
+// and a number of its own in the column of the row's label. What is read as float16 is written in the element type.
+#pragma once
+
+#include "monoidreduce/block/fast_real.cuh"
+#include "monoidreduce/kernel/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce::sm90 {
+
+// The local gradients of a row. Log-sum-exps in bits.
+template <int kScores>
+struct RowTerms {
+  LogNumber<Bits> lse[kScores];
+  float factor[kScores];
+  float addend = 0.f, at_label = 0.f;
+  int label = -1;
+};
+
+// Rows: active(row), else its gradients are 0; terms(row). A block a row.
+template <class E, int kScores, class Rows>
+__global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores> kept,
+                                            const __grid_constant__ Rows rows) {
+  constexpr int kVector = 8;
+  union Vector {
+    uint4 words;
+    __half2 weights[kVector / 2];
+    E gradients[kVector];
+  };
+  const std::int64_t row = blockIdx.x;
+  const auto line = [&](int n) { return kept.weights[n] + row * kept.pitch; };
+  const bool active = rows.active(row);
+  const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
+  for (int column = threadIdx.x * kVector; column < kept.columns; column += blockDim.x * kVector) {
+    float gradients[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) gradients[i] = terms.addend;
+    if (active) {
+      const int tile = column / kept.tile_columns;
+#pragma unroll
+      for (int n = 0; n < kScores; ++n) {
+        const float frame = kept.frames[n][row * kept.tiles() + tile];
+        const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
+        const float factor = terms.factor[n] * exp2f((frame - high) - terms.lse[n].low.x);
+        Vector in;
+        in.words = *reinterpret_cast<const uint4*>(line(n) + column);
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) {
+          const float2 weights = __half22float2(in.weights[i]);
+          gradients[2 * i] += factor * weights.x;
+          gradients[2 * i + 1] += factor * weights.y;
+        }
+      }
+    }
+    Vector out;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (column + i == terms.label) gradients[i] = terms.at_label;
+      if (column + i >= kept.columns) gradients[i] = 0.f;  // the lines are padded
+      out.gradients[i] = static_cast<E>(gradients[i]);
+    }
+    *reinterpret_cast<uint4*>(line(0) + column) = out.words;
+  }
+}
+
+template <class E, int kScores, class Rows>
+void weights_to_gradients(const KeptWeights<kScores>& kept, const Rows& rows, const FoldProblem& p,
+                          const Launch& launch) {
+  const DeviceGuard guard(p.a.cuda_device);
+  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, Rows>,
+                static_cast<unsigned>(p.rows()), 256, 0, launch.stream, kept, rows);
+}
+
+}  // namespace monoidreduce::sm90
