@@ -18,6 +18,7 @@ BUILD=build/gpu
 PATH=$PATH:/usr/local/cuda/bin
 # Every operator in every dtype, and sizes around the tiles: few enough for a tool that slows kernels a hundredfold.
 SMALL="test_every_specimen or test_sizes_in_every_dtype or test_fully_masked_rows"
+TENSOR_CORES="(sm80 or sm90) and (bfloat16 or deterministic) and (ragged or wide)"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$PYTHON" -c 'import xdist' 2>/dev/null && PARALLEL="-n 8" || PARALLEL=
 mkdir -p "$LOGS"
@@ -50,7 +51,8 @@ gpu_tests() {
 memcheck() {
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all \
     --kernel-name kernel_substring=monoidreduce --error-exitcode 3 \
-    "$PYTHON" -m pytest -q $PARALLEL -m gpu tests/test_*.py -k "$SMALL" -p no:cacheprovider
+    "$PYTHON" -m pytest -q $PARALLEL -m gpu tests --ignore tests/packaging -k "$SMALL or $TENSOR_CORES" \
+    -p no:cacheprovider
 }
 
 # Of the SIMT kernels, from C++: on kernels that the copy engine feeds, racecheck ends in an internal error.
