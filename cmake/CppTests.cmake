@@ -39,4 +39,13 @@ if(MONOIDREDUCE_WITH_CUDA)
   add_executable(test_simt EXCLUDE_FROM_ALL $<TARGET_OBJECTS:test_simt_objects> csrc/path_counter.cpp
                                             ${MONOIDREDUCE_CUDA_OBJECTS})
   target_link_libraries(test_simt PRIVATE monoidreduce_flags)
+
+  # CuTe's headers are in the wheel nvidia-cutlass, under cutlass_library/source/include.
+  find_path(MONOIDREDUCE_CUTE_INCLUDE cute/tensor.hpp DOC "folder of CuTe's headers, for a test alone")
+  if(MONOIDREDUCE_CUTE_INCLUDE)
+    add_cpp_test(test_cute_layouts tests/cpp/test_cute_layouts.cu)
+    target_include_directories(test_cute_layouts SYSTEM PRIVATE ${MONOIDREDUCE_CUTE_INCLUDE})
+  else()
+    message(STATUS "No test against CuTe: MONOIDREDUCE_CUTE_INCLUDE names no folder with cute/tensor.hpp")
+  endif()
 endif()

@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_tile(arch::SharedAddress tile, const Lines&
   const int line = threadIdx.x / kChunksOfLine, chunk = threadIdx.x % kChunksOfLine;
   const int element = element0 + chunk * kChunkElements;
   const char* source = from.data + (line0 + line) * from.stride + element * 2;
-  const arch::SharedAddress to = tile + line * kLineBytes + (chunk ^ (line % 8)) * 16;
+  const arch::SharedAddress to = tile + place_of(line, chunk);
 #pragma unroll
   for (int n = 0; n < kLines / kStep; ++n) {
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ void store_tile(const Lines& to, int line0, int eleme
   static_assert(kLines % kStep == 0 && kStep % 8 == 0);
   const int line = threadIdx.x / kChunksOfLine, chunk = threadIdx.x % kChunksOfLine;
   const int element = element0 + chunk * kChunkElements;
-  const unsigned char* const source = tile + line * kLineBytes + (chunk ^ (line % 8)) * 16;
+  const unsigned char* const source = tile + place_of(line, chunk);
 #pragma unroll
   for (int n = 0; n < kLines / kStep; ++n) {
 #pragma unroll

@@ -32,8 +32,7 @@ __device__ __forceinline__ void store_fragment(arch::SharedAddress tile, int row
   const int lane = threadIdx.x % 32, line = row0 + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
   for (int i = 0; i < kSize / 4; ++i) {
-    const int chunk = (i % 4 * 2 + lane / 16) ^ (lane % 8);
-    arch::store_matrix_x4(tile + i / 4 * kRows * kLineBytes + line * kLineBytes + chunk * 16,
+    arch::store_matrix_x4(tile + i / 4 * kRows * kLineBytes + place_of(line, i % 4 * 2 + lane / 16),
                           {fragment[4 * i], fragment[4 * i + 1], fragment[4 * i + 2], fragment[4 * i + 3]});
   }
 }
@@ -47,7 +46,7 @@ __device__ __forceinline__ void store_fragment_transposed(arch::SharedAddress sl
   for (int i = 0; i < kSize / 4; ++i) {
     const int line = i * 16 + lane / 16 * 8 + lane % 8;
     arch::store_matrix_x4_transposed(
-        slab + line * kLineBytes + (chunk ^ (lane % 8)) * 16,
+        slab + place_of(line, chunk),
         {fragment[4 * i], fragment[4 * i + 1], fragment[4 * i + 2], fragment[4 * i + 3]});
   }
 }

@@ -14,6 +14,11 @@ inline constexpr int kSlab = 64;        // elements of a line
 inline constexpr int kLineBytes = 128;  // of a slab
 inline constexpr int kProductDepth = 16;
 
+// Where a chunk of 16 bytes lies in a slab, in bytes.
+__host__ __device__ constexpr int place_of(int line, int chunk) {
+  return line * kLineBytes + (chunk ^ (line % 8)) * 16;
+}
+
 template <int kRows, int kWidth>
 struct SharedTile {
   static_assert(kRows % 8 == 0 && kWidth % kSlab == 0);
@@ -39,9 +44,9 @@ struct SharedTile {
 struct MatrixDescriptor {
   std::uint32_t low;
 
-  __device__ __forceinline__ MatrixDescriptor(arch::SharedAddress at, int slab_bytes)
+  __host__ __device__ __forceinline__ MatrixDescriptor(arch::SharedAddress at, int slab_bytes)
       : low((at & 0x3ffff) >> 4 | static_cast<std::uint32_t>(slab_bytes >> 4) << 16) {}
-  __device__ __forceinline__ std::uint64_t operator+(int bytes) const {
+  __host__ __device__ __forceinline__ std::uint64_t operator+(int bytes) const {
     constexpr std::uint64_t kGroupOfLines = 1024 >> 4, kSwizzle128 = 1;
     return std::uint64_t{low + static_cast<std::uint32_t>(bytes >> 4)} | kGroupOfLines << 32 |
            kSwizzle128 << 62;
@@ -52,8 +57,8 @@ struct MatrixDescriptor {
 template <int kRows>
 struct AlongWidth {
   MatrixDescriptor start;
-  __device__ __forceinline__ explicit AlongWidth(arch::SharedAddress at) : start(at, 16) {}
-  __device__ __forceinline__ std::uint64_t operator[](int k) const {
+  __host__ __device__ __forceinline__ explicit AlongWidth(arch::SharedAddress at) : start(at, 16) {}
+  __host__ __device__ __forceinline__ std::uint64_t operator[](int k) const {
     constexpr int kSteps = kSlab / kProductDepth;
     return start + (k / kSteps * kRows * kLineBytes + k % kSteps * 2 * kProductDepth);
   }
@@ -62,8 +67,9 @@ struct AlongWidth {
 template <int kRows>
 struct AlongRows {
   MatrixDescriptor start;
-  __device__ __forceinline__ explicit AlongRows(arch::SharedAddress at) : start(at, kRows * kLineBytes) {}
-  __device__ __forceinline__ std::uint64_t operator[](int k) const {
+  __host__ __device__ __forceinline__ explicit AlongRows(arch::SharedAddress at)
+      : start(at, kRows * kLineBytes) {}
+  __host__ __device__ __forceinline__ std::uint64_t operator[](int k) const {
     return start + k * kProductDepth * kLineBytes;
   }
 };
