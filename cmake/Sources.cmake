@@ -24,6 +24,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
     csrc/cuda/reduce_losses.cu
+    csrc/cuda/scale_rows.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu

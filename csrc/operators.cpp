@@ -59,14 +59,15 @@ bool can_keep([[maybe_unused]] int cuda_device, [[maybe_unused]] std::int64_t wi
 #endif
 }
 
-#define MR_DEFINE_LOCAL_GRADIENT(name, Arguments)               \
+#define MR_DEFINE_ON_CUDA(name, Arguments)                      \
   void name(const Arguments& arguments, const Launch& launch) { \
     check(launch);                                              \
     check(arguments);                                           \
     MR_RUN_ON_CUDA(name);                                       \
   }
-MR_DEFINE_LOCAL_GRADIENT(cross_entropy_local_gradient, CrossEntropyLocalGradient)
-MR_DEFINE_LOCAL_GRADIENT(distillation_local_gradient, DistillationLocalGradient)
-MR_DEFINE_LOCAL_GRADIENT(logsumexp_local_gradient, LogSumExpLocalGradient)
+MR_DEFINE_ON_CUDA(cross_entropy_local_gradient, CrossEntropyLocalGradient)
+MR_DEFINE_ON_CUDA(distillation_local_gradient, DistillationLocalGradient)
+MR_DEFINE_ON_CUDA(logsumexp_local_gradient, LogSumExpLocalGradient)
+MR_DEFINE_ON_CUDA(scale_rows, RowScaling)
 
 }  // namespace monoidreduce

@@ -88,6 +88,7 @@ def cross_entropy_backward(
     threads: int,
     stream: int,
 ) -> None: ...
+def scale_rows(x: Tensor, factor: Tensor, out: Tensor, *, threads: int, stream: int) -> None: ...
 def distillation_forward(
     x: Tensor,
     weight: Tensor,

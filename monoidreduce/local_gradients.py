@@ -6,10 +6,13 @@ as the workspace holds. For tensor-core kernels: rows and columns are of a 16-bi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from monoidreduce import _C
 
 __all__ = ["Head", "columns_to_keep", "kept_upstream", "multiply_local_gradients"]
 
@@ -37,14 +40,17 @@ def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) ->
     return min(fitting - left, fitting // scores) * _TILE_COLUMNS
 
 
-def kept_upstream(upstream: Tensor) -> Tensor:
-    """[1]: the upstream gradient that local gradients are kept for, `upstream` times a power of two.
+def kept_upstream(scale: float, count: Tensor | None, like: Tensor) -> Tensor:
+    """[1]: the upstream gradient that local gradients are kept for, scale / count times a power of two.
 
-    What they are multiplied by when the real one is known then is a power of two, if that is `upstream` times
-    one: rows multiplied by it are not rounded. A power of two more keeps small gradients above the least
-    number of float16.
+    What they are multiplied by when the real one is known then is a power of two, if that is scale / count
+    times one: rows multiplied by it are not rounded. A power of two more keeps small gradients above the
+    least number of float16. Few operations: what they are for waits for them.
     """
-    return torch.frexp(upstream).mantissa.reshape(1) * _KEPT_SCALE
+    kept_for = math.frexp(scale)[0] * _KEPT_SCALE
+    if count is None:
+        return like.new_full((1,), kept_for)
+    return kept_for / torch.frexp(count).mantissa.reshape(1)  # of no tokens: infinite, and for no token
 
 
 def _multipliable(matrix: Tensor) -> Tensor:
@@ -65,6 +71,13 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:  # torch before 2.8: the product of each chunk is rounded
         total += a @ b
+
+
+def _scale_rows(rows: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+    """out = factor[:, None] * rows, in one pass, and 0 where factor is: 0 times NaN is NaN."""
+    stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
+    _C.scale_rows(rows, factor, out, threads=1, stream=stream)
+    return out
 
 
 class Head:
@@ -95,7 +108,7 @@ class Head:
             with torch.autocast(rows.device.type, enabled=False):
                 if self.d_columns is not None:  # before d_rows is there: this is when memory is short
                     first_columns = self.d_columns[: self.first]
-                    scaled = self._scaled_rows(factor * _KEPT_SCALE)
+                    scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows))
                     torch.addmm(
                         first_columns, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=first_columns
                     )
@@ -111,11 +124,6 @@ class Head:
             groups = 16 * -(-len(rows) // 256)
             self.partial_sums = rows.new_empty((groups, columns_at_once), dtype=torch.float32)
 
-    def _scaled_rows(self, factor: Tensor) -> Tensor:
-        scaled = torch.mul(self.rows, factor[:, None], out=torch.empty_like(self.rows))
-        # A row without a part may hold anything, and 0 times NaN is NaN.
-        return scaled.masked_fill_((factor == 0)[:, None], 0)
-
     def _product_of_kept(self, kept: Tensor, factor: Tensor) -> Tensor:
         """Rounded where nothing is to be added."""
         whole = self.first == len(self.columns)
@@ -124,7 +132,7 @@ class Head:
         step = -(-len(total) // parts)
         for first in range(0, len(total), step):
             part = slice(first, first + step)
-            torch.mul(_product(kept[part], self.columns[: self.first]), factor[part, None], out=total[part])
+            _scale_rows(_product(kept[part], self.columns[: self.first]), factor[part], total[part])
         return total
 
     def local(self, part: slice) -> Tensor:

@@ -95,14 +95,9 @@ def _unreduced(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: 
     """The gradients of the losses of tokens from that of their reduction (counted None: all count)."""
     if reduction == "none":
         return grad
-    return _share(grad, tokens, counted, reduction).expand(tokens.shape)
-
-
-def _share(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: str) -> Tensor:
-    """The gradient of each token's loss, where one of them all is that of what is left of the losses."""
-    if reduction != "mean":
-        return grad
-    return grad / (max(tokens.numel(), 1) if counted is None else counted.sum().clamp_(min=1))
+    if reduction == "mean":
+        grad = grad / (max(tokens.numel(), 1) if counted is None else counted.sum().clamp_(min=1))
+    return grad.expand(tokens.shape)
 
 
 def _launch(on: Tensor) -> dict[str, int]:
@@ -423,7 +418,10 @@ def _left(workspace: int, kept: Tensor, classes: int) -> int:
 
 def _kept_for(tokens: Tensor, counted: Tensor | None, reduction: str, scale: float) -> Tensor:
     """What kept local gradients are kept for: scale is the derivative of a score by its dot product."""
-    return kept_upstream(_share(tokens.new_full((), scale), tokens, counted, reduction))
+    if reduction == "mean" and counted is None:
+        scale /= max(tokens.numel(), 1)
+    count = counted.sum(dtype=tokens.dtype) if reduction == "mean" and counted is not None else None
+    return kept_upstream(scale, count, tokens)
 
 
 # Linear cross entropy

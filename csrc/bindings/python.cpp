@@ -349,6 +349,15 @@ void define_local_gradients(py::module_& m) {
       "stream"_a);
 }
 
+void define_scale_rows(py::module_& m) {
+  m.def(
+      "scale_rows",
+      [](Tensor<"x"> x, Tensor<"factor"> factor, Tensor<"out"> out, int threads, std::uintptr_t stream) {
+        run(scale_rows, {.x = x, .factor = factor, .out = out}, threads, stream);
+      },
+      "x"_a, "factor"_a, "out"_a, py::kw_only(), "threads"_a, "stream"_a);
+}
+
 void define_distillation(py::module_& m) {
   m.def(
       "distillation_forward",
@@ -498,6 +507,7 @@ PYBIND11_MODULE(_C, m) {
   define_loss_tiers(m);
   define_cross_entropy(m);
   define_local_gradients(m);
+  define_scale_rows(m);
   define_distillation(m);
   define_mlp(m);
   define_logsumexp(m);

@@ -46,7 +46,8 @@ SOURCES = """
     cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu cuda/distillation.cu
     cuda/distillation.h cuda/element.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_passes.cuh cuda/operator.h cuda/reduce_losses.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
+    cuda/mlp_passes.cuh cuda/operator.h cuda/reduce_losses.cu cuda/scale_rows.cu cuda/tensor_cores.h
+    cuda/tier.cu cuda/tier.h
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/mlp_backward.cu
     cuda/sm80/mlp_forward.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/backward_kernels.cuh

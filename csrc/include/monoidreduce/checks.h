@@ -325,6 +325,20 @@ inline void check(const DistillationLocalGradient& x) {
   call.optional_strided("teacher_out", x.teacher_out, {s.n, s.v}, call.dtype);
 }
 
+inline void check(const RowScaling& x) {
+  Axis n{"N"}, d{"D"};
+  const Operands call("x", x.x);
+  require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
+  require(call.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
+  call.strided("x", x.x, {n, d}, call.dtype);
+  require(d.size % 8 == 0, "x: expected a width that is a multiple of 8, got ", d.size);
+  call.contiguous("factor", x.factor, {n}, DType::kFloat32);
+  const DType out = x.out.dtype;
+  require(is_floating(out) && out != DType::kFloat64, "out: expected float32 or a 16-bit type, got ",
+          name(out));
+  call.strided("out", x.out, {n, d}, out);
+}
+
 inline void check(const LossReduction& x) {
   Axis n{"N"}, values{"values", 1};
   const Operands call("losses", x.losses);

@@ -117,6 +117,12 @@ struct DistillationLocalGradient {
   DistillationOptions options;
 };
 
+// out_ij = factor_i x_ij, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
+// multiple of 8, rows dense and on 16-byte boundaries.
+struct RowScaling {
+  TensorView x, factor, out;  // [N, D] [N] float [N, D]
+};
+
 enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
@@ -204,6 +210,8 @@ bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, dou
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
+// For the products with local gradients that were kept.
+void scale_rows(const RowScaling& arguments, const Launch& launch);
 namespace cuda {
 bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
               const Launch& launch);
@@ -220,6 +228,7 @@ Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& l
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
+void scale_rows(const RowScaling& arguments, const Launch& launch);
 }  // namespace cuda
 
 // The tensor that decides the device and the dtype of a call.

@@ -1,0 +1,62 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "monoidreduce/kernel/dense_lines.cuh"
+#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/problems.h"
+#include "operator.h"
+
+namespace monoidreduce::cuda {
+namespace {
+
+constexpr int kThreads = 256, kVector = 8;  // elements that a thread reads at once
+
+template <class T>
+struct alignas(16) Vector {
+  T elements[kVector];
+};
+
+template <class T, class U>
+__global__ void __launch_bounds__(kThreads)
+    scale_rows_kernel(const T* rows, std::int64_t pitch, const float* factors, U* out, std::int64_t out_pitch,
+                      std::int64_t vectors, int vectors_of_row) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= vectors) return;
+  const std::int64_t row = i / vectors_of_row, column = i % vectors_of_row * kVector;
+  const float factor = factors[row];
+  const auto in = *reinterpret_cast<const Vector<T>*>(rows + row * pitch + column);
+  Vector<U> scaled;
+#pragma unroll
+  for (int k = 0; k < kVector; ++k)
+    scaled.elements[k] = static_cast<U>(factor == 0.f ? 0.f : factor * static_cast<float>(in.elements[k]));
+  *reinterpret_cast<Vector<U>*>(out + row * out_pitch + column) = scaled;
+}
+
+// Calls run(T{}) with the type of the elements.
+template <class Run>
+void with_type(DType dtype, Run run) {
+  if (dtype == DType::kFloat32) return run(float{});
+  if (dtype == DType::kBFloat16) return run(__nv_bfloat16{});
+  run(__half{});
+}
+
+}  // namespace
+
+void scale_rows(const RowScaling& x, const Launch& launch) {
+  for (const TensorView& t : {x.x, x.out}) require_dense_lines(as_rows(t));
+  const DeviceGuard device(x.x.cuda_device);
+  const std::int64_t vectors = x.x.numel() / kVector;
+  if (vectors == 0) return;
+  with_type(x.x.dtype, [&](auto from) {
+    with_type(x.out.dtype, [&](auto to) {
+      using T = decltype(from);
+      using U = decltype(to);
+      launch_kernel("scale_rows", &scale_rows_kernel<T, U>, blocks_for((vectors + kThreads - 1) / kThreads),
+                    kThreads, 0, launch.stream, static_cast<const T*>(x.x.data), x.x.stride[0],
+                    data<float>(x.factor), data<U>(x.out), x.out.stride[0], vectors,
+                    static_cast<int>(x.x.size[1] / kVector));
+    });
+  });
+}
+
+}  // namespace monoidreduce::cuda
