@@ -41,6 +41,7 @@ __all__ = [
 ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "identity")
 DISTILLATION_LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
+HOPPER = "sm90"
 
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
@@ -79,6 +80,18 @@ def _mapped(t: Tensor) -> Tensor:
         if t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides):
             return t
     return t.clone(memory_format=torch.contiguous_format)
+
+
+def _mapped_bias(bias: Tensor) -> Tensor:
+    """The bias [B, H, M, N], or a copy, as Hopper's kernels read it: rows dense, all else on 16 bytes."""
+    step = 16 // bias.element_size()
+    strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
+    dense = bias.stride(-1) == 1 or bias.shape[-1] == 1
+    if bias.data_ptr() % 16 == 0 and dense and all(s % step == 0 for s in strides):
+        return bias
+    given = bias[tuple(slice(None if stride else 1) for stride in bias.stride())]
+    copy = bias.new_empty((*given.shape[:-1], -(-given.shape[-1] // step) * step))[..., : given.shape[-1]]
+    return copy.copy_(given).expand(bias.shape)
 
 
 def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
@@ -315,6 +328,8 @@ def _attention(
         tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, **options)
         if tier != SIMT:
             q, k, v = _mapped(q), _mapped(k), _mapped(v)
+        if tier == HOPPER and score_bias is not None:
+            score_bias = _mapped_bias(score_bias)
         if elements:
             counter = q.new_zeros(elements, dtype=torch.int64)
     _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, counter=counter, **options, **_launch(q))
@@ -348,6 +363,8 @@ def _attention_backward(
     gradients: list[Tensor | None]
     if tier != SIMT and grad_out is not None:  # the three of them together, whatever is needed
         grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
+        if tier == HOPPER and score_bias is not None:
+            score_bias = _mapped_bias(score_bias)
         d_rows = _accumulator(q) if adds_rows else q.new_empty(q.shape)
         gradients = [d_rows, k.new_empty(k.shape), v.new_empty(v.shape)]
     else:

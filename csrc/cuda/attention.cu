@@ -17,9 +17,15 @@ Tier attention_forward_tier(const AttentionForward& x, const Launch&) {
 
 Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
-  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256},
-                           x.grad_out.present() ? "" : "only the log-sum-exp has a gradient",
-                           launch.deterministic ? "the deterministic mode is asked for" : "");
+  Obstacles obstacles;
+  if (!x.grad_out.present()) obstacles.both = "only the log-sum-exp has a gradient";
+  if (launch.deterministic) obstacles.sm80 = "the deterministic mode is asked for";
+  if (problem.bias.present() && !sm90::backward_adds_rows(problem, launch)) {
+    obstacles.sm90 = launch.deterministic
+                         ? "there is a bias of scores, and the deterministic mode is asked for"
+                         : "there is a bias of scores, and a width is more than 128";
+  }
+  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   tier.scratch =
       tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr).size;

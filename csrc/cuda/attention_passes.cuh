@@ -15,11 +15,24 @@ namespace monoidreduce::cuda {
 template <class Scores>
 inline constexpr bool kElementBiased = std::is_same_v<std::decay_t<Scores>, ElementBiasedScores<Bits>>;
 
-// Calls run(scores) with the score policy that a problem needs. kBiased: does the tier take biases of scores.
-template <bool kBiased, class Run>
+// How a tier reads biases of scores: element by element, or in tiles by the copy engine.
+enum class Biases { kElements, kTiles };
+
+// Calls run(scores) with the score policy that a problem needs.
+template <Biases kBiases, class E, class Run>
 void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
-  if constexpr (kBiased) {
-    if (p.bias.present()) return run(ElementBiasedScores<Bits>(p.score, kLog2E, p.bias, d_bias));
+  const auto tiles = [&](auto element) {
+    run(TileBiasedScores<Bits, decltype(element)>(p.score, kLog2E, d_bias));
+  };
+  if (p.bias.present()) {
+    if constexpr (kBiases == Biases::kElements)
+      return run(ElementBiasedScores<Bits>(p.score, kLog2E, p.bias, d_bias));
+    else if (p.bias.dtype == DType::kBool)
+      return tiles(false);
+    else if (p.bias.dtype == DType::kFloat32)
+      return tiles(0.f);
+    else
+      return tiles(E{});
   }
   if (p.score.softcap == 0) return run(ScaledScores<Bits>(p.score, kLog2E));
   run(SoftcappedScores<Bits>(p.score, kLog2E));
@@ -45,12 +58,12 @@ struct RepairedRows {
 };
 
 // run(E{}, scores, problem, rows) folds with a tier's kernel.
-template <bool kBiased, class Run>
+template <Biases kBiases, class Run>
 void attention_forward_passes(const AttentionForward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
   float *const lse = data<float>(x.lse), *const lse_low = data<float>(x.lse_low);
   with_element(x.q.dtype, [&](auto element) {
-    with_attention_scores<kBiased>(
+    with_attention_scores<kBiases, decltype(element)>(
         problem, {}, [&](const auto& scores) { run(element, scores, problem, AttentionRows{lse, lse_low}); });
   });
   repair_forward(LogSumExp<float>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
@@ -91,7 +104,7 @@ struct RepairedGradientRows {
 };
 
 // run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
-template <bool kBiased, class Run>
+template <Biases kBiases, class Run>
 void attention_backward_passes(const AttentionBackward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
   const BackwardScratch scratch(x, data<float>(x.scratch));
@@ -101,7 +114,7 @@ void attention_backward_passes(const AttentionBackward& x, const Launch& launch,
     prepare_rows<decltype(element)>(
         {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)}, scratch.residuals,
         scratch.marks, launch);
-    with_attention_scores<kBiased>(
+    with_attention_scores<kBiases, decltype(element)>(
         problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
   });
   const RepairedGradientRows rows{data<float>(x.lse), data<float>(x.lse_low), scratch.residuals, x.q.size[2],

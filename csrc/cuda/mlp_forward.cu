@@ -10,7 +10,7 @@
 namespace monoidreduce::cuda {
 
 Tier mlp_forward_tier(const MlpForward& x, const Launch&) {
-  return fastest_tier(mlp_problem(x), kWidestForward, mlp_obstacle(x));
+  return fastest_tier(mlp_problem(x), kWidestForward, {.both = mlp_obstacle(x)});
 }
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {

@@ -23,8 +23,6 @@ std::string common_obstacle(const FoldProblem& p) {
   if (named_tier() == kSimt) return "MONOIDREDUCE_CUDA_TIER=simt";
   if (p.a.dtype != DType::kBFloat16 && p.a.dtype != DType::kFloat16)
     return message("the inputs are ", name(p.a.dtype), ", not bfloat16 or float16");
-  if (p.bias.present() && !p.score.bias_inside && p.score.softcap != 0)
-    return "there are both a softcap and a bias of scores";
   if (!(p.score.scale > 0)) return message("the scale is ", p.score.scale, ", not positive");
   // Row, column and job numbers are 32-bit.
   const std::int64_t tiles = (std::max(p.rows(), p.columns()) + 63) / 64;
@@ -43,6 +41,13 @@ std::string width_obstacle(const FoldProblem& p, std::int64_t widest) {
   return "";
 }
 
+bool has_score_bias(const FoldProblem& p) { return p.bias.present() && !p.score.bias_inside; }
+
+std::string sm80_obstacle(const FoldProblem& p, std::int64_t widest) {
+  if (has_score_bias(p) && p.score.softcap != 0) return "there are both a softcap and a bias of scores";
+  return width_obstacle(p, widest);
+}
+
 std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   if (!kWithSm90) return "this build has no code for sm_90a";
   if (named_tier() == kSm80) return "MONOIDREDUCE_CUDA_TIER=sm80";
@@ -50,7 +55,8 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device),
             minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
   if (major != 9 || minor != 0) return message("the GPU is sm_", major, minor, ", not sm_90");
-  if (p.bias.present() && !p.score.bias_inside) return "there is a bias of scores";
+  if (has_score_bias(p) && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
+    return "the bias of scores is the same for all columns";
   return width_obstacle(p, widest);
 }
 
@@ -58,12 +64,12 @@ Tier not_sm90(const std::string& obstacle) { return {kSimt, "not sm90: " + obsta
 
 }  // namespace
 
-Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle,
-                  std::string sm80_obstacle) {
-  if (obstacle.empty()) obstacle = common_obstacle(p);
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& obstacles) {
+  const std::string obstacle = obstacles.both.empty() ? common_obstacle(p) : obstacles.both;
   if (!obstacle.empty()) return {kSimt, "not sm90 or sm80: " + obstacle};
-  const std::string not_sm90 = sm90_obstacle(p, widest.sm90),
-                    not_sm80 = sm80_obstacle.empty() ? width_obstacle(p, widest.sm80) : sm80_obstacle;
+  std::string not_sm90 = sm90_obstacle(p, widest.sm90), not_sm80 = obstacles.sm80;
+  if (not_sm90.empty()) not_sm90 = obstacles.sm90;
+  if (not_sm80.empty()) not_sm80 = sm80_obstacle(p, widest.sm80);
   if (not_sm90.empty()) return {kSm90, "tensor cores, through sm_90a"};
   if (not_sm80.empty()) return {kSm80, "tensor cores, through mma.sync; not sm90: " + not_sm90};
   return {kSimt, message("not sm90: ", not_sm90, "; not sm80: ", not_sm80)};

@@ -1,6 +1,8 @@
 // Which of the GPU's kernels a call runs on.
 #pragma once
 
+#include <string>
+
 #include "monoidreduce/fold.h"
 #include "monoidreduce/operators.h"
 
@@ -19,11 +21,14 @@ struct Widest {
   std::int64_t sm80, sm90;
 };
 
-// The fastest tier that takes a fold with a payload, and what keeps it from faster ones. obstacle, sm80_obstacle: what
-// keeps the call from tensor cores, or from those kernels, whatever its fold; "" for nothing. A bias inside a
-// score must be one of columns, as in the MLP.
-Tier fastest_tier(const FoldProblem& p, const Widest& widest, std::string obstacle = "",
-                  std::string sm80_obstacle = "");
+// What keeps a call from tensor cores, or from the kernels of one tier, whatever its fold; "" for nothing.
+struct Obstacles {
+  std::string both, sm80, sm90;
+};
+
+// The fastest tier that takes a fold with a payload, and what keeps it from faster ones. A bias inside a score must be one
+// of columns, as in the MLP.
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& obstacles = {});
 
 inline constexpr Widest kWidestForward{256, 256};
 // Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.

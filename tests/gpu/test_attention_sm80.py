@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 import torch
 from calls import assert_same_bits, results, upstreams
-from specimens import Inputs, Specimen, attention_inputs, name_of
+from specimens import Specimen, attention_inputs, name_of
 from test_attention_sm90 import (  # noqa: F401  the same tests, collected here for this tier
     HALVES,
+    KINDS,
     OPTIONS,
     SIZES,
+    biased_inputs,
     inputs_of,
     paths,
+    test_bias_of_any_strides,
     test_forward_is_bitwise_reproducible,
     test_graph_capture,
     test_non_finite_inputs,
+    test_non_finite_inputs_beside_excluded_columns,
     test_non_finite_upstream_gradient,
     test_some_gradients,
     test_transposed_views,
@@ -50,22 +54,6 @@ def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) 
     assert "simt" in mr.explain("attention", *inputs.values(), causal=True).backward
 
 
-def biased_inputs(size: str, kind: str, dtype: torch.dtype, gpu: torch.device) -> Inputs:
-    batch, heads, _, rows, columns, *_ = SIZES[size]
-    shapes: dict[str, dict[str, Any]] = {
-        "full": {"bias": (batch, heads, rows, columns)},
-        "of_rows_and_columns": {"bias": (rows, columns), "bias_dtype": torch.float32},
-        "of_columns": {"bias": (batch, 1, 1, columns)},
-        "of_rows": {"bias": (heads, rows, 1), "bias_dtype": torch.float32},
-        "keep": {"keep": (batch, heads, rows, columns)},
-        "keep_columns": {"keep": (batch, 1, 1, columns)},
-    }
-    return attention_inputs(*SIZES[size], dtype=dtype, device=gpu, **shapes[kind])
-
-
-KINDS = ("full", "of_rows_and_columns", "of_columns", "of_rows", "keep", "keep_columns")
-
-
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,29 +66,16 @@ def test_biases(size: str, kind: str, options: dict[str, Any], dtype: torch.dtyp
     assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
 
 
-def test_bias_of_any_strides(gpu: torch.device) -> None:
-    inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
-    inputs["bias"] = inputs["bias"].transpose(2, 3).contiguous().transpose(2, 3)
-    check_operator("attention", inputs, {"causal": True})
-
-
-@pytest.mark.parametrize("kind", ("keep", "keep_columns"))
-@pytest.mark.parametrize("place", ("q", "k", "v"))
-def test_non_finite_inputs_beside_excluded_columns(place: str, kind: str, gpu: torch.device) -> None:
-    """They reach the rows that keep them, in value and gradient, and no others."""
-    inputs = biased_inputs("ragged", kind, torch.bfloat16, gpu)
-    inputs["bias"][..., 60] = False
-    inputs[place][1, 2, 150, 7] = torch.nan
-    if place != "q":
-        inputs[place][0, 1, 60] = torch.nan
-    found = check_operator("attention", inputs, {})
-    assert found["out0"][0, 1].isfinite().all()
-    if kind == "keep":
-        assert found["out0"][1, 2].isnan().any() and found["out0"][1, 2].isfinite().all(-1).any()
-
-
 def test_is_explained(gpu: torch.device) -> None:
     explanation = mr.explain("attention", *inputs_of("ragged", torch.bfloat16, gpu).values())
     assert explanation.forward == "attention_forward/cuda/sm80/bfloat16"
     assert explanation.backward == "attention_backward/cuda/sm80/bfloat16"
     assert any("mma.sync" in reason for reason in explanation.reasons)
+
+
+def test_softcap_with_a_bias_is_explained(gpu: torch.device) -> None:
+    inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
+    bias = inputs.pop("bias")
+    explanation = mr.explain("attention", *inputs.values(), bias=bias, softcap=2.0)
+    assert explanation.forward == "attention_forward/cuda/simt/bfloat16"
+    assert any("both a softcap and a bias" in reason for reason in explanation.reasons)

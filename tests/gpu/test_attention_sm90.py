@@ -161,27 +161,151 @@ def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -
         ({"dtype": torch.float32}, "float32"),
         ({"width": 12}, "12"),
         ({"value_width": 264}, "264"),
-        ({"bias": (190, 300), "softcap": 2.0}, "softcap"),
         ({"scale": -1.0}, "scale"),
     ),
     ids=lambda p: next(iter(p)) if isinstance(p, dict) else "",
 )
 def test_what_is_not_covered_says_why(change: dict[str, Any], reason: str, gpu: torch.device) -> None:
-    options = {name: change.pop(name) for name in ("scale", "softcap") if name in change}
+    options = {name: change.pop(name) for name in ("scale",) if name in change}
     change = {"dtype": torch.bfloat16, "width": 64, "value_width": 64, **change}
     inputs = attention_inputs(1, 2, 2, 190, 300, device=gpu, **change)
-    bias = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
-    explanation = mr.explain("attention", *inputs.values(), **bias, **options)
+    explanation = mr.explain("attention", *inputs.values(), **options)
     assert "simt" in explanation.forward
     assert any(text.startswith("forward: not sm90") and reason in text for text in explanation.reasons)
 
 
-def test_bias_takes_the_other_kernels(gpu: torch.device) -> None:
-    inputs = attention_inputs(1, 2, 2, 190, 300, 64, 64, bias=(190, 300), dtype=torch.bfloat16, device=gpu)
+def biased_inputs(size: str, kind: str, dtype: torch.dtype, gpu: torch.device) -> Inputs:
+    batch, heads, _, rows, columns, *_ = SIZES[size]
+    shapes: dict[str, dict[str, Any]] = {
+        "full": {"bias": (batch, heads, rows, columns)},
+        "of_rows_and_columns": {"bias": (rows, columns), "bias_dtype": torch.float32},
+        "of_heads": {"bias": (heads, rows, columns)},
+        "of_columns": {"bias": (batch, 1, 1, columns)},
+        "of_columns_in_float": {"bias": (columns,), "bias_dtype": torch.float32},
+        "of_rows": {"bias": (heads, rows, 1), "bias_dtype": torch.float32},
+        "keep": {"keep": (batch, heads, rows, columns)},
+        "keep_rows_and_columns": {"keep": (rows, columns)},
+        "keep_columns": {"keep": (batch, 1, 1, columns)},
+    }
+    return attention_inputs(*SIZES[size], dtype=dtype, device=gpu, **shapes[kind])
+
+
+KINDS = (
+    "full",
+    "of_rows_and_columns",
+    "of_heads",
+    "of_columns",
+    "of_columns_in_float",
+    "of_rows",
+    "keep",
+    "keep_rows_and_columns",
+    "keep_columns",
+)
+BIASES = tuple(
+    kind for kind in KINDS if kind not in ("of_rows", "of_rows_and_columns", "of_columns_in_float")
+)
+
+
+def check_biased(
+    size: str, kind: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """Gradients wider than 128 have other kernels."""
+    before = paths()
+    check_operator("attention", biased_inputs(size, kind, dtype, gpu), {"return_lse": True, **options})
+    ran = {path for path, n in paths().items() if n != before.get(path, 0)}
+    wide = "simt" if "softcap" in options else "sm80"
+    tiers = {"forward": "sm90", "backward": wide if max(SIZES[size][5:]) > 128 else "sm90"}
+    assert ran == {f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way, tier in tiers.items()}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "kind", ("full", "of_heads", "of_columns", "keep", "keep_rows_and_columns", "keep_columns")
+)
+@pytest.mark.parametrize("size", ("one_tile", "one_row", "narrow", "one_column_head", "ragged", "wide"))
+def test_biases(size: str, kind: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    check_biased(size, kind, options, dtype, gpu)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", ("full", "causal", "softcap", "causal_softcap"))
+@pytest.mark.parametrize("kind", ("of_rows_and_columns", "of_columns_in_float"))
+@pytest.mark.parametrize("size", ("one_tile", "one_row", "narrow", "one_column_head", "ragged", "wide"))
+def test_float_biases(size: str, kind: str, options: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    """No window: where rows keep few columns, out's rounding shows in a gradient that is not rounded."""
+    check_biased(size, kind, OPTIONS[options], dtype, gpu)
+
+
+@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "keep"))
+@pytest.mark.parametrize("size", ("one_column", "grouped", "unequal", "long", "wide_long"))
+def test_biases_of_other_sizes(size: str, kind: str, gpu: torch.device) -> None:
+    check_biased(size, kind, {"causal": True}, torch.bfloat16, gpu)
+
+
+@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "keep"))
+@pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["softcap"]), ids=("full", "softcap"))
+def test_rows_that_a_bias_leaves_nothing(kind: str, options: dict[str, Any], gpu: torch.device) -> None:
+    """Output 0, log-sum-exp -inf, no gradient; and whole tiles of columns without a row."""
+    inputs = biased_inputs("ragged", kind, torch.bfloat16, gpu)
+    nothing = False if inputs["bias"].dtype == torch.bool else -torch.inf
+    inputs["bias"][..., 70:90, :] = nothing
+    inputs["bias"][..., 128:270] = nothing
+    found = check_operator("attention", inputs, {"return_lse": True, **options})
+    assert (found["out0"][..., 70:90, :] == 0).all() and (found["out1"][..., 70:90] == -torch.inf).all()
+    assert (found["d_k"][..., 128:270, :] == 0).all()
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
+def test_upstream_gradients_with_a_bias(layout: str, gpu: torch.device) -> None:
+    inputs = biased_inputs("ragged", "of_heads", torch.bfloat16, gpu)
+    check_operator("attention", inputs, {"causal": True}, upstream=layout)
+
+
+@pytest.mark.parametrize("name", ("q", "v", "bias"))
+def test_some_gradients_with_a_bias(name: str, gpu: torch.device) -> None:
+    inputs = biased_inputs("grouped", "of_rows_and_columns", torch.bfloat16, gpu)
+    check_operator("attention", inputs, {"softcap": 5.0}, differentiate=[name])
+
+
+def test_bias_of_any_strides(gpu: torch.device) -> None:
+    inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
+    inputs["bias"] = inputs["bias"].transpose(2, 3).contiguous().transpose(2, 3)
+    check_operator("attention", inputs, {"causal": True})
+    inputs["bias"] = torch.randn(201, 333 + 3, device=gpu, dtype=torch.bfloat16)[:, 1:-2].expand(
+        2, 3, 201, 333
+    )
+    check_operator("attention", inputs, {"causal": True})
+
+
+@pytest.mark.parametrize("kind", ("keep", "keep_columns"))
+@pytest.mark.parametrize("place", ("q", "k", "v"))
+def test_non_finite_inputs_beside_excluded_columns(place: str, kind: str, gpu: torch.device) -> None:
+    """They reach the rows that keep them, in value and gradient, and no others."""
+    inputs = biased_inputs("ragged", kind, torch.bfloat16, gpu)
+    inputs["bias"][..., 60] = False
+    inputs[place][1, 2, 150, 7] = torch.nan
+    if place != "q":
+        inputs[place][0, 1, 60] = torch.nan
+    found = check_operator("attention", inputs, {})
+    assert found["out0"][0, 1].isfinite().all()
+    if kind == "keep":
+        assert found["out0"][1, 2].isnan().any() and found["out0"][1, 2].isfinite().all(-1).any()
+
+
+def test_biases_that_are_not_covered_say_why(gpu: torch.device, request: pytest.FixtureRequest) -> None:
+    inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
     bias = inputs.pop("bias")
-    explanation = mr.explain("attention", *inputs.values(), bias=bias)
-    assert explanation.forward == "attention_forward/cuda/sm80/bfloat16"
-    assert any(text.endswith("not sm90: there is a bias of scores") for text in explanation.reasons)
+    of_rows = mr.explain("attention", *inputs.values(), bias=bias[..., :1])
+    assert of_rows.forward == "attention_forward/cuda/sm80/bfloat16"
+    assert any(text.endswith("the same for all columns") for text in of_rows.reasons)
+    assert mr.explain("attention", *inputs.values(), bias=bias).backward.startswith(
+        "attention_backward/cuda/sm90"
+    )
+    request.getfixturevalue("deterministic")
+    ordered = mr.explain("attention", *inputs.values(), bias=bias)
+    assert ordered.backward == "attention_backward/cuda/simt/deterministic/bfloat16"
+    assert any("a bias of scores, and the deterministic mode" in text for text in ordered.reasons)
 
 
 def test_graph_capture(gpu: torch.device) -> None:

@@ -8,7 +8,7 @@ namespace monoidreduce::cuda::sm80 {
 using namespace monoidreduce::sm80;
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  attention_backward_passes<true>(
+  attention_backward_passes<Biases::kElements>(
       x, launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {

@@ -18,7 +18,7 @@ using Width256 = ForwardTile<256, 64, 1, 2, 2>;
 
 void attention_forward(const AttentionForward& x, const Launch& launch) {
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
-  attention_forward_passes<true>(
+  attention_forward_passes<Biases::kElements>(
       x, launch, [&](auto element, const auto& scores, const auto& problem, const auto& rows) {
         using E = decltype(element);
         const LogSumExp<Bits> m;

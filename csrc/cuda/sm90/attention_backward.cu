@@ -5,13 +5,13 @@
 namespace monoidreduce::cuda::sm90 {
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  attention_backward_passes<false>(x, launch,
-                                   [&](auto element, const auto& scores, const auto& problem,
-                                       const auto& wanted, const BackwardScratch& scratch) {
-                                     backward_kernels<decltype(element), false>(
-                                         LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
-                                         scratch.marks, launch);
-                                   });
+  attention_backward_passes<Biases::kTiles>(x, launch,
+                                            [&](auto element, const auto& scores, const auto& problem,
+                                                const auto& wanted, const BackwardScratch& scratch) {
+                                              backward_kernels<decltype(element), false>(
+                                                  LogSumExp<Bits>{}, scores, problem, wanted,
+                                                  scratch.residuals, scratch.marks, launch);
+                                            });
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -9,22 +9,35 @@ using namespace monoidreduce::sm90;
 
 // TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482; width 128 with 128
 // columns 578, 160: 587, 176: 612.
-using Width64 = ForwardTile<64, 64, 128, 3, 2>;
-using Width128 = ForwardTile<128, 128, 176, 2, 2>;
-using Width256 = ForwardTile<256, 256, 80, 2, 2>;
+// B: element type of biases of scores, or void.
+template <class B>
+struct Tiles {
+  // Biases take shared memory and registers, in lines of 32 columns of float or 64.
+  using Width64 = ForwardTile<64, 64, 128, 2, 2>;
+  using Width128 = ForwardTile<128, 128, sizeof(B) == 4 ? 96 : 128, 2, 2>;
+  using Width256 = ForwardTile<256, 256, 64, 2, 2>;
+};
+template <>
+struct Tiles<void> {
+  using Width64 = ForwardTile<64, 64, 128, 3, 2>;
+  using Width128 = ForwardTile<128, 128, 176, 2, 2>;
+  using Width256 = ForwardTile<256, 256, 80, 2, 2>;
+};
 
 }  // namespace
 
 void attention_forward(const AttentionForward& x, const Launch& launch) {
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
-  attention_forward_passes<false>(
+  attention_forward_passes<Biases::kTiles>(
       x, launch, [&](auto element, const auto& scores, const auto& problem, const auto& rows) {
-        using E = decltype(element);
-        const LogSumExp<Bits> m;
-        if (width <= 64) return fold_forward<E, Width64>(m, scores, problem, rows, x.out, x.counter, launch);
-        if (width <= 128)
-          return fold_forward<E, Width128>(m, scores, problem, rows, x.out, x.counter, launch);
-        fold_forward<E, Width256>(m, scores, problem, rows, x.out, x.counter, launch);
+        using Tile = Tiles<BiasElement<std::decay_t<decltype(scores)>>>;
+        const auto fold = [&](auto tile) {
+          fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows, x.out,
+                                                          x.counter, launch);
+        };
+        if (width <= 64) return fold(typename Tile::Width64{});
+        if (width <= 128) return fold(typename Tile::Width128{});
+        fold(typename Tile::Width256{});
       });
 }
 

@@ -31,13 +31,22 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     fold_backward<E, Tile>(m, scores, p, wanted, residuals, marks, launch);
   };
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  if (width <= 64) return at_once(std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{});
-  if (width <= 128) return at_once(std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
-  if constexpr (
-      !kTransposed) {  // the MLP has eight activations: too many kernels for what a width of 192 saves
-    if (width <= 192) return three_passes(std::integral_constant<int, 192>{});
+  if constexpr (kBiasedByTile<Scores>) {
+    constexpr int kRows = 64;  // biases take shared memory
+    if (width <= 64)
+      return fold_backward<E, BackwardTile<64, kRows, kTransposed, true>>(m, scores, p, wanted, residuals,
+                                                                          marks, launch);
+    return fold_backward<E, BackwardTile<128, kRows, kTransposed, true>>(m, scores, p, wanted, residuals,
+                                                                         marks, launch);
+  } else {
+    if (width <= 64) return at_once(std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{});
+    if (width <= 128) return at_once(std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
+    if constexpr (
+        !kTransposed) {  // the MLP has eight activations: too many kernels for what a width of 192 saves
+      if (width <= 192) return three_passes(std::integral_constant<int, 192>{});
+    }
+    three_passes(std::integral_constant<int, 256>{});
   }
-  three_passes(std::integral_constant<int, 256>{});
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -46,5 +46,17 @@ __device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+// The two elements of a register, the low one first.
+template <class E>
+__device__ __forceinline__ float2 unpack(std::uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+template <>
+__device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
+  return {__half2float(__ushort_as_half(static_cast<std::uint16_t>(pair))),
+          __half2float(__ushort_as_half(static_cast<std::uint16_t>(pair >> 16)))};
+}
 
 }  // namespace monoidreduce::arch

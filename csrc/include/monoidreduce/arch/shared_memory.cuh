@@ -22,6 +22,38 @@ __device__ __forceinline__ void store(SharedAddress at, float x) {
 __device__ __forceinline__ void store(SharedAddress at, std::uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
+template <class Word>
+__device__ __forceinline__ Word load(SharedAddress at);
+template <>
+__device__ __forceinline__ float2 load(SharedAddress at) {
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(at) : "memory");
+  return x;
+}
+template <>
+__device__ __forceinline__ float load(SharedAddress at) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+  return x;
+}
+template <>
+__device__ __forceinline__ std::uint32_t load(SharedAddress at) {
+  std::uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+template <>
+__device__ __forceinline__ std::uint16_t load(SharedAddress at) {
+  std::uint16_t x;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
+  return x;
+}
+template <>
+__device__ __forceinline__ std::uint8_t load(SharedAddress at) {
+  std::uint32_t x;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return static_cast<std::uint8_t>(x);
+}
 // Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and receives two
 // elements of each; transposed or not.
 template <bool kTransposed>

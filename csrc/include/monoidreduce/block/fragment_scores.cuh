@@ -3,15 +3,15 @@
 //
 //   of_head(batch, head)  the policy of a head, which has what follows
 //   kMonotone             does the score grow with the dot product; then a fragment may hold dot products where scores
-//                         are meant, an absent score is an absent dot product, and
-//   value(dot, i)         is the score of element i of the fragment; it may fuse with what uses it
-//   rounded(dot)          the same, as a number of its own
+//                         are meant, and an absent score is an absent dot product
+//   value(x, i)           the score of element i, of which the fragment holds x; it may fuse with what uses it
+//   rounded(x)            the same, as a number of its own
 //   prepare(tile, row0, column0)
 //                         dot products become what the fragment is to hold; row0, column0: of the tile
 //   prepare_transposed(tile, row0, column0)
 //                         the same for the backward pass, whose fragments have columns for rows
 //   unit()                derivative of the score in natural units by what chain() is the derivative by
-//   chain(g, score)       from the derivative by the score
+//   chain(g, x)           from the derivative by the score, of which the fragment held x
 //   finish_transposed(weights, g, row0, column0)
 //                         sees the weights and what chain() returned, 0 where a row does not keep a column
 #pragma once
@@ -178,6 +178,84 @@ struct ElementBiasedScores {
   };
   __device__ __forceinline__ OfHead of_head(int batch, int head) const {
     return {*this, Matrix<float>(bias, batch, head), Matrix<float>(d_bias, batch, head)};
+  }
+};
+
+// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, the biases of element type B in tiles in shared
+// memory. of_rows and of_columns are policies of a tile.
+template <class R, class B>
+struct TileBiasedScores {
+  using BiasElement = B;
+  float before,
+      after;  // what the dot product is multiplied by before and after the tanh; 0 and the scale for none
+  float units, natural_scale;
+  Tensor d_bias;  // [batch, heads, rows, columns], float; or absent
+  TileBiasedScores(const ScoreOptions& o, double units, const TensorView& d_bias)
+      : before(o.softcap == 0 ? 0.f : float(o.scale / o.softcap)),
+        after(float((o.softcap == 0 ? o.scale : o.softcap) * units)),
+        units(float(units)),
+        natural_scale(float(o.scale)),
+        d_bias(d_bias) {}
+
+  __device__ __forceinline__ bool capped() const { return before != 0.f; }
+  template <int kSize>
+  __device__ __forceinline__ void cap(float (&tile)[kSize]) const {
+    if (!capped()) return;
+#pragma unroll
+    for (float& x : tile) x = tanh(R(x * before)).x;
+  }
+  // The same in both passes, whatever the compiler makes of the code around.
+  __device__ __forceinline__ float score(float x, float bias) const {
+    if constexpr (std::is_same_v<B, bool>) return bias == 0.f ? __fmul_rn(x, after) : -INFINITY;
+    return __fmaf_rn(x, after, __fmul_rn(bias, units));
+  }
+
+  template <class Biases>
+  struct OfRows {
+    static constexpr bool kMonotone = false;
+    const TileBiasedScores& all;
+    const Biases biases;
+    template <int kSize>
+    __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int) const {
+      all.cap(tile);
+#pragma unroll
+      for (int i = 0; i < kSize; i += 2) {
+        const float2 pair = biases[i];
+        tile[i] = all.score(tile[i], pair.x), tile[i + 1] = all.score(tile[i + 1], pair.y);
+      }
+    }
+    __device__ __forceinline__ R value(R score, int) const { return score; }
+    __device__ __forceinline__ R rounded(R score) const { return score; }
+  };
+  template <class Biases>
+  struct OfColumns {
+    const TileBiasedScores& all;
+    const Biases biases;
+    template <int kSize>
+    __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int, int) const {
+      all.cap(tile);
+    }
+    __device__ __forceinline__ R value(R x, int i) const { return all.score(x.x, biases[i]); }
+    __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
+    __device__ __forceinline__ R chain(R g, R x) const { return all.capped() ? g * (R(1) - x * x) : g; }
+    template <int kSize>
+    __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int,
+                                                      int) const {
+      if constexpr (std::is_same_v<B, bool>) {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) {
+          if (weights[i] == 0.f) g[i] = 0.f;  // the payload of an absent element may not be finite
+        }
+      }
+    }
+  };
+  template <class Biases>
+  __device__ __forceinline__ OfRows<Biases> of_rows(const Biases& biases) const {
+    return {*this, biases};
+  }
+  template <class Biases>
+  __device__ __forceinline__ OfColumns<Biases> of_columns(const Biases& biases) const {
+    return {*this, biases};
   }
 };
 

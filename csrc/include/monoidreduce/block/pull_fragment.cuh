@@ -14,19 +14,25 @@ struct RowResidual {
   typename M::Upstream upstream;  // RowPolicy::upstream
 };
 
-// Scores, as Scores::prepare_transposed (fragment_scores.cuh) left them, become the payload's weights, and u = <G_i, v_j> the
+struct Unseen {
+  __device__ __forceinline__ void operator()(int, float) {}
+};
+
+// What Scores::prepare_transposed (fragment_scores.cuh) left becomes the payload's weights, and u = <G_i, v_j> the
 // derivative by the dot product. residual(i): of the row of element i. D is linear in the upstream gradient, so the
-// unit of the scores goes into u and, beforehand, into the row's part.
-template <PayloadMonoid M, class Scores, class Residual, int kSize>
+// unit of the scores goes into u and, beforehand, into the row's part. see(i, g): is shown the derivative by score i.
+template <PayloadMonoid M, class Scores, class Residual, int kSize, class See = Unseen>
 __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
-                                              float (&tile)[kSize], float (&u)[kSize]) {
+                                              float (&tile)[kSize], float (&u)[kSize], See&& see = {}) {
   using R = typename M::Real;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) {
-    const Element<R> e{Scores::kMonotone ? scores.value(R(tile[i]), i) : R(tile[i]), R(0), 0, -1};
+    const R x(tile[i]);
+    const Element<R> e{scores.value(x, i), R(0), 0, -1};
     const RowResidual<M> row = residual(i);
     const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
-    u[i] = scores.chain(pulled.score, e.score).x;
+    see(i, pulled.score.x);
+    u[i] = scores.chain(pulled.score, x).x;
     tile[i] = pulled.weight.x;
   }
 }

@@ -8,11 +8,19 @@
 
 namespace monoidreduce {
 
-inline void require_dense_lines(const TensorView& t) {
-  bool dense = t.stride[3] == 1 && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+// Axes before the last may repeat what they have, with a stride of 0.
+inline void require_readable_lines(const TensorView& t) {
+  bool readable = (t.stride[3] == 1 || t.size[3] == 1) && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
   for (int d = 0; d < 3; ++d)
-    dense = dense && (t.size[d] <= 1 || (t.stride[d] > 0 && t.stride[d] * item_size(t.dtype) % 16 == 0));
-  if (!dense) throw Error("a tensor's rows are not dense, or not on 16-byte boundaries");
+    readable = readable && (t.size[d] <= 1 || t.stride[d] * item_size(t.dtype) % 16 == 0);
+  if (!readable) throw Error("a tensor's rows are not dense, or not on 16-byte boundaries");
+}
+// Every element has a place of its own.
+inline void require_dense_lines(const TensorView& t) {
+  require_readable_lines(t);
+  bool dense = t.stride[3] == 1;
+  for (int d = 0; d < 3; ++d) dense = dense && (t.size[d] <= 1 || t.stride[d] > 0);
+  if (!dense) throw Error("a tensor's rows are not dense");
 }
 
 // [B, H, rows, width] as [B, H, width, rows].

@@ -10,7 +10,9 @@
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/block/matrix.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/kept.cuh"
@@ -33,7 +35,7 @@ struct BackwardTile {
   // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
   static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
-  static_assert(kRows % kSlab == 0 && kSharedRows % kSlab == 0);
+  static_assert(kRows % kSlab == 0);
 };
 
 struct BackwardArguments {
@@ -44,21 +46,28 @@ struct BackwardArguments {
   RowResiduals residuals;
   RowMarks marks;
   FoldShape shape;
+  arch::TensorMap bias;  // boxes of kRows lines; or nothing
 };
 
-template <class Tile>
+// B: element type of the biases of scores, or void.
+template <class Tile, class B>
 struct alignas(kSharedAlignment) BackwardMemory {
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
   using PayloadTile =
       std::conditional_t<Tile::kTransposed, SharedTile<Tile::kWidth, Tile::kColumns>, ColumnsTile>;
   static constexpr int kFloatLine = kLineBytes / sizeof(float);  // of d_rows
+  static constexpr int kDzBytes = SharedTile<Tile::kColumns, Tile::kRows>::kBytes;
+  static constexpr int kOperands = 2 * ColumnsTile::kBytes +
+                                   Tile::kStages * (2 * RowsTile::kBytes + kDzBytes + 2 * Tile::kRows * 4) +
+                                   Tile::kConsumers * Tile::kSharedRows * kSlab * 4;
 
   unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
   unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
-  unsigned char dz[Tile::kStages][SharedTile<Tile::kColumns, Tile::kRows>::kBytes];
+  unsigned char dz[Tile::kStages][kDzBytes];
   // Of a consumer: lines of 32 floats, 64 of the width in two slabs.
   float d_rows[Tile::kConsumers][kSlab / kFloatLine][Tile::kSharedRows][kFloatLine];
+  [[no_unique_address]] BiasRings<B, Tile::kConsumers, Tile::kRows, kFragmentRows, kOperands> biases;
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
   Ring<Tile::kStages> row_ring, grad_ring;
   arch::Mbarrier columns_arrived;
@@ -71,12 +80,12 @@ using ColumnJobOf = ColumnJob<Tile::kRows, Tile::kColumns>;
 inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
 
 // kResiduals: does the monoid's pull read anything of the rows.
-template <bool kResiduals, class Tile>
+template <bool kResiduals, class Tile, class B>
 __device__ __forceinline__ void produce(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
-                                        BackwardMemory<Tile>& memory) {
-  using RowsTile = typename BackwardMemory<Tile>::RowsTile;
-  using ColumnsTile = typename BackwardMemory<Tile>::ColumnsTile;
-  using PayloadTile = typename BackwardMemory<Tile>::PayloadTile;
+                                        BackwardMemory<Tile, B>& memory) {
+  using RowsTile = typename BackwardMemory<Tile, B>::RowsTile;
+  using ColumnsTile = typename BackwardMemory<Tile, B>::ColumnsTile;
+  using PayloadTile = typename BackwardMemory<Tile, B>::PayloadTile;
   constexpr int kValueBytes = kResiduals ? Tile::kRows * sizeof(float) : 0;
   arch::arrive_expect(&memory.columns_arrived, 2 * ColumnsTile::kBytes);
   const arch::Box columns{0, job.column0, job.column_head, job.batch};
@@ -85,6 +94,7 @@ __device__ __forceinline__ void produce(const BackwardArguments& p, const Column
       Tile::kTransposed ? arch::Box{job.column0, 0, job.column_head, job.batch} : columns;
   PayloadTile{memory.payload}.load(p.payload, payload, &memory.columns_arrived);
   RingPosition<Tile::kStages> at;
+  typename decltype(memory.biases)::Position bias_at;
   for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
     const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
     for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
@@ -98,15 +108,20 @@ __device__ __forceinline__ void produce(const BackwardArguments& p, const Column
       RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
       if constexpr (kResiduals)
         arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
+      if constexpr (!std::is_void_v<B>) {
+        memory.biases.load(p.bias, bias_at, [&](int w) {
+          return arch::Box{job.column0 + w * kFragmentRows, row0, head, job.batch};
+        });
+      }
       at.advance();
     }
   }
 }
 
 // Adds the consumers' shares of d_rows to global memory. One warp.
-template <class Tile>
+template <class Tile, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
-                                         BackwardMemory<Tile>& memory) {
+                                         Memory& memory) {
   constexpr int kThreads = kWarpgroup + 32;
   for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
     for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
@@ -131,22 +146,63 @@ __device__ __forceinline__ void add_rows(const BackwardArguments& p, const Colum
   }
 }
 
+// Adds the gradients by the biases of a transposed fragment to global memory. Where all rows share a bias, a tile's rows are
+// summed first.
+struct BiasGradient {
+  const Tensor& to;
+  char* at[2];  // of the thread's two columns
+  const float factor;
+  const int rows;  // from the thread's first one on
+  Kept kept[2];
+  float sums[2] = {0.f, 0.f};
+
+  template <class Scores>
+  __device__ __forceinline__ BiasGradient(const Scores& scores, const FoldShape& shape, int batch, int head,
+                                          int row0, int column0)
+      : to(scores.d_bias), factor(1.f / scores.natural_scale), rows(shape.rows - row0 - fragment_column(0)) {
+    const Matrix<float> matrix(to, batch, head);
+    find_kept_rows(kept, shape, row0, column0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) at[r] = matrix.at(row0 + fragment_column(0), column0 + fragment_row(r));
+  }
+  __device__ __forceinline__ void operator()(int i, float g) {
+    const int r = row_of_element(i), down = i / 4 * 8 + i % 2;
+    if (!kept[r](i) || down >= rows) return;
+    if (to.stride[2] == 0) {
+      sums[r] += g;
+    } else {
+      atomicAdd(reinterpret_cast<float*>(at[r] + down * to.stride[2]), g * factor);
+    }
+  }
+  __device__ __forceinline__ void finish() const {
+    if (to.stride[2] != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = reduce_lanes<kLanesOfRow>(sums[r], [](float a, float b) { return a + b; });
+      if (threadIdx.x % kLanesOfRow == 0 && kept[r].count > 0)
+        atomicAdd(reinterpret_cast<float*>(at[r]), sum * factor);
+    }
+  }
+};
+
 template <class E, class Tile, PayloadMonoid M, class Scores>
 struct BackwardConsumer {
   using R = typename M::Real;
   static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+  using Memory = BackwardMemory<Tile, BiasElement<Scores>>;
 
   const M& m;
   const Scores& scores;
   const FoldShape& shape;
   const RowMarks& marks;
-  BackwardMemory<Tile>& memory;
+  Memory& memory;
   const int warpgroup;
   const bool bias_wanted;
 
   float d_columns[kWidth / 2], d_payload[kWidth / 2];
   float d_bias[2] = {0.f, 0.f};  // of the thread's own rows, where it is wanted
+  typename decltype(Memory::biases)::Position bias_at;
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
 
@@ -184,8 +240,9 @@ struct BackwardConsumer {
                                                  const unsigned char* dz) {
     const int width_slab = kWidth == kSlab ? 0 : warpgroup, row_slab = kWidth == kSlab ? warpgroup : 0;
     const AlongRows<kColumns> left(arch::shared_address(memory.columns) + width_slab * kColumns * kLineBytes);
-    const AlongRows<kColumns> right(arch::shared_address(dz) +
-                                    row_slab * Tile::kSharedRows / kSlab * kColumns * kLineBytes);
+    const int row = row_slab * Tile::kSharedRows;
+    const AlongRows<kColumns> right(arch::shared_address(dz) + row / kSlab * kColumns * kLineBytes +
+                                    row % kSlab * static_cast<int>(sizeof(E)));
     arch::pin(share);
     arch::fence_products();
 #pragma unroll
@@ -207,26 +264,41 @@ struct BackwardConsumer {
     arch::pin(dots);
     arch::pin(u);
 
-    scores.prepare_transposed(dots, row0, own_column0);
     const float *product = memory.product[at.stage] + fragment_column(0),
                 *upstream = memory.upstream[at.stage] + fragment_column(0);
-    pull_fragment(
-        m, scores,
-        [&](int i) {
-          const int row = i / 4 * 8 + i % 2;
-          if constexpr (kResiduals) {
-            return RowResidual<M>{{R(product[row]), R(0)}, R(upstream[row])};
-          } else {
-            return RowResidual<M>{};
-          }
-        },
-        dots, u);
+    const auto residual = [&](int i) {
+      const int row = i / 4 * 8 + i % 2;
+      if constexpr (kResiduals) {
+        return RowResidual<M>{{R(product[row]), R(0)}, R(upstream[row])};
+      } else {
+        return RowResidual<M>{};
+      }
+    };
     const bool full = shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
-    if (!full) {
-      Kept kept[2];
-      find_kept_rows(kept, shape, row0, own_column0);
-      clear_fragment(kept, dots);
-      clear_fragment(kept, u);
+    const auto pull = [&](const auto& scores, auto&& see) {
+      scores.prepare_transposed(dots, row0, own_column0);
+      pull_fragment(m, scores, residual, dots, u, see);
+      if (!full) {
+        Kept kept[2];
+        find_kept_rows(kept, shape, row0, own_column0);
+        clear_fragment(kept, dots);
+        clear_fragment(kept, u);
+      }
+      scores.finish_transposed(dots, u, row0, own_column0);
+    };
+    if constexpr (kBiasedByTile<Scores>) {
+      using Biases = typename decltype(Memory::biases)::Tile::OfColumns;
+      const auto own_scores = scores.of_columns(Biases(memory.biases.wait(warpgroup, bias_at)));
+      if (scores.d_bias.data) {
+        BiasGradient gradient(scores, shape, job.batch, head, row0, own_column0);
+        pull(own_scores, gradient);
+        gradient.finish();
+      } else {
+        pull(own_scores, Unseen{});
+      }
+      memory.biases.release(warpgroup, bias_at);
+    } else {
+      pull(scores, Unseen{});
     }
     if (bias_wanted) {
 #pragma unroll
@@ -258,7 +330,7 @@ struct BackwardConsumer {
     accumulate(d_columns, dz, memory.rows[at.stage]);
     arch::wait_products<1>();
     arch::pin(share);
-    if (!full && !shape.band.all() && !is_finite(share)) mark_rows(job, head, row0);
+    if ((shape.sieved || (!full && !shape.band.all())) && !is_finite(share)) mark_rows(job, head, row0);
     if (!first) arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
     store_share(share);
     arch::fence_async_shared();
@@ -311,7 +383,7 @@ struct BackwardConsumer {
                        2 * kWarpgroup);  // the other consumer's last product has read the columns
     std::uint32_t rounded[kWidth / 4];
     const int first = warpgroup * kFragmentRows;
-    if (!shape.band.all() && !(is_finite(d_columns) && is_finite(d_payload))) {
+    if (shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
       const std::int64_t column_head =
           std::int64_t{job.batch} * (shape.heads / shape.group) + job.column_head;
       if (job.column0 + first < shape.columns) marks.column(column_head, job.column0 + first) = 1.f;
@@ -357,11 +429,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores) {
   extern __shared__ unsigned char shared_bytes[];
-  auto& memory = *reinterpret_cast<BackwardMemory<Tile>*>(
+  using Consumer = BackwardConsumer<E, Tile, M, Scores>;
+  auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
     memory.row_ring.init(Tile::kConsumers);
     memory.grad_ring.init(Tile::kConsumers);
+    memory.biases.init();
     arch::init(&memory.columns_arrived, 1);
     arch::fence_init();
   }
@@ -372,12 +446,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<40>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
-    if (warp == 0 && arch::elect()) produce<BackwardConsumer<E, Tile, M, Scores>::kResiduals>(p, job, memory);
-    if (Tile::kAddsRows && warp == 1) add_rows(p, job, memory);
+    if (warp == 0 && arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
+    if (Tile::kAddsRows && warp == 1) add_rows<Tile>(p, job, memory);
   } else {
     arch::take_registers<232>();
-    BackwardConsumer<E, Tile, M, Scores> consumer{
-        m, scores, p.shape, p.marks, memory, warpgroup, p.d_column_bias != nullptr};
+    Consumer consumer{m, scores, p.shape, p.marks, memory, warpgroup, p.d_column_bias != nullptr};
     consumer.run(job);
     consumer.finish(job, p);
   }
@@ -406,11 +479,13 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .d_column_bias = static_cast<float*>(wanted.d_bias.data),
       .residuals = residuals,
       .marks = marks,
-      .shape = shape};
+      .shape = shape,
+      .bias = bias_map<BiasElement<Scores>>(p.bias, Tile::kRows)};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
                 blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
-                sizeof(BackwardMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m, scores);
+                sizeof(typename BackwardConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
+                launch.stream, arguments, m, scores);
 }
 
 }  // namespace monoidreduce::sm90

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/row_fragment.cuh"
@@ -35,6 +36,7 @@ struct ForwardArguments {
   OutputRows out;
   unsigned long long* counter;  // RowSchedule::next
   FoldShape shape;
+  arch::TensorMap bias;  // boxes of a consumer's lines; or nothing
 };
 
 template <class Tile>
@@ -43,24 +45,31 @@ using PayloadTile =
                        SharedTile<Tile::kPayloadWidth, (Tile::kColumns + kSlab - 1) / kSlab * kSlab>,
                        SharedTile<Tile::kColumns, Tile::kPayloadWidth>>;
 
-template <class Tile>
+// B: element type of the biases of scores, or void.
+template <class Tile, class B>
 struct alignas(kSharedAlignment) ForwardMemory {
+  static constexpr int kOperands =
+      SharedTile<Tile::kRows, Tile::kWidth>::kBytes +
+      Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
+
   unsigned char rows[SharedTile<Tile::kRows, Tile::kWidth>::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
   unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
+  [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
   int job;  // whose rows are there, or the number of jobs: there are no more
   Ring<1> row_ring;
   Ring<Tile::kStages> column_ring, payload_ring;
 };
 
 // Loads the tiles of every job of the block. One thread.
-template <class Tile>
-__device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory<Tile>& memory) {
+template <class Tile, class B>
+__device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory<Tile, B>& memory) {
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
   const RowSchedule<Tile::kRows, Tile::kColumns> schedule{p.shape};
   RingPosition<1> row_at;
   RingPosition<Tile::kStages> at;
+  typename decltype(memory.biases)::Position bias_at;
   int index = blockIdx.x;
   for (; index < schedule.jobs(); index = schedule.next(index, p.counter)) {
     const RowJob job = schedule(index);
@@ -69,6 +78,11 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
       ColumnsTile{memory.columns[at.stage]}.load(p.columns, box,
                                                  memory.column_ring.acquire(at, ColumnsTile::kBytes));
+      if constexpr (!std::is_void_v<B>) {
+        memory.biases.load(p.bias, bias_at, [&](int w) {
+          return arch::Box{box.row, job.row0 + w * kFragmentRows, job.head, job.batch};
+        });
+      }
       const arch::Box payload_box = Tile::kTransposed ? arch::Box{box.row, 0, column_head, job.batch} : box;
       PayloadTile<Tile>{memory.payload[at.stage]}.load(
           p.payload, payload_box, memory.payload_ring.acquire(at, PayloadTile<Tile>::kBytes));
@@ -91,11 +105,13 @@ struct Consumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
   static constexpr int kTurn = 1;  // named barrier kTurn + w lets consumer w issue its products
+  using Memory = ForwardMemory<Tile, BiasElement<Scores>>;
+  using BiasPosition = typename decltype(Memory::biases)::Position;
 
   const M& m;
   const Scores& scores_of;
   const FoldShape& shape;
-  ForwardMemory<Tile>& memory;
+  Memory& memory;
   const int warpgroup;
 
   float scores[kColumns / 2];
@@ -133,13 +149,23 @@ struct Consumer {
     arch::commit_products();
   }
 
-  __device__ __forceinline__ void fold(const RowJob& job, int tile) {
+  __device__ __forceinline__ void fold(const RowJob& job, int tile, BiasPosition& bias_at) {
     arch::pin(scores);
-    fold_rows(m, state, scores, scores_of, shape, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
-              scale);
+    const auto fold = [&](const auto& scores_of) {
+      fold_rows(m, state, scores, scores_of, shape, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
+                scale);
+    };
+    if constexpr (kBiasedByTile<Scores>) {
+      using Biases = typename decltype(Memory::biases)::Tile::OfRows;
+      fold(scores_of.of_rows(Biases(memory.biases.wait(warpgroup, bias_at))));
+      memory.biases.release(warpgroup, bias_at);
+    } else {
+      fold(scores_of);
+    }
   }
-  // All column tiles of a job, from position at on.
-  __device__ __forceinline__ void run(const RowJob& job, RingPosition<Tile::kStages>& at) {
+  // All column tiles of a job, from positions at and bias_at on.
+  __device__ __forceinline__ void run(const RowJob& job, RingPosition<Tile::kStages>& at,
+                                      BiasPosition& bias_at) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
 #pragma unroll
@@ -152,7 +178,7 @@ struct Consumer {
     multiply_scores(at);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
-    fold(job, job.first_tile);
+    fold(job, job.first_tile, bias_at);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
     for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
@@ -164,7 +190,7 @@ struct Consumer {
       arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
-      fold(job, tile);
+      fold(job, tile, bias_at);
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);
@@ -186,12 +212,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
                         const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   extern __shared__ unsigned char shared_bytes[];
-  auto& memory = *reinterpret_cast<ForwardMemory<Tile>*>(
+  using Worker = Consumer<E, Tile, M, Scores>;
+  auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
     memory.row_ring.init(Tile::kConsumers);
     memory.column_ring.init(Tile::kConsumers);
     memory.payload_ring.init(Tile::kConsumers);
+    memory.biases.init();
     arch::fence_init();
   }
   __syncthreads();
@@ -202,11 +230,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, memory);
   } else {
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
-    using Worker = Consumer<E, Tile, M, Scores>;
     Worker consumer{m, scores, p.shape, memory, warpgroup};
     const RowSchedule<Tile::kRows, Tile::kColumns> schedule{p.shape};
     RingPosition<1> row_at;
     RingPosition<Tile::kStages> at;
+    typename Worker::BiasPosition bias_at;
     if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
     while (true) {
       memory.row_ring.wait(row_at);
@@ -214,7 +242,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const int index = memory.job;
       if (index >= schedule.jobs()) break;
       const RowJob job = schedule(index);
-      consumer.run(job, at);
+      consumer.run(job, at, bias_at);
       finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows, p.out);
     }
   }
@@ -233,13 +261,14 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
                                    : tensor_map(p.payload, Tile::kColumns),
       .out = {out.data, {out.stride[0], out.stride[1], out.stride[2]}, int(out.size[3])},
       .counter = static_cast<unsigned long long*>(counter.data),
-      .shape = shape};
+      .shape = shape,
+      .bias = bias_map<BiasElement<Scores>>(p.bias, kFragmentRows)};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel(
       "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
       static_cast<unsigned>(std::min<std::int64_t>(heads * row_tiles, multiprocessors(p.a.cuda_device))),
-      Tile::kThreads, sizeof(ForwardMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m, scores,
-      rows);
+      Tile::kThreads, sizeof(ForwardMemory<Tile, BiasElement<Scores>>) + kSharedAlignment, launch.stream,
+      arguments, m, scores, rows);
 }
 
 }  // namespace monoidreduce::sm90

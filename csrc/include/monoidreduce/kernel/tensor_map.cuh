@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "monoidreduce/arch/tma.cuh"
+#include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/tensor_view.h"
@@ -24,9 +25,9 @@ inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// [B, H, rows, width], in boxes of box_rows lines of 128 bytes (block/shared_tile.cuh).
-inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
-  require_dense_lines(t);
+// [B, H, rows, width], in boxes of box_rows lines of line_bytes, 128 or 64 of them, and swizzled as these. Axes of stride 0
+// repeat what they have.
+inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_bytes) {
   const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };
   // The stride of a dimension of size 1 is never used, but must be a multiple of 16.
@@ -35,19 +36,39 @@ inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
   };
   const cuuint64_t sizes[4] = {size(3), size(2), size(1), size(0)};
   const cuuint64_t strides[3] = {stride(2), stride(1), stride(0)};
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(box_rows), 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(line_bytes / bytes), static_cast<cuuint32_t>(box_rows),
+                             1, 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const auto type = t.dtype == DType::kBFloat16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                     : t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                    : t.dtype == DType::kBool    ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   arch::TensorMap map;
   static_assert(sizeof(map) == sizeof(CUtensorMap));
   const CUresult result =
       encode_tiled()(reinterpret_cast<CUtensorMap*>(&map), type, 4, t.data, sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE,
+                     line_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) throw Error(message("cuTensorMapEncodeTiled failed with code ", int(result)));
   return map;
+}
+
+// As operands are read, in lines of 128 bytes (block/shared_tile.cuh).
+inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
+  require_dense_lines(t);
+  return encode_map(t, box_rows, 128);
+}
+
+// As biases of scores are read (block/bias_tile.cuh), of element type B; void for none.
+template <class B>
+arch::TensorMap bias_map(const TensorView& bias, int box_rows) {
+  if constexpr (std::is_void_v<B>) {
+    return {};
+  } else {
+    require_readable_lines(bias);
+    return encode_map(bias, box_rows, BiasLine<B>::kBytes);
+  }
 }
 
 }  // namespace monoidreduce::sm90
