@@ -205,6 +205,7 @@ def attention_backward_tier(
     softcap: float,
     left: int,
     right: int,
+    sums_bias_gradient: bool,
     deterministic: bool,
 ) -> tuple[str, str, int, bool]: ...
 def mlp_forward_tier(

@@ -256,6 +256,7 @@ def _tiers(
         return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
     q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
     bias = options.get("bias")
+    sums = bias is not None and bias.requires_grad and ops.sums_bias_gradient(q, k, bias)
     bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
     scale = options.get("scale")
     left, right = functional.bounds(options.get("causal", False), options.get("window"))
@@ -267,7 +268,9 @@ def _tiers(
     }
     grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
     forward = _C.attention_forward_tier(q, k, v, bias, **numbers)
-    backward = _C.attention_backward_tier(grad_out, q, k, v, bias, **numbers, deterministic=deterministic)
+    backward = _C.attention_backward_tier(
+        grad_out, q, k, v, bias, **numbers, sums_bias_gradient=sums, deterministic=deterministic
+    )
     return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
 
 

@@ -275,6 +275,12 @@ def _shared_by_columns(bias: Tensor) -> bool:
     return bias.dim() == 0 or bias.shape[-1] == 1
 
 
+def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
+    """Do kernels sum the derivatives by several scores for one element of the bias."""
+    scores = q.shape[:3].numel() * k.shape[2]
+    return bias is not None and not _shared_by_columns(bias) and bias.numel() < scores
+
+
 def _gradient_of_shared_bias(
     bias: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, lse: Tensor
 ) -> Tensor:
@@ -357,7 +363,14 @@ def _attention_backward(
     tier, scratch, adds_rows = SIMT, None, True
     if q.is_cuda:
         tier, _, elements, adds_rows = _C.attention_backward_tier(
-            grad_out, q, k, v, score_bias, **options, deterministic=launch["deterministic"]
+            grad_out,
+            q,
+            k,
+            v,
+            score_bias,
+            **options,
+            sums_bias_gradient=needed[3] and sums_bias_gradient(q, k, bias),
+            deterministic=launch["deterministic"],
         )
         scratch = _statistics((elements,), q)
     gradients: list[Tensor | None]

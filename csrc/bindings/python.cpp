@@ -123,14 +123,19 @@ void define_tiers(py::module_& m) {
   m.def(
       "attention_backward_tier",
       [tuple](Tensor<"grad_out"> grad_out, Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias,
-              double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic) {
+              double scale, double softcap, std::int64_t left, std::int64_t right, bool sums_bias_gradient,
+              bool deterministic) {
         AttentionBackward x;
         x.grad_out = grad_out, x.q = q, x.k = k, x.v = v, x.bias = bias;
+        if (sums_bias_gradient) {  // only this is asked of it
+          x.d_bias = bias;
+          for (std::int64_t& stride : x.d_bias.stride) stride = 0;
+        }
         x.options = {scale, softcap, left, right};
         return tuple(attention_backward_tier(x, {1, nullptr, deterministic}));
       },
       "grad_out"_a, "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a,
-      "deterministic"_a);
+      "sums_bias_gradient"_a, "deterministic"_a);
 }
 
 void define_mlp_tiers(py::module_& m) {

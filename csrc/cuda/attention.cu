@@ -1,5 +1,6 @@
 #include "attention_passes.cuh"
 #include "monoidreduce/checks.h"
+#include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/kernel/row_prologue.cuh"
@@ -20,11 +21,10 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   Obstacles obstacles;
   if (!x.grad_out.present()) obstacles.both = "only the log-sum-exp has a gradient";
   if (launch.deterministic) obstacles.sm80 = "the deterministic mode is asked for";
-  if (problem.bias.present() && !sm90::backward_adds_rows(problem, launch)) {
-    obstacles.sm90 = launch.deterministic
-                         ? "there is a bias of scores, and the deterministic mode is asked for"
-                         : "there is a bias of scores, and a width is more than 128";
-  }
+  if (problem.bias.present() && std::max(problem.width(), problem.payload_width()) > 128)
+    obstacles.sm90 = "there is a bias of scores, and a width is more than 128";
+  if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias))
+    obstacles.sm90 = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   tier.scratch =

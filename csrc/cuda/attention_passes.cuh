@@ -22,7 +22,7 @@ enum class Biases { kElements, kTiles };
 template <Biases kBiases, class E, class Run>
 void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
   const auto tiles = [&](auto element) {
-    run(TileBiasedScores<Bits, decltype(element)>(p.score, kLog2E, d_bias));
+    run(TileBiasedScores<Bits, decltype(element)>(p.score, kLog2E, p.bias, d_bias));
   };
   if (p.bias.present()) {
     if constexpr (kBiases == Biases::kElements)

@@ -7,6 +7,9 @@
 
 namespace monoidreduce::cuda::sm90 {
 
+template <int kNumber>
+inline constexpr std::integral_constant<int, kNumber> number;
+
 // kTransposed: do the payload and its gradient lie with their columns adjacent.
 template <class E, bool kTransposed, PayloadMonoid M, class Scores>
 void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
@@ -31,21 +34,16 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     fold_backward<E, Tile>(m, scores, p, wanted, residuals, marks, launch);
   };
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  if constexpr (kBiasedByTile<Scores>) {
-    constexpr int kRows = 64;  // biases take shared memory
-    if (width <= 64)
-      return fold_backward<E, BackwardTile<64, kRows, kTransposed, true>>(m, scores, p, wanted, residuals,
-                                                                          marks, launch);
-    return fold_backward<E, BackwardTile<128, kRows, kTransposed, true>>(m, scores, p, wanted, residuals,
-                                                                         marks, launch);
+  if constexpr (kBiasedByTile<Scores>) {  // take shared memory, and have no passes of the columns
+    return width <= 64 ? at_once(number<64>, number<64>) : at_once(number<128>, number<64>);
   } else {
-    if (width <= 64) return at_once(std::integral_constant<int, 64>{}, std::integral_constant<int, 128>{});
-    if (width <= 128) return at_once(std::integral_constant<int, 128>{}, std::integral_constant<int, 64>{});
-    if constexpr (
-        !kTransposed) {  // the MLP has eight activations: too many kernels for what a width of 192 saves
-      if (width <= 192) return three_passes(std::integral_constant<int, 192>{});
+    if (width <= 64) return at_once(number<64>, number<128>);
+    if (width <= 128) return at_once(number<128>, number<64>);
+    // The MLP has eight activations: too many kernels for what a width of 192 saves.
+    if constexpr (!kTransposed) {
+      if (width <= 192) return three_passes(number<192>);
     }
-    three_passes(std::integral_constant<int, 256>{});
+    three_passes(number<256>);
   }
 }
 

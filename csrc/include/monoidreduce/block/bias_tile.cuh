@@ -12,6 +12,14 @@
 
 namespace monoidreduce {
 
+// Where tiles come from: boxes of `lines` lines, 8 of which stand for all of a tile where rows share their biases (the
+// swizzle repeats after 8, and fewer lines are fewer reads of the same bytes).
+struct BiasSource {
+  arch::TensorMap map;
+  int lines;
+};
+inline constexpr int kSharedLines = 8;
+
 // What is added to a score: two of adjacent columns, or one; -inf where bool says that the score is absent.
 template <class B>
 __device__ __forceinline__ float2 load_biases(arch::SharedAddress at) {
@@ -62,26 +70,33 @@ struct BiasTile {
     return straight ^ (straight >> 7) % (kBytesOfLine / 16) * 16;
   }
 
-  // Of a fragment whose rows are the tile's lines: elements i and i + 1, i even.
+  // Of a fragment whose rows are the tile's lines. shared: do the rows share their biases.
   struct OfRows {
     arch::SharedAddress start[2];
-    __device__ __forceinline__ explicit OfRows(const unsigned char* tile) {
+    __device__ __forceinline__ OfRows(const unsigned char* tile, bool shared) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
-        start[r] = arch::shared_address(tile) + offset(fragment_row(r), fragment_column(0));
+      for (int r = 0; r < 2; ++r) {
+        const int line = shared ? fragment_row(r) % kSharedLines : fragment_row(r);
+        start[r] = arch::shared_address(tile) + offset(line, fragment_column(0));
+      }
     }
-    __device__ __forceinline__ float2 operator[](int i) const {
+    __device__ __forceinline__ arch::SharedAddress at(int i) const {
       const int across = i / 4 * 8 * static_cast<int>(sizeof(B));
-      return load_biases<B>((start[row_of_element(i)] ^ across % kBytesOfLine) +
-                            across / kBytesOfLine * kSlabBytes);
+      return (start[row_of_element(i)] ^ across % kBytesOfLine) + across / kBytesOfLine * kSlabBytes;
+    }
+    __device__ __forceinline__ float2 pair(int i) const { return load_biases<B>(at(i)); }  // i and i + 1
+    __device__ __forceinline__ float operator[](int i) const {
+      return load_bias<B>(at(i) + i % 2 * static_cast<int>(sizeof(B)));
     }
   };
 
-  // Of a fragment whose rows are the tile's columns: element i.
+  // Of a fragment whose rows are the tile's columns.
   struct OfColumns {
-    static_assert(kColumns == kFragmentRows);
     arch::SharedAddress start;
-    __device__ __forceinline__ explicit OfColumns(const unsigned char* tile) {
+    int step;  // to the next 8 lines
+    __device__ __forceinline__ OfColumns(const unsigned char* tile, bool shared)
+        : step(shared ? 0 : 8 * kBytesOfLine) {
+      static_assert(kColumns == kFragmentRows);
       const int column = fragment_row(0);
       start = arch::shared_address(tile) + column / kLineColumns * kSlabBytes +
               offset(fragment_column(0), column % kLineColumns);
@@ -89,8 +104,7 @@ struct BiasTile {
     __device__ __forceinline__ float operator[](int i) const {
       constexpr int kNextLine = kBytesOfLine == 128 ? kBytesOfLine | 16 : kBytesOfLine,
                     kNextRow = kThreadRowStep * static_cast<int>(sizeof(B));
-      return load_bias<B>((start ^ row_of_element(i) * kNextRow ^ i % 2 * kNextLine) +
-                          i / 4 * 8 * kBytesOfLine);
+      return load_bias<B>((start ^ row_of_element(i) * kNextRow ^ i % 2 * kNextLine) + i / 4 * step);
     }
 
    private:
@@ -117,10 +131,11 @@ struct BiasRings {
   }
   // By the producer: box(consumer) is where a consumer's biases start.
   template <class BoxOf>
-  __device__ __forceinline__ void load(const arch::TensorMap& map, Position& at, BoxOf box) {
+  __device__ __forceinline__ void load(const BiasSource& source, Position& at, BoxOf box) {
 #pragma unroll
     for (int w = 0; w < kConsumers; ++w)
-      Tile::load(tiles[w][at.stage], map, box(w), rings[w].acquire(at, Tile::kBytes));
+      Tile::load(tiles[w][at.stage], source.map, box(w),
+                 rings[w].acquire(at, Tile::kBytes / kLines * source.lines));
     at.advance();
   }
   __device__ __forceinline__ const unsigned char* wait(int consumer, Position at) {

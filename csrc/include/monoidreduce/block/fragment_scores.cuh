@@ -18,6 +18,7 @@
 
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/matrix.cuh"
+#include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/score.h"
 
 namespace monoidreduce {
@@ -182,19 +183,23 @@ struct ElementBiasedScores {
 };
 
 // softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, the biases of element type B in tiles in shared
-// memory. of_rows and of_columns are policies of a tile.
+// memory. folded and pulled are the policies of a tile in the forward and the backward pass.
 template <class R, class B>
 struct TileBiasedScores {
   using BiasElement = B;
   float before,
       after;  // what the dot product is multiplied by before and after the tanh; 0 and the scale for none
   float units, natural_scale;
-  Tensor d_bias;  // [batch, heads, rows, columns], float; or absent
-  TileBiasedScores(const ScoreOptions& o, double units, const TensorView& d_bias)
+  bool rows_share;   // do all rows of a head have the same biases
+  bool owns_d_bias;  // has every row and column of a head a gradient of its own
+  Tensor d_bias;     // [batch, heads, rows, columns], float; or absent
+  TileBiasedScores(const ScoreOptions& o, double units, const TensorView& bias, const TensorView& d_bias)
       : before(o.softcap == 0 ? 0.f : float(o.scale / o.softcap)),
         after(float((o.softcap == 0 ? o.scale : o.softcap) * units)),
         units(float(units)),
         natural_scale(float(o.scale)),
+        rows_share(monoidreduce::rows_share(bias)),
+        owns_d_bias(!repeats(d_bias)),
         d_bias(d_bias) {}
 
   __device__ __forceinline__ bool capped() const { return before != 0.f; }
@@ -211,7 +216,7 @@ struct TileBiasedScores {
   }
 
   template <class Biases>
-  struct OfRows {
+  struct Folded {
     static constexpr bool kMonotone = false;
     const TileBiasedScores& all;
     const Biases biases;
@@ -220,7 +225,7 @@ struct TileBiasedScores {
       all.cap(tile);
 #pragma unroll
       for (int i = 0; i < kSize; i += 2) {
-        const float2 pair = biases[i];
+        const float2 pair = biases.pair(i);
         tile[i] = all.score(tile[i], pair.x), tile[i + 1] = all.score(tile[i + 1], pair.y);
       }
     }
@@ -228,9 +233,13 @@ struct TileBiasedScores {
     __device__ __forceinline__ R rounded(R score) const { return score; }
   };
   template <class Biases>
-  struct OfColumns {
+  struct Pulled {
     const TileBiasedScores& all;
     const Biases biases;
+    template <int kSize>
+    __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int) const {
+      all.cap(tile);
+    }
     template <int kSize>
     __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int, int) const {
       all.cap(tile);
@@ -250,11 +259,11 @@ struct TileBiasedScores {
     }
   };
   template <class Biases>
-  __device__ __forceinline__ OfRows<Biases> of_rows(const Biases& biases) const {
+  __device__ __forceinline__ Folded<Biases> folded(const Biases& biases) const {
     return {*this, biases};
   }
   template <class Biases>
-  __device__ __forceinline__ OfColumns<Biases> of_columns(const Biases& biases) const {
+  __device__ __forceinline__ Pulled<Biases> pulled(const Biases& biases) const {
     return {*this, biases};
   }
 };

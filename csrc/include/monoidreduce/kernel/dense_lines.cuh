@@ -15,6 +15,14 @@ inline void require_readable_lines(const TensorView& t) {
     readable = readable && (t.size[d] <= 1 || t.stride[d] * item_size(t.dtype) % 16 == 0);
   if (!readable) throw Error("a tensor's rows are not dense, or not on 16-byte boundaries");
 }
+inline bool rows_share(const TensorView& t) { return t.size[2] > 1 && t.stride[2] == 0; }
+// Do several indices mean one element.
+inline bool repeats(const TensorView& t) {
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.size[d] > 1 && t.stride[d] == 0) return true;
+  }
+  return false;
+}
 // Every element has a place of its own.
 inline void require_dense_lines(const TensorView& t) {
   require_readable_lines(t);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
@@ -49,10 +50,13 @@ struct PassArguments {
   RowResiduals residuals;
   RowMarks marks;
   FoldShape shape;
+  BiasSource bias;  // boxes of a consumer's lines; or nothing
 };
 
-template <class Tile>
+// B: element type of the biases of scores, or void.
+template <class Tile, class B>
 struct alignas(kSharedAlignment) PassMemory {
+  static_assert(Tile::kOfRows || std::is_void_v<B>);
   using StayingTile = SharedTile<Tile::kStaying, Tile::kWidth>;
   using StreamedTile = SharedTile<Tile::kStreamed, Tile::kWidth>;
   static constexpr int kOthers = Tile::kOfPayload ? 0 : 1;
@@ -67,6 +71,9 @@ struct alignas(kSharedAlignment) PassMemory {
   unsigned char staying[1 + kOthers][StayingTile::kBytes];  // the first, in the end, is the gradient
   unsigned char first[Tile::kFirstStages][StreamedTile::kBytes];
   unsigned char second[Tile::kSecondStages][StreamedTile::kBytes];
+  static constexpr int kOperands =
+      (1 + kOthers) * StayingTile::kBytes + (Tile::kFirstStages + Tile::kSecondStages) * StreamedTile::kBytes;
+  [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kStreamed, kOperands> biases;
   float product[Tile::kFirstStages][Tile::kStreamed],
       upstream[Tile::kFirstStages][Tile::kStreamed];  // of rows
   Ring<Tile::kFirstStages> first_ring;
@@ -96,10 +103,10 @@ struct PassJob {
   }
 };
 
-template <bool kResiduals, class Tile>
+template <bool kResiduals, class Tile, class B>
 __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Tile>& job,
-                                        PassMemory<Tile>& memory) {
-  using Memory = PassMemory<Tile>;
+                                        PassMemory<Tile, B>& memory) {
+  using Memory = PassMemory<Tile, B>;
   using StayingTile = typename Memory::StayingTile;
   using StreamedTile = typename Memory::StreamedTile;
   constexpr bool kRowsStream = kResiduals && !Tile::kOfRows;
@@ -114,6 +121,7 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
   }
   RingPosition<Tile::kFirstStages> first;
   RingPosition<Tile::kSecondStages> second;
+  typename decltype(memory.biases)::Position bias_at;
   for (int head = job.first_head; head < job.end_head; ++head) {
     const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
     for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
@@ -128,6 +136,11 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
       const arch::Box second_box = Memory::kStreamedTransposed ? arch::Box{line, 0, head, job.batch} : box;
       typename Memory::SecondStreamedTile{memory.second[second.stage]}.load(
           p.streamed[1], second_box, memory.second_ring.acquire(second, StreamedTile::kBytes));
+      if constexpr (!std::is_void_v<B>) {
+        memory.biases.load(p.bias, bias_at, [&](int w) {
+          return arch::Box{line, job.line0 + w * kFragmentRows, job.staying_head, job.batch};
+        });
+      }
       first.advance();
       second.advance();
     }
@@ -139,18 +152,20 @@ struct PassConsumer {
   using R = typename M::Real;
   static constexpr int kWidth = Tile::kWidth, kStreamed = Tile::kStreamed;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+  using Memory = PassMemory<Tile, BiasElement<Scores>>;
 
   const M& m;
   const Scores& scores_of;
   const PassArguments& p;
   const PassJob<Tile>& job;
-  PassMemory<Tile>& memory;
+  Memory& memory;
   const int warpgroup;
 
   float scores[kStreamed / 2], u[kStreamed / 2], sums[kWidth / 2];
   std::uint32_t pulled[kStreamed / 4];
   float own_product[2], own_upstream[2];  // of the rows that stay
   float d_bias[2] = {0.f, 0.f};           // of the columns that stay, where it is wanted
+  typename decltype(Memory::biases)::Position bias_at;
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
   __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
@@ -174,7 +189,6 @@ struct PassConsumer {
   // scores and u of a tile; asynchronous, one group.
   __device__ __forceinline__ void multiply_scores(RingPosition<Tile::kFirstStages> first,
                                                   RingPosition<Tile::kSecondStages> second) {
-    using Memory = PassMemory<Tile>;
     memory.first_ring.wait(first);
     multiply<false, false>(scores, memory.staying[0], memory.first[first.stage]);
     if constexpr (!Tile::kOfPayload) {
@@ -221,20 +235,30 @@ struct PassConsumer {
       }
     };
     const FoldShape& shape = p.shape;
-    Kept kept[2];
-    bool full;
-    if constexpr (Tile::kOfRows) {
-      scores_of.prepare(scores, own_line(), line);
-      full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
-      if (!full) find_kept_columns(kept, shape, own_line(), line);
+    const auto pull = [&](const auto& scores_of) {
+      Kept kept[2];
+      bool full;
+      if constexpr (Tile::kOfRows) {
+        scores_of.prepare(scores, own_line(), line);
+        full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
+        if (!full) find_kept_columns(kept, shape, own_line(), line);
+      } else {
+        scores_of.prepare_transposed(scores, line, own_line());
+        full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
+        if (!full) find_kept_rows(kept, shape, line, own_line());
+      }
+      pull_fragment(m, scores_of, residual, scores, u);
+      if (!full) clear_fragment(kept, Tile::kOfPayload ? scores : u);
+      scores_of.finish_transposed(scores, u, line, own_line());
+    };
+    if constexpr (kBiasedByTile<Scores>) {
+      using Biases = typename decltype(Memory::biases)::Tile::OfRows;
+      pull(scores_of.pulled(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
+      memory.biases.release(warpgroup, bias_at);
     } else {
-      scores_of.prepare_transposed(scores, line, own_line());
-      full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
-      if (!full) find_kept_rows(kept, shape, line, own_line());
+      pull(scores_of);
     }
-    pull_fragment(m, scores_of, residual, scores, u);
     float (&gradient)[kStreamed / 2] = Tile::kOfPayload ? scores : u;
-    if (!full) clear_fragment(kept, gradient);
     if (Tile::kOf == GradientOf::kColumns && p.d_column_bias) {
 #pragma unroll
       for (int i = 0; i < kStreamed / 2; ++i) d_bias[row_of_element(i)] += u[i];
@@ -286,7 +310,7 @@ struct PassConsumer {
 
   // The gradient of the own lines, through the tile of what stays: nobody else reads them.
   __device__ __forceinline__ void finish() {
-    if (!p.shape.band.all() && !is_finite(sums)) {
+    if (p.shape.partial() && !is_finite(sums)) {
       if constexpr (Tile::kOfRows) {
         if (own_line() < p.shape.rows)
           p.marks.row(std::int64_t{job.batch} * p.shape.heads + job.staying_head, own_line()) = 1.f;
@@ -339,11 +363,13 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_backward_pass_kernel(const __grid_constant__ PassArguments p, const __grid_constant__ M m,
                               const __grid_constant__ Scores scores) {
   extern __shared__ unsigned char shared_bytes[];
-  auto& memory = *reinterpret_cast<PassMemory<Tile>*>(
+  using Consumer = PassConsumer<E, Tile, M, Scores>;
+  auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
     memory.first_ring.init(Tile::kConsumers);
     memory.second_ring.init(Tile::kConsumers);
+    memory.biases.init();
     arch::init(&memory.stayed, 1);
     arch::fence_init();
   }
@@ -351,7 +377,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   const PassJob<Tile> job(p.shape, blockIdx.x);
-  using Consumer = PassConsumer<E, Tile, M, Scores>;
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<24>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
@@ -383,7 +408,8 @@ void fold_backward_pass(const M& m, const Scores& scores, const FoldProblem& p, 
                           .d_column_bias = static_cast<float*>(wanted.d_bias.data),
                           .residuals = residuals,
                           .marks = marks,
-                          .shape = shape};
+                          .shape = shape,
+                          .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
   if constexpr (Tile::kOfRows) {
     arguments.staying[0] = tensor_map(p.a, Tile::kStaying);
     arguments.staying[1] = tensor_map(wanted.grad_out, Tile::kStaying);
@@ -401,8 +427,8 @@ void fold_backward_pass(const M& m, const Scores& scores, const FoldProblem& p, 
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_pass_sm90", &fold_backward_pass_kernel<E, Tile, M, Scores>,
                 blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying)),
-                Tile::kThreads, sizeof(PassMemory<Tile>) + kSharedAlignment, launch.stream, arguments, m,
-                scores);
+                Tile::kThreads, sizeof(typename PassConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
+                launch.stream, arguments, m, scores);
 }
 
 }  // namespace monoidreduce::sm90

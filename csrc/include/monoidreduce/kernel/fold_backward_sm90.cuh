@@ -46,7 +46,7 @@ struct BackwardArguments {
   RowResiduals residuals;
   RowMarks marks;
   FoldShape shape;
-  arch::TensorMap bias;  // boxes of kRows lines; or nothing
+  BiasSource bias;  // boxes of kRows lines; or nothing
 };
 
 // B: element type of the biases of scores, or void.
@@ -150,7 +150,8 @@ __device__ __forceinline__ void add_rows(const BackwardArguments& p, const Colum
 // summed first.
 struct BiasGradient {
   const Tensor& to;
-  char* at[2];  // of the thread's two columns
+  const bool owned;  // is nothing added to an element but once
+  char* at[2];       // of the thread's two columns
   const float factor;
   const int rows;  // from the thread's first one on
   Kept kept[2];
@@ -159,7 +160,10 @@ struct BiasGradient {
   template <class Scores>
   __device__ __forceinline__ BiasGradient(const Scores& scores, const FoldShape& shape, int batch, int head,
                                           int row0, int column0)
-      : to(scores.d_bias), factor(1.f / scores.natural_scale), rows(shape.rows - row0 - fragment_column(0)) {
+      : to(scores.d_bias),
+        owned(scores.owns_d_bias),
+        factor(1.f / scores.natural_scale),
+        rows(shape.rows - row0 - fragment_column(0)) {
     const Matrix<float> matrix(to, batch, head);
     find_kept_rows(kept, shape, row0, column0);
 #pragma unroll
@@ -168,14 +172,17 @@ struct BiasGradient {
   __device__ __forceinline__ void operator()(int i, float g) {
     const int r = row_of_element(i), down = i / 4 * 8 + i % 2;
     if (!kept[r](i) || down >= rows) return;
-    if (to.stride[2] == 0) {
+    float* const element = reinterpret_cast<float*>(at[r] + down * to.stride[2]);
+    if (owned) {
+      *element = g * factor;
+    } else if (to.stride[2] == 0) {
       sums[r] += g;
     } else {
-      atomicAdd(reinterpret_cast<float*>(at[r] + down * to.stride[2]), g * factor);
+      atomicAdd(element, g * factor);
     }
   }
   __device__ __forceinline__ void finish() const {
-    if (to.stride[2] != 0) return;
+    if (owned || to.stride[2] != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = reduce_lanes<kLanesOfRow>(sums[r], [](float a, float b) { return a + b; });
@@ -288,7 +295,8 @@ struct BackwardConsumer {
     };
     if constexpr (kBiasedByTile<Scores>) {
       using Biases = typename decltype(Memory::biases)::Tile::OfColumns;
-      const auto own_scores = scores.of_columns(Biases(memory.biases.wait(warpgroup, bias_at)));
+      const auto own_scores =
+          scores.pulled(Biases(memory.biases.wait(warpgroup, bias_at), scores.rows_share));
       if (scores.d_bias.data) {
         BiasGradient gradient(scores, shape, job.batch, head, row0, own_column0);
         pull(own_scores, gradient);
@@ -480,7 +488,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .residuals = residuals,
       .marks = marks,
       .shape = shape,
-      .bias = bias_map<BiasElement<Scores>>(p.bias, Tile::kRows)};
+      .bias = bias_source<BiasElement<Scores>>(p.bias, Tile::kRows)};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
                 blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,

@@ -36,7 +36,7 @@ struct ForwardArguments {
   OutputRows out;
   unsigned long long* counter;  // RowSchedule::next
   FoldShape shape;
-  arch::TensorMap bias;  // boxes of a consumer's lines; or nothing
+  BiasSource bias;  // boxes of a consumer's lines; or nothing
 };
 
 template <class Tile>
@@ -157,7 +157,7 @@ struct Consumer {
     };
     if constexpr (kBiasedByTile<Scores>) {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
-      fold(scores_of.of_rows(Biases(memory.biases.wait(warpgroup, bias_at))));
+      fold(scores_of.folded(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
       memory.biases.release(warpgroup, bias_at);
     } else {
       fold(scores_of);
@@ -262,7 +262,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
       .out = {out.data, {out.stride[0], out.stride[1], out.stride[2]}, int(out.size[3])},
       .counter = static_cast<unsigned long long*>(counter.data),
       .shape = shape,
-      .bias = bias_map<BiasElement<Scores>>(p.bias, kFragmentRows)};
+      .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel(
       "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,

@@ -41,12 +41,21 @@ inline bool excludes(const TensorView& bias) { return bias.present() && bias.dty
 // Are there elements that their row does not keep.
 inline bool is_partial(const FoldProblem& p) { return !p.range.all() || excludes(p.bias); }
 
+// Do heads of a batch, or batches of a head, have the same biases of rows and columns.
+inline bool heads_share_bias(const FoldProblem& p) {
+  return p.bias.present() && p.bias.stride[2] != 0 && p.heads() > 1 && p.bias.stride[1] == 0;
+}
+inline bool batches_share_bias(const FoldProblem& p) {
+  return p.bias.present() && p.bias.stride[2] != 0 && p.batch() > 1 && p.bias.stride[0] == 0;
+}
+
 struct FoldShape {
   int batch, heads, group;  // group: heads that share a column head
   int rows, columns;
   Band band;
-  bool sieved;  // does a bias exclude elements
-  int section;  // batch-heads of a section
+  bool sieved;          // does a bias exclude elements
+  bool batches_follow;  // do the batches of a head follow one another, else the heads of a batch
+  int section;          // batch-heads of a section
 
   FoldShape(const FoldProblem& p, std::int64_t section)
       : batch(static_cast<int>(p.batch())),
@@ -56,8 +65,16 @@ struct FoldShape {
         columns(static_cast<int>(p.columns())),
         band(p.range),
         sieved(excludes(p.bias)),
+        batches_follow(batches_share_bias(p) && !heads_share_bias(p)),
         section(static_cast<int>(section)) {}
 
+  // Of a batch-head, heads being all or those of columns.
+  __device__ __forceinline__ int batch_of(int batch_head, int heads) const {
+    return batches_follow ? batch_head % batch : batch_head / heads;
+  }
+  __device__ __forceinline__ int head_of(int batch_head, int heads) const {
+    return batches_follow ? batch_head / batch : batch_head % heads;
+  }
   __device__ __forceinline__ bool partial() const { return sieved || !band.all(); }
   // Does the band of every one of these rows keep every one of these columns.
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
@@ -65,11 +82,12 @@ struct FoldShape {
   }
 };
 
-// Batch-heads of a section: one where all jobs are equally long, else as many as leave what they share in the second-level
-// cache: bytes for each group of them.
+// Batch-heads of a section: one where all jobs are equally long and none share a bias, else as many as leave what a group
+// of them reads, bytes, in the second-level cache.
 inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
   constexpr std::int64_t kCacheBytes = 32 << 20;
-  return p.range.all() ? 1 : std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
+  if (p.range.all() && !heads_share_bias(p) && !batches_share_bias(p)) return 1;
+  return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
 }
 
 struct RowJob {
@@ -97,7 +115,7 @@ struct RowSchedule {
     const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
     const int first_tile = shape.band.begin(row0) / kColumns;
     const int end_tile = (shape.band.end(last_row, shape.columns) + kColumns - 1) / kColumns;
-    return {batch_head / shape.heads, batch_head % shape.heads, row0, first_tile,
+    return {shape.batch_of(batch_head, shape.heads), shape.head_of(batch_head, shape.heads), row0, first_tile,
             ::max(end_tile - first_tile, 0)};
   }
 };
@@ -115,7 +133,8 @@ struct ColumnJob {
     const int within = index - first_head * column_tiles, heads_here = ::min(shape.section, all - first_head);
     const int rank = within / heads_here, batch_head = first_head + within % heads_here;
     // With the end of a row's columns bounded, early columns have more rows, and go first.
-    batch = batch_head / column_heads, column_head = batch_head % column_heads, column0 = rank * kColumns;
+    batch = shape.batch_of(batch_head, column_heads), column_head = shape.head_of(batch_head, column_heads);
+    column0 = rank * kColumns;
     const int last_column = ::min(column0 + kColumns, shape.columns) - 1;
     const int begin = ::max(column0 - shape.band.right, 0);
     const int end = ::min(last_column + shape.band.left + 1, shape.rows);

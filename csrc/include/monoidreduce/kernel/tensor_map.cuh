@@ -60,14 +60,15 @@ inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
   return encode_map(t, box_rows, 128);
 }
 
-// As biases of scores are read (block/bias_tile.cuh), of element type B; void for none.
+// As biases of scores are read (block/bias_tile.cuh), of element type B, in tiles of `lines` lines; void for none.
 template <class B>
-arch::TensorMap bias_map(const TensorView& bias, int box_rows) {
+BiasSource bias_source(const TensorView& bias, int lines) {
   if constexpr (std::is_void_v<B>) {
     return {};
   } else {
     require_readable_lines(bias);
-    return encode_map(bias, box_rows, BiasLine<B>::kBytes);
+    if (rows_share(bias)) lines = kSharedLines;
+    return {encode_map(bias, lines, BiasLine<B>::kBytes), lines};
   }
 }
 
