@@ -15,13 +15,14 @@ inline void check_cuda(cudaError_t error, const char* call) {
     throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
 }
 
-// Makes a device current for as long as it lives.
+// Makes a device current for as long as it lives, and its context, which the driver's functions need: in a thread without
+// any call before, as autograd's, device 0 is current and no context.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
     check_cuda(cudaGetDevice(&previous_), "cudaGetDevice");
+    check_cuda(cudaSetDevice(device), "cudaSetDevice");
     changed_ = previous_ != device;
-    if (changed_) check_cuda(cudaSetDevice(device), "cudaSetDevice");
   }
   ~DeviceGuard() {
     if (changed_) cudaSetDevice(previous_);

@@ -43,6 +43,7 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
                     : t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                     : t.dtype == DType::kBool    ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  const DeviceGuard device(t.cuda_device);
   arch::TensorMap map;
   static_assert(sizeof(map) == sizeof(CUtensorMap));
   const CUresult result =
