@@ -47,7 +47,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     if quick:
         return [case(dtype, device, B=256, K=512, d=64) for dtype in (torch.float32, torch.bfloat16)]
     if device.type == "cuda":
-        return [case(torch.bfloat16, device, B=16384, K=16384, d=d) for d in (64, 128, 256)]
+        sizes = [(16384, 64), (16384, 128), (16384, 256), (2048, 512), (4096, 1024), (16384, 4096)]
+        return [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes]
     return [
         case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in (torch.float32, torch.bfloat16)
     ]

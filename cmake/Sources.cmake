@@ -28,6 +28,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
+    csrc/cuda/mlp_parts.cu
     csrc/cuda/tier.cu
     csrc/cuda/sm80/attention_backward.cu
     csrc/cuda/sm80/attention_forward.cu
@@ -43,4 +44,6 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/distillation_forward.cu
     csrc/cuda/sm90/distillation_gradient.cu
     csrc/cuda/sm90/mlp_backward.cu
-    csrc/cuda/sm90/mlp_forward.cu)
+    csrc/cuda/sm90/mlp_forward.cu
+    csrc/cuda/sm90/mlp_gradient.cu
+    csrc/cuda/sm90/mlp_hidden.cu)

@@ -157,6 +157,30 @@ def mlp_backward(
     threads: int,
     stream: int,
 ) -> None: ...
+def mlp_hidden(
+    x: Tensor,
+    w1: Tensor,
+    bias1: Tensor | None,
+    out: Tensor,
+    *,
+    activation: int,
+    threads: int,
+    stream: int,
+) -> None: ...
+def mlp_local_gradient(
+    grad_out: Tensor,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    out: Tensor,
+    hidden: Tensor,
+    sums: Tensor | None,
+    *,
+    activation: int,
+    threads: int,
+    stream: int,
+) -> None: ...
 def logsumexp_forward(
     a: Tensor,
     b: Tensor,
@@ -209,11 +233,11 @@ def attention_backward_tier(
     deterministic: bool,
 ) -> tuple[str, str, int, bool]: ...
 def mlp_forward_tier(
-    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None
-) -> tuple[str, str, int, bool]: ...
+    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, workspace: int, deterministic: bool
+) -> tuple[str, str, bool, tuple[int, int]]: ...
 def mlp_backward_tier(
-    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, deterministic: bool
-) -> tuple[str, str, int, bool]: ...
+    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, workspace: int, deterministic: bool
+) -> tuple[str, str, bool, tuple[int, int]]: ...
 def cross_entropy_forward_tier(
     x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, *, logit_scale: float
 ) -> tuple[str, str, int, bool]: ...

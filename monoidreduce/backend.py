@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ KERNELS = {
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
-# Operators whose gradients are products of local gradients on tensor cores.
+# Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
 OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "logsumexp_matmul")
 # The operators as folds of rows a and columns b (fold.h).
 OPERANDS = {
@@ -147,13 +147,13 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     operator = op if isinstance(op, str) else op.__name__
     check_choice("op", operator, tuple(KERNELS))
     dtype = _checked_dtype(operator, tensors, options)
-    device, tiles = tensors[0].device, None
+    device, tiles, in_parts = tensors[0].device, None, False
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-        tiers, why = _tiers(operator, tensors, options, dtype)
+        tiers, why, in_parts = _tiers(operator, tensors, options, dtype)
         asked = torch.are_deterministic_algorithms_enabled()
-        products = operator in OF_PRODUCTS and tiers[1] != SIMT
+        products = in_parts or (operator in OF_PRODUCTS and tiers[1] != SIMT)
         deterministic = asked or products
         ordered = "/deterministic" if asked and not products else ""
         engines = [f"cuda/{tiers[0]}", f"cuda/{tiers[1]}{ordered}"]
@@ -175,7 +175,7 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
-    workspace = None
+    workspace = get_workspace() if in_parts else None
     if "workspace" in inspect.signature(getattr(functional, operator)).parameters:
         workspace = functional.workspace_bytes(options.get("workspace"))
     return Explanation(
@@ -207,17 +207,21 @@ def _tiles(
 
 def _tiers(
     operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype
-) -> tuple[list[str], list[str]]:
-    """The tiers of the forward and the backward pass of a call on a GPU, and why."""
+) -> tuple[list[str], list[str], bool]:
+    """The tiers of the forward and the backward pass of a call on a GPU, why, and is it an MLP in parts."""
     deterministic = torch.are_deterministic_algorithms_enabled()
+    forward: Sequence[Any]
+    backward: Sequence[Any]
     if operator == "mlp":
         x, w1, w2 = (t.to(dtype) for t in tensors)
         x = x.reshape(-1, x.shape[-1])
         bias1 = options.get("bias1")
         bias1 = None if bias1 is None else bias1.to(dtype)
-        forward = _C.mlp_forward_tier(x, w1, w2, bias1)
-        backward = _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=deterministic)
-        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+        mode: dict[str, Any] = {"workspace": get_workspace(), "deterministic": deterministic}
+        forward, backward = (
+            tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
+        )
+        return *_named(forward, backward), all(backward[3])
     if operator == "linear_cross_entropy":
         x, weight = (t.to(dtype) for t in tensors[:2])
         bias = options.get("bias")
@@ -231,7 +235,7 @@ def _tiers(
             workspace=get_workspace() if workspace is None else workspace,
             deterministic=deterministic,
         )
-        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+        return *_named(forward, backward), False
     if operator == "linear_distillation":
         x, weight, teacher_x, teacher_weight = (t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors)
         heads = (x, weight, teacher_x, teacher_weight)
@@ -245,7 +249,7 @@ def _tiers(
             workspace=workspace // 2 if options.get("teacher_grad") else workspace,
             deterministic=deterministic,
         )
-        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+        return *_named(forward, backward), False
     if operator == "logsumexp_matmul":
         a, b = (t.to(dtype) for t in tensors)
         a, factor = a.reshape(-1, a.shape[-1]), float(options.get("scale", 1.0))
@@ -253,7 +257,7 @@ def _tiers(
         backward = _C.logsumexp_backward_tier(
             a, b, scale=factor, workspace=get_workspace(), deterministic=deterministic
         )
-        return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+        return *_named(forward, backward), False
     q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
     bias = options.get("bias")
     sums = bias is not None and bias.requires_grad and ops.sums_bias_gradient(q, k, bias)
@@ -271,6 +275,11 @@ def _tiers(
     backward = _C.attention_backward_tier(
         grad_out, q, k, v, bias, **numbers, sums_bias_gradient=sums, deterministic=deterministic
     )
+    return *_named(forward, backward), False
+
+
+def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """The names of two tiers, and the reasons."""
     return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
 
 

@@ -492,6 +492,8 @@ def mlp(
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
 
+    Where M or N is too wide for one kernel of a GPU, parts of up to `get_workspace()` bytes of it are.
+
     Args:
         x: [..., M].
         w1: [K, M] and w2: [N, K], as `torch.nn.Linear` stores them.
@@ -516,7 +518,7 @@ def mlp(
     if bias2 is not None:
         check_axes("bias2", bias2, ("N",), sizes)
     check_choice("activation", activation, ops.ACTIVATIONS)
-    return _like_rows(ops.mlp(rows, w1, w2, bias1, bias2, activation), x)
+    return _like_rows(ops.mlp(rows, w1, w2, bias1, bias2, activation, workspace_bytes(None)), x)
 
 
 def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:

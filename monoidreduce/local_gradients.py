@@ -14,7 +14,14 @@ from torch import Tensor
 
 from monoidreduce import _C
 
-__all__ = ["Head", "columns_to_keep", "kept_upstream", "multiply_local_gradients"]
+__all__ = [
+    "Head",
+    "add_product",
+    "columns_to_keep",
+    "kept_upstream",
+    "multipliable",
+    "multiply_local_gradients",
+]
 
 _TILE_COLUMNS = 256
 # Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
@@ -53,7 +60,7 @@ def kept_upstream(scale: float, count: Tensor | None, like: Tensor) -> Tensor:
     return kept_for / torch.frexp(count).mantissa.reshape(1)  # of no tokens: infinite, and for no token
 
 
-def _multipliable(matrix: Tensor) -> Tensor:
+def multipliable(matrix: Tensor) -> Tensor:
     """The matrix, or a copy, as torch multiplies it: its strides fit 32 bits."""
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
 
@@ -65,7 +72,7 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b).float()  # torch before 2.8: rounded
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, in float32 from 16-bit matrices."""
     if hasattr(torch.ops.aten.addmm, "dtype_out"):
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
@@ -100,7 +107,7 @@ class Head:
         kept: Tensor | None = None,
         factor: Tensor | None = None,
     ) -> None:
-        self.rows, self.columns = _multipliable(rows), _multipliable(columns)
+        self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.first = 0 if kept is None else kept.shape[1]  # column whose local gradients are not kept
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
         self.d_rows = None
@@ -145,7 +152,7 @@ class Head:
     def add_products(self, part: slice) -> None:
         local = self.local(part)
         if self.d_rows is not None:
-            _add_product(self.d_rows, local, self.columns[part])
+            add_product(self.d_rows, local, self.columns[part])
         if self.d_columns is not None:
             torch.mm(local.T, self.rows, out=self.d_columns[part])
         if self.sums is not None and self.partial_sums is not None:

@@ -25,6 +25,7 @@ from torch.autograd.function import _SingleLevelFunction
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
 from monoidreduce.local_gradients import Head, columns_to_keep, kept_upstream, multiply_local_gradients
+from monoidreduce.mlp_parts import multiply_hidden, multiply_hidden_gradients
 from monoidreduce.workspace import get_workspace
 
 __all__ = [
@@ -96,7 +97,8 @@ def _mapped_bias(bias: Tensor) -> Tensor:
 
 def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
     """The gradients that were computed, each in the dtype of its input."""
-    return [gradient.to(of.dtype) for gradient, of in gradients if gradient is not None and of is not None]
+    computed = [(gradient, of) for gradient, of in gradients if gradient is not None and of is not None]
+    return [gradient if gradient.dtype == of.dtype else gradient.to(of.dtype) for gradient, of in computed]
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
@@ -832,12 +834,32 @@ def _mlp_result(x: Tensor, w1: Tensor, w2: Tensor, *_: Any) -> Tensor:
 
 
 def _mlp(
-    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None, activation: str
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
+    workspace: int | None,
 ) -> Tensor:
     out = _mlp_result(x, w1, w2)
-    if x.is_cuda and _C.mlp_forward_tier(x, w1, w2, bias1)[0] != SIMT:
-        x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
-    _C.mlp_forward(x, w1, w2, bias1, bias2, out, activation=ACTIVATIONS.index(activation), **_launch(x))
+    options: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), **_launch(x)}
+    if x.is_cuda:
+        workspace = get_workspace() if workspace is None else workspace
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        tier, _, _, part = _C.mlp_forward_tier(
+            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic
+        )
+        if tier != SIMT:
+            x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
+        if all(part):
+
+            def store(rows: Tensor, hidden: Tensor) -> None:
+                _C.mlp_hidden(rows, w1, bias1, hidden, **options)
+
+            multiply_hidden(store, part[0], x, w2, bias2, out)
+            return out
+    _C.mlp_forward(x, w1, w2, bias1, bias2, out, **options)
     return out
 
 
@@ -849,44 +871,45 @@ def _mlp_backward(
     bias1: Tensor | None,
     bias2: Tensor | None,
     activation: str,
+    workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    launch = _launch_backward(x)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), **_launch(x)}
     gradients: list[Tensor | None]
-    tier, adds_rows = SIMT, True
+    tier, adds_rows, part = SIMT, True, (0, 0)
     if x.is_cuda:
-        tier, _, _, adds_rows = _C.mlp_backward_tier(x, w1, w2, bias1, deterministic=launch["deterministic"])
-    if tier != SIMT:  # the gradients all together, whatever is needed
-        grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
-        d_rows = _accumulator(x) if adds_rows else x.new_empty(x.shape)
-        gradients = [d_rows, w1.new_empty(w1.shape), w2.new_empty(w2.shape)]
-    else:
-        gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
-    dx, dw1, dw2 = gradients
-    dbias1 = _bias_gradient(bias1, needed[3])
-    dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
-    if any(needed[:4]):
-        _C.mlp_backward(
-            grad_out,
-            x,
-            w1,
-            w2,
-            bias1,
-            dx,
-            dw1,
-            dw2,
-            dbias1,
-            activation=ACTIVATIONS.index(activation),
-            **launch,
+        workspace = get_workspace() if workspace is None else workspace
+        tier, _, adds_rows, part = _C.mlp_backward_tier(
+            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic
         )
-    computed = ((dx, x), (dw1, w1), (dw2, w2), (dbias1, bias1), (dbias2, bias2))
+    if tier != SIMT:
+        grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
+    dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
+    if not any(needed[:4]):
+        gradients = [None] * 4
+    elif all(part):
+
+        def store(*tensors: Any) -> None:
+            _C.mlp_local_gradient(*tensors, **options)
+
+        gradients = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
+    else:
+        if tier != SIMT:  # the gradients all together, whatever is needed
+            d_rows = _accumulator(x) if adds_rows else x.new_empty(x.shape)
+            gradients = [d_rows, w1.new_empty(w1.shape), w2.new_empty(w2.shape)]
+        else:
+            gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
+        gradients.append(_bias_gradient(bias1, needed[3]))
+        _C.mlp_backward(grad_out, x, w1, w2, bias1, *gradients, deterministic=deterministic, **options)
+    computed = zip((*gradients, dbias2), (x, w1, w2, bias1, bias2), strict=True)
     return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
 
 
 mlp = _register(
     "mlp",
     inputs="Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor? bias2",
-    options="str activation",
+    options="str activation, int? workspace",
     outputs="out",
     differentiable="out",
     residuals="",

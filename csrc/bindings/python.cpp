@@ -138,26 +138,30 @@ void define_tiers(py::module_& m) {
       "sums_bias_gradient"_a, "deterministic"_a);
 }
 
+// (tier, reason, does it add to the rows' gradient, (rows, hidden units) of a part).
 void define_mlp_tiers(py::module_& m) {
   const auto tuple = [](const Tier& tier) {
-    return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows);
+    return std::make_tuple(tier.name, tier.reason, tier.adds_rows,
+                           std::make_tuple(tier.part.rows, tier.part.columns));
   };
   m.def(
       "mlp_forward_tier",
-      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1) {
+      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
+              bool deterministic) {
         MlpForward call;
-        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1;
-        return tuple(mlp_forward_tier(call, {}));
+        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
+        return tuple(mlp_forward_tier(call, {1, nullptr, deterministic}));
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "deterministic"_a);
   m.def(
       "mlp_backward_tier",
-      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, bool deterministic) {
+      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
+              bool deterministic) {
         MlpBackward call;
-        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1;
+        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
         return tuple(mlp_backward_tier(call, {1, nullptr, deterministic}));
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "deterministic"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "deterministic"_a);
 }
 
 void define_loss_tiers(py::module_& m) {
@@ -456,6 +460,41 @@ void define_mlp(py::module_& m) {
       "activation"_a, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
+void define_mlp_parts(py::module_& m) {
+  m.def(
+      "mlp_hidden",
+      [](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"bias1"> bias1, Tensor<"out"> out, int activation,
+         int threads, std::uintptr_t stream) {
+        run(mlp_hidden,
+            {.x = x,
+             .w1 = w1,
+             .bias1 = bias1,
+             .out = out,
+             .activation = static_cast<ActivationKind>(activation)},
+            threads, stream);
+      },
+      "x"_a, "w1"_a, "bias1"_a, "out"_a, py::kw_only(), "activation"_a, "threads"_a, "stream"_a);
+  m.def(
+      "mlp_local_gradient",
+      [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
+         Tensor<"out"> out, Tensor<"hidden"> hidden, Tensor<"sums"> sums, int activation, int threads,
+         std::uintptr_t stream) {
+        run(mlp_local_gradient,
+            {.grad_out = grad_out,
+             .x = x,
+             .w1 = w1,
+             .w2 = w2,
+             .bias1 = bias1,
+             .out = out,
+             .hidden = hidden,
+             .sums = sums,
+             .activation = static_cast<ActivationKind>(activation)},
+            threads, stream);
+      },
+      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "out"_a, "hidden"_a, "sums"_a, py::kw_only(),
+      "activation"_a, "threads"_a, "stream"_a);
+}
+
 void define_logsumexp(py::module_& m) {
   m.def(
       "logsumexp_forward",
@@ -515,6 +554,7 @@ PYBIND11_MODULE(_C, m) {
   define_scale_rows(m);
   define_distillation(m);
   define_mlp(m);
+  define_mlp_parts(m);
   define_logsumexp(m);
   m.def("build_info", &build_info);
   m.def("cpu_isa", &cpu_isa);

@@ -16,6 +16,16 @@ std::string mlp_obstacle(const Arguments& x) {
   return hidden % 8 == 0 ? "" : message("there are ", hidden, " hidden units, not a multiple of 8");
 }
 
+// The tier of a call that no kernel takes whole: hidden values are held in parts, within the bytes of the workspace, or the
+// SIMT kernels take it. fused: the tier of the kernels that store none.
+//
+// A part of the forward pass has some rows and all hidden units: each result is one product. A part of the backward pass has
+// all rows, and the rows' gradient is summed over parts, or all hidden units, and the weights' gradients are: whichever
+// is smaller.
+Tier mlp_forward_parts(const Tier& fused, const FoldProblem& p, std::int64_t workspace, const Launch& launch);
+Tier mlp_backward_parts(const Tier& fused, const FoldProblem& p, std::int64_t workspace,
+                        const Launch& launch);
+
 // Calls run(Activation{}) with the activation that kind names.
 template <class Run>
 void with_activation(ActivationKind kind, Run run) {

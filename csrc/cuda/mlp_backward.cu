@@ -9,8 +9,10 @@
 #include "tier.h"
 
 namespace monoidreduce::cuda {
+namespace {
 
-Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
+// Of the kernels that store no hidden value.
+Tier fused_tier(const MlpBackward& x, const Launch& launch) {
   const FoldProblem problem = mlp_problem(x);
   Tier tier = fastest_tier(
       problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256},
@@ -19,8 +21,15 @@ Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
   return tier;
 }
 
+}  // namespace
+
+Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
+  const Tier fused = fused_tier(x, launch);
+  return fused.name == kSimt ? mlp_backward_parts(fused, mlp_problem(x), x.workspace, launch) : fused;
+}
+
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
-  const Tier tier = cuda::mlp_backward_tier(x, launch);
+  const Tier tier = fused_tier(x, launch);
   const bool simt = tier.name == kSimt;
   for (const TensorView* gradient : {&x.d_w1, &x.d_w2}) {
     const DType expected = simt ? accumulation(x.x.dtype) : x.x.dtype;

@@ -8,13 +8,22 @@
 #include "tier.h"
 
 namespace monoidreduce::cuda {
+namespace {
 
-Tier mlp_forward_tier(const MlpForward& x, const Launch&) {
+// Of the kernels that store no hidden value.
+Tier fused_tier(const MlpForward& x) {
   return fastest_tier(mlp_problem(x), kWidestForward, {.both = mlp_obstacle(x)});
 }
 
+}  // namespace
+
+Tier mlp_forward_tier(const MlpForward& x, const Launch& launch) {
+  const Tier fused = fused_tier(x);
+  return fused.name == kSimt ? mlp_forward_parts(fused, mlp_problem(x), x.workspace, launch) : fused;
+}
+
 void mlp_forward(const MlpForward& x, const Launch& launch) {
-  const Tier tier = cuda::mlp_forward_tier(x, launch);
+  const Tier tier = fused_tier(x);
   if (tier.name == kSm80) sm80::mlp_forward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::mlp_forward(x, launch);

@@ -60,9 +60,9 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   return width_obstacle(p, widest);
 }
 
-Tier not_sm90(const std::string& obstacle) { return {kSimt, "not sm90: " + obstacle}; }
-
 }  // namespace
+
+Tier not_sm90(const std::string& obstacle) { return {kSimt, "not sm90: " + obstacle}; }
 
 Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& obstacles) {
   const std::string obstacle = obstacles.both.empty() ? common_obstacle(p) : obstacles.both;
@@ -81,25 +81,33 @@ std::int64_t widest_sm80_backward(const FoldProblem& p) {
 
 Tier contraction_tier(const FoldProblem& p) {
   std::string obstacle = common_obstacle(p);
+  if (obstacle.empty() && p.rows() * p.columns() == 0) obstacle = "there are no rows or no columns";
   if (obstacle.empty()) obstacle = sm90_obstacle(p, std::numeric_limits<std::int64_t>::max());
   if (!obstacle.empty()) return not_sm90(obstacle);
   return {kSm90, "tensor cores, through sm_90a"};
 }
 
-Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch) {
-  Tier tier = contraction_tier(p);
-  if (tier.name != kSm90) return tier;
+Tier multiplied_tier(const FoldProblem& p, const Launch& launch) {
   const char* const config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   const std::string_view given = config ? config : "";
   if (launch.deterministic && given != ":4096:8" && given != ":16:8")
     return not_sm90("torch's matrix products are deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8");
+  return contraction_tier(p);
+}
 
-  constexpr std::int64_t kTileColumns = 256;
+std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines,
+                           std::int64_t tile) {
   const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-  const std::int64_t fitting = workspace / (p.rows() * kTileColumns * item_size(p.a.dtype));
-  if (fitting == 0) return not_sm90(message("the workspace of ", workspace, " bytes holds no tile a row"));
-  const std::int64_t tiles = divide_up(p.columns(), kTileColumns), times = divide_up(tiles, fitting);
-  tier.scratch = p.rows() * divide_up(tiles, times) * kTileColumns;
+  const std::int64_t fitting = bytes / (line_bytes * tile), tiles = divide_up(lines, tile);
+  return fitting == 0 ? 0 : divide_up(tiles, divide_up(tiles, fitting)) * tile;
+}
+
+Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch) {
+  Tier tier = multiplied_tier(p, launch);
+  if (tier.name != kSm90) return tier;
+  const std::int64_t columns = lines_at_once(workspace, p.rows() * item_size(p.a.dtype), p.columns(), 256);
+  if (columns == 0) return not_sm90(message("the workspace of ", workspace, " bytes holds no tile a row"));
+  tier.scratch = p.rows() * columns;
   return tier;
 }
 

@@ -34,8 +34,14 @@ inline constexpr Widest kWidestForward{256, 256};
 // Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.
 std::int64_t widest_sm80_backward(const FoldProblem& p);
 
+Tier not_sm90(const std::string& obstacle);
 // The tier of a fold without a payload whose widths may be any: the contraction's kernels, or SIMT.
 Tier contraction_tier(const FoldProblem& p);
+// The same, of a call whose results torch multiplies.
+Tier multiplied_tier(const FoldProblem& p, const Launch& launch);
+// How many lines of a matrix fit into so many bytes: whole tiles, all times equally many; 0 where not one does.
+std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines,
+                           std::int64_t tile);
 // The tier of a backward pass whose gradients are products of local gradients (operators.h), and as its scratch how many
 // local gradients are stored at a time: whole tiles, all times equally many, within the bytes of the workspace.
 Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch);

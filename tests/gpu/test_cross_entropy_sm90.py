@@ -184,6 +184,13 @@ def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
     check_operator("linear_cross_entropy", inputs, {"workspace": 0})
 
 
+def test_no_rows(gpu: torch.device) -> None:
+    inputs = cross_entropy_inputs(0, 300, 64, dtype=torch.bfloat16, device=gpu)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
+    dx, dweight = torch.autograd.grad(mr.linear_cross_entropy(**inputs), (x, weight))
+    assert dx.shape == (0, 64) and not dweight.any()
+
+
 @pytest.mark.parametrize("name", ("x", "weight", "bias"))
 def test_some_gradients(name: str, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, bias=True)

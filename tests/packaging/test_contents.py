@@ -9,7 +9,7 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _paths.py _validate.py _version.py backend.py functional.py laws.py
-    local_gradients.py map_reduce.py monoids.py nn.py ops.py py.typed reference.py workspace.py
+    local_gradients.py map_reduce.py mlp_parts.py monoids.py nn.py ops.py py.typed reference.py workspace.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
 """
 HEADERS = """
@@ -26,9 +26,10 @@ HEADERS = """
     kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh
     kernel/fold_epilogue_sm90.cuh kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh
     kernel/fold_forward_sm90.cuh kernel/gradient_epilogue_sm90.cuh kernel/keeping_epilogue_sm90.cuh
-    kernel/kept.cuh kernel/launch.cuh kernel/repair.cuh kernel/row_fragment.cuh kernel/row_prologue.cuh
-    kernel/row_residuals.cuh kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh
-    kernel/tensor_map.cuh kernel/tile_schedule_sm90.cuh kernel/weights_to_gradients.cuh
+    kernel/kept.cuh kernel/launch.cuh kernel/payload_epilogue_sm90.cuh kernel/repair.cuh
+    kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh
+    kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh
+    kernel/tile_schedule_sm90.cuh kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh
@@ -46,14 +47,14 @@ SOURCES = """
     cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu cuda/distillation.cu
     cuda/distillation.h cuda/element.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_passes.cuh cuda/operator.h cuda/reduce_losses.cu cuda/scale_rows.cu cuda/tensor_cores.h
-    cuda/tier.cu cuda/tier.h
+    cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/operator.h cuda/reduce_losses.cu cuda/scale_rows.cu
+    cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/mlp_backward.cu
     cuda/sm80/mlp_forward.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
     cuda/sm90/distillation_gradient.cu cuda/sm90/linear_losses.h cuda/sm90/mlp_backward.cu
-    cuda/sm90/mlp_forward.cu cuda/sm90/natural.cuh
+    cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu cuda/sm90/natural.cuh
 """
 INFO = f"monoidreduce-{mr.__version__}.dist-info/"
 

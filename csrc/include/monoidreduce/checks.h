@@ -359,7 +359,7 @@ Operands check_mlp_inputs(const Arguments& x, MlpAxes& s) {
   const Operands call("x", x.x);
   call.strided("x", x.x, {s.b, s.m}, call.dtype);
   call.strided("w1", x.w1, {s.k, s.m}, call.dtype);
-  call.strided("w2", x.w2, {s.n, s.k}, call.dtype);
+  if constexpr (requires { x.w2; }) call.strided("w2", x.w2, {s.n, s.k}, call.dtype);
   call.optional_strided("bias1", x.bias1, {s.k}, call.dtype);
   require(x.activation >= ActivationKind::kRelu && x.activation <= ActivationKind::kIdentity,
           "activation: expected an index in [0, ", static_cast<int>(ActivationKind::kIdentity), "], got ",
@@ -384,6 +384,26 @@ inline void check(const MlpBackward& x) {
   call.optional_contiguous("dbias1", x.d_bias1, {s.k}, call.accumulator);
   require(!x.d_bias1.present() || x.bias1.present(),
           "dbias1: expected none where bias1 is none, got a tensor");
+}
+
+inline void check(const MlpHidden& x) {
+  MlpAxes s;
+  const Operands call = check_mlp_inputs(x, s);
+  require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
+  call.strided("out", x.out, {s.b, s.k}, call.dtype);
+}
+
+inline void check(const MlpLocalGradient& x) {
+  MlpAxes s;
+  const Operands call = check_mlp_inputs(x, s);
+  require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
+  call.strided("grad_out", x.grad_out, {s.b, s.n}, call.dtype);
+  call.strided("out", x.out, {s.b, s.k}, call.dtype);
+  call.strided("hidden", x.hidden, {s.b, s.k}, call.dtype);
+  const auto tiles = [](std::int64_t n, std::int64_t of) { return (n + of - 1) / of; };
+  Axis groups{"16 ceil(B / 256)", 16 * tiles(s.b.size, 256)},
+      padded{"192 ceil(K / 192)", 192 * tiles(s.k.size, 192)};
+  call.optional_strided("sums", x.sums, {groups, padded}, call.accumulator);
 }
 
 // logsumexp of a matrix product

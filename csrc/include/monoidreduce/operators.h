@@ -128,11 +128,29 @@ struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
   TensorView out;                      // [B, N]
   ActivationKind activation = ActivationKind::kIdentity;
+  std::int64_t workspace = 0;  // bytes that hidden values may take where no kernel does without (Tier::part)
 };
 struct MlpBackward {
   TensorView grad_out;  // [B, N]
   TensorView x, w1, w2, bias1;
   TensorView d_x, d_w1, d_w2, d_bias1;
+  ActivationKind activation = ActivationKind::kIdentity;
+  std::int64_t workspace = 0;
+};
+
+// Of an MLP in parts (Tier::part): act(x w1^T + bias1) of some rows and hidden units, those that x, w1 and bias1 hold. The
+// result is its product with w2.
+struct MlpHidden {
+  TensorView x, w1, bias1;  // [R, M] [C, M] [C]
+  TensorView out;           // [R, C] of the type of x
+  ActivationKind activation = ActivationKind::kIdentity;
+};
+// The same, and the derivatives by the arguments of the activation. The gradients are products of the two.
+struct MlpLocalGradient {
+  TensorView grad_out, x, w1, w2, bias1;  // [R, N] [R, M] [C, M] [N, C] [C]; a column of w2 is dense
+  TensorView out, hidden;                 // [R, C] of the type of x
+  TensorView
+      sums;  // float: those of out over 16 rows each, rows in whole tiles of 256, columns of 192; or absent
   ActivationKind activation = ActivationKind::kIdentity;
 };
 
@@ -186,7 +204,8 @@ struct Tier {
   std::string name, reason;
   std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
   bool adds_rows =
-      true;  // does it add to the gradients of rows (d_q, d_x), or write them in the inputs' type
+      true;         // does it add to the gradients of rows (d_q, d_x), or write them in the inputs' type
+  TileSize part{};  // mlp: the rows and hidden units whose hidden values the caller holds at a time; or none
 };
 Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
 Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
@@ -212,6 +231,10 @@ void distillation_local_gradient(const DistillationLocalGradient& arguments, con
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 // For the products with local gradients that were kept.
 void scale_rows(const RowScaling& arguments, const Launch& launch);
+// An MLP too wide for one kernel comes in parts, on the tier "sm90": what the caller multiplies is of Tier::part rows and
+// hidden units at a time. One of the two is all there are.
+void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
+void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 namespace cuda {
 bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
               const Launch& launch);
@@ -229,6 +252,8 @@ void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, co
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 void scale_rows(const RowScaling& arguments, const Launch& launch);
+void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
+void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 }  // namespace cuda
 
 // The tensor that decides the device and the dtype of a call.

@@ -87,6 +87,32 @@ FoldProblem mlp_problem(const Arguments& x, const TensorView& out_bias = {}) {
           .range = {}};
 }
 
+// The hidden units alone, without their fold.
+inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.w1),
+          .other_a = {},
+          .other_b = {},
+          .payload = {},
+          .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .out_bias = {},
+          .score = {.bias_inside = true},
+          .range = {}};
+}
+
+// The same, and beside each score the derivative by its weight, <grad_out, w2>.
+inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.w1),
+          .other_a = as_rows(x.grad_out),
+          .other_b = as_rows(transposed(x.w2)),
+          .payload = {},
+          .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .out_bias = {},
+          .score = {.bias_inside = true},
+          .range = {}};
+}
+
 template <class Arguments>
 FoldProblem logsumexp_problem(const Arguments& x) {
   return {.a = as_rows(x.a),

@@ -79,4 +79,23 @@ struct ColumnSums {
   }
 };
 
+// Sums over 16 rows each of a matrix that is never stored as it was: [rows / 16, pitch], rows and columns in whole tiles.
+struct PartialSums {
+  float* data;  // null: not wanted
+  std::int64_t pitch;
+  int rows;  // those from here on add nothing
+
+  // Of 64 columns from column0 on, elements slab on, of the 64 rows from row0 on. Columns beyond the last are those of
+  // the tile.
+  __device__ __forceinline__ void store(const float (&slab)[32], int row0, int column0) const {
+    if (data == nullptr) return;
+    float there[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) there[i] = row0 + fragment_row(row_of_element(i)) < rows ? slab[i] : 0.f;
+    const ColumnSums of_warp(there);
+    const std::int64_t group = row0 / 16 + threadIdx.x / 32 % 4;
+    *reinterpret_cast<float2*>(data + group * pitch + column0 + of_warp.first) = of_warp.sums;
+  }
+};
+
 }  // namespace monoidreduce

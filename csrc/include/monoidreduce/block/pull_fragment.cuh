@@ -1,5 +1,4 @@
-// A monoid's pull, lifted from one element to a warpgroup's fragment. The fragment is transposed: its 64 rows are
-// columns of the fold, its columns are rows of the fold.
+// A monoid's pull, lifted from one element to a warpgroup's fragment.
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
@@ -18,7 +17,7 @@ struct Unseen {
   __device__ __forceinline__ void operator()(int, float) {}
 };
 
-// What Scores::prepare_transposed (fragment_scores.cuh) left becomes the payload's weights, and u = <G_i, v_j> the
+// What Scores::prepare or prepare_transposed (fragment_scores.cuh) left becomes the payload's weights, and u = <G_i, v_j> the
 // derivative by the dot product. residual(i): of the row of element i. D is linear in the upstream gradient, so the
 // unit of the scores goes into u and, beforehand, into the row's part. see(i, g): is shown the derivative by score i.
 template <PayloadMonoid M, class Scores, class Residual, int kSize, class See = Unseen>

@@ -16,19 +16,26 @@
 
 namespace monoidreduce::sm90 {
 
-// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240.
-template <int kColumns_, int kStages_, int kScores_ = 1>
+// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240. kTransposed: the columns of
+// the last one lie side by side, [width, columns].
+template <int kColumns_, int kStages_, int kScores_ = 1, bool kTransposed_ = false>
 struct ContractionTile {
+  static constexpr bool kTransposed = kTransposed_;
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kLead = 2;  // steps that the first consumer is ahead
+  // Lines of a box of columns: a block loads half of them, or half of their elements.
+  MR_HD static constexpr int column_lines(bool transposed) {
+    return (transposed ? kSlab : kColumns) / kBlocks;
+  }
+  MR_HD static constexpr bool transposed(int score) { return kTransposed && score == kScores - 1; }
 };
 
 template <int kScores>
 struct ContractionArguments {
-  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows and kColumns / kBlocks lines
+  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows and column_lines lines
   int steps[kScores];                               // of 64 elements of the width
   TileSchedule schedule;
 };
@@ -47,7 +54,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
                                         int cluster, int block) {
   using RowsTile = SharedTile<Tile::kRows, kSlab>;
   using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
-  constexpr int kPart = Tile::kColumns / Tile::kBlocks;  // lines that a block loads
+  constexpr int kAll = (1 << Tile::kBlocks) - 1;
   RingPosition<Tile::kStages> at;
 #pragma unroll 1
   for (auto group = p.schedule.first(cluster); group.count > 0; group = p.schedule.next(group)) {
@@ -61,9 +68,17 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
         for (int step = 0; step < p.steps[score]; ++step) {
           arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
           RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, row0, 0, 0}, arrived);
-          arch::load_to_blocks(memory.columns[at.stage] + block * kPart * kLineBytes, p.columns[score],
-                               {step * kSlab, column0 + block * kPart, 0, 0}, arrived,
-                               (1 << Tile::kBlocks) - 1);
+          const int line = block * Tile::column_lines(Tile::transposed(score));
+          unsigned char* const columns = memory.columns[at.stage] + line * kLineBytes;
+          if (Tile::transposed(score)) {
+#pragma unroll
+            for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
+              arch::load_to_blocks(columns + slab * kSlab * kLineBytes, p.columns[score],
+                                   {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
+          } else {
+            arch::load_to_blocks(columns, p.columns[score], {step * kSlab, column0 + line, 0, 0}, arrived,
+                                 kAll);
+          }
           at.advance();
         }
       }
@@ -84,25 +99,27 @@ struct Multiplier {
     if (thread < Tile::kBlocks) memory.ring.release(stage, thread);
   }
 
-  // dots = rows . columns^T of a tile, 64 x kColumns. kFirst: is it the tile's first product.
-  template <bool kFirst>
+  // dots = rows . columns^T of a tile, 64 x kColumns.
+  template <int kScore>
   __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2], int steps) {
+    constexpr bool kTransposed = Tile::transposed(kScore);
+    using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
     // With fewer steps than stages, the first consumer could be more than a tile ahead.
-    const bool staggered = kFirst && steps >= Tile::kStages;
+    const bool staggered = kScore == 0 && steps >= Tile::kStages;
     if (staggered && warpgroup == 1) arch::sync_threads(kTurn, 2 * kWarpgroup);
     RingPosition<Tile::kStages> before = at;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows[at.stage]) +
                                          warpgroup * kFragmentRows * kLineBytes);
-      const AlongWidth<Tile::kColumns> columns(arch::shared_address(memory.columns[at.stage]));
+      const Columns columns(arch::shared_address(memory.columns[at.stage]));
       memory.ring.wait(at);
       arch::pin(dots);
       arch::fence_products();
 #pragma unroll
       for (int k = 0; k < kSlab / kProductDepth; ++k)
-        arch::Wgmma<E, Tile::kColumns>::template shared<false, false>(dots, rows[k], columns[k],
-                                                                      (step | k) != 0);
+        arch::Wgmma<E, Tile::kColumns>::template shared<false, kTransposed>(dots, rows[k], columns[k],
+                                                                            (step | k) != 0);
       arch::commit_products();
       if (step > 0) {
         arch::wait_products<1>();
@@ -157,8 +174,8 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 #pragma unroll 1
       for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
         float dots[Tile::kScores][Tile::kColumns / 2];
-        multiplier.template run<true>(dots[0], p.steps[0]);
-        if constexpr (Tile::kScores == 2) multiplier.template run<false>(dots[1], p.steps[1]);
+        multiplier.template run<0>(dots[0], p.steps[0]);
+        if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p.steps[1]);
         epilogue.tile(work, dots, row0, p.schedule.column_tile(group, tile) * Tile::kColumns, memory.epilogue,
                       warpgroup);
       }
@@ -194,7 +211,9 @@ ContractionArguments<Tile::kScores> contraction_arguments(const FoldProblem& p) 
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
     arguments.rows[score] = tensor_map(rows[score], Tile::kRows);
-    arguments.columns[score] = tensor_map(columns[score], Tile::kColumns / Tile::kBlocks);
+    const bool transposed = Tile::transposed(score);
+    arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
+                                          Tile::column_lines(transposed));
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = contraction_schedule<Tile>(p);

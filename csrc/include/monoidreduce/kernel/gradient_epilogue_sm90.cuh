@@ -28,8 +28,7 @@ struct GradientEpilogue {
   Scores scores;
   Rows rows;
   int row_count;
-  float* sums;  // [rows / 16 of the tiles, pitch]: of the first gradient over 16 rows each; or null
-  std::int64_t pitch;
+  PartialSums sums;             // of the first gradient
   arch::TensorMap outs[kOuts];  // [rows, columns], boxes of kSlabBoxRows lines
 
   __device__ __forceinline__ Work begin(int row0) const {
@@ -92,30 +91,20 @@ struct GradientEpilogue {
       gradients[i] = n == 0 ? scores.chain(g.score, e.score).x : scores.chain(g.other, e.other).x;
     }
     if constexpr (requires { scores.bias; }) {
-      if (sums != nullptr && n == 0) store_sums(gradients, row0, column0 + slab * kSlab);
+      if (n == 0) sums.store(gradients, row0, column0 + slab * kSlab);
     }
     round_fragment<E>(words, gradients);
-  }
-  // Of the warp's rows, before they are rounded. Columns beyond the last are those of the tile.
-  __device__ __forceinline__ void store_sums(const float (&gradients)[kSlabElements], int row0,
-                                             int column0) const {
-    float there[kSlabElements];
-#pragma unroll
-    for (int i = 0; i < kSlabElements; ++i)
-      there[i] = row0 + fragment_row(row_of_element(i)) < row_count ? gradients[i] : 0.f;
-    const ColumnSums of_warp(there);
-    const std::int64_t group = row0 / kSlabBoxRows + threadIdx.x / 32 % 4;
-    *reinterpret_cast<float2*>(sums + group * pitch + column0 + of_warp.first) = of_warp.sums;
   }
 };
 
 // The derivatives by the first kOuts dot products of each element of a problem without a payload. outs: [1, 1, rows,
-// columns] each, of the element type. sums: GradientEpilogue::sums, of whole tiles; or absent.
+// columns] each, of the element type. sums: GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent.
 template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
 void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                     const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
+  const int row_count = static_cast<int>(p.rows());
   GradientEpilogue<E, M, Scores, Rows, kOuts> epilogue{
-      m, scores, rows, static_cast<int>(p.rows()), static_cast<float*>(sums.data), sums.stride[0], {}};
+      m, scores, rows, row_count, {static_cast<float*>(sums.data), sums.stride[0], row_count}, {}};
   for (int n = 0; n < kOuts; ++n) epilogue.outs[n] = tensor_map(outs[n], kSlabBoxRows);
   contraction<E, Tile>(contraction_arguments<Tile>(p), epilogue, "local_gradient_sm90", p.a.cuda_device,
                        launch);

@@ -1,0 +1,65 @@
+#include <algorithm>
+
+#include "mlp.h"
+#include "operator.h"
+#include "tensor_cores.h"
+
+namespace monoidreduce::cuda {
+namespace {
+
+// All lines, or as many whole tiles of them as fit.
+std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines, std::int64_t tile) {
+  return lines * line_bytes <= bytes ? lines : std::min(lines, lines_at_once(bytes, line_bytes, lines, tile));
+}
+
+// The tier of a call that comes in such parts. fused: what keeps it from the kernels that store no hidden value.
+Tier in_parts(const Tier& fused, const FoldProblem& p, TileSize part, std::int64_t workspace,
+              const Launch& launch) {
+  if (p.columns() % 8 != 0) return fused;
+  Tier tier = multiplied_tier(p, launch);
+  if (tier.name == kSm90 && part.rows * part.columns == 0)
+    tier = not_sm90(message("the workspace of ", workspace, " bytes holds no tile of hidden values"));
+  if (tier.name != kSm90) return {kSimt, fused.reason + "; in parts: " + tier.reason};
+  tier.reason += message(", in parts of ", part.rows, " rows and ", part.columns,
+                         " hidden units, as no kernel takes all: ", fused.reason);
+  tier.part = part;
+  return tier;
+}
+
+constexpr std::int64_t kTileRows = 256, kTileUnits = 192;
+
+}  // namespace
+
+Tier mlp_forward_parts(const Tier& fused, const FoldProblem& p, std::int64_t workspace,
+                       const Launch& launch) {
+  const std::int64_t of_row = p.columns() * item_size(p.a.dtype),
+                     rows = fitting(workspace, of_row, p.rows(), kTileRows);
+  return in_parts(fused, p, {rows, p.columns()}, workspace, launch);
+}
+
+Tier mlp_backward_parts(const Tier& fused, const FoldProblem& p, std::int64_t workspace,
+                        const Launch& launch) {
+  // A hidden value, and the derivative by it.
+  const std::int64_t bytes = 2 * item_size(p.a.dtype),
+                     rows = fitting(workspace, p.columns() * bytes, p.rows(), kTileRows),
+                     units = fitting(workspace, p.rows() * bytes, p.columns(), kTileUnits);
+  const bool fewer_rows = p.rows() * p.width() <= p.columns() * (p.width() + p.payload_width());
+  if (rows == 0 || (fewer_rows && units > 0)) return in_parts(fused, p, {p.rows(), units}, workspace, launch);
+  return in_parts(fused, p, {rows, p.columns()}, workspace, launch);
+}
+
+void mlp_hidden(const MlpHidden& x, const Launch& launch) {
+  const Tier tier = contraction_tier(mlp_hidden_problem(x));
+  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
+  if constexpr (kWithSm90) sm90::mlp_hidden(x, launch);
+  count_tier("mlp_forward", tier, x.x.dtype);
+}
+
+void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
+  const Tier tier = contraction_tier(mlp_gradient_problem(x));
+  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
+  if constexpr (kWithSm90) sm90::mlp_local_gradient(x, launch);
+  count_tier("mlp_backward", tier, x.x.dtype);
+}
+
+}  // namespace monoidreduce::cuda

@@ -1,0 +1,132 @@
+"""An MLP too wide for one kernel: products of hidden values, of which a part is held at a time.
+
+For tensor-core kernels: all matrices are of a 16-bit type, sums of float32. A part is some rows and hidden
+units; either all rows or all units are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce.local_gradients import add_product, multipliable
+
+__all__ = ["multiply_hidden", "multiply_hidden_gradients"]
+
+
+def _parts(count: int, at_once: int) -> list[slice]:
+    return [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+
+
+def _size(part: slice) -> int:
+    size: int = part.stop - part.start
+    return size
+
+
+def _rows(matrix: Tensor, part: slice) -> Tensor:
+    """The rows of a part. A view costs as much host time as a launch: none where they are all."""
+    return matrix if _size(part) == matrix.shape[0] else matrix[part]
+
+
+def _columns(matrix: Tensor, part: slice) -> Tensor:
+    return matrix if _size(part) == matrix.shape[1] else matrix[:, part]
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def multiply_hidden(
+    store: Callable[[Tensor, Tensor], None],
+    rows_at_once: int,
+    x: Tensor,
+    w2: Tensor,
+    bias2: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Writes out [rows, N]. store(x, hidden) writes the hidden values of some rows."""
+    weight = multipliable(w2).T
+    workspace = out.new_empty((rows_at_once, weight.shape[0]))
+    with _without_autocast(out.device.type):
+        for part in _parts(out.shape[0], rows_at_once):
+            hidden, product = workspace[: _size(part)], _rows(out, part)
+            store(_rows(x, part), hidden)
+            if bias2 is None:
+                torch.mm(hidden, weight, out=product)
+            else:
+                torch.addmm(bias2, hidden, weight, out=product)
+
+
+class _Total:
+    """The gradient by a matrix that is a sum of so many products, in float32 if there are several."""
+
+    def __init__(self, of: Tensor, products: int) -> None:
+        self.summed = products > 1
+        self.value = of.new_zeros(of.shape, dtype=torch.float32) if self.summed else of.new_empty(of.shape)
+
+    def add(self, to: Tensor, a: Tensor, b: Tensor) -> None:
+        """Adds a @ b to a part of the value."""
+        if self.summed:
+            add_product(to, a, b)
+        else:
+            torch.mm(a, b, out=to)
+
+
+def multiply_hidden_gradients(
+    store: Callable[..., None],
+    part: tuple[int, int],
+    grad_out: Tensor,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    needed: list[bool],
+) -> list[Tensor | None]:
+    """The gradients by x, w1, w2 and bias1 that are needed.
+
+    store(grad_out, x, w1, w2, bias1, local, hidden, sums), of the rows and units of a part, writes the local
+    gradients, the derivatives by what the activation is of, the hidden values, and the sums over 16 rows each
+    of local gradients that are not rounded yet.
+    """
+    grad_out, x, w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
+    row_parts, unit_parts = _parts(x.shape[0], part[0]), _parts(w1.shape[0], part[1])
+    local_workspace, hidden_workspace = x.new_empty(part), x.new_empty(part)
+    dx = _Total(x, len(unit_parts)) if needed[0] else None
+    dw1 = _Total(w1, len(row_parts)) if needed[1] else None
+    dw2 = _Total(w2, len(row_parts)) if needed[2] else None
+    dbias1 = x.new_empty((w1.shape[0],), dtype=torch.float32) if needed[3] else None
+    with _without_autocast(x.device.type):
+        for units in unit_parts:
+            w1_there, w2_there = _rows(w1, units), _columns(w2, units)
+            bias_there = None if bias1 is None else _rows(bias1, units)
+            for rows in row_parts:
+                x_there, grad_there = _rows(x, rows), _rows(grad_out, rows)
+                local, hidden = (
+                    _columns(_rows(workspace, slice(0, _size(rows))), slice(0, _size(units)))
+                    for workspace in (local_workspace, hidden_workspace)
+                )
+                sums = None if dbias1 is None else _partial_sums(local)
+                store(grad_there, x_there, w1_there, w2_there, bias_there, local, hidden, sums)
+                if dx is not None:
+                    dx.add(_rows(dx.value, rows), local, w1_there)
+                if dw1 is not None:
+                    dw1.add(_rows(dw1.value, units), local.T, x_there)
+                if dw2 is not None:
+                    dw2.add(_columns(dw2.value, units), grad_there.T, hidden)
+                if dbias1 is not None and sums is not None:
+                    sums = sums[:, : _size(units)]
+                    if rows.start == 0:
+                        torch.sum(sums, 0, out=_rows(dbias1, units))
+                    else:
+                        _rows(dbias1, units).add_(sums.sum(0))
+    return [None if total is None else total.value for total in (dx, dw1, dw2)] + [dbias1]
+
+
+def _partial_sums(local: Tensor) -> Tensor:
+    """A place for sums over 16 rows each, in whole tiles."""
+    rows, units = local.shape
+    return local.new_empty((16 * -(-rows // 256), 192 * -(-units // 192)), dtype=torch.float32)

@@ -1,0 +1,249 @@
+"""An MLP too wide for one kernel, on Hopper: hidden values come in parts, and torch multiplies them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from calls import assert_same_bits, results, upstreams
+from specimens import Inputs, Specimen, mlp_inputs, name_of, normal
+from tolerance import check_operator
+
+import monoidreduce as mr
+from monoidreduce.ops import ACTIVATIONS
+
+HALVES = (torch.bfloat16, torch.float16)
+SIZES = {  # rows, hidden, width in, width out
+    "one_tile": (128, 192, 512, 512),
+    "one_row": (1, 520, 264, 264),
+    "few_units": (300, 8, 512, 320),
+    "ragged": (301, 1000, 520, 392),
+    "narrow_in": (140, 328, 8, 512),
+    "narrow_out": (77, 264, 512, 8),
+    "long": (700, 3000, 320, 264),
+    "many_rows": (3000, 72, 264, 264),
+    "deep": (200, 456, 2056, 1032),
+}
+PARTS = {  # sizes, and the bytes of a tile of hidden values and derivatives
+    "units": ((700, 600, 264, 320), 4 * 192 * 700),  # the rows' gradient is the smaller one
+    "rows": ((1500, 200, 320, 264), 4 * 256 * 200),
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper(gpu: torch.device) -> None:
+    if torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("not a Hopper GPU")
+
+
+def inputs_of(
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, gpu: torch.device, biases: bool = False
+) -> Inputs:
+    rows, hidden, wide_in, wide_out = sizes
+    place = {"dtype": dtype, "device": gpu}
+    inputs = {
+        "x": normal(rows, wide_in, **place),
+        "w1": normal(hidden, wide_in, **place) / wide_in**0.5,
+        "w2": normal(wide_out, hidden, **place) / hidden**0.5,
+    }
+    if biases:
+        inputs |= {"bias1": normal(hidden, **place), "bias2": normal(wide_out, **place)}
+    return inputs
+
+
+def launches(inputs: Inputs, activation: str = "gelu_tanh", tier: str = "sm90") -> dict[str, int]:
+    """Checks a call; returns how many launches it took forward and backward, of nothing but the tier."""
+    before = mr._C.path_counts()
+    check_operator("mlp", inputs, {"activation": activation})
+    after = mr._C.path_counts()
+    ran = {path: n - before.get(path, 0) for path, n in after.items() if n != before.get(path, 0)}
+    suffix = f"/cuda/{tier}/{name_of(inputs['x'].dtype)}"
+    assert ran.keys() == {f"mlp_forward{suffix}", f"mlp_backward{suffix}"}
+    return {path.removeprefix("mlp_").removesuffix(suffix): n for path, n in ran.items()}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
+    assert launches(inputs_of(SIZES[size], dtype, gpu, biases)) == {"forward": 1, "backward": 1}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    launches(inputs_of(SIZES["ragged"], dtype, gpu, biases=True), activation)
+
+
+@pytest.mark.parametrize("hidden", (1, 67))
+def test_units_that_are_no_multiple_of_eight(hidden: int, gpu: torch.device) -> None:
+    launches(inputs_of((130, hidden, 320, 264), torch.bfloat16, gpu, biases=True), tier="simt")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize(
+    ("of", "tiles", "forward", "backward"),
+    (("units", 1, 3, 4), ("units", 2, 1, 2), ("rows", 1, 3, 6), ("rows", 2, 2, 3), ("rows", 3, 1, 2)),
+)
+def test_several_parts(
+    of: str, tiles: int, forward: int, backward: int, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """A workspace of so many tiles: some parts are as large as the last, some are not."""
+    sizes, tile_bytes = PARTS[of]
+    with mr.workspace(tiles * tile_bytes):
+        ran = launches(inputs_of(sizes, dtype, gpu, biases=True))
+    assert ran == {"forward": forward, "backward": backward}
+
+
+def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
+    sizes, tile_bytes = PARTS["rows"]
+    inputs = inputs_of(sizes, torch.bfloat16, gpu)
+    with mr.workspace(tile_bytes // 2 - 1):
+        explanation = mr.explain("mlp", *inputs.values())
+        launches(inputs, tier="simt")
+    assert "/simt/" in explanation.forward and "/simt/" in explanation.backward
+    assert "workspace" in str(explanation)
+
+
+def test_explained(gpu: torch.device) -> None:
+    inputs = inputs_of(PARTS["units"][0], torch.bfloat16, gpu)
+    with mr.workspace(PARTS["units"][1]):
+        explanation = mr.explain("mlp", *inputs.values())
+    assert explanation.backward == "mlp_backward/cuda/sm90/bfloat16"
+    assert explanation.deterministic and explanation.workspace == PARTS["units"][1]
+    assert "parts of 700 rows and 192 hidden units" in str(explanation)
+    narrow = inputs_of((700, 600, 64, 64), torch.bfloat16, gpu)
+    assert mr.explain("mlp", *narrow.values()).workspace is None
+
+
+def test_views(gpu: torch.device) -> None:
+    """Leading axes, transposed weights, odd pitches: copied where the copy engine cannot read them."""
+    inputs = inputs_of((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)
+    inputs["x"] = inputs["x"].reshape(3, 100, 520)
+    inputs["w1"] = inputs["w1"].t().contiguous().t()
+    inputs["w2"] = inputs["w2"].t().contiguous().t()
+    launches(inputs, "silu")
+    odd = {name: torch.nn.functional.pad(t, (0, 3))[..., :-3] for name, t in inputs.items()}
+    launches(odd, "silu")
+
+
+@pytest.mark.parametrize("name", ("x", "w1", "w2", "bias1", "bias2"))
+def test_some_gradients(name: str, gpu: torch.device) -> None:
+    sizes, tile_bytes = PARTS["units"]
+    inputs = inputs_of(sizes, torch.bfloat16, gpu, biases=True)
+    with mr.workspace(2 * tile_bytes):
+        check_operator("mlp", inputs, {"activation": "gelu"}, differentiate=[name])
+
+
+def test_non_finite_inputs(gpu: torch.device) -> None:
+    inputs = inputs_of(SIZES["ragged"], torch.bfloat16, gpu)
+    inputs["x"][17, 3] = torch.nan
+    x = inputs["x"].requires_grad_()
+    out = mr.mlp(**inputs)
+    others = torch.arange(301, device=gpu) != 17
+    assert out[17].isnan().all() and out[others].isfinite().all()
+    (dx,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    assert dx[17].isnan().all() and dx[others].isfinite().all()
+
+
+def test_no_rows(gpu: torch.device) -> None:
+    inputs = inputs_of((0, 512, 320, 264), torch.bfloat16, gpu, biases=True)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    out = mr.mlp(**leaves)
+    assert out.shape == (0, 264)
+    for gradient in torch.autograd.grad(out.sum(), list(leaves.values())):
+        assert not gradient.any()
+
+
+@pytest.mark.parametrize("of", PARTS)
+def test_the_same_bits_every_time(of: str, gpu: torch.device) -> None:
+    sizes, tile_bytes = PARTS[of]
+    inputs = inputs_of(sizes, torch.bfloat16, gpu, biases=True)
+    call = Specimen("mlp", "mlp", mlp_inputs)
+    grads = upstreams(call, inputs)
+    with mr.workspace(tile_bytes):
+        first = results(call, inputs, grads)
+        for _ in range(3):
+            assert_same_bits(results(call, inputs, grads), first)
+
+
+def test_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
+    with mr.workspace(PARTS["units"][1]):
+        launches(inputs_of(PARTS["units"][0], torch.bfloat16, gpu, biases=True))
+
+
+def test_deterministic_mode_that_torch_refuses(
+    gpu: torch.device, deterministic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without cuBLAS's own setting torch's products raise, and the SIMT kernels take the call."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    inputs = inputs_of(SIZES["one_tile"], torch.bfloat16, gpu)
+    explanation = mr.explain("mlp", *inputs.values())
+    assert "/simt/" in explanation.forward and "CUBLAS_WORKSPACE_CONFIG" in str(explanation)
+
+
+def test_captured_in_a_graph(gpu: torch.device) -> None:
+    inputs = inputs_of(PARTS["units"][0], torch.bfloat16, gpu, biases=True)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    grad = torch.randn(700, 320, dtype=torch.bfloat16, device=gpu)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        with mr.workspace(PARTS["units"][1]):
+            out = mr.mlp(**leaves)
+            return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for t in captured:
+        t.zero_()
+    graph.replay()
+    for got, wanted in zip(captured, expected, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_in_a_new_thread(gpu: torch.device) -> None:
+    """In which no CUDA call was made yet, as in autograd's in the first backward pass of a process."""
+    inputs = inputs_of(SIZES["ragged"], torch.bfloat16, gpu)
+    expected = mr.mlp(**inputs)
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(mr.mlp, **inputs).result(), expected)
+
+
+def test_under_autocast(gpu: torch.device) -> None:
+    """float32 inputs, as of a model in training; the products are of what autocast made of them."""
+    inputs = inputs_of(SIZES["ragged"], torch.float32, gpu, biases=True)
+    before = mr._C.path_counts()
+    with torch.autocast("cuda", torch.bfloat16):
+        out = mr.mlp(**inputs)
+    ran = {path for path, n in mr._C.path_counts().items() if n != before.get(path, 0)}
+    assert ran == {"mlp_forward/cuda/sm90/bfloat16"}
+    expected = mr.mlp(**{name: t.bfloat16() for name, t in inputs.items()})
+    assert torch.equal(out, expected)
+
+
+def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
+    rows, hidden, width = 4096, 16384, 512
+    inputs = inputs_of((rows, hidden, width, width), torch.bfloat16, gpu)
+    leaves = {name: t.requires_grad_() for name, t in inputs.items()}
+    grad = torch.randn(rows, width, dtype=torch.bfloat16, device=gpu)
+    workspace = 16 << 20
+    assert workspace < 2 * rows * hidden
+    torch.autograd.grad(mr.mlp(**leaves), list(leaves.values()), grad)  # cuBLAS's own workspace stays
+    with mr.workspace(workspace):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        out = mr.mlp(**leaves)
+        assert torch.cuda.max_memory_allocated() - before <= 2 * out.numel() + workspace
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        torch.autograd.grad(out, list(leaves.values()), grad)
+        gradients = 2 * sum(t.numel() for t in leaves.values())
+        summed = 4 * rows * width
+        assert torch.cuda.max_memory_allocated() - before <= gradients + summed + workspace + (1 << 20)
