@@ -393,7 +393,7 @@ def linear_cross_entropy(
         ignore_index,
         float(label_smoothing),
         float(z_loss),
-        _differentiated(rows, weight),
+        rows.is_cuda and _differentiated(rows, weight),
         workspace_bytes(workspace),
     )
     if reduction == "none":
@@ -475,7 +475,7 @@ def linear_distillation(
         reduction,
         loss,
         float(temperature),
-        _differentiated(rows, weight) and not _differentiated(teacher_rows, teacher_weight),
+        rows.is_cuda and _differentiated(rows, weight) and not _differentiated(teacher_rows, teacher_weight),
         workspace_bytes(workspace),
     )
     return _like_rows(result, x) if reduction == "none" else result

@@ -44,6 +44,9 @@ DISTILLATION_LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
 HOPPER = "sm90"
 
+_BELOW_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
+_BACKENDS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
 
@@ -148,6 +151,7 @@ def _any_requires_grad(args: tuple[Any, ...]) -> bool:
 
 def _autograd(
     op: Callable[..., Any],
+    backend: Callable[..., Any],
     save: Callable[..., None],
     differentiate: Callable[..., Any],
 ) -> Callable[..., Any]:
@@ -155,39 +159,45 @@ def _autograd(
 
     When this kernel runs, torch.func has chosen the level of its transforms to work at. `Function.apply`
     would ask it again; its base class, when allowed to, records that one level.
+
+    keys: those of the call. Where none stands between this kernel and `backend`, the dispatcher is not asked
+    again: 3 us of a call. None: it is.
     """
 
-    def below(*args: Any) -> Any:
+    def below(keys: Any, *args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            result = op(*args)
+            next_key = None if keys is None else (keys & _BELOW_AUTOGRAD).highestPriorityTypeId()
+            result = backend(*args) if next_key in _BACKENDS else op(*args)
         return tuple(result) if isinstance(result, list) else result  # a Function sees no tensors in a list
 
     class Recorded(_SingleLevelFunction):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            result = below(*args)
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+            result = below(keys, *args)
             save(ctx, args, result)
             return result
 
-        backward = staticmethod(differentiate)
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            return None, *differentiate(ctx, *grads)
 
     class Transformed(Recorded):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the levels below
-                return Recorded.forward(ctx, *args)
+                return Recorded.forward(ctx, keys, *args)
 
     record: Callable[..., Any] = Recorded.apply  # type: ignore[attr-defined]
     transform: Callable[..., Any] = Transformed.apply  # type: ignore[attr-defined]
 
-    def kernel(*args: Any) -> Any:
+    def kernel(keys: Any, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             with enable_single_level_autograd_function():
-                return transform(*args)
+                return transform(None, *args)
         # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
         if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad._current_level >= 0:
-            return record(*args)
-        return below(*args)
+            return record(keys, *args)
+        return below(keys, *args)
 
     return kernel
 
@@ -239,7 +249,7 @@ def _register(
         ctx.options = args[input_count:]
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[:input_count]
+        needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         gradients = iter(backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed))
         return (*(next(gradients) if n else None for n in needed), *(None for _ in ctx.options))
 
@@ -257,8 +267,11 @@ def _register(
         _library.impl(f"{name}_backward", backward, device)
     torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
     torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
-    _library.impl(name, _autograd(op, save, differentiate), "Autograd")
-    _library.impl(f"{name}_backward", _autograd(backward_op, save_nothing, refuse), "Autograd")
+    for kernel_name, kernel in (
+        (name, _autograd(op, forward, save, differentiate)),
+        (f"{name}_backward", _autograd(backward_op, backward, save_nothing, refuse)),
+    ):
+        _library.impl(kernel_name, kernel, "Autograd", with_keyset=True)
     return op
 
 
