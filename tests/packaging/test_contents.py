@@ -17,9 +17,9 @@ HEADERS = """
     tensor_view.h
     arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/mma.cuh
     arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh arch/wgmma.cuh
-    block/accumulate.cuh block/copy_tile.cuh block/elements.cuh block/fast_real.cuh block/fold_fragment.cuh
-    block/fragment.cuh block/fragment_scores.cuh block/matrix.cuh block/pull_fragment.cuh block/ring.cuh
-    block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
+    block/accumulate.cuh block/bias_tile.cuh block/copy_tile.cuh block/elements.cuh block/fast_real.cuh
+    block/fold_fragment.cuh block/fragment.cuh block/fragment_scores.cuh block/matrix.cuh
+    block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
     kernel/contraction_sm90.cuh kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh
