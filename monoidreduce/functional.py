@@ -541,4 +541,4 @@ def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     check_axes("a", rows, ("rows", "F"), sizes)
     check_axes("b", b, ("N", "F"), sizes)
     check_finite("scale", scale)
-    return _like_rows(ops.logsumexp_matmul(rows, b, float(scale))[0], a)
+    return _like_rows(ops.logsumexp_matmul(rows, b, float(scale), workspace_bytes(None))[0], a)

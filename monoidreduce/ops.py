@@ -935,13 +935,13 @@ mlp = _register(
 # logsumexp of a matrix product
 
 
-def _logsumexp_results(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def _logsumexp_results(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
     lse = _statistics(a.shape[:1], a)
     return lse, torch.empty_like(lse)
 
 
-def _logsumexp(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    lse, lse_low = _logsumexp_results(a, b, scale)
+def _logsumexp(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
+    lse, lse_low = _logsumexp_results(a, b, scale, workspace)
     scratch = None
     if a.is_cuda:
         tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale=scale)
@@ -952,12 +952,20 @@ def _logsumexp(a: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _logsumexp_backward(
-    grad_lse: Tensor, a: Tensor, b: Tensor, lse: Tensor, lse_low: Tensor, scale: float, needed: list[bool]
+    grad_lse: Tensor,
+    a: Tensor,
+    b: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    scale: float,
+    workspace: int | None,
+    needed: list[bool],
 ) -> list[Tensor]:
     launch = _launch_backward(a)
     if a.is_cuda:
+        workspace = get_workspace() if workspace is None else workspace
         tier, _, elements, _ = _C.logsumexp_backward_tier(
-            a, b, scale=scale, workspace=get_workspace(), deterministic=launch["deterministic"]
+            a, b, scale=scale, workspace=workspace, deterministic=launch["deterministic"]
         )
         if tier != SIMT:
             a, b = _mapped(a), _mapped(b)
@@ -980,7 +988,7 @@ def _logsumexp_backward(
 logsumexp_matmul = _register(
     "logsumexp_matmul",
     inputs="Tensor a, Tensor b",
-    options="float scale",
+    options="float scale, int? workspace",
     outputs="lse, lse_low",
     differentiable="lse",
     residuals="lse, lse_low",

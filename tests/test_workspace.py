@@ -15,6 +15,7 @@ import monoidreduce as mr
 
 DEFAULT = 128 << 20
 WITH_WORKSPACE = [s for s in SPECIMENS if s.operator in ("linear_cross_entropy", "linear_distillation")]
+WITHOUT_KEYWORD = [s for s in SPECIMENS if s.operator in ("mlp", "logsumexp_matmul")]
 
 
 class Workspaces(TorchDispatchMode):
@@ -90,6 +91,16 @@ def test_the_backward_gets_the_limit_of_the_call(specimen: Specimen, device: tor
         for value in (scoped, given, default):
             value.backward()
     assert workspaces.given == [4096, 0, DEFAULT]
+
+
+@pytest.mark.parametrize("specimen", WITHOUT_KEYWORD, ids=name_of)
+def test_without_the_keyword_the_limit_is_that_of_the_call(specimen: Specimen, device: torch.device) -> None:
+    inputs = {name: t.requires_grad_() for name, t in specimen.inputs(torch.float32, device).items()}
+    with mr.workspace(4096):
+        result = getattr(mr, specimen.operator)(**inputs, **specimen.options)
+    with Workspaces() as workspaces:
+        result.sum().backward()
+    assert workspaces.given == [4096]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 4 << 10, 1 << 30])
