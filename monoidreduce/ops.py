@@ -161,7 +161,7 @@ def _autograd(
     would ask it again; its base class, when allowed to, records that one level.
 
     keys: those of the call. Where none stands between this kernel and `backend`, the dispatcher is not asked
-    again: 3 us of a call. None: it is.
+    again, which is host time. None: it is.
     """
 
     def below(keys: Any, *args: Any) -> Any:

@@ -17,6 +17,7 @@ struct WarpOperand {
   __device__ __forceinline__ explicit WarpOperand(arch::SharedAddress tile) {
     const int l = threadIdx.x % 32, line = kLinesFirst ? l % 16 : l / 16 * 8 + l % 8,
               chunk = kLinesFirst ? l / 16 : l / 8 % 2;
+    // place_of(line, chunk), with l for line: they are the same modulo 8, and fewer registers spill.
     lane = tile + line * kLineBytes + (chunk ^ (l % 8)) * 16;
   }
   // The operand that starts at a line, a multiple of 8, and at an element, a multiple of 16; blocks that are loaded from it
