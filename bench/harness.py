@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 FLUSH_BYTES = 1 << 30
 
 Contender = Callable[..., Tensor]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -72,47 +73,44 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class Stopwatch:
-    """Marks moments: of the host on a CPU; on a GPU of its queue, where the host must not be waited for."""
+    """Times phases: by the host's clock, on a GPU by its queue, where the host must not be waited for."""
 
     def __init__(self, device: torch.device) -> None:
         self.flush = (
             torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device) if device.type == "cuda" else None
         )
-        self.marks: list[Any] = []
+        self.marks: list[tuple[Any, Any]] = []
 
-    def start(self) -> None:
-        """Begins anew. Flushing a GPU's cache also keeps its queue busy while the host fills it."""
-        self.marks = []
+    def time(self, phase: Callable[[], Result]) -> Result:
+        """Runs a phase. Flushing a GPU's cache also keeps its queue busy while the host fills it."""
         if self.flush is not None:
             self.flush.zero_()
-        self.mark()
+        begin = self._now()
+        result = phase()
+        self.marks.append((begin, self._now()))
+        return result
 
-    def mark(self) -> None:
-        """One more moment."""
+    def _now(self) -> Any:
         if self.flush is None:
-            self.marks.append(time.perf_counter())
-        else:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self.marks.append(event)
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
 
-    def laps(self) -> list[float]:
-        """Milliseconds between one mark and the next."""
-        pairs = list(zip(self.marks, self.marks[1:], strict=False))
+    def milliseconds(self) -> list[float]:
+        """Of each phase since it was last asked."""
+        marks, self.marks = self.marks, []
         if self.flush is None:
-            return [(end - begin) * 1e3 for begin, end in pairs]
+            return [(end - begin) * 1e3 for begin, end in marks]
         torch.cuda.synchronize()
-        return [begin.elapsed_time(end) for begin, end in pairs]
+        return [begin.elapsed_time(end) for begin, end in marks]
 
 
 def run_once(problem: Problem, watch: Stopwatch) -> tuple[list[float], list[Tensor]]:
     """Milliseconds of each phase, and the output with the gradients."""
-    watch.start()
-    output = problem.forward()
-    watch.mark()
-    gradients = torch.autograd.grad(output, problem.inputs, problem.grad_output)
-    watch.mark()
-    forward, backward = watch.laps()
+    output = watch.time(problem.forward)
+    gradients = watch.time(lambda: torch.autograd.grad(output, problem.inputs, problem.grad_output))
+    forward, backward = watch.milliseconds()
     return [forward, backward, forward + backward], [output.detach(), *gradients]
 
 

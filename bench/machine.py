@@ -29,13 +29,9 @@ PEERS = (
 
 def _least_milliseconds(device: torch.device, work: Callable[[], object]) -> float:
     watch = Stopwatch(device)
-    laps = []
     for _ in range(7):
-        watch.start()
-        work()
-        watch.mark()
-        laps += watch.laps()
-    return min(laps)
+        watch.time(work)
+    return min(watch.milliseconds())
 
 
 def product_gflops(device: torch.device, dtype: torch.dtype) -> float:
