@@ -395,23 +395,35 @@ def test_no_classes(device: torch.device) -> None:
         )
 
 
-def test_no_keys(device: torch.device) -> None:
+# Only widths that are multiples of 8 are for a GPU's tensor cores.
+WIDTHS = pytest.mark.parametrize("width, other_width", ((17, 19), (64, 24)))
+
+
+@WIDTHS
+def test_no_keys(width: int, other_width: int, device: torch.device) -> None:
     for dtype in DTYPES:
-        inputs = attention_inputs(2, 4, 2, 5, 0, dtype=dtype, device=device)
+        inputs = attention_inputs(2, 4, 2, 5, 0, width, other_width, dtype=dtype, device=device)
         results = check_operator("attention", inputs, {"return_lse": True})
         assert (results["out0"] == 0).all() and (results["out1"] == -torch.inf).all()
         assert results["d_q"].shape == inputs["q"].shape and (results["d_q"] == 0).all()
 
 
-def test_no_rows_give_zero_weight_gradients(device: torch.device) -> None:
-    place: Any = {"dtype": torch.float32, "device": device}
+@WIDTHS
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_no_rows_give_zero_weight_gradients(
+    width: int, other_width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    place: Any = {"dtype": dtype, "device": device}
+    widths, mlp_names = (width, other_width), ("w1", "w2", "bias1", "bias2")
+    biases: Any = {"bias1": True, "bias2": True}
     calls = (
-        ("attention", attention_inputs(2, 2, 1, 0, 5, **place), ("k", "v")),
-        ("attention", attention_inputs(0, 2, 1, 5, 5, **place), ("k", "v")),
-        ("linear_cross_entropy", cross_entropy_inputs(0, bias=True, **place), ("weight", "bias")),
-        ("linear_distillation", distillation_inputs(0, **place), ("weight",)),
-        ("mlp", mlp_inputs(0, bias1=True, bias2=True, **place), ("w1", "w2", "bias1", "bias2")),
-        ("logsumexp_matmul", logsumexp_inputs(0, **place), ("b",)),
+        ("attention", attention_inputs(2, 2, 1, 0, 5, *widths, **place), ("k", "v")),
+        ("attention", attention_inputs(0, 2, 1, 5, 5, *widths, **place), ("k", "v")),
+        ("linear_cross_entropy", cross_entropy_inputs(0, 67, width, bias=True, **place), ("weight", "bias")),
+        ("linear_distillation", distillation_inputs(0, 67, *widths, **place), ("weight",)),
+        ("mlp", mlp_inputs(0, width, 67, other_width, **biases, **place), mlp_names),
+        ("mlp", mlp_inputs(0, 512, 64, other_width, **biases, **place), mlp_names),
+        ("logsumexp_matmul", logsumexp_inputs(0, 67, width, **place), ("b",)),
     )
     for operator, inputs, names in calls:
         results = check_operator(operator, inputs)

@@ -23,6 +23,7 @@ std::string common_obstacle(const FoldProblem& p) {
   if (named_tier() == kSimt) return "MONOIDREDUCE_CUDA_TIER=simt";
   if (p.a.dtype != DType::kBFloat16 && p.a.dtype != DType::kFloat16)
     return message("the inputs are ", name(p.a.dtype), ", not bfloat16 or float16");
+  if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return "there are no rows or no columns";
   if (!(p.score.scale > 0)) return message("the scale is ", p.score.scale, ", not positive");
   // Row, column and job numbers are 32-bit.
   const std::int64_t tiles = (std::max(p.rows(), p.columns()) + 63) / 64;
@@ -81,7 +82,6 @@ std::int64_t widest_sm80_backward(const FoldProblem& p) {
 
 Tier contraction_tier(const FoldProblem& p) {
   std::string obstacle = common_obstacle(p);
-  if (obstacle.empty() && p.rows() * p.columns() == 0) obstacle = "there are no rows or no columns";
   if (obstacle.empty()) obstacle = sm90_obstacle(p, std::numeric_limits<std::int64_t>::max());
   if (!obstacle.empty()) return not_sm90(obstacle);
   return {kSm90, "tensor cores, through sm_90a"};
