@@ -235,7 +235,12 @@ def attention(
         check_finite("scale", scale)
         scale = float(scale)
     check_bool("return_lse", return_lse)
-    out, lse, _ = ops.attention(q, k, v, bias, scale, softcap_value(softcap), *bounds(causal, window))
+    # The gradient of a bias that is not rounded shows what rounding the output costs the centre of its rows.
+    unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
+    options = scale, softcap_value(softcap), *bounds(causal, window), unrounded
+    out, lse, _ = ops.attention(q, k, v, bias, *options)
+    if unrounded:
+        out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
 

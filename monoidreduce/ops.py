@@ -326,9 +326,11 @@ def _attention_results(
     softcap: float,
     left: int,
     right: int,
+    unrounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    lse = _statistics(q.shape[:3], q)
-    return q.new_empty((*q.shape[:3], v.shape[3])), lse, torch.empty_like(lse)
+    """unrounded: the output has the accumulation dtype, which a bias of that dtype needs for its gradient."""
+    lse, shape = _statistics(q.shape[:3], q), (*q.shape[:3], v.shape[3])
+    return _statistics(shape, q) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
 
 
 def _attention(
@@ -340,8 +342,9 @@ def _attention(
     softcap: float,
     left: int,
     right: int,
+    unrounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right)
+    out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
     score_bias = _score_bias(q, k, bias)
     options = _attention_options(q, scale, softcap, left, right)
     counter = None
@@ -371,8 +374,11 @@ def _attention_backward(
     softcap: float,
     left: int,
     right: int,
+    unrounded: bool,
     needed: list[bool],
 ) -> list[Tensor]:
+    if unrounded and grad_out is not None:
+        grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
     score_bias, launch = _score_bias(q, k, bias), _launch_backward(q)
     options = _attention_options(q, scale, softcap, left, right)
     tier, scratch, adds_rows = SIMT, None, True
@@ -427,7 +433,7 @@ def _attention_backward(
 attention = _register(
     "attention",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
-    options="float? scale, float softcap, int left, int right",
+    options="float? scale, float softcap, int left, int right, bool unrounded",
     outputs="out, lse, lse_low",
     differentiable="out, lse",
     residuals="out, lse, lse_low",

@@ -165,12 +165,17 @@ def test_floating_bias(shape: tuple[int, ...], device: torch.device) -> None:
     [(t, t) for t in DTYPES] + [(torch.bfloat16, torch.float32), (torch.float16, torch.float32)],
     ids=name_of,
 )
+@pytest.mark.parametrize("options", ({"causal": True}, {"window": (5, 3)}), ids=("causal", "window"))
 @pytest.mark.parametrize("shape", ((2, 4, 37, 53), (1, 4, 1, 53), (2, 1, 37, 53), (4, 37, 1)), ids=str)
 def test_floating_bias_in_every_dtype(
-    shape: tuple[int, ...], dtype: torch.dtype, bias_dtype: torch.dtype, device: torch.device
+    shape: tuple[int, ...],
+    options: dict[str, Any],
+    dtype: torch.dtype,
+    bias_dtype: torch.dtype,
+    device: torch.device,
 ) -> None:
     inputs = attention_inputs(dtype=dtype, device=device, bias=shape, bias_dtype=bias_dtype)
-    check_operator("attention", inputs, {"causal": True, "return_lse": True})
+    check_operator("attention", inputs, {"return_lse": True, **options})
 
 
 @pytest.mark.parametrize("upstream", ("both", "out", "lse"))

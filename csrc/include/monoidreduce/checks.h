@@ -68,6 +68,8 @@ class Operands {
   DType gradient() const { return leading_.is_cuda() ? accumulator : dtype; }
   // The same where CUDA has more than one tier: it is for the tier to say which of the two.
   DType tier_gradient(const TensorView& t) const { return t.dtype == dtype ? dtype : gradient(); }
+  // Of a result that is wanted rounded or not.
+  DType result(const TensorView& t) const { return t.dtype == accumulator ? accumulator : dtype; }
 
   // A tensor of any strides.
   void strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
@@ -151,7 +153,7 @@ Operands check_attention_inputs(const Arguments& x, AttentionAxes& s) {
 inline void check(const AttentionForward& x) {
   AttentionAxes s;
   const Operands call = check_attention_inputs(x, s);
-  call.contiguous("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
+  call.contiguous("out", x.out, {s.b, s.h, s.m, s.d}, call.result(x.out));
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
   Axis elements{"elements"};
@@ -163,7 +165,7 @@ inline void check(const AttentionBackward& x) {
   const Operands call = check_attention_inputs(x, s);
   call.optional_strided("grad_out", x.grad_out, {s.b, s.h, s.m, s.d}, call.dtype);
   call.optional_strided("grad_lse", x.grad_lse, {s.b, s.h, s.m}, call.accumulator);
-  call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.dtype);
+  call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.result(x.out));
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
   call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.tier_gradient(x.d_q));

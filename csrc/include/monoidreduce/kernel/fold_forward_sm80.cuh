@@ -145,7 +145,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
       .rows = StridedLines(p.a),
       .columns = StridedLines(p.b),
       .payload = StridedLines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
-      .out = {out.data, {out.stride[0], out.stride[1], out.stride[2]}, int(out.size[3])},
+      .out = OutputRows(out),
       .shape = shape};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,

@@ -259,7 +259,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
       .columns = tensor_map(p.b, Tile::kColumns),
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kPayloadWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
-      .out = {out.data, {out.stride[0], out.stride[1], out.stride[2]}, int(out.size[3])},
+      .out = OutputRows(out),
       .counter = static_cast<unsigned long long*>(counter.data),
       .shape = shape,
       .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};

@@ -6,11 +6,18 @@
 
 namespace monoidreduce {
 
-// [batch, heads, rows, width] of the payload's element type, a multiple of 8 wide, its rows dense.
+// [batch, heads, rows, width] of the payload's element type or float, a multiple of 8 wide, its rows dense.
 struct OutputRows {
   void* data;
   std::int64_t stride[3];
   int width;
+  bool rounded;  // to the payload's element type
+
+  explicit OutputRows(const TensorView& t)
+      : data(t.data),
+        stride{t.stride[0], t.stride[1], t.stride[2]},
+        width(static_cast<int>(t.size[3])),
+        rounded(t.dtype != DType::kFloat32) {}
 };
 
 // Folds a tile of dot products, of rows from row0 and columns from column0 on, into the states of the thread's two rows
@@ -76,12 +83,22 @@ __device__ __forceinline__ void finish_rows(const M& m, const typename M::State 
   for (int r = 0; r < 2; ++r) {
     const int row = job.row0 + first + fragment_row(r);
     if (row >= shape.rows) continue;
-    E* const to = static_cast<E*>(out.data) + job.batch * out.stride[0] + job.head * out.stride[1] +
-                  row * out.stride[2] + fragment_column(0);
+    const std::int64_t at =
+        job.batch * out.stride[0] + job.head * out.stride[1] + row * out.stride[2] + fragment_column(0);
+    if (out.rounded) {
+      E* const to = static_cast<E*>(out.data) + at;
 #pragma unroll
-    for (int i = 0; i < kSize; i += 4) {
-      if (2 * i < out.width)
-        *reinterpret_cast<std::uint32_t*>(to + 2 * i) = arch::pack<E>(sums[i + 2 * r], sums[i + 2 * r + 1]);
+      for (int i = 0; i < kSize; i += 4) {
+        if (2 * i < out.width)
+          *reinterpret_cast<std::uint32_t*>(to + 2 * i) = arch::pack<E>(sums[i + 2 * r], sums[i + 2 * r + 1]);
+      }
+    } else {
+      float* const to = static_cast<float*>(out.data) + at;
+#pragma unroll
+      for (int i = 0; i < kSize; i += 4) {
+        if (2 * i < out.width)
+          *reinterpret_cast<float2*>(to + 2 * i) = {sums[i + 2 * r], sums[i + 2 * r + 1]};
+      }
     }
   }
 }

@@ -32,7 +32,8 @@ struct RowMarks {
 };
 
 struct RowInputs {
-  TensorView grad_out, out, lse, grad_lse;  // [B, H, M, D] twice, [B, H, M] twice, the last possibly absent
+  // [B, H, M, D] twice, of out elements of 16 bits or floats; [B, H, M] twice, the last possibly absent
+  TensorView grad_out, out, lse, grad_lse;
   float scale;
   std::int64_t column_heads;
   bool banded;  // are there rows that do not keep every column; only then are columns marked
@@ -40,6 +41,20 @@ struct RowInputs {
 
 inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at once
 inline constexpr int kPrepareThreads = 256;
+
+// kChunk elements of type E from 16-byte boundaries on.
+template <class E>
+__device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from) {
+  union {
+    uint4 words[kChunk * sizeof(E) / sizeof(uint4)];
+    E elements[kChunk];
+  } chunk;
+#pragma unroll
+  for (int w = 0; w < int(kChunk * sizeof(E) / sizeof(uint4)); ++w)
+    chunk.words[w] = static_cast<const uint4*>(from)[w];
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k) to[k] = float(chunk.elements[k]);
+}
 
 // kLanes lanes a row, kChunk elements each. A block takes consecutive rows of one head.
 template <class E, int kLanes>
@@ -57,16 +72,15 @@ __global__ void __launch_bounds__(kPrepareThreads)
   };
   float dot = 0.f;
   if (row < rows && lane * kChunk < width) {
-    union {
-      uint4 words;
-      E elements[kChunk];
-    } g, y;
-    g.words = *reinterpret_cast<const uint4*>(static_cast<const E*>(x.grad_out.data) + offset(x.grad_out) +
-                                              lane * kChunk);
-    y.words =
-        *reinterpret_cast<const uint4*>(static_cast<const E*>(x.out.data) + offset(x.out) + lane * kChunk);
+    float g[kChunk], y[kChunk];
+    const std::int64_t at = offset(x.out) + lane * kChunk;
+    load_chunk<E>(g, static_cast<const E*>(x.grad_out.data) + offset(x.grad_out) + lane * kChunk);
+    if (x.out.dtype == DType::kFloat32)
+      load_chunk<float>(y, static_cast<const float*>(x.out.data) + at);
+    else
+      load_chunk<E>(y, static_cast<const E*>(x.out.data) + at);
 #pragma unroll
-    for (int k = 0; k < kChunk; ++k) dot += float(g.elements[k]) * float(y.elements[k]);
+    for (int k = 0; k < kChunk; ++k) dot += g[k] * y[k];
   }
   dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
   if (lane != 0) return;
