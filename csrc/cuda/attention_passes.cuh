@@ -46,7 +46,8 @@ struct AttentionRows {
     lse[row] = right ? p.high.x * float(kLn2) : NAN;
     lse_low[row] = 0.f;
   }
-  __device__ float output(float sum, int) const { return sum; }
+  template <int kSize>
+  __device__ __forceinline__ void output(float (&)[kSize]) const {}
 };
 // RowPolicy of the rows that are computed again.
 struct RepairedRows {

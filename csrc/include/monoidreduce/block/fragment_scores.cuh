@@ -62,6 +62,11 @@ struct BiasedScores {
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
   __device__ __forceinline__ R chain(R g, R) const { return g; }
 };
+// Is what is added to a score the column's own, so that its gradient is a sum over rows.
+template <class Scores>
+inline constexpr bool kBiasedByColumn = false;
+template <class R, class E>
+inline constexpr bool kBiasedByColumn<BiasedScores<R, E>> = true;
 
 // scale * dot, the scale positive. units: how many units of R a natural unit is.
 template <class R>

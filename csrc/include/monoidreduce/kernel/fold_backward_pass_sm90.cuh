@@ -13,6 +13,7 @@
 #include "monoidreduce/arch/warpgroup.cuh"
 #include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/kept.cuh"
@@ -124,6 +125,7 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
   typename decltype(memory.biases)::Position bias_at;
   for (int head = job.first_head; head < job.end_head; ++head) {
     const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+#pragma unroll 1
     for (int tile = job.first_tile; tile < job.end_tile; ++tile) {
       const int line = tile * Tile::kStreamed;
       const arch::Box box{0, line, head, job.batch};

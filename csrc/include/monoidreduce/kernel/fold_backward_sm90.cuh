@@ -12,6 +12,7 @@
 #include "monoidreduce/arch/warpgroup.cuh"
 #include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/block/matrix.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
@@ -97,6 +98,7 @@ __device__ __forceinline__ void produce(const BackwardArguments& p, const Column
   typename decltype(memory.biases)::Position bias_at;
   for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
     const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+#pragma unroll 1
     for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
       const int row0 = tile * Tile::kRows;
       const arch::Box box{0, row0, head, job.batch};
@@ -123,7 +125,9 @@ template <class Tile, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
                                          Memory& memory) {
   constexpr int kThreads = kWarpgroup + 32;
+  for (int w = 0; w < Tile::kConsumers; ++w) arch::arrive_threads(kShareFree + w, kThreads);
   for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+#pragma unroll 1
     for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
 #pragma unroll
       for (int w = 0; w < Tile::kConsumers; ++w) {
@@ -260,7 +264,7 @@ struct BackwardConsumer {
 
   // One tile of rows of one head.
   __device__ __forceinline__ void run_tile(RingPosition<Tile::kStages> at, const ColumnJobOf<Tile>& job,
-                                           int head, int row0, bool first) {
+                                           int head, int row0) {
     const int own_column0 = job.column0 + warpgroup * kFragmentRows;
     float dots[kRows / 2], u[kRows / 2];
     memory.row_ring.wait(at);
@@ -339,7 +343,7 @@ struct BackwardConsumer {
     arch::wait_products<1>();
     arch::pin(share);
     if ((shape.sieved || (!full && !shape.band.all())) && !is_finite(share)) mark_rows(job, head, row0);
-    if (!first) arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
+    arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
     store_share(share);
     arch::fence_async_shared();
     arch::arrive_threads(kShareReady + warpgroup, kWarpgroup + 32);
@@ -368,12 +372,10 @@ struct BackwardConsumer {
     for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
     arch::wait(&memory.columns_arrived, 0);
     RingPosition<Tile::kStages> at;
-    bool first = true;
     for (int head = job.column_head * shape.group; head < (job.column_head + 1) * shape.group; ++head) {
 #pragma unroll 1
       for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
-        run_tile(at, job, head, tile * kRows, first);
-        first = false;
+        run_tile(at, job, head, tile * kRows);
         at.advance();
       }
     }
@@ -429,6 +431,8 @@ struct BackwardConsumer {
       arch::commit_stores();
       arch::wait_stores_read<0>();
     }
+    if constexpr (Tile::kAddsRows)
+      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
   }
 };
 
@@ -449,16 +453,27 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   __syncthreads();
 
+  // Each role finds the job itself: what is known before they part takes registers of the loads, which have 24.
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  const ColumnJobOf<Tile> job(p.shape, blockIdx.x);
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<40>();
+    arch::release_registers<24>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
-    if (warp == 0 && arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
-    if (Tile::kAddsRows && warp == 1) add_rows<Tile>(p, job, memory);
+    const ColumnJobOf<Tile> job(p.shape, blockIdx.x);
+    if (warp == 0) {
+      if (arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
+    } else if (Tile::kAddsRows && warp == 1) {
+      add_rows<Tile>(p, job, memory);
+    }
   } else {
-    arch::take_registers<232>();
-    Consumer consumer{m, scores, p.shape, p.marks, memory, warpgroup, p.d_column_bias != nullptr};
+    arch::take_registers<240>();
+    const ColumnJobOf<Tile> job(p.shape, blockIdx.x);
+    Consumer consumer{m,
+                      scores,
+                      p.shape,
+                      p.marks,
+                      memory,
+                      warpgroup,
+                      kBiasedByColumn<Scores> && p.d_column_bias != nullptr};
     consumer.run(job);
     consumer.finish(job, p);
   }

@@ -94,6 +94,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory
         p.rows, {0, job.row0, job.head, job.batch},
         memory.row_ring.acquire(row_at, RowsTile::kBytes, [&] { memory.job = index; }));
     row_at.advance();
+#pragma unroll 1
     for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
   }
   memory.row_ring.acquire(row_at, 0, [&] { memory.job = index; });

@@ -51,7 +51,7 @@ __device__ __forceinline__ void rescale_fragment(float (&sums)[kSize], const typ
 // The result of rows [job.row0 + first, + 64): P_i to rows, the payload's fold to out.
 //
 // Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
-// output(sum, i), what becomes of element i of the payload's fold.
+// output(sums), which makes of the payload's fold what is written.
 template <class E, PayloadMonoid M, class Rows, int kSize>
 __device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
                                             float (&sums)[kSize], const FoldShape& shape, const RowJob& job,
@@ -66,10 +66,10 @@ __device__ __forceinline__ void finish_rows(const M& m, const typename M::State 
     factor[r] = !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
   }
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    sums[i] = rows.output(sums[i] * factor[row_of_element(i)], i);
-    probe[row_of_element(i)] += sums[i] * 0.f;
-  }
+  for (int i = 0; i < kSize; ++i) sums[i] *= factor[row_of_element(i)];
+  rows.output(sums);
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) probe[row_of_element(i)] += sums[i] * 0.f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = job.row0 + first + fragment_row(r);
