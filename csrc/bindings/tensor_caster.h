@@ -1,5 +1,5 @@
-// torch.Tensor to TensorView without torch: the Python object is asked for its memory, through torch's own
-// methods.
+// torch.Tensor to TensorView without torch: the Python object is asked for its memory, through the exchange protocol or,
+// where torch has none, its own methods.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "dlpack_exchange.h"
 #include "monoidreduce/tensor_view.h"
 
 namespace monoidreduce::python {
@@ -29,12 +30,12 @@ class Torch {
     if (!PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) {
       reject(argument, "a torch.Tensor", py::repr(py::type::handle_of(object)));
     }
+    TensorView view;
+    if (exchanged(object, view)) return view;
     if (!get(object, layout_).is(strided_))
       reject(argument, "a dense (strided) tensor", get(object, layout_));
     if (call(object, is_neg_).ptr() == Py_True)
       reject(argument, "memory as it is", "a lazy negation: resolve_neg() it");
-
-    TensorView view;
     view.dtype = dtype(argument, object);
     view.cuda_device = cuda_device(argument, object);
     const py::object sizes = get(object, shape_);
@@ -62,8 +63,49 @@ class Torch {
   Torch() {
     const auto torch = py::module_::import("torch");
     tensor_ = torch.attr("Tensor");
+    parameter_ = torch.attr("nn").attr("Parameter");
+    const py::object capsule = py::getattr(tensor_, dlpack::Exchange::kAttribute, py::none());
+    if (PyCapsule_IsValid(capsule.ptr(), dlpack::Exchange::kCapsule)) {
+      const auto* const exchange = static_cast<const dlpack::Exchange*>(
+          PyCapsule_GetPointer(capsule.ptr(), dlpack::Exchange::kCapsule));
+      if (exchange->major == dlpack::Exchange::kMajor) exchange_ = exchange->view;
+    }
     strided_ = torch.attr("strided");
     for (int i = 0; i < kDTypes; ++i) dtypes_[i] = torch.attr(name(static_cast<DType>(i)));
+  }
+
+  // The view of an ordinary tensor through the exchange protocol, which takes 0.1 us where torch's methods take 0.7. False:
+  // there is no protocol, or for its methods to say what is wrong with the tensor.
+  bool exchanged(py::handle object, TensorView& view) const {
+    const auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+    if (exchange_ == nullptr || (type != tensor_.ptr() && type != parameter_.ptr())) return false;
+    if (call(object, is_neg_).ptr() == Py_True) return false;
+    dlpack::View t{};
+    if (exchange_(object.ptr(), &t) != 0) {
+      PyErr_Clear();
+      return false;
+    }
+    if (!exchanged_dtype(t, view.dtype) || t.rank > TensorView::kMaxRank) return false;
+    if (t.device != dlpack::kCpu && t.device != dlpack::kCuda) return false;
+    view.cuda_device = t.device == dlpack::kCuda ? t.device_index : -1;
+    view.rank = 1, view.size[0] = 1, view.stride[0] = 1;  // a scalar is a vector of one element
+    if (t.rank > 0) view.rank = t.rank;
+    std::copy_n(t.size, t.rank, view.size);
+    std::copy_n(t.stride, t.rank, view.stride);
+    view.data = t.data == nullptr ? nullptr : static_cast<char*>(t.data) + t.byte_offset;
+    return view.data != nullptr || view.numel() == 0;
+  }
+
+  static bool exchanged_dtype(const dlpack::View& t, DType& dtype) {
+    using enum dlpack::ElementKind;
+    if (t.lanes != 1) return false;
+    if (t.kind == kBFloat && t.bits == 16) return dtype = DType::kBFloat16, true;
+    if (t.kind == kFloat && t.bits == 16) return dtype = DType::kFloat16, true;
+    if (t.kind == kFloat && t.bits == 32) return dtype = DType::kFloat32, true;
+    if (t.kind == kFloat && t.bits == 64) return dtype = DType::kFloat64, true;
+    if (t.kind == kInt && t.bits == 64) return dtype = DType::kInt64, true;
+    if (t.kind == kBool && t.bits == 8) return dtype = DType::kBool, true;
+    return false;
   }
 
   static Torch*& instance() {
@@ -116,7 +158,8 @@ class Torch {
 
   static constexpr int kDTypes = static_cast<int>(DType::kBool) + 1;
 
-  py::object tensor_, strided_, dtypes_[kDTypes];
+  py::object tensor_, parameter_, strided_, dtypes_[kDTypes];
+  decltype(dlpack::Exchange::view) exchange_ = nullptr;
   const py::object layout_ = interned("layout"), is_neg_ = interned("is_neg"), dtype_ = interned("dtype"),
                    is_cpu_ = interned("is_cpu"), is_cuda_ = interned("is_cuda"),
                    get_device_ = interned("get_device"), device_ = interned("device"),

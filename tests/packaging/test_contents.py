@@ -42,7 +42,7 @@ BUILD = """
 """
 SOURCES = """
     operators.cpp path_counter.cpp
-    bindings/python.cpp bindings/tensor_caster.h
+    bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/fold_tiles.cpp
     cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu cuda/distillation.cu
