@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case, Contender
+from bench.harness import Case, Contender, on_tier
 
 WORKSPACES = {"monoidreduce, 32 MiB": 32 << 20, "monoidreduce, 1 GiB": 1 << 30}  # beside the default, 128 MiB
 
@@ -88,6 +88,7 @@ def case(
         workspaces = {**WORKSPACES, "monoidreduce, 2NV": 2 * N * V}
         for name, size in workspaces.items():
             contenders[name] = functools.partial(mr.linear_cross_entropy, workspace=size)
+        contenders["monoidreduce, sm80"] = on_tier(mr.linear_cross_entropy, "sm80")
         contenders |= {
             "torch.compile": torch.compile(torch_loss, dynamic=False),
             "cut-cross-entropy": cut_cross_entropy,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case, Contender
+from bench.harness import Case, Contender, on_tier
 
 WORKSPACES = {
     "monoidreduce, 1 GiB": 1 << 30,
@@ -68,6 +68,7 @@ def case(
     contenders: dict[str, Contender] = {"monoidreduce": own, "torch": theirs}
     if device.type == "cuda":
         contenders |= {name: functools.partial(own, workspace=size) for name, size in WORKSPACES.items()}
+        contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
         contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
         if loss == "forward_kl":
             contenders["Liger"] = liger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,6 +22,29 @@ FLUSH_BYTES = 1 << 30
 
 Contender = Callable[..., Tensor]
 Result = TypeVar("Result")
+
+
+def on_tier(contender: Contender, tier: str) -> Contender:
+    """The contender, forward and backward, on the kernels that MONOIDREDUCE_CUDA_TIER names."""
+
+    def name_tier(*_: Any) -> None:
+        os.environ["MONOIDREDUCE_CUDA_TIER"] = tier
+
+    def name_none(*_: Any) -> None:
+        os.environ.pop("MONOIDREDUCE_CUDA_TIER", None)
+
+    def call(*inputs: Tensor) -> Tensor:
+        name_tier()
+        try:
+            output = contender(*inputs)
+        finally:
+            name_none()
+        if output.grad_fn is not None:
+            output.grad_fn.register_prehook(name_tier)
+            output.grad_fn.register_hook(name_none)
+        return output
+
+    return call
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,14 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/tier.cu
     csrc/cuda/sm80/attention_backward.cu
     csrc/cuda/sm80/attention_forward.cu
+    csrc/cuda/sm80/cross_entropy_forward.cu
+    csrc/cuda/sm80/cross_entropy_gradient.cu
+    csrc/cuda/sm80/distillation_forward.cu
+    csrc/cuda/sm80/distillation_gradient.cu
     csrc/cuda/sm80/mlp_backward.cu
-    csrc/cuda/sm80/mlp_forward.cu)
+    csrc/cuda/sm80/mlp_forward.cu
+    csrc/cuda/sm80/mlp_gradient.cu
+    csrc/cuda/sm80/mlp_hidden.cu)
 
 # Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them.
 set(MONOIDREDUCE_SM90_SOURCES

@@ -118,7 +118,7 @@ def multiply_hidden_gradients(
                 if dw2 is not None:
                     dw2.add(_columns(dw2.value, units), grad_there.T, hidden)
                 if dbias1 is not None and sums is not None:
-                    sums = sums[:, : _size(units)]
+                    sums = sums[: -(-_size(rows) // 16), : _size(units)]
                     if rows.start == 0:
                         torch.sum(sums, 0, out=_rows(dbias1, units))
                     else:

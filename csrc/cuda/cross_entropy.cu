@@ -1,8 +1,8 @@
+#include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
-#include "sm90/linear_losses.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {
@@ -28,6 +28,7 @@ CrossEntropyRows<T> rows_of(const Arguments& x) {
 
 Tier cross_entropy_forward_tier(const CrossEntropyForward& x, const Launch&) {
   Tier tier = contraction_tier(cross_entropy_problem(x));
+  if (tier.name == kSm80) tier.scratch = sm80::cross_entropy_forward_scratch(x);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) tier.scratch = sm90::cross_entropy_forward_scratch(x);
   }
@@ -39,16 +40,16 @@ Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& la
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
+  const Tier tier = cuda::cross_entropy_forward_tier(x, launch);
+  require(tier.name == kSm90 || !x.kept.present(),
+          "kept: expected none on a tier other than sm90, got a tensor");
+  require_scratch(x.scratch, tier);
+  if (tier.name == kSm80) sm80::cross_entropy_forward(x, launch);
   if constexpr (kWithSm90) {
-    const Tier tier = cuda::cross_entropy_forward_tier(x, launch);
-    if (tier.name == kSm90) {
-      require_scratch(x.scratch, tier);
-      sm90::cross_entropy_forward(x, launch);
-      if (x.kept.present()) count_tier("cross_entropy_backward", tier, x.x.dtype);  // whose part it does
-      return count_tier("cross_entropy_forward", tier, x.x.dtype);
-    }
+    if (tier.name == kSm90) sm90::cross_entropy_forward(x, launch);
   }
-  require(!x.kept.present(), "kept: expected none on a tier other than sm90, got a tensor");
+  if (x.kept.present()) count_tier("cross_entropy_backward", tier, x.x.dtype);  // whose part it does
+  if (tier.name != kSimt) return count_tier("cross_entropy_forward", tier, x.x.dtype);
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);
@@ -60,8 +61,11 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
 
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
   const Tier tier = contraction_tier(cross_entropy_problem(x));
-  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
-  if constexpr (kWithSm90) sm90::cross_entropy_local_gradient(x, launch);
+  require(tier.name != kSimt, "x: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  if (tier.name == kSm80) sm80::cross_entropy_local_gradient(x, launch);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) sm90::cross_entropy_local_gradient(x, launch);
+  }
   count_tier("cross_entropy_backward", tier, x.x.dtype);
 }
 

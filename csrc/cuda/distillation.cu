@@ -1,10 +1,10 @@
 #include "distillation.h"
 
+#include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
-#include "sm90/linear_losses.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {
@@ -30,6 +30,7 @@ DistillationRows<T, kLoss> rows_of(const Arguments& x) {
 
 Tier distillation_forward_tier(const DistillationForward& x, const Launch&) {
   Tier tier = contraction_tier(distillation_problem(x));
+  if (tier.name == kSm80) tier.scratch = sm80::distillation_forward_scratch(x);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) tier.scratch = sm90::distillation_forward_scratch(x);
   }
@@ -42,22 +43,25 @@ Tier distillation_backward_tier(const DistillationBackward& x, const Launch& lau
 
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
   const Tier tier = contraction_tier(distillation_problem(x));
-  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
-  if constexpr (kWithSm90) sm90::distillation_local_gradient(x, launch);
+  require(tier.name != kSimt, "x: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  if (tier.name == kSm80) sm80::distillation_local_gradient(x, launch);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) sm90::distillation_local_gradient(x, launch);
+  }
   count_tier("distillation_backward", tier, x.x.dtype);
 }
 
 void distillation_forward(const DistillationForward& x, const Launch& launch) {
+  const Tier tier = cuda::distillation_forward_tier(x, launch);
+  require(tier.name == kSm90 || !x.kept.present(),
+          "kept: expected none on a tier other than sm90, got a tensor");
+  require_scratch(x.scratch, tier);
+  if (tier.name == kSm80) sm80::distillation_forward(x, launch);
   if constexpr (kWithSm90) {
-    const Tier tier = cuda::distillation_forward_tier(x, launch);
-    if (tier.name == kSm90) {
-      require_scratch(x.scratch, tier);
-      sm90::distillation_forward(x, launch);
-      if (x.kept.present()) count_tier("distillation_backward", tier, x.x.dtype);  // whose part it does
-      return count_tier("distillation_forward", tier, x.x.dtype);
-    }
+    if (tier.name == kSm90) sm90::distillation_forward(x, launch);
   }
-  require(!x.kept.present(), "kept: expected none on a tier other than sm90, got a tensor");
+  if (x.kept.present()) count_tier("distillation_backward", tier, x.x.dtype);  // whose part it does
+  if (tier.name != kSimt) return count_tier("distillation_forward", tier, x.x.dtype);
   with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
     using T = decltype(zero);
     auto rows = rows_of<T, loss()>(x);

@@ -1,14 +1,15 @@
+#include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
-#include "sm90/linear_losses.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {
 
 Tier logsumexp_forward_tier(const LogSumExpForward& x, const Launch&) {
   Tier tier = contraction_tier(logsumexp_problem(x));
+  if (tier.name == kSm80) tier.scratch = sm80::logsumexp_forward_scratch(x);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) tier.scratch = sm90::logsumexp_forward_scratch(x);
   }
@@ -21,20 +22,22 @@ Tier logsumexp_backward_tier(const LogSumExpBackward& x, const Launch& launch) {
 
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch) {
   const Tier tier = contraction_tier(logsumexp_problem(x));
-  require(tier.name == kSm90, "a: expected a call on the tier sm90, got ", tier.reason);
-  if constexpr (kWithSm90) sm90::logsumexp_local_gradient(x, launch);
+  require(tier.name != kSimt, "a: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  if (tier.name == kSm80) sm80::logsumexp_local_gradient(x, launch);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) sm90::logsumexp_local_gradient(x, launch);
+  }
   count_tier("logsumexp_backward", tier, x.a.dtype);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
+  const Tier tier = cuda::logsumexp_forward_tier(x, launch);
+  require_scratch(x.scratch, tier);
+  if (tier.name == kSm80) sm80::logsumexp_forward(x, launch);
   if constexpr (kWithSm90) {
-    const Tier tier = cuda::logsumexp_forward_tier(x, launch);
-    if (tier.name == kSm90) {
-      require_scratch(x.scratch, tier);
-      sm90::logsumexp_forward(x, launch);
-      return count_tier("logsumexp_forward", tier, x.a.dtype);
-    }
+    if (tier.name == kSm90) sm90::logsumexp_forward(x, launch);
   }
+  if (tier.name != kSimt) return count_tier("logsumexp_forward", tier, x.a.dtype);
   with_accumulation(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {}};

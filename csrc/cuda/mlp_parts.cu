@@ -17,9 +17,9 @@ Tier in_parts(const Tier& fused, const FoldProblem& p, TileSize part, std::int64
               const Launch& launch) {
   if (p.columns() % 8 != 0) return fused;
   Tier tier = multiplied_tier(p, launch);
-  if (tier.name == kSm90 && part.rows * part.columns == 0)
-    tier = not_sm90(message("the workspace of ", workspace, " bytes holds no tile of hidden values"));
-  if (tier.name != kSm90) return {kSimt, fused.reason + "; in parts: " + tier.reason};
+  if (tier.name != kSimt && part.rows * part.columns == 0)
+    tier = not_tensor_cores(message("the workspace of ", workspace, " bytes holds no tile of hidden values"));
+  if (tier.name == kSimt) return {kSimt, fused.reason + "; in parts: " + tier.reason};
   tier.reason += message(", in parts of ", part.rows, " rows and ", part.columns,
                          " hidden units, as no kernel takes all: ", fused.reason);
   tier.part = part;
@@ -50,15 +50,21 @@ Tier mlp_backward_parts(const Tier& fused, const FoldProblem& p, std::int64_t wo
 
 void mlp_hidden(const MlpHidden& x, const Launch& launch) {
   const Tier tier = contraction_tier(mlp_hidden_problem(x));
-  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
-  if constexpr (kWithSm90) sm90::mlp_hidden(x, launch);
+  require(tier.name != kSimt, "x: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  if (tier.name == kSm80) sm80::mlp_hidden(x, launch);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) sm90::mlp_hidden(x, launch);
+  }
   count_tier("mlp_forward", tier, x.x.dtype);
 }
 
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
   const Tier tier = contraction_tier(mlp_gradient_problem(x));
-  require(tier.name == kSm90, "x: expected a call on the tier sm90, got ", tier.reason);
-  if constexpr (kWithSm90) sm90::mlp_local_gradient(x, launch);
+  require(tier.name != kSimt, "x: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  if (tier.name == kSm80) sm80::mlp_local_gradient(x, launch);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) sm90::mlp_local_gradient(x, launch);
+  }
   count_tier("mlp_backward", tier, x.x.dtype);
 }
 

@@ -9,15 +9,15 @@ namespace monoidreduce::cuda {
   void attention_forward(const AttentionForward& arguments, const Launch& launch);   \
   void attention_backward(const AttentionBackward& arguments, const Launch& launch); \
   void mlp_forward(const MlpForward& arguments, const Launch& launch);               \
-  void mlp_backward(const MlpBackward& arguments, const Launch& launch);
+  void mlp_backward(const MlpBackward& arguments, const Launch& launch);             \
+  /* Of an MLP in parts. */                                                          \
+  void mlp_hidden(const MlpHidden& arguments, const Launch& launch);                 \
+  void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 namespace sm80 {
 MONOIDREDUCE_DECLARE_TIER
 }
 namespace sm90 {
 MONOIDREDUCE_DECLARE_TIER
-// Of an MLP in parts.
-void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
-void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 // Is the sum over columns spread over blocks, in any order (Tier::adds_rows); else a pass of its own takes it.
 inline bool backward_adds_rows(const FoldProblem& p, const Launch& launch) {
   return !launch.deterministic && p.width() <= 128 && p.payload_width() <= 128;

@@ -61,18 +61,23 @@ std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   return width_obstacle(p, widest);
 }
 
+// not_sm90: what keeps a call that the sm80 tier takes from Hopper's; "" for nothing.
+Tier of_tensor_cores(const std::string& not_sm90) {
+  if (not_sm90.empty()) return {kSm90, "tensor cores, through sm_90a"};
+  return {kSm80, "tensor cores, through mma.sync; not sm90: " + not_sm90};
+}
+
 }  // namespace
 
-Tier not_sm90(const std::string& obstacle) { return {kSimt, "not sm90: " + obstacle}; }
+Tier not_tensor_cores(const std::string& obstacle) { return {kSimt, "not sm90 or sm80: " + obstacle}; }
 
 Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& obstacles) {
   const std::string obstacle = obstacles.both.empty() ? common_obstacle(p) : obstacles.both;
-  if (!obstacle.empty()) return {kSimt, "not sm90 or sm80: " + obstacle};
+  if (!obstacle.empty()) return not_tensor_cores(obstacle);
   std::string not_sm90 = sm90_obstacle(p, widest.sm90), not_sm80 = obstacles.sm80;
   if (not_sm90.empty()) not_sm90 = obstacles.sm90;
   if (not_sm80.empty()) not_sm80 = sm80_obstacle(p, widest.sm80);
-  if (not_sm90.empty()) return {kSm90, "tensor cores, through sm_90a"};
-  if (not_sm80.empty()) return {kSm80, "tensor cores, through mma.sync; not sm90: " + not_sm90};
+  if (not_sm90.empty() || not_sm80.empty()) return of_tensor_cores(not_sm90);
   return {kSimt, message("not sm90: ", not_sm90, "; not sm80: ", not_sm80)};
 }
 
@@ -82,16 +87,18 @@ std::int64_t widest_sm80_backward(const FoldProblem& p) {
 
 Tier contraction_tier(const FoldProblem& p) {
   std::string obstacle = common_obstacle(p);
-  if (obstacle.empty()) obstacle = sm90_obstacle(p, std::numeric_limits<std::int64_t>::max());
-  if (!obstacle.empty()) return not_sm90(obstacle);
-  return {kSm90, "tensor cores, through sm_90a"};
+  constexpr std::int64_t kAnyWidth = std::numeric_limits<std::int64_t>::max();
+  if (obstacle.empty()) obstacle = width_obstacle(p, kAnyWidth);
+  if (!obstacle.empty()) return not_tensor_cores(obstacle);
+  return of_tensor_cores(sm90_obstacle(p, kAnyWidth));
 }
 
 Tier multiplied_tier(const FoldProblem& p, const Launch& launch) {
   const char* const config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   const std::string_view given = config ? config : "";
   if (launch.deterministic && given != ":4096:8" && given != ":16:8")
-    return not_sm90("torch's matrix products are deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8");
+    return not_tensor_cores(
+        "torch's matrix products are deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8");
   return contraction_tier(p);
 }
 
@@ -104,9 +111,10 @@ std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int
 
 Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch) {
   Tier tier = multiplied_tier(p, launch);
-  if (tier.name != kSm90) return tier;
+  if (tier.name == kSimt) return tier;
   const std::int64_t columns = lines_at_once(workspace, p.rows() * item_size(p.a.dtype), p.columns(), 256);
-  if (columns == 0) return not_sm90(message("the workspace of ", workspace, " bytes holds no tile a row"));
+  if (columns == 0)
+    return not_tensor_cores(message("the workspace of ", workspace, " bytes holds no tile a row"));
   tier.scratch = p.rows() * columns;
   return tier;
 }

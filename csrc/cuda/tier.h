@@ -34,8 +34,8 @@ inline constexpr Widest kWidestForward{256, 256};
 // Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.
 std::int64_t widest_sm80_backward(const FoldProblem& p);
 
-Tier not_sm90(const std::string& obstacle);
-// The tier of a fold without a payload whose widths may be any: the contraction's kernels, or SIMT.
+Tier not_tensor_cores(const std::string& obstacle);
+// The tier of a fold without a payload whose widths may be any: a contraction's kernels, or SIMT.
 Tier contraction_tier(const FoldProblem& p);
 // The same, of a call whose results torch multiplies.
 Tier multiplied_tier(const FoldProblem& p, const Launch& launch);

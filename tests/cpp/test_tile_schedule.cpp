@@ -1,6 +1,6 @@
 // The contraction's schedule: every tile once, turns that are full but for the last, and a combine that reads every
 // partial state of a row once.
-#include "monoidreduce/kernel/tile_schedule_sm90.cuh"
+#include "monoidreduce/kernel/tile_schedule.cuh"
 
 #include <algorithm>
 #include <set>
@@ -10,8 +10,6 @@
 
 namespace monoidreduce::test {
 namespace {
-
-using sm90::TileSchedule;
 
 void check_schedule(const TileSchedule& s, Checks& checks) {
   std::set<std::pair<int, int>> tiles;       // (row block, column tile)

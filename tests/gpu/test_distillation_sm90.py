@@ -27,9 +27,11 @@ SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
 
 
 @pytest.fixture(autouse=True)
-def hopper(gpu: torch.device) -> None:
+def tier(gpu: torch.device) -> str:
+    """Whose kernels are to run. test_distillation_sm80.py has most of these tests for another."""
     if torch.cuda.get_device_capability(gpu) != (9, 0):
         pytest.skip("not a Hopper GPU")
+    return "sm90"
 
 
 def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Inputs:
@@ -45,14 +47,14 @@ def ran(before: dict[str, int]) -> set[str]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes_and_losses(
-    size: str, loss: str, teacher_grad: bool, dtype: torch.dtype, gpu: torch.device
+    size: str, loss: str, teacher_grad: bool, dtype: torch.dtype, tier: str, gpu: torch.device
 ) -> None:
     before = mr._C.path_counts()
     options = {"loss": loss, "teacher_grad": teacher_grad, "reduction": "none", "temperature": 1.7}
     options["workspace"] = SIZES[size][0] * 256 * 2 * (2 if teacher_grad else 1)
     check_operator("linear_distillation", inputs_of(size, dtype, gpu, mask=True), options)
     assert ran(before) == {
-        f"distillation_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")
+        f"distillation_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")
     }
 
 
@@ -86,12 +88,12 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
 
 @pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
 @pytest.mark.parametrize("tiles", (1, 2, 3))
-def test_workspaces(tiles: int, teacher_grad: bool, gpu: torch.device) -> None:
+def test_workspaces(tiles: int, teacher_grad: bool, tier: str, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     workspace = 513 * 256 * 2 * tiles * (2 if teacher_grad else 1)
     before = mr._C.path_counts()
     check_operator("linear_distillation", inputs, {"teacher_grad": teacher_grad, "workspace": workspace})
-    assert "distillation_backward/cuda/sm90/bfloat16" in ran(before)
+    assert f"distillation_backward/cuda/{tier}/bfloat16" in ran(before)
     check_operator("linear_distillation", inputs, {"teacher_grad": teacher_grad, "workspace": 0})
 
 

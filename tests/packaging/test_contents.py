@@ -22,14 +22,15 @@ HEADERS = """
     block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/contraction_sm90.cuh kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh
-    kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh
-    kernel/fold_epilogue_sm90.cuh kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh
-    kernel/fold_forward_sm90.cuh kernel/gradient_epilogue_sm90.cuh kernel/keeping_epilogue_sm90.cuh
-    kernel/kept.cuh kernel/launch.cuh kernel/payload_epilogue_sm90.cuh kernel/repair.cuh
-    kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh
-    kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh
-    kernel/tile_schedule_sm90.cuh kernel/weights_to_gradients.cuh
+    kernel/contraction_schedule.cuh kernel/contraction_sm80.cuh kernel/contraction_sm90.cuh
+    kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh kernel/fold_backward_simt.cuh
+    kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh kernel/fold_epilogue.cuh
+    kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh
+    kernel/gradient_epilogue.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/launch.cuh
+    kernel/payload_epilogue.cuh kernel/quad_stores_sm80.cuh kernel/repair.cuh kernel/row_fragment.cuh
+    kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh kernel/slab_stores_sm90.cuh
+    kernel/strided_lines.cuh kernel/tensor_map.cuh kernel/tile_schedule.cuh
+    kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh
@@ -45,16 +46,19 @@ SOURCES = """
     bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/fold_tiles.cpp
     cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
-    cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu cuda/distillation.cu
-    cuda/distillation.h cuda/element.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/operator.h cuda/reduce_losses.cu cuda/scale_rows.cu
-    cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
-    cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/mlp_backward.cu
-    cuda/sm80/mlp_forward.cu cuda/sm80/tiles.h
+    cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu
+    cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation.h cuda/distillation_passes.cuh
+    cuda/element.h cuda/linear_losses.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
+    cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/reduce_losses.cu
+    cuda/scale_rows.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
+    cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
+    cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
+    cuda/sm80/mlp_backward.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
+    cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
-    cuda/sm90/distillation_gradient.cu cuda/sm90/linear_losses.h cuda/sm90/mlp_backward.cu
-    cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu cuda/sm90/natural.cuh
+    cuda/sm90/distillation_gradient.cu cuda/sm90/mlp_backward.cu
+    cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
 """
 INFO = f"monoidreduce-{mr.__version__}.dist-info/"
 

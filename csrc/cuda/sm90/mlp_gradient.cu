@@ -1,14 +1,15 @@
 #include "../mlp_passes.cuh"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/payload_epilogue_sm90.cuh"
+#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/kernel/payload_epilogue.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2, true>;
-    monoidreduce::sm90::payload_weights<decltype(element), Tile>(
-        m, scores, mlp_gradient_problem(x), {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
+    payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),
+                                             {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
   });
 }
 

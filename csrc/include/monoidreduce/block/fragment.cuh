@@ -9,6 +9,7 @@
 namespace monoidreduce {
 
 inline constexpr int kFragmentRows = 64, kThreadRowsOfFragment = 2;
+inline constexpr int kSlabElements = kFragmentRows * kSlab / 128;  // of a thread, of 64 columns
 
 __device__ __forceinline__ int fragment_row(int row_of_thread) {
   return threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4 + 8 * row_of_thread;
@@ -79,16 +80,16 @@ struct ColumnSums {
   }
 };
 
-// Sums over 16 rows each of a matrix that is never stored as it was: [rows / 16, pitch], rows and columns in whole tiles.
+// Sums over 16 rows each of a matrix that is never stored as it was: [rows / 16, pitch], in whole tiles of 256 rows and 64
+// columns.
 struct PartialSums {
   float* data;  // null: not wanted
   std::int64_t pitch;
   int rows;  // those from here on add nothing
 
-  // Of 64 columns from column0 on, elements slab on, of the 64 rows from row0 on. Columns beyond the last are those of
-  // the tile.
+  // Of 64 columns from column0 on, elements slab on, of the 64 rows from row0 on.
   __device__ __forceinline__ void store(const float (&slab)[32], int row0, int column0) const {
-    if (data == nullptr) return;
+    if (data == nullptr || column0 >= pitch) return;
     float there[32];
 #pragma unroll
     for (int i = 0; i < 32; ++i) there[i] = row0 + fragment_row(row_of_element(i)) < rows ? slab[i] : 0.f;

@@ -9,9 +9,9 @@
 #include "monoidreduce/arch/warpgroup.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
+#include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
-#include "monoidreduce/kernel/tensor_map.cuh"
-#include "monoidreduce/kernel/tile_schedule_sm90.cuh"
+#include "monoidreduce/kernel/slab_stores_sm90.cuh"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::sm90 {
@@ -24,8 +24,11 @@ struct ContractionTile {
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
+  static constexpr int kShares = 1;                  // consumers with the same rows
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kLead = 2;  // steps that the first consumer is ahead
+  template <int kOuts>
+  using Stores = SlabStores<kOuts>;
   // Lines of a box of columns: a block loads half of them, or half of their elements.
   MR_HD static constexpr int column_lines(bool transposed) {
     return (transposed ? kSlab : kColumns) / kBlocks;
@@ -140,7 +143,8 @@ struct Multiplier {
 //   Work begin(row0)                   what a thread keeps for the warpgroup's 64 rows from row0 on, as long as the cluster
 //                                      stays with them
 //   tile(work, dots, row0, column0, memory, warpgroup)   takes a tile: dots[kScores][kColumns / 2]
-//   end(work, place)                   the cluster leaves the rows; place: of the first of the 64 in [groups, clusters, kRowBlock]
+//   end(work, place)                   the cluster leaves the rows; place: of the first of the 64 in [groups, clusters, shares,
+//                                      kRowBlock]
 //   finish()                           before the block ends
 template <class E, class Tile, class Epilogue>
 __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
@@ -189,24 +193,10 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   arch::wait_cluster();
 }
 
-// On as many clusters as the device has, or there are tiles.
-template <class Tile>
-TileSchedule contraction_schedule(const FoldProblem& p) {
-  const auto divide_up = [](std::int64_t a, int b) { return static_cast<int>((a + b - 1) / b); };
-  const int row_blocks = divide_up(p.rows(), Tile::kRowBlock),
-            column_tiles = divide_up(p.columns(), Tile::kColumns);
-  const int clusters = static_cast<int>(std::min<std::int64_t>(
-      multiprocessors(p.a.cuda_device) / Tile::kBlocks, std::int64_t{row_blocks} * column_tiles));
-  // Half of a Hopper GPU's second-level cache: columns pass through the rest.
-  constexpr std::int64_t kCacheBytes = 24 << 20;
-  const std::int64_t block_bytes = (p.width() + p.other_width()) * item_size(p.a.dtype) * Tile::kRowBlock;
-  return {clusters, row_blocks, column_tiles,
-          static_cast<int>(std::clamp<std::int64_t>(kCacheBytes / block_bytes, 1, clusters))};
-}
-
-// Of the products a . b^T.
-template <class Tile>
-ContractionArguments<Tile::kScores> contraction_arguments(const FoldProblem& p) {
+// Of the products a . b^T of a problem.
+template <class E, class Tile, class Epilogue>
+void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
+                 const char* name, const Launch& launch) {
   ContractionArguments<Tile::kScores> arguments;
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
@@ -216,17 +206,12 @@ ContractionArguments<Tile::kScores> contraction_arguments(const FoldProblem& p) 
                                           Tile::column_lines(transposed));
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
-  arguments.schedule = contraction_schedule<Tile>(p);
-  return arguments;
-}
-
-template <class E, class Tile, class Epilogue>
-void contraction(const ContractionArguments<Tile::kScores>& p, const Epilogue& epilogue, const char* name,
-                 int device, const Launch& launch) {
-  const DeviceGuard guard(device);
+  arguments.schedule = schedule;
+  const DeviceGuard guard(p.a.cuda_device);
   launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
-                static_cast<unsigned>(p.schedule.clusters * Tile::kBlocks), Tile::kThreads,
-                sizeof(ContractionMemory<Tile, Epilogue>) + kSharedAlignment, launch.stream, p, epilogue);
+                static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
+                sizeof(ContractionMemory<Tile, Epilogue>) + kSharedAlignment, launch.stream, arguments,
+                epilogue);
 }
 
 }  // namespace monoidreduce::sm90

@@ -1,10 +1,10 @@
-// The fold (fold_epilogue_sm90.cuh) that also keeps what the backward pass would compute again: the weight of each element
+// The fold (fold_epilogue.cuh) that also keeps what the backward pass would compute again: the weight of each element
 // in a frame of its row and tile. Once the products of the rows are known, weights become local gradients in place
 // (weights_to_gradients.cuh).
 #pragma once
 
-#include "monoidreduce/kernel/fold_epilogue_sm90.cuh"
-#include "monoidreduce/kernel/slab_stores_sm90.cuh"
+#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/kernel/fold_epilogue.cuh"
 
 namespace monoidreduce::sm90 {
 
@@ -31,7 +31,7 @@ struct KeepingEpilogue {
   using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
   FoldEpilogue<M, Scores, Rows> fold;
   KeptWeights<M::kScores> kept;
-  arch::TensorMap maps[M::kScores];  // of the weights, boxes of kSlabBoxRows lines
+  SlabStores<M::kScores> stores;  // of the weights
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
 
@@ -67,13 +67,13 @@ struct KeepingEpilogue {
         }
         std::uint32_t words[kSlabElements / 2];
         round_fragment<__half>(words, weights);
-        store_slab<kSlabs * M::kScores>(words, maps[n], row0, column0 + slab * kSlab, slab * M::kScores + n,
-                                        memory, warpgroup);
+        stores.template store<kSlabs * M::kScores>(words, n, row0, column0 + slab * kSlab,
+                                                   slab * M::kScores + n, memory, warpgroup);
       }
     }
   }
   __device__ __forceinline__ void end(const Work& work, std::int64_t place) const { fold.end(work, place); }
-  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+  __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
   template <class Frame>
@@ -96,13 +96,13 @@ void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const 
                                            static_cast<int>(p.rows()),
                                            static_cast<int>(p.columns()),
                                            static_cast<typename M::State*>(partial)};
-  KeepingEpilogue<M, Scores, Rows> epilogue{fold, kept, {}};
+  TensorView weights[M::kScores];
   for (int n = 0; n < M::kScores; ++n) {
-    TensorView weights = p.a;
-    weights.dtype = DType::kFloat16, weights.data = kept.weights[n];
-    weights.size[3] = kept.columns, weights.stride[2] = kept.pitch, weights.stride[3] = 1;
-    epilogue.maps[n] = tensor_map(weights, kSlabBoxRows);
+    weights[n] = p.a;
+    weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
+    weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
   }
+  const KeepingEpilogue<M, Scores, Rows> epilogue{fold, kept, SlabStores<M::kScores>(weights)};
   fold_contraction<E, Tile>(epilogue, fold, p, launch);
 }
 

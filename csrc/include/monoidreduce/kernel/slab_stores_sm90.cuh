@@ -2,10 +2,11 @@
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
+#include "monoidreduce/kernel/schedule.cuh"
+#include "monoidreduce/kernel/tensor_map.cuh"
 
 namespace monoidreduce::sm90 {
 
-inline constexpr int kSlabElements = kFragmentRows * kSlab / kWarpgroup;  // of a thread
 inline constexpr int kSlabBoxRows = kFragmentRows / 4;  // that a warp stores, a box of the tensor map
 
 struct alignas(kSharedAlignment) SlabMemory {
@@ -13,30 +14,41 @@ struct alignas(kSharedAlignment) SlabMemory {
   unsigned char slabs[2][2][kFragmentRows * kLineBytes];
 };
 
-// The warp's lines of a slab at (row0, column) of `to`, a [rows, columns] tensor. store: which of the kStores of a tile.
-template <int kStores>
-__device__ __forceinline__ void store_slab(const std::uint32_t (&words)[kSlabElements / 2],
-                                           const arch::TensorMap& to, int row0, int column, int store,
-                                           SlabMemory& memory, int warpgroup) {
-  const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
-  unsigned char* const staging = memory.slabs[warpgroup][store % 2];
-  const bool leads = threadIdx.x % 32 == 0;
-  if (leads) {
-    // With an odd number of stores a tile, the last of one and the first of the next have the same slab.
-    if (store == 0 && kStores % 2 != 0) {
-      arch::wait_stores_read<0>();
-    } else {
-      arch::wait_stores_read<1>();
+// To kOuts tensors [1, 1, rows, columns].
+template <int kOuts_>
+struct SlabStores {
+  static constexpr int kOuts = kOuts_;
+  using Memory = SlabMemory;
+  arch::TensorMap outs[kOuts];
+
+  explicit SlabStores(const TensorView (&tensors)[kOuts]) {
+    for (int n = 0; n < kOuts; ++n) outs[n] = tensor_map(tensors[n], kSlabBoxRows);
+  }
+  // The warp's lines of a slab at (row0, column) of the n-th tensor. store: which of the kStores of a tile.
+  template <int kStores>
+  __device__ __forceinline__ void store(const std::uint32_t (&words)[kSlabElements / 2], int n, int row0,
+                                        int column, int store, Memory& memory, int warpgroup) const {
+    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
+    unsigned char* const staging = memory.slabs[warpgroup][store % 2];
+    const bool leads = threadIdx.x % 32 == 0;
+    if (leads) {
+      // With an odd number of stores a tile, the last of one and the first of the next have the same slab.
+      if (store == 0 && kStores % 2 != 0) {
+        arch::wait_stores_read<0>();
+      } else {
+        arch::wait_stores_read<1>();
+      }
+    }
+    __syncwarp();
+    store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
+    arch::fence_async_shared();
+    __syncwarp();
+    if (leads) {
+      arch::store_streaming(outs[n], {column, row0 + line, 0, 0}, staging + line * kLineBytes);
+      arch::commit_stores();
     }
   }
-  __syncwarp();
-  store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
-  arch::fence_async_shared();
-  __syncwarp();
-  if (leads) {
-    arch::store_streaming(to, {column, row0 + line, 0, 0}, staging + line * kLineBytes);
-    arch::commit_stores();
-  }
-}
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+};
 
 }  // namespace monoidreduce::sm90

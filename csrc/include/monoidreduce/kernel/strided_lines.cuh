@@ -19,7 +19,7 @@ struct StridedLines {
         width(static_cast<int>(t.size[3])) {
     require_dense_lines(t);
   }
-  __device__ __forceinline__ Lines head(int batch, int head) const {
+  MR_HD Lines head(int batch, int head) const {
     return {data + batch * stride[0] + head * stride[1], stride[2], count, width};
   }
 };

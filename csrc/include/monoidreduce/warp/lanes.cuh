@@ -36,4 +36,22 @@ __device__ __forceinline__ T reduce_lanes(T value, Op op) {
   return value;
 }
 
+// Of four neighbouring lanes, lane n receives what the lanes hold as words[n], in their order.
+__device__ __forceinline__ void transpose_quad(unsigned (&words)[4]) {
+#pragma unroll
+  for (int distance = 1; distance < 4; distance *= 2) {
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      unsigned &low = words[distance == 1 ? 2 * i : i], &high = words[(distance == 1 ? 2 * i : i) + distance];
+      const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? low : high, distance);
+      if (upper) {
+        low = other;
+      } else {
+        high = other;
+      }
+    }
+  }
+}
+
 }  // namespace monoidreduce

@@ -1,15 +1,16 @@
-// The fold as an epilogue of the contraction (contraction_sm90.cuh): a cluster folds the tiles of its rows in registers and
-// leaves one partial state a row, and a second kernel combines the partial states of each row. In a fixed order: for one
-// device the result is the same bits every time.
+// The fold as an epilogue of the contraction (contraction_sm{80,90}.cuh): a cluster folds the tiles of its rows in registers
+// and leaves partial states of each row, and a second kernel combines them. In a fixed order: for one device the result is
+// the same bits every time.
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
-#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/kernel/contraction_schedule.cuh"
+#include "monoidreduce/operators.h"
 #include "monoidreduce/warp/lanes.cuh"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
-// partial: [groups, clusters, rows of a row block]; a cluster's place in a group is its start.
+// partial: [groups, clusters, shares, rows of a row block]; a cluster's place in a group is its start.
 // Rows: label(row).
 template <class M, class Scores, class Rows>
 struct FoldEpilogue {
@@ -52,41 +53,48 @@ struct FoldEpilogue {
   __device__ __forceinline__ void finish() const {}
 };
 
-// rows.store(row, state) with the state of the whole row. A thread a row.
-template <class M, class Rows>
+// rows.store(row, state) with the state of the whole row. A thread a row. Tile: the kernels of a tier that is compiled for
+// other architectures are others.
+template <class M, class Tile, class Rows>
 __global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule schedule,
-                                int row_count, int rows_of_block, const typename M::State* partial,
+                                int row_count, const typename M::State* partial,
                                 const __grid_constant__ Rows rows) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= row_count) return;
-  const auto group = schedule.group_of(row / rows_of_block);
+  const auto group = schedule.group_of(row / Tile::kRowBlock);
   typename M::State state = m.identity();
   for (int start = group.start; start < schedule.clusters; start += group.count) {
-    const std::int64_t slot = std::int64_t{group.index} * schedule.clusters + start;
-    state = m.combine(state, partial[slot * rows_of_block + row % rows_of_block]);
+    for (int share = 0; share < Tile::kShares; ++share) {
+      const std::int64_t slot =
+          (std::int64_t{group.index} * schedule.clusters + start) * Tile::kShares + share;
+      state = m.combine(state, partial[slot * Tile::kRowBlock + row % Tile::kRowBlock]);
+    }
   }
   rows.store(row, state);
 }
 
+// Floats of scratch that the partial states of a problem take.
 template <class M, class Tile>
-std::int64_t partial_bytes(const TileSchedule& schedule) {
-  return std::int64_t{schedule.groups()} * schedule.clusters * Tile::kRowBlock * sizeof(typename M::State);
+std::int64_t partial_floats(const FoldProblem& p) {
+  const TileSchedule schedule = contraction_schedule<Tile>(p);
+  return std::int64_t{schedule.groups()} * schedule.clusters * Tile::kShares * Tile::kRowBlock *
+         static_cast<std::int64_t>(sizeof(typename M::State) / sizeof(float));
 }
 
 // Folds every row of a problem without a payload: rows.store(row, state). epilogue: one that calls `fold`, or that itself.
 template <class E, class Tile, class Epilogue, class M, class Scores, class Rows>
 void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Rows>& fold,
                       const FoldProblem& p, const Launch& launch) {
-  const auto arguments = contraction_arguments<Tile>(p);
-  contraction<E, Tile>(arguments, epilogue, "fold_contraction_sm90", p.a.cuda_device, launch);
+  const TileSchedule schedule = contraction_schedule<Tile>(p);
+  contraction<E>(Tile{}, schedule, p, epilogue, "fold_contraction", launch);
   constexpr int kThreads = 128;
   const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel("combine_partial", &combine_partial<M, Rows>,
+  launch_kernel("combine_partial", &combine_partial<M, Tile, Rows>,
                 blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads, 0, launch.stream, fold.m,
-                arguments.schedule, fold.row_count, Tile::kRowBlock, fold.partial, fold.rows);
+                schedule, fold.row_count, fold.partial, fold.rows);
 }
 
-// partial: partial_bytes of scratch.
+// partial: partial_floats of scratch.
 template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
 void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                       const Launch& launch) {
@@ -99,4 +107,4 @@ void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, co
   fold_contraction<E, Tile>(fold, fold, p, launch);
 }
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

@@ -1,4 +1,4 @@
-// Which tiles of a product a cluster of blocks computes, and in what order.
+// Which tiles of a product a cluster of blocks, or on sm_80 a block, computes, and in what order.
 //
 // Row blocks go in groups whose operand stays in the second-level cache, and all clusters work on one group at a time: they
 // take its tiles in turn, the row blocks of one column tile after the other. As the number of row blocks of a group divides
@@ -10,7 +10,7 @@
 
 #include "monoidreduce/math.h"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
 struct TileSchedule {
   int clusters, row_blocks, column_tiles;
@@ -48,4 +48,4 @@ struct TileSchedule {
   MR_HD int groups() const { return row_blocks == 0 ? 0 : group_of(row_blocks - 1).index + 1; }
 };
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

@@ -1,23 +1,25 @@
-// The local gradient as an epilogue of the contraction (contraction_sm90.cuh): tiles of dot products become tiles of
+// The local gradient as an epilogue of the contraction (contraction_sm{80,90}.cuh): tiles of dot products become tiles of
 // derivatives by them, D(P_i, X_ij) times the upstream gradient, and are stored in the element type. The gradients by rows
 // and columns are products of what is stored.
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
-#include "monoidreduce/kernel/contraction_sm90.cuh"
-#include "monoidreduce/kernel/slab_stores_sm90.cuh"
+#include "monoidreduce/kernel/contraction_schedule.cuh"
+#include "monoidreduce/operators.h"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
 // Scores::chain and unit: fragment_scores.cuh.
-// The gradients by the first kOuts of an element's scores.
+// The gradients by the first kOuts of an element's scores, to as many tensors [rows, columns]. Stores: how a tile gets there
+// (slab_stores_sm90.cuh, quad_stores_sm80.cuh).
 //
 // Rows: label(row); product(row), in the units of M; far(product), must scores be rounded; upstream(row, unit), by the dot
 // product where unit is the scores' (fragment_scores.cuh).
-template <class E, class M, class Scores, class Rows, int kOuts>
+template <class E, class M, class Scores, class Rows, class Stores>
 struct GradientEpilogue {
   using R = typename M::Real;
-  using Memory = SlabMemory;
+  using Memory = typename Stores::Memory;
+  static constexpr int kOuts = Stores::kOuts;
   struct Work {
     typename M::Output product[2];
     typename M::Upstream upstream[2];
@@ -28,8 +30,8 @@ struct GradientEpilogue {
   Scores scores;
   Rows rows;
   int row_count;
-  PartialSums sums;             // of the first gradient
-  arch::TensorMap outs[kOuts];  // [rows, columns], boxes of kSlabBoxRows lines
+  PartialSums sums;  // of the first gradient
+  Stores stores;
 
   __device__ __forceinline__ Work begin(int row0) const {
     Work work;
@@ -63,13 +65,13 @@ struct GradientEpilogue {
         } else {
           pull_slab<false>(words, work, dots, n, slab, row0, column0);
         }
-        store_slab<kColumns / kSlab * kOuts>(words, outs[n], row0, column0 + slab * kSlab, slab * kOuts + n,
-                                             memory, warpgroup);
+        stores.template store<kColumns / kSlab * kOuts>(words, n, row0, column0 + slab * kSlab,
+                                                        slab * kOuts + n, memory, warpgroup);
       }
     }
   }
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
-  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+  __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
   // The gradients of 64 columns by the n-th score. One score at a time: both of a slab do not fit the registers.
@@ -102,12 +104,11 @@ struct GradientEpilogue {
 template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
 void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                     const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
+  using Stores = typename Tile::template Stores<kOuts>;
   const int row_count = static_cast<int>(p.rows());
-  GradientEpilogue<E, M, Scores, Rows, kOuts> epilogue{
-      m, scores, rows, row_count, {static_cast<float*>(sums.data), sums.stride[0], row_count}, {}};
-  for (int n = 0; n < kOuts; ++n) epilogue.outs[n] = tensor_map(outs[n], kSlabBoxRows);
-  contraction<E, Tile>(contraction_arguments<Tile>(p), epilogue, "local_gradient_sm90", p.a.cuda_device,
-                       launch);
+  const GradientEpilogue<E, M, Scores, Rows, Stores> epilogue{
+      m, scores, rows, row_count, {static_cast<float*>(sums.data), sums.stride[0], row_count}, Stores(outs)};
+  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, "local_gradient", launch);
 }
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

@@ -6,7 +6,7 @@
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
 
-namespace monoidreduce::cuda::sm90 {
+namespace monoidreduce::cuda {
 
 __device__ __forceinline__ LogSumExp<double>::State natural(LogSumExp<Bits>::State s) {
   return {s.frame.x * kLn2, static_cast<double>(s.mass.x)};
@@ -35,4 +35,4 @@ __device__ __forceinline__ bool is_far(LogNumber<R> lse) {
   return fabsf(lse.high.x) >= kFarScore && lse.high.x != INFINITY;
 }
 
-}  // namespace monoidreduce::cuda::sm90
+}  // namespace monoidreduce::cuda

@@ -1,25 +1,27 @@
-// The weights of a payload as an epilogue of the contraction (contraction_sm90.cuh), for payloads too wide to ride along:
+// The weights of a payload as an epilogue of the contraction (contraction_sm{80,90}.cuh), for payloads too wide to ride along:
 // tiles of dot products become weights and, where a second product is u = <G_i, payload_j>, derivatives by the first one
 // too. They are stored in the element type; the fold and its gradients are products of what is stored.
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
-#include "monoidreduce/kernel/contraction_sm90.cuh"
-#include "monoidreduce/kernel/slab_stores_sm90.cuh"
+#include "monoidreduce/kernel/contraction_schedule.cuh"
+#include "monoidreduce/operators.h"
 
-namespace monoidreduce::sm90 {
+namespace monoidreduce {
 
-template <class E, PayloadMonoid M, class Scores, int kProducts>
+// Stores: as in gradient_epilogue.cuh; weights, derivatives.
+template <class E, PayloadMonoid M, class Scores, class Stores>
 struct PayloadEpilogue {
   static_assert(!M::kNormalized && std::is_empty_v<typename M::Frame>,
                 "a weight must not depend on other columns");
-  using Memory = SlabMemory;
+  using Memory = typename Stores::Memory;
+  static constexpr int kProducts = Stores::kOuts;
   struct Work {};
   M m;
   Scores scores;
-  PartialSums sums;                 // of the derivatives
-  arch::TensorMap outs[kProducts];  // weights, derivatives: [rows, columns]
+  PartialSums sums;  // of the derivatives
+  Stores stores;
 
   __device__ __forceinline__ Work begin(int) const { return {}; }
   template <int kSize>
@@ -43,13 +45,13 @@ struct PayloadEpilogue {
         if (n == 1) sums.store(part, row0, column0 + slab * kSlab);
         std::uint32_t words[kSlabElements / 2];
         round_fragment<E>(words, part);
-        store_slab<kSlabs * kProducts>(words, outs[n], row0, column0 + slab * kSlab, slab * kProducts + n,
-                                       memory, warpgroup);
+        stores.template store<kSlabs * kProducts>(words, n, row0, column0 + slab * kSlab,
+                                                  slab * kProducts + n, memory, warpgroup);
       }
     }
   }
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
-  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+  __device__ __forceinline__ void finish() const { stores.finish(); }
 };
 
 // The weights of all elements and, of a problem with a second product, the derivatives by the first one. outs: [1, 1, rows,
@@ -58,11 +60,10 @@ struct PayloadEpilogue {
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
                      const TensorView (&outs)[Tile::kScores], const TensorView& sums, const Launch& launch) {
-  PayloadEpilogue<E, M, Scores, Tile::kScores> epilogue{
-      m, scores, {static_cast<float*>(sums.data), sums.stride[0], static_cast<int>(p.rows())}, {}};
-  for (int n = 0; n < Tile::kScores; ++n) epilogue.outs[n] = tensor_map(outs[n], kSlabBoxRows);
-  contraction<E, Tile>(contraction_arguments<Tile>(p), epilogue, "payload_weights_sm90", p.a.cuda_device,
-                       launch);
+  using Stores = typename Tile::template Stores<Tile::kScores>;
+  const PayloadEpilogue<E, M, Scores, Stores> epilogue{
+      m, scores, {static_cast<float*>(sums.data), sums.stride[0], static_cast<int>(p.rows())}, Stores(outs)};
+  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, "payload_weights", launch);
 }
 
-}  // namespace monoidreduce::sm90
+}  // namespace monoidreduce

@@ -1,0 +1,148 @@
+// What the tensor-core tiers share of linear cross entropy and logsumexp_matmul: the fold, and the local gradients, by
+// contraction tiles.
+#pragma once
+
+#include "element.h"
+#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/kernel/fold_epilogue.cuh"
+#include "monoidreduce/kernel/gradient_epilogue.cuh"
+#include "monoidreduce/problems.h"
+#include "monoidreduce/rows.h"
+#include "natural.cuh"
+
+namespace monoidreduce::cuda {
+
+struct CrossEntropyResults {
+  CrossEntropyRows<float, double> rows;
+  float* miss;  // [rows], the target's share less 1, which digits of a share near 1 would not tell; or null
+  __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
+  template <class State>
+  __device__ void store(std::int64_t row, const State& s) const {
+    const LogNumber<double> lse = LogSumExp<double>{}.project(natural(s.softmax));
+    const double target = natural(s.target);
+    rows.store(row, {lse, target, natural(s.sum)});
+    if (miss != nullptr) miss[row] = static_cast<float>(::expm1((target - lse.high) - lse.low));
+  }
+};
+struct LogSumExpResults {
+  LogSumExpRows<float> rows;
+  __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
+  __device__ void store(std::int64_t row, LogSumExp<Bits>::State s) const {
+    rows.store(row, rounded<float>(LogSumExp<double>{}.project(natural(s))));
+  }
+};
+
+inline CrossEntropyRows<float, double> rows_of(const CrossEntropyForward& x) {
+  return {.target = static_cast<const std::int64_t*>(x.target.data),
+          .target_stride = x.target.stride[0],
+          .ignore_index = x.options.ignore_index,
+          .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss),
+                   static_cast<float>(x.weight.size[0])},
+          .loss = static_cast<float*>(x.loss.data),
+          .lse = static_cast<float*>(x.lse.data),
+          .lse_low = static_cast<float*>(x.lse_low.data),
+          .grad_loss = {},
+          .grad_lse = {}};
+}
+
+template <class Tile>
+void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
+  const FoldProblem problem = cross_entropy_problem(x);
+  const CrossEntropyResults results{rows_of(x), nullptr};
+  with_element(x.x.dtype, [&](auto element) {
+    using E = decltype(element);
+    const auto run = [&](auto m, const auto& scores) {
+      fold_contraction<E, Tile>(m, scores, problem, results, x.scratch.data, launch);
+    };
+    if (x.bias.present() || x.options.softcap != 0)
+      return run(CrossEntropy<Bits>{},
+                 LogitScores<Bits, E>(problem.score, kLog2E, x.bias, problem.columns()));
+    const ScaledScores<Bits> scores(problem.score, kLog2E);
+    if (x.options.label_smoothing != 0) return run(CrossEntropy<Bits>{}, scores);
+    run(CrossEntropy<Bits, false>{}, scores);
+  });
+}
+
+template <class Tile>
+void logsumexp_forward_pass(const LogSumExpForward& x, const Launch& launch) {
+  const FoldProblem problem = logsumexp_problem(x);
+  const LogSumExpResults results{{static_cast<float*>(x.lse.data), static_cast<float*>(x.lse_low.data), {}}};
+  with_element(x.a.dtype, [&](auto element) {
+    fold_contraction<decltype(element), Tile>(LogSumExp<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E),
+                                              problem, results, x.scratch.data, launch);
+  });
+}
+
+// Rows, for the classes from first_class on.
+struct CrossEntropyGradientRows {
+  CrossEntropyRows<float> rows;
+  std::int64_t first_class;
+  int classes;
+  using Upstream = CrossEntropy<Bits>::Upstream;
+
+  __device__ int label(std::int64_t row) const {
+    const std::int64_t label = rows.label(row) - first_class;
+    return 0 <= label && label < classes ? static_cast<int>(label) : -1;
+  }
+  // Without a part in the loss a row weighs nothing, whatever its log-sum-exp.
+  __device__ CrossEntropy<Bits>::Output product(std::int64_t row) const {
+    const LogNumber<Bits> lse =
+        rows.active(row) ? bits(rows.product(row).lse) : LogNumber<Bits>{infinity<Bits>(), 0.f};
+    return {lse, 0.f, 0.f};
+  }
+  __device__ bool far(const CrossEntropy<Bits>::Output& p) const { return is_far(p.lse); }
+  __device__ Upstream upstream(std::int64_t row, Bits unit) const {
+    if (!rows.active(row)) return {0.f, 0.f, 0.f};
+    const auto u = rows.upstream(row);
+    return {Bits(u.lse) * unit, Bits(u.target) * unit, Bits(u.sum) * unit};
+  }
+};
+
+struct LogSumExpGradientRows {
+  LogSumExpRows<float> rows;
+  __device__ int label(std::int64_t) const { return -1; }
+  __device__ LogNumber<Bits> product(std::int64_t row) const { return bits(rows.product(row)); }
+  __device__ bool far(LogNumber<Bits> lse) const { return is_far(lse); }
+  __device__ Bits upstream(std::int64_t row, Bits unit) const { return Bits(rows.upstream(row)) * unit; }
+};
+
+template <class Tile>
+void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launch& launch) {
+  const FoldProblem problem = cross_entropy_problem(x);
+  const CrossEntropyGradientRows rows{
+      {.target = static_cast<const std::int64_t*>(x.target.data),
+       .target_stride = x.target.stride[0],
+       .ignore_index = x.options.ignore_index,
+       .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss),
+                static_cast<float>(x.classes)},
+       .loss = nullptr,
+       .lse = static_cast<float*>(x.lse.data),
+       .lse_low = static_cast<float*>(x.lse_low.data),
+       .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]},
+       .grad_lse = {static_cast<float*>(x.grad_lse.data), x.grad_lse.stride[0]}},
+      x.first_class,
+      static_cast<int>(problem.columns())};
+  with_element(x.x.dtype, [&](auto element) {
+    using E = decltype(element);
+    const auto run = [&](const auto& scores) {
+      local_gradient<E, Tile>(CrossEntropy<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
+    };
+    if (x.bias.present() || x.options.softcap != 0)
+      return run(LogitScores<Bits, E>(problem.score, kLog2E, x.bias, problem.columns()));
+    run(ScaledScores<Bits>(problem.score, kLog2E));
+  });
+}
+
+template <class Tile>
+void logsumexp_gradient_pass(const LogSumExpLocalGradient& x, const Launch& launch) {
+  const FoldProblem problem = logsumexp_problem(x);
+  const LogSumExpGradientRows rows{{static_cast<float*>(x.lse.data),
+                                    static_cast<float*>(x.lse_low.data),
+                                    {static_cast<float*>(x.grad_lse.data), x.grad_lse.stride[0]}}};
+  with_element(x.a.dtype, [&](auto element) {
+    local_gradient<decltype(element), Tile>(LogSumExp<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E),
+                                            problem, rows, {as_rows(x.out)}, {}, launch);
+  });
+}
+
+}  // namespace monoidreduce::cuda

@@ -1,0 +1,104 @@
+// What the tensor-core tiers share of linear distillation: the fold, and the local gradients, by contraction tiles.
+#pragma once
+
+#include "distillation.h"
+#include "element.h"
+#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/kernel/fold_epilogue.cuh"
+#include "monoidreduce/kernel/gradient_epilogue.cuh"
+#include "monoidreduce/problems.h"
+#include "monoidreduce/rows.h"
+#include "natural.cuh"
+
+namespace monoidreduce::cuda {
+
+template <DistillationLoss kLoss>
+struct DistillationResults {
+  DistillationRows<float, kLoss> rows;
+  using State = typename Distillation<Bits, kLoss>::State;
+  __device__ std::int64_t label(std::int64_t) const { return -1; }
+  __device__ void store(std::int64_t row, const State& s) const {
+    // In bits: there the frames are the very scores that the expectation is made of, and equal ones cancel.
+    using R = AccurateBits;
+    const auto side = [](LogSumExp<Bits>::State x) -> LogSumExp<R>::State { return {x.frame.x, x.mass.x}; };
+    const auto p = Distillation<R, kLoss>{}.project({side(s.student), side(s.teacher), s.cross.x});
+    const auto lse = [](LogNumber<R> x) {
+      return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
+    };
+    rows.store(row, {lse(p.student_lse), lse(p.teacher_lse), static_cast<float>(natural(p.expectation)),
+                     static_cast<float>(natural(p.loss))});
+  }
+};
+
+// Of which all losses have the states.
+using DistillationStates = Distillation<Bits, DistillationLoss::kCrossEntropy>;
+
+template <DistillationLoss kLoss>
+DistillationRows<float, kLoss> rows_of(const DistillationForward& x) {
+  return {.mask = static_cast<const bool*>(x.mask.data),
+          .mask_stride = x.mask.stride[0],
+          .rows = x.x.size[0],
+          .loss = static_cast<float*>(x.loss.data),
+          .stats = static_cast<float*>(x.stats.data),
+          .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0}};
+}
+
+// run(E{}, monoid, scores, results) folds.
+template <class Run>
+void distillation_forward_pass(const DistillationForward& x, Run run) {
+  const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
+  with_element(x.x.dtype, [&](auto element) {
+    with_loss(x.options.loss, [&](auto loss) {
+      run(element, Distillation<Bits, loss()>{}, scores, DistillationResults<loss()>{rows_of<loss()>(x)});
+    });
+  });
+}
+
+template <class R, DistillationLoss kLoss>
+struct DistillationGradientRows {
+  DistillationRows<float, kLoss> rows;
+  using Output = typename Distillation<R, kLoss>::Output;
+
+  __device__ int label(std::int64_t) const { return -1; }
+  // Without a part in the loss a row weighs nothing, whatever its statistics.
+  __device__ Output product(std::int64_t row) const {
+    constexpr LogNumber<R> kNothing{HUGE_VALF, 0.f};
+    if (!rows.active(row)) return {kNothing, kNothing, 0.f, 0.f};
+    const auto p = rows.product(row);
+    const auto in_r = [](LogNumber<float> x) { return LogNumber<R>{x.high, x.low}; };
+    return {in_r(p.student_lse), in_r(p.teacher_lse), p.expectation, 0.f};
+  }
+  __device__ bool far(const Output& p) const { return is_far(p.student_lse) || is_far(p.teacher_lse); }
+  __device__ R upstream(std::int64_t row, R unit) const {
+    return rows.active(row) ? rows.upstream(row) * unit : R(0);
+  }
+};
+
+// In natural units: the expectation makes some of the gradients numbers with a unit, and others not.
+template <class Tile>
+void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
+  const FoldProblem problem = distillation_problem(x);
+  with_element(x.x.dtype, [&](auto element) {
+    with_loss(x.options.loss, [&](auto loss) {
+      using E = decltype(element);
+      using R = Fast<E>;
+      const DistillationGradientRows<R, loss()> rows{
+          {.mask = static_cast<const bool*>(x.mask.data),
+           .mask_stride = x.mask.stride[0],
+           .rows = x.x.size[0],
+           .loss = nullptr,
+           .stats = static_cast<float*>(x.stats.data),
+           .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
+      const Distillation<R, loss()> m;
+      const ScaledScores<R> scores(problem.score, 1.);
+      if (x.teacher_out.present()) {
+        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
+                                launch);
+      } else {
+        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
+      }
+    });
+  });
+}
+
+}  // namespace monoidreduce::cuda

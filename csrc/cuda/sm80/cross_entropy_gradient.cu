@@ -1,0 +1,20 @@
+#include "../cross_entropy_passes.cuh"
+#include "../linear_losses.h"
+#include "monoidreduce/kernel/contraction_sm80.cuh"
+
+namespace monoidreduce::cuda::sm80 {
+namespace {
+
+using Tile = monoidreduce::sm80::ContractionTile<2>;
+
+}  // namespace
+
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
+  cross_entropy_gradient_pass<Tile>(x, launch);
+}
+
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch) {
+  logsumexp_gradient_pass<Tile>(x, launch);
+}
+
+}  // namespace monoidreduce::cuda::sm80

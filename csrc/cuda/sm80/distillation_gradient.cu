@@ -1,0 +1,16 @@
+#include "../distillation_passes.cuh"
+#include "../linear_losses.h"
+#include "monoidreduce/kernel/contraction_sm80.cuh"
+
+namespace monoidreduce::cuda::sm80 {
+namespace {
+
+using Tile = monoidreduce::sm80::ContractionTile<3, 2>;
+
+}  // namespace
+
+void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
+  distillation_gradient_pass<Tile>(x, launch);
+}
+
+}  // namespace monoidreduce::cuda::sm80

@@ -1,0 +1,16 @@
+#include "../mlp_passes.cuh"
+#include "../tensor_cores.h"
+#include "monoidreduce/kernel/contraction_sm80.cuh"
+#include "monoidreduce/kernel/payload_epilogue.cuh"
+
+namespace monoidreduce::cuda::sm80 {
+
+void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
+  with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
+    using Tile = monoidreduce::sm80::ContractionTile<3, 2, true>;
+    payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),
+                                             {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
+  });
+}
+
+}  // namespace monoidreduce::cuda::sm80
