@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import monoidreduce as mr
-from bench.harness import Case, Contender
+from bench.harness import Case, Contender, deterministic, on_tier
 
 
 def torch_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
@@ -128,6 +128,8 @@ def case(
         if softcap is None:
             contenders["cuDNN"] = through(SDPBackend.CUDNN_ATTENTION, theirs)
         if window is None and softcap is None and not bias:
+            contenders["monoidreduce, deterministic"] = deterministic(own)
+            contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
             contenders["FlashAttention-2"] = through(SDPBackend.FLASH_ATTENTION, theirs)
         contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
         if not bias:  # it takes one as a score function alone, whose gradient is to be written too

@@ -24,27 +24,36 @@ Contender = Callable[..., Tensor]
 Result = TypeVar("Result")
 
 
-def on_tier(contender: Contender, tier: str) -> Contender:
-    """The contender, forward and backward, on the kernels that MONOIDREDUCE_CUDA_TIER names."""
-
-    def name_tier(*_: Any) -> None:
-        os.environ["MONOIDREDUCE_CUDA_TIER"] = tier
-
-    def name_none(*_: Any) -> None:
-        os.environ.pop("MONOIDREDUCE_CUDA_TIER", None)
+def under(contender: Contender, begin: Callable[[], object], end: Callable[[], object]) -> Contender:
+    """The contender, forward and backward each between begin() and end()."""
 
     def call(*inputs: Tensor) -> Tensor:
-        name_tier()
+        begin()
         try:
             output = contender(*inputs)
         finally:
-            name_none()
+            end()
         if output.grad_fn is not None:
-            output.grad_fn.register_prehook(name_tier)
-            output.grad_fn.register_hook(name_none)
+            output.grad_fn.register_prehook(lambda *_: begin())
+            output.grad_fn.register_hook(lambda *_: end())
         return output
 
     return call
+
+
+def on_tier(contender: Contender, tier: str) -> Contender:
+    """The contender on the kernels that MONOIDREDUCE_CUDA_TIER names."""
+    variable = "MONOIDREDUCE_CUDA_TIER"
+    return under(contender, lambda: os.environ.update({variable: tier}), lambda: os.environ.pop(variable))
+
+
+def deterministic(contender: Contender) -> Contender:
+    """The contender in torch's deterministic mode."""
+
+    def switch(on: bool) -> Callable[[], object]:
+        return lambda: torch.use_deterministic_algorithms(on)
+
+    return under(contender, switch(True), switch(False))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,16 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, report, run
-from bench.harness import Case, Stopwatch, attempt, differences, run_once, summary, time_case
+from bench.harness import (
+    Case,
+    Stopwatch,
+    attempt,
+    deterministic,
+    differences,
+    run_once,
+    summary,
+    time_case,
+)
 from bench.machine import environment
 
 CPU = torch.device("cpu")
@@ -479,3 +488,24 @@ def test_command_rejects_a_plot_it_cannot_write(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         run.main(["mlp", "--plot", str(tmp_path / "plot.txt")])
     assert "expected a name in an existing folder that ends in .pdf, .png, .svg" in capsys.readouterr().err
+
+
+def test_a_contender_in_a_mode_has_it_forward_and_backward_and_nothing_else_has() -> None:
+    class Seen(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            modes.append(torch.are_deterministic_algorithms_enabled())
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            modes.append(torch.are_deterministic_algorithms_enabled())
+            return grad
+
+    modes: list[bool] = []
+    x = torch.randn(3, requires_grad=True)
+    y = deterministic(Seen.apply)(Seen.apply(x))
+    assert modes == [False, True]
+    y.sum().backward()
+    assert modes == [False, True, True, False]
+    assert not torch.are_deterministic_algorithms_enabled()
