@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from bench.harness import (
     attempt,
     deterministic,
     differences,
+    on_tier,
     run_once,
     summary,
     time_case,
@@ -490,22 +493,35 @@ def test_command_rejects_a_plot_it_cannot_write(tmp_path: Path, capsys: pytest.C
     assert "expected a name in an existing folder that ends in .pdf, .png, .svg" in capsys.readouterr().err
 
 
-def test_a_contender_in_a_mode_has_it_forward_and_backward_and_nothing_else_has() -> None:
+@pytest.mark.parametrize(
+    ("mode", "is_on"),
+    [
+        (deterministic, torch.are_deterministic_algorithms_enabled),
+        (
+            lambda contender: on_tier(contender, "sm80"),
+            lambda: os.environ.get("MONOIDREDUCE_CUDA_TIER") == "sm80",
+        ),
+    ],
+    ids=("deterministic", "on_tier"),
+)
+def test_a_contender_in_a_mode_has_it_forward_and_backward_and_nothing_else_has(
+    mode: Callable[[harness.Contender], harness.Contender], is_on: Callable[[], bool]
+) -> None:
     class Seen(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
-            modes.append(torch.are_deterministic_algorithms_enabled())
+            modes.append(is_on())
             return x.clone()
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
-            modes.append(torch.are_deterministic_algorithms_enabled())
+            modes.append(is_on())
             return grad
 
     modes: list[bool] = []
     x = torch.randn(3, requires_grad=True)
-    y = deterministic(Seen.apply)(Seen.apply(x))
+    y = mode(Seen.apply)(Seen.apply(x))
     assert modes == [False, True]
     y.sum().backward()
     assert modes == [False, True, True, False]
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert not is_on()
