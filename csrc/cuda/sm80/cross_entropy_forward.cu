@@ -10,10 +10,10 @@ using Tile = monoidreduce::sm80::ContractionTile<2>;
 }  // namespace
 
 std::int64_t cross_entropy_forward_scratch(const CrossEntropyForward& x) {
-  return partial_floats<CrossEntropy<Bits>, Tile>(cross_entropy_problem(x));
+  return fold_floats<CrossEntropy<Bits>, Tile>(cross_entropy_problem(x));
 }
 std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
-  return partial_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
+  return fold_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {

@@ -5,12 +5,12 @@
 namespace monoidreduce::cuda::sm80 {
 namespace {
 
-using Tile = monoidreduce::sm80::ContractionTile<3, 2>;
+using Tile = monoidreduce::sm80::ContractionTile<2, 2, false, true>;
 
 }  // namespace
 
 std::int64_t distillation_forward_scratch(const DistillationForward& x) {
-  return partial_floats<DistillationStates, Tile>(distillation_problem(x));
+  return fold_floats<DistillationStates, Tile>(distillation_problem(x));
 }
 
 void distillation_forward(const DistillationForward& x, const Launch& launch) {

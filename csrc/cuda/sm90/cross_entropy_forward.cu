@@ -35,7 +35,7 @@ KeptWeights<1> kept_of(const CrossEntropyForward& x, std::int64_t before) {
 // The same forward, and local gradients for an upstream gradient of kept_upstream.
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const std::int64_t states = partial_floats<CrossEntropy<Bits>, Tile>(problem);
+  const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
   const KeptWeights<1> kept = kept_of(x, states);
   float* const miss = kept.frames[0] + problem.rows() * kept.tiles();
   const CrossEntropyRows<float, double> rows = rows_of(x);
@@ -69,11 +69,11 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
 
 std::int64_t cross_entropy_forward_scratch(const CrossEntropyForward& x) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const std::int64_t states = partial_floats<CrossEntropy<Bits>, Tile>(problem);
+  const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
   return x.kept.present() ? states + problem.rows() * (kept_of(x, states).tiles() + 1) : states;
 }
 std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
-  return partial_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
+  return fold_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {

@@ -38,7 +38,7 @@ KeptWeights<2> kept_of(const DistillationForward& x, std::int64_t before) {
 }  // namespace
 
 std::int64_t distillation_forward_scratch(const DistillationForward& x) {
-  const std::int64_t states = partial_floats<DistillationStates, Tile>(distillation_problem(x));
+  const std::int64_t states = fold_floats<DistillationStates, Tile>(distillation_problem(x));
   return x.kept.present() ? states + 2 * x.x.size[0] * kept_of(x, states).tiles() : states;
 }
 
@@ -49,7 +49,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
     if (!x.kept.present())
       return fold_contraction<E, Tile>(m, scores, problem, results, x.scratch.data, launch);
     if constexpr (std::decay_t<decltype(m)>::kUnderTeacher) {
-      const KeptWeights<2> kept = kept_of(x, partial_floats<DistillationStates, Tile>(problem));
+      const KeptWeights<2> kept = kept_of(x, fold_floats<DistillationStates, Tile>(problem));
       fold_keeping<E, KeepingTile>(m, scores, problem, results, x.scratch.data, kept, launch);
       weights_to_gradients<E>(kept, DistillationTerms{rows_of<DistillationLoss::kForwardKL>(x)}, problem,
                               launch);

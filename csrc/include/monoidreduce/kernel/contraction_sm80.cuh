@@ -14,16 +14,17 @@
 
 namespace monoidreduce::sm80 {
 
-// kScores products a tile, all together in 128 registers of a thread. kTransposed: the columns of the last one lie side by
-// side, [width, columns].
-template <int kStages_, int kScores_ = 1, bool kTransposed_ = false>
+// kScores products a tile, all together in 128 registers of a thread; or each in as many, and the first waits in memory while
+// the second is computed (kParks). kTransposed: the columns of the last one lie side by side, [width, columns].
+template <int kStages_, int kScores_ = 1, bool kTransposed_ = false, bool kParks_ = false>
 struct ContractionTile {
-  static constexpr bool kTransposed = kTransposed_;
-  static constexpr int kStages = kStages_, kScores = kScores_;
-  static constexpr int kFragments = 4 / kScores, kRows = kFragments * kFragmentRows, kColumns = 128;
+  static constexpr bool kTransposed = kTransposed_, kParks = kParks_;
+  static constexpr int kStages = kStages_, kScores = kScores_, kHeld = kParks ? 1 : kScores;
+  static constexpr int kFragments = 4 / kHeld, kRows = kFragments * kFragmentRows, kColumns = 128;
   static constexpr int kBlocks = 1, kRowBlock = kRows;
   static constexpr int kShares = 2, kShareColumns = kColumns / kShares;  // four warps each
   static constexpr int kThreads = 128 * kShares;
+  static constexpr int kScratch = kParks ? kRows * kColumns : 0;  // floats of a block
   MR_HD static constexpr bool transposed(int score) { return kTransposed && score == kScores - 1; }
   template <int kOuts>
   using Stores = QuadStores<kOuts>;
@@ -34,6 +35,7 @@ struct ContractionArguments {
   Lines rows[kScores], columns[kScores];
   int steps[kScores];  // of 64 elements of the width
   TileSchedule schedule;
+  float4* parked;
 };
 
 template <class Tile>
@@ -124,6 +126,33 @@ __device__ __forceinline__ void multiply_tile(float (&dots)[Tile::kFragments][Ti
   }
 }
 
+// The calling thread's dot products of a tile that are in memory, four at a time.
+template <class Tile>
+struct ParkedDots {
+  static constexpr int kSize = Tile::kShareColumns / 2;
+  float4* const place;
+
+  __device__ __forceinline__ explicit ParkedDots(float4* parked)
+      : place(parked + blockIdx.x * (Tile::kScratch / 4) + threadIdx.x) {}
+  __device__ __forceinline__ float4& at(int f, int i) const {
+    return place[(f * kSize + i) / 4 * Tile::kThreads];
+  }
+  __device__ __forceinline__ void store(const float (&dots)[Tile::kFragments][kSize]) const {
+#pragma unroll
+    for (int f = 0; f < Tile::kFragments; ++f)
+#pragma unroll
+      for (int i = 0; i < kSize; i += 4)
+        at(f, i) = {dots[f][i], dots[f][i + 1], dots[f][i + 2], dots[f][i + 3]};
+  }
+  __device__ __forceinline__ void load(float (&fragment)[kSize], int f) const {
+#pragma unroll
+    for (int i = 0; i < kSize; i += 4) {
+      const float4 four = at(f, i);
+      fragment[i] = four.x, fragment[i + 1] = four.y, fragment[i + 2] = four.z, fragment[i + 3] = four.w;
+    }
+  }
+};
+
 // Epilogue: as in contraction_sm90.cuh. A warpgroup there is half of the warps here, and takes its fragments one after the
 // other.
 template <class E, class Tile, class Epilogue>
@@ -135,6 +164,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<ContractionMemory<Tile>*>(shared_bytes);
   typename Epilogue::Memory nothing;
+  const ParkedDots<Tile> parked(p.parked);
   const int share = threadIdx.x / 128;
 
   ContractionFeed<Tile> feed{p, memory};
@@ -151,16 +181,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 #pragma unroll 1
     for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
       const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns + share * Tile::kShareColumns;
-      float dots[Tile::kScores][Tile::kFragments][kSize];
+      float dots[Tile::kHeld][Tile::kFragments][kSize];
       multiply_tile<E, Tile, 0>(dots[0], feed, p.steps[0]);
-      if constexpr (Tile::kScores == 2) multiply_tile<E, Tile, 1>(dots[1], feed, p.steps[1]);
+      if constexpr (Tile::kParks) parked.store(dots[0]);
+      if constexpr (Tile::kScores == 2) multiply_tile<E, Tile, 1>(dots[Tile::kHeld - 1], feed, p.steps[1]);
 #pragma unroll
       for (int f = 0; f < Tile::kFragments; ++f) {
         float fragment[Tile::kScores][kSize];
+        if constexpr (Tile::kParks) parked.load(fragment[0], f);
 #pragma unroll
-        for (int n = 0; n < Tile::kScores; ++n)
+        for (int n = 0; n < Tile::kHeld; ++n)
 #pragma unroll
-          for (int i = 0; i < kSize; ++i) fragment[n][i] = dots[n][f][i];
+          for (int i = 0; i < kSize; ++i) fragment[Tile::kScores - Tile::kHeld + n][i] = dots[n][f][i];
         epilogue.tile(work[f], fragment, row0 + f * kFragmentRows, column0, nothing, share);
       }
     }
@@ -173,10 +205,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   epilogue.finish();
 }
 
-// Of the products a . b^T of a problem.
+// Of the products a . b^T of a problem. scratch: kScratch floats a block.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
-                 const char* name, const Launch& launch) {
+                 float* scratch, const char* name, const Launch& launch) {
   ContractionArguments<Tile::kScores> arguments;
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
@@ -186,6 +218,7 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = schedule;
+  arguments.parked = reinterpret_cast<float4*>(scratch);
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>, static_cast<unsigned>(schedule.clusters),
                 Tile::kThreads, sizeof(ContractionMemory<Tile>), launch.stream, arguments, epilogue);

@@ -26,6 +26,7 @@ struct ContractionTile {
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kScratch = 0;
   static constexpr int kLead = 2;  // steps that the first consumer is ahead
   template <int kOuts>
   using Stores = SlabStores<kOuts>;
@@ -195,7 +196,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
 // Of the products a . b^T of a problem.
 template <class E, class Tile, class Epilogue>
-void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
+void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
                  const char* name, const Launch& launch) {
   ContractionArguments<Tile::kScores> arguments;
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};

@@ -73,12 +73,18 @@ __global__ void combine_partial(const __grid_constant__ M m, const __grid_consta
   rows.store(row, state);
 }
 
-// Floats of scratch that the partial states of a problem take.
+// Floats of partial states.
 template <class M, class Tile>
-std::int64_t partial_floats(const FoldProblem& p) {
-  const TileSchedule schedule = contraction_schedule<Tile>(p);
+std::int64_t partial_floats(const TileSchedule& schedule) {
   return std::int64_t{schedule.groups()} * schedule.clusters * Tile::kShares * Tile::kRowBlock *
          static_cast<std::int64_t>(sizeof(typename M::State) / sizeof(float));
+}
+
+// Floats of scratch that the fold of a problem takes: partial states, and what its tiles need.
+template <class M, class Tile>
+std::int64_t fold_floats(const FoldProblem& p) {
+  const TileSchedule schedule = contraction_schedule<Tile>(p);
+  return partial_floats<M, Tile>(schedule) + std::int64_t{schedule.clusters} * Tile::kScratch;
 }
 
 // Folds every row of a problem without a payload: rows.store(row, state). epilogue: one that calls `fold`, or that itself.
@@ -86,7 +92,8 @@ template <class E, class Tile, class Epilogue, class M, class Scores, class Rows
 void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Rows>& fold,
                       const FoldProblem& p, const Launch& launch) {
   const TileSchedule schedule = contraction_schedule<Tile>(p);
-  contraction<E>(Tile{}, schedule, p, epilogue, "fold_contraction", launch);
+  float* const scratch = reinterpret_cast<float*>(fold.partial) + partial_floats<M, Tile>(schedule);
+  contraction<E>(Tile{}, schedule, p, epilogue, scratch, "fold_contraction", launch);
   constexpr int kThreads = 128;
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel("combine_partial", &combine_partial<M, Tile, Rows>,
@@ -94,7 +101,7 @@ void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Ro
                 schedule, fold.row_count, fold.partial, fold.rows);
 }
 
-// partial: partial_floats of scratch.
+// partial: fold_floats of scratch.
 template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
 void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                       const Launch& launch) {

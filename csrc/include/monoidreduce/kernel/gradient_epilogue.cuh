@@ -108,7 +108,8 @@ void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, cons
   const int row_count = static_cast<int>(p.rows());
   const GradientEpilogue<E, M, Scores, Rows, Stores> epilogue{
       m, scores, rows, row_count, {static_cast<float*>(sums.data), sums.stride[0], row_count}, Stores(outs)};
-  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, "local_gradient", launch);
+  static_assert(Tile::kScratch == 0);
+  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "local_gradient", launch);
 }
 
 }  // namespace monoidreduce

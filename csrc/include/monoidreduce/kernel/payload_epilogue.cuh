@@ -63,7 +63,8 @@ void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
   using Stores = typename Tile::template Stores<Tile::kScores>;
   const PayloadEpilogue<E, M, Scores, Stores> epilogue{
       m, scores, {static_cast<float*>(sums.data), sums.stride[0], static_cast<int>(p.rows())}, Stores(outs)};
-  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, "payload_weights", launch);
+  static_assert(Tile::kScratch == 0);
+  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "payload_weights", launch);
 }
 
 }  // namespace monoidreduce
