@@ -68,9 +68,13 @@ void check_ranges(Checks& checks) {
           // the last.
           for (const std::int64_t shift :
                {columns - rows, std::int64_t(0), std::int64_t(-9), std::int64_t(9)}) {
-            const ColumnRange range{left, right, shift};
+            const ColumnRange range{left, right, shift}, less = range.of_rows(rows, columns);
+            bool every = true;
             for (std::int64_t row = 0; row < rows; ++row) {
               const std::int64_t begin = range.begin(row), end = range.end(row, columns);
+              every = every && begin == 0 && end == columns;
+              CHECK(checks, less.begin(row) == begin && less.end(row, columns) == end, left, right, shift,
+                    row, rows, columns);
               CHECK(checks, begin >= 0 && end >= 0 && end <= columns, left, right, shift, row, columns, begin,
                     end);
               for (std::int64_t column = 0; column < columns; ++column) {
@@ -81,6 +85,7 @@ void check_ranges(Checks& checks) {
                       begin, end);
               }
             }
+            if (rows > 0) CHECK(checks, less.all() == every, left, right, shift, rows, columns);
           }
         }
       }

@@ -45,7 +45,7 @@ FoldProblem attention_problem(const Arguments& x) {
           .bias = x.bias,
           .out_bias = {},
           .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
-          .range = {x.options.left, x.options.right, shift}};
+          .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2])};
 }
 
 template <class Arguments>

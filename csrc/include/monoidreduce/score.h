@@ -57,6 +57,11 @@ struct ColumnRange {
     const std::int64_t last = row + shift + right + 1;
     return last < 0 ? 0 : last < columns ? last : columns;
   }
+  // The same columns for these rows, without bounds that none of them meets: one query, causal, has none.
+  ColumnRange of_rows(std::int64_t rows, std::int64_t columns) const {
+    return {rows == 0 || begin(rows - 1) == 0 ? kUnbounded : left,
+            end(0, columns) == columns ? kUnbounded : right, shift};
+  }
 };
 
 }  // namespace monoidreduce
