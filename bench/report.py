@@ -117,6 +117,23 @@ def not_measured(rows: list[Row]) -> str:
     )
 
 
+def decode_table(rows: list[Row], copy_gbytes: float) -> str:
+    """Microseconds of each contender, and its share of the bandwidth of a copy."""
+
+    def cell(row: Row, name: str) -> str:
+        if name not in row["milliseconds"]:
+            return "-"
+        milliseconds = row["milliseconds"][name]["median"]
+        rate = row["bytes"] / milliseconds / 1e6
+        return f"{milliseconds * 1e3:.3g} us, {rate:.0f} GB/s, {rate / copy_gbytes:.0%}"
+
+    names = in_order(row["milliseconds"] for row in rows)
+    header = ["decode", *names]
+    return _table(
+        header, [[in_words(row["parameters"]), *(cell(row, name) for name in names)] for row in rows]
+    )
+
+
 def accuracy_table(rows: list[Row]) -> str:
     """One operator's relative errors by contender, a column for each standard deviation of the logits."""
 
@@ -202,7 +219,7 @@ def missed(document: Row) -> list[str]:
 
 
 def tables(document: Row) -> str:
-    """The whole report of one run, in Markdown. Old results have no peers and no accuracy."""
+    """The whole report of one run, in Markdown. Old results have no peers, no decode and no accuracy."""
     machine = document["environment"]
     parts = [
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, monoidreduce "
@@ -233,7 +250,14 @@ def tables(document: Row) -> str:
             "Accuracy: relative errors of the loss, dX and dW against float64, as the logits grow.",
             *(accuracy_table(rows) for rows in _by_operator(accuracy)),
         ]
-    if absent := not_measured(document["speed"] + accuracy):
+    decode = document.get("decode", [])
+    if decode:
+        parts += [
+            "Decode: median microseconds of attention with one query a head, keys and values read a second, "
+            f"share of the {machine['copy_gbytes']:.0f} GB/s of a copy.",
+            decode_table(decode, machine["copy_gbytes"]),
+        ]
+    if absent := not_measured(document["speed"] + accuracy + decode):
         parts += [f"Not measured:\n{absent}"]
     if document["memory"]:
         parts += [

@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import torch
 
 from bench.accuracy import measure_accuracy
+from bench.decode import measure_decode
 from bench.harness import time_case
 from bench.machine import environment
 from bench.memory import measure_memory
@@ -28,7 +29,7 @@ from bench.report import tables
 from monoidreduce.demo.report import PLOT_FORMATS
 
 OPERATORS = ("attention", "cross_entropy", "distillation", "mlp", "logsumexp")
-OTHERS = ("accuracy", "memory", "overhead")
+OTHERS = ("decode", "accuracy", "memory", "overhead")
 SECONDS = 8.0  # for each case
 
 
@@ -47,6 +48,9 @@ def bench(
             print(f"{case}: {ratios}", file=sys.stderr)
             document["speed"].append(row)
             yield document
+    if "decode" in what:
+        document["decode"] = measure_decode(device, quick)
+        yield document
     if "accuracy" in what:
         document["accuracy"] = measure_accuracy(device, quick)
         yield document

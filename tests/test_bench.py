@@ -17,6 +17,7 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, report, run
+from bench.decode import measure_decode
 from bench.harness import (
     Case,
     Stopwatch,
@@ -426,6 +427,18 @@ def test_the_longer_list_of_a_peer_table_runs_down() -> None:
     assert [line.split("|")[1].strip() for line in names_down[2:]] == ["monoidreduce", "torch", "other"]
     cases_down = report.peer_table([row] * 4, {"float32": 100}).splitlines()
     assert [line.split("|")[1].strip() for line in cases_down[2:]] == ["L 2048, causal, float32"] * 4
+
+
+def test_decode_is_measured_and_reported() -> None:
+    rows = measure_decode(CPU, quick=True)
+    (row,) = rows
+    sizes = row["parameters"]
+    elements = sizes["B"] * sizes["d"] * (sizes["H"] + 2 * sizes["Hkv"] * sizes["N"])
+    assert row["bytes"] == 2 * elements and not row["absent"]
+    row["milliseconds"] = {"monoidreduce": {"median": 0.5}, "torch": {"median": 1.0}}
+    row["bytes"] = 10**9
+    cells = report.decode_table(rows, 4000.0).splitlines()[-1].split("|")
+    assert [cell.strip() for cell in cells[2:4]] == ["500 us, 2000 GB/s, 50%", "1e+03 us, 1000 GB/s, 25%"]
 
 
 # Plots
