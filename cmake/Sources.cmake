@@ -44,6 +44,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
 # Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them.
 set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/attention_backward.cu
+    csrc/cuda/sm90/attention_few_rows.cu
     csrc/cuda/sm90/attention_forward.cu
     csrc/cuda/sm90/cross_entropy_forward.cu
     csrc/cuda/sm90/cross_entropy_gradient.cu

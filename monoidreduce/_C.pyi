@@ -11,7 +11,7 @@ def attention_forward(
     lse: Tensor,
     lse_low: Tensor,
     *,
-    counter: Tensor | None,
+    scratch: Tensor | None,
     scale: float,
     softcap: float,
     left: int,

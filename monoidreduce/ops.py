@@ -347,7 +347,7 @@ def _attention(
     out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
     score_bias = _score_bias(q, k, bias)
     options = _attention_options(q, scale, softcap, left, right)
-    counter = None
+    scratch = None
     if q.is_cuda:
         tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, **options)
         if tier != SIMT:
@@ -355,8 +355,8 @@ def _attention(
         if tier == HOPPER and score_bias is not None:
             score_bias = _mapped_bias(score_bias)
         if elements:
-            counter = q.new_zeros(elements, dtype=torch.int64)
-    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, counter=counter, **options, **_launch(q))
+            scratch = _statistics((elements,), q)
+    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch=scratch, **options, **_launch(q))
     return out, lse, lse_low
 
 

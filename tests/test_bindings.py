@@ -171,7 +171,7 @@ def test_four_dimensions_are_read_through_their_strides() -> None:
     q, k, v = (torch.randn(2, n, heads, 6).transpose(1, 2) for n, heads in ((5, 4), (3, 2), (3, 2)))
     bias = torch.randn(4, 1, 3).expand(2, 4, 5, 3)
     out, lse, low = torch.empty(2, 4, 5, 6), torch.empty(2, 4, 5), torch.empty(2, 4, 5)
-    options = {"counter": None, "scale": 0.5, "softcap": 0.0, "left": -1, "right": -1}
+    options = {"scratch": None, "scale": 0.5, "softcap": 0.0, "left": -1, "right": -1}
     _C.attention_forward(q, k, v, bias, out, lse, low, **options, **LAUNCH)
     k, v = (t.repeat_interleave(2, 1) for t in (k, v))
     scores = 0.5 * q @ k.mT + bias

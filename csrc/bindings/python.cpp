@@ -60,7 +60,7 @@ void define_attention(py::module_& m) {
   m.def(
       "attention_forward",
       [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
-         Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"counter"> counter, double scale,
+         Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"scratch"> scratch, double scale,
          double softcap, std::int64_t left, std::int64_t right, int threads, std::uintptr_t stream) {
         run(attention_forward,
             {.q = q,
@@ -70,11 +70,11 @@ void define_attention(py::module_& m) {
              .out = out,
              .lse = lse,
              .lse_low = lse_low,
-             .counter = counter,
+             .scratch = scratch,
              .options = {scale, softcap, left, right}},
             threads, stream);
       },
-      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "counter"_a, "scale"_a,
+      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a, "scale"_a,
       "softcap"_a, "left"_a, "right"_a, "threads"_a, "stream"_a);
   m.def(
       "attention_backward",

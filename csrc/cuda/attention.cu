@@ -11,8 +11,20 @@
 
 namespace monoidreduce::cuda {
 Tier attention_forward_tier(const AttentionForward& x, const Launch&) {
-  Tier tier = fastest_tier(attention_problem(x), kWidestForward);
-  tier.scratch = tier.name == kSm90 && !attention_problem(x).range.all();
+  const FoldProblem problem = attention_problem(x);
+  Tier tier = fastest_tier(problem, kWidestForward);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) {
+      if (const auto packing = sm90::few_rows(problem)) {
+        tier.scratch = sm90::few_rows_scratch(problem, *packing);
+        tier.reason += message(
+            "; few rows: tiles of ", packing->rows, " rows of ", packing->heads, " heads, ",
+            packing->splits == 1 ? "columns not split" : message("columns in ", packing->splits, " splits"));
+      } else if (!problem.range.all()) {
+        tier.scratch = 2;  // a counter of 8 bytes
+      }
+    }
+  }
   return tier;
 }
 
@@ -34,8 +46,7 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
 
 void attention_forward(const AttentionForward& x, const Launch& launch) {
   const Tier tier = cuda::attention_forward_tier(x, launch);
-  require(x.counter.numel() >= tier.scratch, "counter: expected a tensor of ", tier.scratch, " zeros, got ",
-          x.counter.numel());
+  require_scratch(x.scratch, tier);
   if (tier.name == kSm80) sm80::attention_forward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::attention_forward(x, launch);

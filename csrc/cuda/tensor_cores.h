@@ -1,6 +1,9 @@
 // The tensor-core tiers of attention and the MLP: the kernels behind attention.cu and mlp_*.cu.
 #pragma once
 
+#include <optional>
+
+#include "monoidreduce/kernel/packing.h"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::cuda {
@@ -18,6 +21,11 @@ MONOIDREDUCE_DECLARE_TIER
 }
 namespace sm90 {
 MONOIDREDUCE_DECLARE_TIER
+// Attention's forward pass where rows are few: how they are packed, or nothing where they are many; and the scratch that it
+// takes, in floats.
+std::optional<Packing> few_rows(const FoldProblem& p);
+std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing);
+void attention_few_rows(const AttentionForward& arguments, const Packing& packing, const Launch& launch);
 // Is the sum over columns spread over blocks, in any order (Tier::adds_rows); else a pass of its own takes it.
 inline bool backward_adds_rows(const FoldProblem& p, const Launch& launch) {
   return !launch.deterministic && p.width() <= 128 && p.payload_width() <= 128;

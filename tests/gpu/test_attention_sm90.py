@@ -13,20 +13,22 @@ from tolerance import check_operator
 import monoidreduce as mr
 
 HALVES = (torch.bfloat16, torch.float16)
-SIZES: dict[str, tuple[int, ...]] = {  # batch, heads, column heads, rows, columns, width, value width
-    "one_tile": (1, 1, 1, 128, 128, 64, 64),
+# Batch, heads, column heads, rows, columns, width, value width. But for one row, so many heads that rows are
+# not few (test_attention_split.py).
+SIZES: dict[str, tuple[int, ...]] = {
+    "one_tile": (1, 68, 68, 128, 128, 64, 64),
     "one_row": (2, 3, 3, 1, 500, 64, 64),
-    "one_column": (1, 2, 2, 300, 1, 128, 128),
-    "ragged": (2, 3, 3, 201, 333, 128, 128),
-    "grouped": (1, 6, 2, 150, 270, 128, 128),
-    "one_column_head": (2, 4, 1, 260, 140, 64, 64),
-    "narrow": (1, 2, 2, 190, 300, 8, 16),
-    "unequal": (1, 2, 2, 190, 300, 104, 56),
-    "long": (1, 2, 2, 700, 1300, 128, 128),
-    "wide": (1, 2, 1, 300, 400, 256, 256),
+    "one_column": (1, 24, 24, 300, 1, 128, 128),
+    "ragged": (2, 18, 18, 201, 333, 128, 128),
+    "grouped": (1, 36, 12, 150, 270, 128, 128),
+    "one_column_head": (2, 12, 1, 260, 140, 64, 64),
+    "narrow": (1, 34, 34, 190, 300, 8, 16),
+    "unequal": (1, 34, 34, 190, 300, 104, 56),
+    "long": (1, 12, 12, 700, 1300, 128, 128),
+    "wide": (1, 24, 12, 300, 400, 256, 256),
     "wide_one_row": (1, 4, 2, 1, 200, 256, 256),
-    "wide_long": (1, 2, 2, 500, 900, 136, 192),
-    "wide_payload": (1, 2, 2, 130, 170, 64, 200),
+    "wide_long": (1, 18, 18, 500, 900, 136, 192),
+    "wide_payload": (1, 34, 34, 130, 170, 64, 200),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -50,6 +52,13 @@ def inputs_of(size: str, dtype: torch.dtype, device: torch.device) -> Inputs:
 
 def paths() -> dict[str, int]:
     return {path: n for path, n in mr._C.path_counts().items() if path.startswith("attention")}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_few_rows_are_those_of_one_row(size: str, gpu: torch.device) -> None:
+    """All other sizes have their own kernels."""
+    explanation = mr.explain("attention", *inputs_of(size, torch.bfloat16, gpu).values())
+    assert any("few rows" in reason for reason in explanation.reasons) == size.endswith("one_row")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -262,7 +271,7 @@ def test_bias_of_any_strides(gpu: torch.device) -> None:
     inputs["bias"] = inputs["bias"].transpose(2, 3).contiguous().transpose(2, 3)
     check_operator("attention", inputs, {"causal": True})
     inputs["bias"] = torch.randn(201, 333 + 3, device=gpu, dtype=torch.bfloat16)[:, 1:-2].expand(
-        2, 3, 201, 333
+        2, 18, 201, 333
     )
     check_operator("attention", inputs, {"causal": True})
 
@@ -326,7 +335,7 @@ def test_graph_capture(gpu: torch.device) -> None:
     """Captured once, replayed on other values."""
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     leaves = {name: t.requires_grad_() for name, t in inputs.items()}
-    grad = torch.randn(2, 3, 201, 128, device=gpu, dtype=torch.bfloat16)
+    grad = torch.randn(2, 18, 201, 128, device=gpu, dtype=torch.bfloat16)
 
     def step() -> tuple[torch.Tensor, ...]:
         out = mr.attention(**leaves, causal=True)

@@ -22,14 +22,15 @@ HEADERS = """
     block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/contraction_schedule.cuh kernel/contraction_sm80.cuh kernel/contraction_sm90.cuh
-    kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh kernel/fold_backward_simt.cuh
-    kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh kernel/fold_epilogue.cuh
-    kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh
-    kernel/gradient_epilogue.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/launch.cuh
-    kernel/payload_epilogue.cuh kernel/quad_stores_sm80.cuh kernel/repair.cuh kernel/row_fragment.cuh
-    kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh kernel/slab_stores_sm90.cuh
-    kernel/strided_lines.cuh kernel/tensor_map.cuh kernel/tile_schedule.cuh
+    kernel/combine_splits.cuh kernel/contraction_schedule.cuh kernel/contraction_sm80.cuh
+    kernel/contraction_sm90.cuh kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh
+    kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh
+    kernel/fold_epilogue.cuh kernel/fold_few_rows_sm90.cuh kernel/fold_forward_simt.cuh
+    kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/gradient_epilogue.cuh
+    kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/launch.cuh kernel/packed_schedule.cuh
+    kernel/packing.h kernel/payload_epilogue.cuh kernel/quad_stores_sm80.cuh kernel/repair.cuh
+    kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh
+    kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh kernel/tile_schedule.cuh
     kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
@@ -55,7 +56,8 @@ SOURCES = """
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
     cuda/sm80/tiles.h
-    cuda/sm90/attention_backward.cu cuda/sm90/attention_forward.cu cuda/sm90/backward_kernels.cuh
+    cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
+    cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
     cuda/sm90/distillation_gradient.cu cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu

@@ -29,13 +29,16 @@ struct Tiles<Scores, void> {
 }  // namespace
 
 void attention_forward(const AttentionForward& x, const Launch& launch) {
+  const FoldProblem given = attention_problem(x);
+  if (const auto packing = few_rows(given)) return attention_few_rows(x, *packing, launch);
+  auto* const counter = given.range.all() ? nullptr : data<unsigned long long>(x.scratch);
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
   attention_forward_passes<Biases::kTiles>(
       x, launch, [&](auto element, const auto& scores, const auto& problem, const auto& rows) {
         using Tile = Tiles<std::decay_t<decltype(scores)>>;
         const auto fold = [&](auto tile) {
           fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows, x.out,
-                                                          x.counter, launch);
+                                                          counter, launch);
         };
         if (width <= 64) return fold(typename Tile::Width64{});
         if (width <= 128) return fold(typename Tile::Width128{});

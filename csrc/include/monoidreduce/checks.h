@@ -157,7 +157,7 @@ inline void check(const AttentionForward& x) {
   call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
   Axis elements{"elements"};
-  call.optional_contiguous("counter", x.counter, {elements}, DType::kInt64);
+  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 
 inline void check(const AttentionBackward& x) {

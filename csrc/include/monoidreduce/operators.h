@@ -32,7 +32,7 @@ struct AttentionOptions {
 struct AttentionForward {
   TensorView q, k, v, bias;      // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
   TensorView out, lse, lse_low;  // [B, H, M, D] [B, H, M] [B, H, M]
-  TensorView counter;            // [1] int64, zero, where attention_forward_tier says that there is scratch
+  TensorView scratch;  // as attention_backward's, on 16 bytes, of the size that attention_forward_tier says
   AttentionOptions options;
 };
 struct AttentionBackward {

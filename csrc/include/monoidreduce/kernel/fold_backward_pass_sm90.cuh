@@ -243,7 +243,7 @@ struct PassConsumer {
       if constexpr (Tile::kOfRows) {
         scores_of.prepare(scores, own_line(), line);
         full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
-        if (!full) find_kept_columns(kept, shape, own_line(), line);
+        if (!full) find_kept_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
       } else {
         scores_of.prepare_transposed(scores, line, own_line());
         full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       R scale[2];
-      fold_rows(m, state[f], scores[f], scores_of, p.shape, job.row0 + f * kFragmentRows,
+      fold_rows(m, state[f], scores[f], scores_of, p.shape, job, f * kFragmentRows,
                 (job.first_tile + tile) * kColumns, scale);
       rescale_fragment<M>(sums[f], scale);
       round_fragment<E>(weights[f], scores[f]);

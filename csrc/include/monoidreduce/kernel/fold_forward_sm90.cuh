@@ -19,7 +19,7 @@
 namespace monoidreduce::sm90 {
 
 // Rows and columns of a tile, widths rounded up to whole slabs. Registers of a consumer's thread: kPayloadWidth / 2 of
-// sums, kColumns / 2 of scores and kColumns / 4 of weights, out of 240 (two consumers) or 160 (three).
+// sums, kColumns / 2 of scores and kColumns / 4 of weights, out of 255 (one consumer), 240 (two) or 160 (three).
 // kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
 template <int kWidth_, int kPayloadWidth_, int kColumns_, int kConsumers_, int kStages_,
           bool kTransposed_ = false>
@@ -34,7 +34,7 @@ struct ForwardTile {
 struct ForwardArguments {
   arch::TensorMap rows, columns, payload;  // boxes: kRows, kColumns and kColumns (or kPayloadWidth) lines
   OutputRows out;
-  unsigned long long* counter;  // RowSchedule::next
+  unsigned long long* counter;  // RowSchedule::counter
   FoldShape shape;
   BiasSource bias;  // boxes of a consumer's lines; or nothing
 };
@@ -59,20 +59,29 @@ struct alignas(kSharedAlignment) ForwardMemory {
   int job;  // whose rows are there, or the number of jobs: there are no more
   Ring<1> row_ring;
   Ring<Tile::kStages> column_ring, payload_ring;
+
+  // By one thread, before any other uses it.
+  __device__ __forceinline__ void init() {
+    row_ring.init(Tile::kConsumers);
+    column_ring.init(Tile::kConsumers);
+    payload_ring.init(Tile::kConsumers);
+    biases.init();
+    arch::fence_init();
+  }
 };
 
 // Loads the tiles of every job of the block. One thread.
-template <class Tile, class B>
-__device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory<Tile, B>& memory) {
+template <class Tile, class B, class Schedule>
+__device__ __forceinline__ void produce(const ForwardArguments& p, const Schedule& schedule,
+                                        ForwardMemory<Tile, B>& memory) {
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
-  const RowSchedule<Tile::kRows, Tile::kColumns> schedule{p.shape};
   RingPosition<1> row_at;
   RingPosition<Tile::kStages> at;
   typename decltype(memory.biases)::Position bias_at;
   int index = blockIdx.x;
-  for (; index < schedule.jobs(); index = schedule.next(index, p.counter)) {
-    const RowJob job = schedule(index);
+  for (; index < schedule.jobs(); index = schedule.next(index)) {
+    const auto job = schedule(index);
     const int column_head = job.head / p.shape.group;
     const auto load_columns = [&](int tile) {
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
@@ -92,7 +101,8 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, ForwardMemory
     if (job.tiles > 0) load_columns(job.first_tile);
     RowsTile{memory.rows}.load(
         p.rows, {0, job.row0, job.head, job.batch},
-        memory.row_ring.acquire(row_at, RowsTile::kBytes, [&] { memory.job = index; }));
+        memory.row_ring.acquire(row_at, RowsTile::kBytes / Tile::kRows * schedule.lines(),
+                                [&] { memory.job = index; }));
     row_at.advance();
 #pragma unroll 1
     for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
@@ -150,11 +160,11 @@ struct Consumer {
     arch::commit_products();
   }
 
-  __device__ __forceinline__ void fold(const RowJob& job, int tile, BiasPosition& bias_at) {
+  template <class Job>
+  __device__ __forceinline__ void fold(const Job& job, int tile, BiasPosition& bias_at) {
     arch::pin(scores);
     const auto fold = [&](const auto& scores_of) {
-      fold_rows(m, state, scores, scores_of, shape, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
-                scale);
+      fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
     };
     if constexpr (kBiasedByTile<Scores>) {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
@@ -165,7 +175,8 @@ struct Consumer {
     }
   }
   // All column tiles of a job, from positions at and bias_at on.
-  __device__ __forceinline__ void run(const RowJob& job, RingPosition<Tile::kStages>& at,
+  template <class Job>
+  __device__ __forceinline__ void run(const Job& job, RingPosition<Tile::kStages>& at,
                                       BiasPosition& bias_at) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
@@ -185,10 +196,11 @@ struct Consumer {
     for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
       const RingPosition<Tile::kStages> before = at;
       at.advance();
-      arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
+      if constexpr (Tile::kConsumers > 1) arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
       multiply_scores(at);
       multiply_payload(before);
-      arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+      if constexpr (Tile::kConsumers > 1)
+        arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
       fold(job, tile, bias_at);
@@ -214,25 +226,20 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                         const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   extern __shared__ unsigned char shared_bytes[];
   using Worker = Consumer<E, Tile, M, Scores>;
+  using Schedule = RowSchedule<Tile::kRows, Tile::kColumns>;
   auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
-  if (threadIdx.x == 0) {
-    memory.row_ring.init(Tile::kConsumers);
-    memory.column_ring.init(Tile::kConsumers);
-    memory.payload_ring.init(Tile::kConsumers);
-    memory.biases.init();
-    arch::fence_init();
-  }
+  if (threadIdx.x == 0) memory.init();
   __syncthreads();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<Tile::kConsumers == 2 ? 24 : 32>();
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, memory);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, Schedule{p.shape, p.counter}, memory);
   } else {
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
     Worker consumer{m, scores, p.shape, memory, warpgroup};
-    const RowSchedule<Tile::kRows, Tile::kColumns> schedule{p.shape};
+    const Schedule schedule{p.shape, p.counter};
     RingPosition<1> row_at;
     RingPosition<Tile::kStages> at;
     typename Worker::BiasPosition bias_at;
@@ -249,9 +256,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
+// counter: for rows that keep different numbers of columns, else null. Cleared here.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const TensorView& out, const TensorView& counter, const Launch& launch) {
+                  const TensorView& out, unsigned long long* counter, const Launch& launch) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
   const FoldShape shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
                                       p.heads() / p.column_heads()));
@@ -261,10 +269,13 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kPayloadWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
       .out = OutputRows(out),
-      .counter = static_cast<unsigned long long*>(counter.data),
+      .counter = counter,
       .shape = shape,
       .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
   const DeviceGuard device(p.a.cuda_device);
+  if (counter)
+    check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, static_cast<cudaStream_t>(launch.stream)),
+               "cudaMemsetAsync");
   launch_kernel(
       "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
       static_cast<unsigned>(std::min<std::int64_t>(heads * row_tiles, multiprocessors(p.a.cuda_device))),

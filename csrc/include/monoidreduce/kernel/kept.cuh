@@ -6,12 +6,14 @@
 
 namespace monoidreduce {
 
-// Of a fragment whose 64 rows are rows of the fold: the columns that the thread's two rows keep.
-__device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldShape& shape, int row0,
+// Of a fragment whose 64 rows are rows of the fold: the columns that the thread's two rows keep. row_of(line): the row of a
+// line of the fragment.
+template <class RowOf>
+__device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldShape& shape, RowOf row_of,
                                                   int column0) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = row0 + fragment_row(r), begin = shape.band.begin(row);
+    const int row = row_of(fragment_row(r)), begin = shape.band.begin(row);
     kept[r] = {begin - column0 - fragment_column(0),
                static_cast<unsigned>(::max(shape.band.end(row, shape.columns) - begin, 0))};
   }

@@ -20,18 +20,18 @@ struct OutputRows {
         rounded(t.dtype != DType::kFloat32) {}
 };
 
-// Folds a tile of dot products, of rows from row0 and columns from column0 on, into the states of the thread's two rows
-// and turns it into the payload's weights. scale: what the payload sums so far must be multiplied by.
-template <PayloadMonoid M, class Scores, int kSize>
+// Folds a tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, into the states of the
+// thread's two rows and turns it into the payload's weights. scale: what the payload sums so far must be multiplied by.
+template <PayloadMonoid M, class Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
-                                          const Scores& scores, const FoldShape& shape, int row0, int column0,
-                                          typename M::Real (&scale)[2]) {
+                                          const Scores& scores, const FoldShape& shape, const Job& job,
+                                          int first, int column0, typename M::Real (&scale)[2]) {
   constexpr int kColumns = 2 * kSize;
-  scores.prepare(tile, row0, column0);
+  scores.prepare(tile, job.row_of(first), column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
-  if (!shape.keeps_all(row0, kFragmentRows, column0, kColumns)) {
+  if (!shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, kColumns)) {
     Kept kept[2];
-    find_kept_columns(kept, shape, row0, column0);
+    find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
   }
   fold_fragment(m, state, tile, scores, scale);
@@ -48,23 +48,39 @@ __device__ __forceinline__ void rescale_fragment(float (&sums)[kSize], const typ
   }
 }
 
-// The result of rows [job.row0 + first, + 64): P_i to rows, the payload's fold to out.
+// The row of a line of a job, over [batch, heads, rows].
+template <class Job>
+__device__ __forceinline__ std::int64_t flat_row(const FoldShape& shape, const Job& job, int line) {
+  return (std::int64_t{job.batch} * shape.heads + job.head_of(line)) * shape.rows + job.row_of(line);
+}
+
+// The states of the thread's two rows, whole, from those of its columns.
+template <PayloadMonoid M>
+__device__ __forceinline__ void join_lanes(const M& m, typename M::State (&state)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    state[r] =
+        reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
+}
+
+// What the payload's sums are multiplied by.
+template <PayloadMonoid M>
+__device__ __forceinline__ float normalisation(const M& m, const typename M::State& whole) {
+  const float mass = m.mass(whole).x;
+  return !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
+}
+
+// The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: joined here.
 //
 // Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
 // output(sums), which makes of the payload's fold what is written.
-template <class E, PayloadMonoid M, class Rows, int kSize>
-__device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
-                                            float (&sums)[kSize], const FoldShape& shape, const RowJob& job,
-                                            int first, const Rows& rows, const OutputRows& out) {
-  typename M::State whole[2];
-  float factor[2], probe[2] = {0.f, 0.f};  // probe: NaN if a result is not finite
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    whole[r] =
-        reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
-    const float mass = m.mass(whole[r]).x;
-    factor[r] = !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
-  }
+template <class E, PayloadMonoid M, class Job, class Rows, int kSize>
+__device__ __forceinline__ void finish_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
+                                            const FoldShape& shape, const Job& job, int first,
+                                            const Rows& rows, const OutputRows& out) {
+  join_lanes(m, state);
+  const float factor[2] = {normalisation(m, state[0]), normalisation(m, state[1])};
+  float probe[2] = {0.f, 0.f};  // NaN if a result is not finite
 #pragma unroll
   for (int i = 0; i < kSize; ++i) sums[i] *= factor[row_of_element(i)];
   rows.output(sums);
@@ -72,19 +88,17 @@ __device__ __forceinline__ void finish_rows(const M& m, const typename M::State 
   for (int i = 0; i < kSize; ++i) probe[row_of_element(i)] += sums[i] * 0.f;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = job.row0 + first + fragment_row(r);
+    const int line = first + fragment_row(r);
     const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
-    if (row < shape.rows && threadIdx.x % kLanesOfRow == 0) {
-      rows.store((std::int64_t{job.batch} * shape.heads + job.head) * shape.rows + row, m.project(whole[r]),
-                 !shape.partial() || sum == 0.f);
-    }
+    if (job.has(shape, line) && threadIdx.x % kLanesOfRow == 0)
+      rows.store(flat_row(shape, job, line), m.project(state[r]), !shape.partial() || sum == 0.f);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = job.row0 + first + fragment_row(r);
-    if (row >= shape.rows) continue;
-    const std::int64_t at =
-        job.batch * out.stride[0] + job.head * out.stride[1] + row * out.stride[2] + fragment_column(0);
+    const int line = first + fragment_row(r);
+    if (!job.has(shape, line)) continue;
+    const std::int64_t at = job.batch * out.stride[0] + job.head_of(line) * out.stride[1] +
+                            job.row_of(line) * out.stride[2] + fragment_column(0);
     if (out.rounded) {
       E* const to = static_cast<E*>(out.data) + at;
 #pragma unroll

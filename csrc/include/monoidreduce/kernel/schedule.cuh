@@ -90,19 +90,32 @@ inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::in
   return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
 }
 
+// The lines of a job's tile are rows of one head. (PackedJob's are those of several heads.)
 struct RowJob {
   int batch, head, row0;
   int first_tile, tiles;  // of columns
+
+  __device__ __forceinline__ int row_of(int line) const { return row0 + line; }
+  __device__ __forceinline__ int head_of(int) const { return head; }
+  // Of so many lines, from one on whose row is the first of theirs.
+  __device__ __forceinline__ int rows_of(int lines) const { return lines; }
+  __device__ __forceinline__ bool has(const FoldShape& shape, int line) const {
+    return row_of(line) < shape.rows;
+  }
 };
 
 template <int kRows, int kColumns>
 struct RowSchedule {
+  using Job = RowJob;
   const FoldShape& shape;
+  unsigned long long* counter = nullptr;  // in global memory, 0 at first; or null
 
   __device__ __forceinline__ int row_tiles() const { return (shape.rows + kRows - 1) / kRows; }
   __device__ __forceinline__ int jobs() const { return shape.batch * shape.heads * row_tiles(); }
-  // The job after this one for the calling block. counter: in global memory, 0 at first; or null.
-  __device__ __forceinline__ int next(int index, unsigned long long* counter) const {
+  // Of a tile.
+  __device__ __forceinline__ int lines() const { return kRows; }
+  // The job after this one for the calling block.
+  __device__ __forceinline__ int next(int index) const {
     return gridDim.x + (counter ? static_cast<int>(atomicAdd(counter, 1ull)) : index);
   }
   __device__ __forceinline__ RowJob operator()(int index) const {

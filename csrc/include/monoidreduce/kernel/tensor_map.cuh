@@ -25,9 +25,9 @@ inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
-// [B, H, rows, width], in boxes of box_rows lines of line_bytes, 128 or 64 of them, and swizzled as these. Axes of stride 0
-// repeat what they have.
-inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_bytes) {
+// [B, H, rows, width], in boxes of box_rows lines of each of box_heads, the lines of line_bytes, 128 or 64 of them, and
+// swizzled as these. Axes of stride 0 repeat what they have.
+inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_bytes, int box_heads = 1) {
   const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };
   // The stride of a dimension of size 1 is never used, but must be a multiple of 16.
@@ -37,7 +37,7 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
   const cuuint64_t sizes[4] = {size(3), size(2), size(1), size(0)};
   const cuuint64_t strides[3] = {stride(2), stride(1), stride(0)};
   const cuuint32_t box[4] = {static_cast<cuuint32_t>(line_bytes / bytes), static_cast<cuuint32_t>(box_rows),
-                             1, 1};
+                             static_cast<cuuint32_t>(box_heads), 1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   const auto type = t.dtype == DType::kBFloat16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                     : t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
@@ -56,9 +56,9 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
 }
 
 // As operands are read, in lines of 128 bytes (block/shared_tile.cuh).
-inline arch::TensorMap tensor_map(const TensorView& t, int box_rows) {
+inline arch::TensorMap tensor_map(const TensorView& t, int box_rows, int box_heads = 1) {
   require_dense_lines(t);
-  return encode_map(t, box_rows, 128);
+  return encode_map(t, box_rows, 128, box_heads);
 }
 
 // As biases of scores are read (block/bias_tile.cuh), of element type B, in tiles of `lines` lines; void for none.
