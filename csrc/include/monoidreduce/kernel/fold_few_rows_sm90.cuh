@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   if (threadIdx.x == 0) memory.init();
   // Lines that no copy writes.
   for (int at = threadIdx.x * 16; at < int(sizeof memory.rows); at += Tile::kThreads * 16)
-    *reinterpret_cast<uint4*>(memory.rows + at) = {};
+    *reinterpret_cast<uint4*>(memory.rows[0] + at) = {};
   arch::fence_async_shared();
   __syncthreads();
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   while (true) {
     memory.row_ring.wait(row_at);
     row_at.advance();
-    const int index = memory.job;
+    const int index = memory.job[0];
     if (index >= schedule.jobs()) break;
     const PackedJob job = schedule(index);
     consumer.run(job, at, bias_at);

@@ -4,7 +4,9 @@
 //   sums  += weights . payload   weights from registers
 //
 // One warpgroup loads (the copy engine does the work), the others each own 64 rows. A consumer multiplies the scores
-// of the next tile while it folds this one, and the consumers take turns: one multiplies while another folds.
+// of the next tile while it folds this one, and the consumers take turns: one multiplies while another folds. That goes
+// on from one job to the next, for which each consumer has its rows in a place of its own: one finishes its rows while
+// another begins.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -32,7 +34,7 @@ struct ForwardTile {
 };
 
 struct ForwardArguments {
-  arch::TensorMap rows, columns, payload;  // boxes: kRows, kColumns and kColumns (or kPayloadWidth) lines
+  arch::TensorMap rows, columns, payload;  // boxes: a consumer's, kColumns, kColumns or kPayloadWidth lines
   OutputRows out;
   unsigned long long* counter;  // RowSchedule::counter
   FoldShape shape;
@@ -48,21 +50,22 @@ using PayloadTile =
 // B: element type of the biases of scores, or void.
 template <class Tile, class B>
 struct alignas(kSharedAlignment) ForwardMemory {
+  using Rows = SharedTile<kFragmentRows, Tile::kWidth>;
   static constexpr int kOperands =
-      SharedTile<Tile::kRows, Tile::kWidth>::kBytes +
+      Tile::kConsumers * Rows::kBytes +
       Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
 
-  unsigned char rows[SharedTile<Tile::kRows, Tile::kWidth>::kBytes];
+  unsigned char rows[Tile::kConsumers][Rows::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
   unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
-  int job;  // whose rows are there, or the number of jobs: there are no more
-  Ring<1> row_ring;
+  int job[Tile::kConsumers];        // whose rows are there, or the number of jobs: there are no more
+  Ring<Tile::kConsumers> row_ring;  // a stage a consumer
   Ring<Tile::kStages> column_ring, payload_ring;
 
   // By one thread, before any other uses it.
   __device__ __forceinline__ void init() {
-    row_ring.init(Tile::kConsumers);
+    row_ring.init(1);
     column_ring.init(Tile::kConsumers);
     payload_ring.init(Tile::kConsumers);
     biases.init();
@@ -74,9 +77,9 @@ struct alignas(kSharedAlignment) ForwardMemory {
 template <class Tile, class B, class Schedule>
 __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedule& schedule,
                                         ForwardMemory<Tile, B>& memory) {
-  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
+  using RowsTile = typename ForwardMemory<Tile, B>::Rows;
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
-  RingPosition<1> row_at;
+  RingPosition<Tile::kConsumers> row_at;
   RingPosition<Tile::kStages> at;
   typename decltype(memory.biases)::Position bias_at;
   int index = blockIdx.x;
@@ -99,15 +102,20 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
     };
     // The first tile of columns before the rows: those wait for the last job's last product of scores.
     if (job.tiles > 0) load_columns(job.first_tile);
-    RowsTile{memory.rows}.load(
-        p.rows, {0, job.row0, job.head, job.batch},
-        memory.row_ring.acquire(row_at, RowsTile::kBytes / Tile::kRows * schedule.lines(),
-                                [&] { memory.job = index; }));
-    row_at.advance();
+    constexpr int kBytesOfLine = RowsTile::kBytes / kFragmentRows;
+#pragma unroll 1
+    for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
+      RowsTile{memory.rows[w]}.load(
+          p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch},
+          memory.row_ring.acquire(row_at, kBytesOfLine * (schedule.lines() / Tile::kConsumers),
+                                  [&] { memory.job[w] = index; }));
+    }
 #pragma unroll 1
     for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
   }
-  memory.row_ring.acquire(row_at, 0, [&] { memory.job = index; });
+#pragma unroll 1
+  for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
+    memory.row_ring.acquire(row_at, 0, [&] { memory.job[w] = index; });
 }
 
 // A consumer's rows of one job.
@@ -135,8 +143,7 @@ struct Consumer {
 
   // scores = rows . columns^T; asynchronous.
   __device__ __forceinline__ void multiply_scores(RingPosition<Tile::kStages> at) {
-    const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows) +
-                                       warpgroup * kFragmentRows * kLineBytes);
+    const AlongWidth<kFragmentRows> rows(arch::shared_address(memory.rows[warpgroup]));
     const AlongWidth<kColumns> columns(arch::shared_address(memory.columns[at.stage]));
     memory.column_ring.wait(at);
     arch::pin(scores);
@@ -174,6 +181,15 @@ struct Consumer {
       fold(scores_of);
     }
   }
+  // A consumer alone has no turns to take.
+  __device__ __forceinline__ void wait_turn() {
+    if constexpr (Tile::kConsumers > 1) arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_turn() {
+    if constexpr (Tile::kConsumers > 1)
+      arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+  }
+
   // All column tiles of a job, from positions at and bias_at on.
   template <class Job>
   __device__ __forceinline__ void run(const Job& job, RingPosition<Tile::kStages>& at,
@@ -183,11 +199,13 @@ struct Consumer {
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
     if (job.tiles == 0) {
-      if (leads()) memory.row_ring.release({});
+      if (leads()) memory.row_ring.release({warpgroup});
       return;
     }
 
+    wait_turn();
     multiply_scores(at);
+    end_turn();
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
     fold(job, job.first_tile, bias_at);
@@ -196,11 +214,10 @@ struct Consumer {
     for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
       const RingPosition<Tile::kStages> before = at;
       at.advance();
-      if constexpr (Tile::kConsumers > 1) arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
+      wait_turn();
       multiply_scores(at);
       multiply_payload(before);
-      if constexpr (Tile::kConsumers > 1)
-        arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+      end_turn();
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
       fold(job, tile, bias_at);
@@ -210,7 +227,7 @@ struct Consumer {
       rescale_fragment<M>(sums, scale);
       round_fragment<E>(weights, scores);
     }
-    if (leads()) memory.row_ring.release({});  // the next job's rows may come
+    if (leads()) memory.row_ring.release({warpgroup});  // the next job's rows may come
     multiply_payload(at);
     arch::wait_products<0>();
     arch::pin(sums);
@@ -240,17 +257,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
     Worker consumer{m, scores, p.shape, memory, warpgroup};
     const Schedule schedule{p.shape, p.counter};
-    RingPosition<1> row_at;
+    RingPosition<Tile::kConsumers> row_at{warpgroup, 0};
     RingPosition<Tile::kStages> at;
     typename Worker::BiasPosition bias_at;
     if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
     while (true) {
       memory.row_ring.wait(row_at);
-      row_at.advance();
-      const int index = memory.job;
+      const int index = memory.job[warpgroup];
       if (index >= schedule.jobs()) break;
       const RowJob job = schedule(index);
       consumer.run(job, at, bias_at);
+      row_at.parity ^= 1;
       finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows, p.out);
     }
   }
@@ -264,7 +281,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
   const FoldShape shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
                                       p.heads() / p.column_heads()));
   const ForwardArguments arguments{
-      .rows = tensor_map(p.a, Tile::kRows),
+      .rows = tensor_map(p.a, kFragmentRows),
       .columns = tensor_map(p.b, Tile::kColumns),
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kPayloadWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
