@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from monoidreduce import _C, functional, ops
 from monoidreduce._validate import FLOATING, check_choice
 from monoidreduce._version import __version__
-from monoidreduce.ops import SIMT, accumulation_dtype
+from monoidreduce.ops import HOPPER, SIMT, accumulation_dtype
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["Explanation", "backend_info", "explain"]
@@ -222,42 +222,49 @@ def _tiers(
             tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
         )
         return *_named(forward, backward), all(backward[3])
+    workspace = options.get("workspace")
+    workspace = get_workspace() if workspace is None else workspace
     if operator == "linear_cross_entropy":
         x, weight = (t.to(dtype) for t in tensors[:2])
-        bias = options.get("bias")
-        call = (x.reshape(-1, x.shape[-1]), weight, None if bias is None else bias.to(dtype))
+        x, bias = x.reshape(-1, x.shape[-1]), options.get("bias")
+        call = (x, weight, None if bias is None else bias.to(dtype))
         logit_scale = float(options.get("logit_scale", 1.0))
         forward = _C.cross_entropy_forward_tier(*call, None, logit_scale=logit_scale)
-        workspace = options.get("workspace")
         backward = _C.cross_entropy_backward_tier(
-            *call,
-            logit_scale=logit_scale,
-            workspace=get_workspace() if workspace is None else workspace,
-            deterministic=deterministic,
+            *call, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
-        return *_named(forward, backward), False
+        keeps = bias is None and options.get("softcap") is None
+        kept = ops.kept_classes(x, weight, workspace, scale=logit_scale) if keeps else 0
+        tiers, why = _named(forward, backward)
+        return tiers, [*why, *_copies(tiers, x=x, weight=weight), *_keeping(tiers, kept, weight)], False
     if operator == "linear_distillation":
         x, weight, teacher_x, teacher_weight = (t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors)
         heads = (x, weight, teacher_x, teacher_weight)
-        temperature = float(options.get("temperature", 1.0))
+        temperature, teacher_grad = float(options.get("temperature", 1.0)), options.get("teacher_grad")
         forward = _C.distillation_forward_tier(*heads, None, temperature=temperature)
-        workspace = options.get("workspace")
-        workspace = get_workspace() if workspace is None else workspace
         backward = _C.distillation_backward_tier(
             *heads,
             temperature=temperature,
-            workspace=workspace // 2 if options.get("teacher_grad") else workspace,
+            workspace=workspace // 2 if teacher_grad else workspace,
             deterministic=deterministic,
         )
-        return *_named(forward, backward), False
+        kept = 0
+        if options.get("loss") != "reverse_kl" and not teacher_grad:
+            kept = ops.kept_classes(
+                x, weight, workspace, scale=1 / temperature, other_width=teacher_x.shape[1]
+            )
+        tiers, why = _named(forward, backward)
+        copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
+        return tiers, [*why, *copies, *_keeping(tiers, kept, weight)], False
     if operator == "logsumexp_matmul":
         a, b = (t.to(dtype) for t in tensors)
         a, factor = a.reshape(-1, a.shape[-1]), float(options.get("scale", 1.0))
         forward = _C.logsumexp_forward_tier(a, b, scale=factor)
         backward = _C.logsumexp_backward_tier(
-            a, b, scale=factor, workspace=get_workspace(), deterministic=deterministic
+            a, b, scale=factor, workspace=workspace, deterministic=deterministic
         )
-        return *_named(forward, backward), False
+        tiers, why = _named(forward, backward)
+        return tiers, [*why, *_copies(tiers, a=a, b=b)], False
     q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
     bias = options.get("bias")
     sums = bias is not None and bias.requires_grad and ops.sums_bias_gradient(q, k, bias)
@@ -281,6 +288,31 @@ def _tiers(
 def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], list[str]]:
     """The names of two tiers, and the reasons."""
     return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
+
+
+def _copies(tiers: list[str], **operands: Tensor) -> list[str]:
+    """Which operands of a linear loss are copied for tensor cores where no width is padded."""
+    if tiers == [SIMT, SIMT]:
+        return []
+    lines = "rows of adjacent elements, on 16-byte boundaries"
+    reasons = []
+    for name, t in operands.items():
+        of_weight = name in ("weight", "teacher_weight", "b")
+        readable = ops.is_mapped_weight(t, tiers[0]) if of_weight else ops.is_mapped(t)
+        if not readable and t.shape[1] % 8 == 0:
+            wanted = f"{lines}, or those of its transpose" if of_weight and tiers[0] == HOPPER else lines
+            reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")
+    return reasons
+
+
+def _keeping(tiers: list[str], kept: int, weight: Tensor) -> list[str]:
+    """What a forward pass keeps of local gradients, on Hopper."""
+    if tiers[0] != HOPPER:
+        return []
+    return [
+        f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
+        "classes; the backward pass computes the others again"
+    ]
 
 
 def _name(dtype: torch.dtype) -> str:

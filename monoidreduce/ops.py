@@ -75,15 +75,40 @@ def _accumulator(of: Tensor) -> Tensor:
     return of.new_zeros(of.shape, dtype=accumulation_dtype(of.dtype))
 
 
+def is_mapped(t: Tensor) -> bool:
+    """Do tensor-core kernels read the 16-bit tensor as it lies: rows dense, all else on 16 bytes."""
+    if t.data_ptr() % 16 != 0:
+        return False
+    if t.is_contiguous() and t.shape[-1] % 8 == 0:
+        return True
+    strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
+    return t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides)
+
+
 def _mapped(t: Tensor) -> Tensor:
-    """The 16-bit tensor, or a copy, as tensor-core kernels read it: rows dense, all else on 16 bytes."""
-    if t.data_ptr() % 16 == 0:
-        if t.is_contiguous() and t.shape[-1] % 8 == 0:
-            return t
-        strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
-        if t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides):
-            return t
-    return t.clone(memory_format=torch.contiguous_format)
+    """The tensor, or a copy, as tensor-core kernels read it."""
+    return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
+
+
+def _padded(t: Tensor) -> Tensor:
+    """The same of rows [N, D], or of a copy whose width is a multiple of 8: zeros do not change a product."""
+    width = t.shape[1]
+    if width % 8 == 0:
+        return _mapped(t)
+    padded = t.new_empty((t.shape[0], -(-width // 8) * 8))
+    padded[:, :width] = t
+    padded[:, width:] = 0
+    return padded
+
+
+def is_mapped_weight(t: Tensor, tier: str) -> bool:
+    """Do the contraction kernels read weights [V, D] as they lie: row by row or, on Hopper, as [D, V]."""
+    return is_mapped(t) or (tier == HOPPER and is_mapped(t.mT))
+
+
+def _padded_weight(t: Tensor, tier: str) -> Tensor:
+    """The weights, or a copy, as the contraction kernels read them."""
+    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, tier) else _padded(t)
 
 
 def _mapped_bias(bias: Tensor) -> Tensor:
@@ -102,6 +127,18 @@ def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
     """The gradients that were computed, each in the dtype of its input."""
     computed = [(gradient, of) for gradient, of in gradients if gradient is not None and of is not None]
     return [gradient if gradient.dtype == of.dtype else gradient.to(of.dtype) for gradient, of in computed]
+
+
+def _cut(*gradients: tuple[Tensor | None, Tensor]) -> list[Tensor]:
+    """The same, each of the width of its input, which was padded."""
+    return _rounded(
+        *(
+            (gradient, of)
+            if gradient is None or gradient.shape == of.shape
+            else (gradient[:, : of.shape[1]].contiguous(), of)
+            for gradient, of in gradients
+        )
+    )
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
@@ -446,19 +483,27 @@ attention = _register(
 # Local gradients that forward passes of the linear losses keep
 
 
-def _empty_kept(
-    x: Tensor, weight: Tensor, keep: bool, workspace: int | None, *, scale: float, other_width: int = 0
-) -> Tensor:
-    """[tokens, classes kept, rounded up to 8], of no class where none can be kept.
+def kept_classes(
+    x: Tensor, weight: Tensor, workspace: int | None, *, scale: float, other_width: int = 0
+) -> int:
+    """Of how many classes a forward pass that will be differentiated keeps local gradients.
 
     A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
     """
-    columns, scores = 0, 2 if other_width else 1
-    if keep and workspace is not None and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16):
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        widths = (x.shape[1], other_width)
-        if _C.can_keep(x.device.index, *widths, scale=scale, deterministic=deterministic):
-            columns = columns_to_keep(x.shape[0], weight.shape[0], workspace, scores)
+    if workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+        return 0
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    widths = (x.shape[1], other_width)
+    if not _C.can_keep(x.device.index, *widths, scale=scale, deterministic=deterministic):
+        return 0
+    return columns_to_keep(x.shape[0], weight.shape[0], workspace, 2 if other_width else 1)
+
+
+def _empty_kept(
+    x: Tensor, weight: Tensor, keep: bool, workspace: int | None, *, scale: float, other_width: int = 0
+) -> Tensor:
+    """[tokens, classes kept, rounded up to 8]."""
+    columns = kept_classes(x, weight, workspace, scale=scale, other_width=other_width) if keep else 0
     return x.new_empty((x.shape[0], -(-columns // 8) * 8))
 
 
@@ -536,7 +581,7 @@ def _cross_entropy(
             x, weight, bias, first_kept, logit_scale=logit_scale
         )
         if tier != SIMT:
-            x, weight, scratch = _mapped(x), _mapped(weight), _statistics((elements,), x)
+            x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics((elements,), x)
     reduced = _reduced(losses, reduction)
     _C.cross_entropy_forward(
         x,
@@ -604,7 +649,8 @@ def _cross_entropy_backward(
             deterministic=launch["deterministic"],
         )
         if tier != SIMT:
-            x, weight = _mapped(x), _mapped(weight)
+            inputs = (x, weight)
+            x, weight = _padded(x), _padded_weight(weight, tier)
             counted, whole = target != ignore_index, kept.shape[1] >= len(weight)
             factor = None
             if kept.numel() and grad_loss is not None:
@@ -635,7 +681,7 @@ def _cross_entropy_backward(
 
             multiply_local_gradients(store, len(weight), [head])
             dbias = None if head.sums is None else head.sums / logit_scale
-            return _rounded((head.d_rows, x), (head.d_columns, weight), (dbias, bias))
+            return _cut(*zip((head.d_rows, head.d_columns), inputs, strict=True)) + _rounded((dbias, bias))
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dbias = _bias_gradient(bias, needed[2])
@@ -718,7 +764,8 @@ def _distillation(
             x, weight, teacher_x, teacher_weight, first_kept, temperature=temperature
         )
         if tier != SIMT:
-            x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
+            x, teacher_x = _padded(x), _padded(teacher_x)
+            weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
             scratch = _statistics((elements,), x)
     reduced = _reduced(losses, reduction)
     _C.distillation_forward(
@@ -775,7 +822,9 @@ def _distillation_backward(
             deterministic=launch["deterministic"],
         )
         if tier != SIMT:
-            x, weight, teacher_x, teacher_weight = map(_mapped, (x, weight, teacher_x, teacher_weight))
+            inputs = (x, weight, teacher_x, teacher_weight)
+            x, teacher_x = _padded(x), _padded(teacher_x)
+            weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
             whole, factor = kept.shape[1] >= len(weight), None
             if kept.numel():
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
@@ -806,8 +855,8 @@ def _distillation_backward(
 
             heads = [student] if teacher is None else [student, teacher]
             multiply_local_gradients(store, len(weight), heads)
-            computed = [pair for h in heads for pair in ((h.d_rows, h.rows), (h.d_columns, h.columns))]
-            return _rounded(*computed)
+            computed = [gradient for h in heads for gradient in (h.d_rows, h.d_columns)]
+            return _cut(*zip(computed, inputs, strict=False))  # a teacher without gradients has no head
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dteacher_x = _gradient(teacher_x, needed[2])
@@ -952,7 +1001,7 @@ def _logsumexp(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tup
     if a.is_cuda:
         tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale=scale)
         if tier != SIMT:
-            a, b, scratch = _mapped(a), _mapped(b), _statistics((elements,), a)
+            a, b, scratch = _padded(a), _padded_weight(b, tier), _statistics((elements,), a)
     _C.logsumexp_forward(a, b, lse, lse_low, scratch=scratch, scale=scale, **_launch(a))
     return lse, lse_low
 
@@ -974,7 +1023,8 @@ def _logsumexp_backward(
             a, b, scale=scale, workspace=workspace, deterministic=launch["deterministic"]
         )
         if tier != SIMT:
-            a, b = _mapped(a), _mapped(b)
+            inputs = (a, b)
+            a, b = _padded(a), _padded_weight(b, tier)
             head = Head(a, b, elements // len(a), [*needed, False])
 
             def store(part: slice) -> None:
@@ -984,7 +1034,7 @@ def _logsumexp_backward(
                 )
 
             multiply_local_gradients(store, len(b), [head])
-            return _rounded((head.d_rows, a), (head.d_columns, b))
+            return _cut(*zip((head.d_rows, head.d_columns), inputs, strict=True))
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
     _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale=scale, **launch)

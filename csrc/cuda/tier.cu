@@ -86,11 +86,20 @@ std::int64_t widest_sm80_backward(const FoldProblem& p) {
 }
 
 Tier contraction_tier(const FoldProblem& p) {
-  std::string obstacle = common_obstacle(p);
   constexpr std::int64_t kAnyWidth = std::numeric_limits<std::int64_t>::max();
-  if (obstacle.empty()) obstacle = width_obstacle(p, kAnyWidth);
+  std::string obstacle = common_obstacle(p), padding;
+  FoldProblem padded = p;
+  for (TensorView* t : {&padded.a, &padded.other_a}) {
+    const std::int64_t width = t->size[3];
+    if (!t->present() || width % 8 == 0) continue;
+    t->size[3] = (width + 7) / 8 * 8;
+    padding += message("; of width ", t->size[3], ", padded from ", width);
+  }
+  if (obstacle.empty()) obstacle = width_obstacle(padded, kAnyWidth);
   if (!obstacle.empty()) return not_tensor_cores(obstacle);
-  return of_tensor_cores(sm90_obstacle(p, kAnyWidth));
+  Tier tier = of_tensor_cores(sm90_obstacle(padded, kAnyWidth));
+  tier.reason += padding;
+  return tier;
 }
 
 Tier multiplied_tier(const FoldProblem& p, const Launch& launch) {

@@ -35,7 +35,8 @@ inline constexpr Widest kWidestForward{256, 256};
 std::int64_t widest_sm80_backward(const FoldProblem& p);
 
 Tier not_tensor_cores(const std::string& obstacle);
-// The tier of a fold without a payload whose widths may be any: a contraction's kernels, or SIMT.
+// The tier of a fold without a payload whose widths may be any: a contraction's kernels, or SIMT. Where a width is no multiple
+// of 8 it is that of operands padded with zeros.
 Tier contraction_tier(const FoldProblem& p);
 // The same, of a call whose results torch multiplies.
 Tier multiplied_tier(const FoldProblem& p, const Launch& launch);

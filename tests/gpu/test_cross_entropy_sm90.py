@@ -23,6 +23,7 @@ SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
     "ragged": (513, 1111, 200),
     "short": (300, 2000, 136),
     "deep": (300, 1500, 2056),
+    "odd_width": (300, 1111, 101),
     "many_rows": (5000, 515, 72),
     "many_classes": (130, 70001, 64),
 }
@@ -242,8 +243,76 @@ def test_large_scores(spread: float, gpu: torch.device) -> None:
     check_operator("linear_cross_entropy", inputs, {"reduction": "none"})
 
 
+TRANSPOSED_SIZES = {
+    "one_tile": (128, 256, 64),
+    "narrow": (257, 72, 8),
+    "ragged": (513, 1112, 200),
+    "deep": (300, 1504, 2056),
+    "many_classes": (130, 70008, 64),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("workspace", (0.25, 1), ids=("recomputed", "kept"))
+@pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["all"]), ids=("plain", "all"))
+@pytest.mark.parametrize("size", TRANSPOSED_SIZES)
+def test_transposed_weights(
+    size: str, options: dict[str, Any], workspace: float, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    rows, classes, width = TRANSPOSED_SIZES[size]
+    inputs = cross_entropy_inputs(rows, classes, width, dtype=dtype, device=gpu)
+    inputs["weight"] = inputs["weight"].T.contiguous().T
+    assert "copied" not in str(mr.explain("linear_cross_entropy", *inputs.values(), **options))
+    bytes_of_tile = 2 * 256 * rows
+    options = {
+        "workspace": max(bytes_of_tile, int(workspace * bytes_of_tile * (classes // 256 + 1))),
+        **options,
+    }
+    before = mr._C.path_counts()
+    check_operator("linear_cross_entropy", inputs, {"reduction": "none", **options})
+    assert ran(before) == {
+        f"cross_entropy_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")
+    }
+    before = mr._C.path_counts()
+    check_operator("logsumexp_matmul", {"a": inputs["x"], "b": inputs["weight"]})
+    assert ran(before) == {f"logsumexp_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")}
+
+
+def test_transposed_weights_are_not_copied(gpu: torch.device) -> None:
+    inputs = cross_entropy_inputs(512, 32000, 1024, dtype=torch.bfloat16, device=gpu)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].T.contiguous().T.requires_grad_()
+    call = {**inputs, "x": x, "weight": weight, "workspace": 16 << 20}
+    mr.linear_cross_entropy(**call).backward(inputs=[x])
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = mr.linear_cross_entropy(**call)
+    assert torch.cuda.max_memory_allocated() - before < 8 << 20
+    torch.autograd.grad(loss, (x, weight))
+    held = 16 * x.numel() + 2 * weight.numel()
+    assert torch.cuda.max_memory_allocated() - before < held + (20 << 20)
+
+
+def test_explained(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is padded, what is copied, what is kept."""
+    monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
+
+    def text(size: str, layout: Any = lambda t: t, **options: Any) -> str:
+        x, weight, target = inputs_of(size, torch.bfloat16, gpu).values()
+        return str(mr.explain("linear_cross_entropy", x, layout(weight), target, **options))
+
+    assert "of width 104, padded from 101" in text("odd_width")
+    assert "padded" not in text("ragged") and "copied" not in text("ragged")
+    odd = text("ragged", lambda t: torch.nn.functional.pad(t, (0, 3))[:, :-3])
+    assert "weight is copied" in odd and "(203, 1)" in odd and "x is copied" not in odd
+    assert "weight is copied" in text("ragged", lambda t: t.T.contiguous().T)  # 1111 classes, an odd pitch
+    three_tiles = 513 * 256 * 2 * 3
+    assert "of 512 of 1111 classes" in text("ragged", workspace=three_tiles)
+    assert "of 1111 of 1111 classes" in text("ragged", workspace=2 * three_tiles)
+    assert "of 0 of 1111 classes" in text("ragged", workspace=2 * three_tiles, softcap=5.0)
+
+
 def test_layouts(gpu: torch.device) -> None:
-    """Padded rows are read in place; transposed ones and rows of odd pitch are copied."""
+    """Padded rows are read in place, and transposed weights; transposed and odd ones are copied."""
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     padded = {name: torch.nn.functional.pad(inputs[name], (0, 8))[:, :-8] for name in ("x", "weight")}
     odd = {name: torch.nn.functional.pad(inputs[name], (0, 3))[:, :-3] for name in ("x", "weight")}

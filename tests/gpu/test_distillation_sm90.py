@@ -22,6 +22,7 @@ SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
     "narrow": (257, 67, 8, 16),
     "ragged": (513, 1111, 200, 328),
     "deep": (300, 700, 1032, 520),
+    "odd_widths": (300, 701, 101, 44),
     "many_rows": (3000, 515, 72, 64),
 }
 
@@ -102,6 +103,32 @@ def test_some_gradients(name: str, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     options = {"loss": "reverse_kl", "teacher_grad": True}
     check_operator("linear_distillation", inputs, options, differentiate=[name])
+
+
+@pytest.mark.parametrize(
+    "transposed", (("weight",), ("teacher_weight",), ("weight", "teacher_weight")), ids=str
+)
+@pytest.mark.parametrize("workspace", (513 * 256 * 2 * 2, 128 << 20), ids=("recomputed", "kept"))
+def test_transposed_weights(transposed: tuple[str, ...], workspace: int, gpu: torch.device) -> None:
+    inputs = distillation_inputs(513, 1112, 200, 328, dtype=torch.bfloat16, device=gpu, mask=True)
+    inputs |= {name: inputs[name].T.contiguous().T for name in transposed}
+    tensors = [inputs[name] for name in ("x", "weight", "teacher_x", "teacher_weight")]
+    assert "copied" not in str(mr.explain("linear_distillation", *tensors))
+    for loss in LOSSES:
+        options = {"loss": loss, "workspace": workspace, "reduction": "none"}
+        check_operator("linear_distillation", inputs, options)
+        check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
+
+
+def test_explained(gpu: torch.device) -> None:
+    """What is padded, what is kept."""
+    x, weight, teacher_x, teacher_weight = inputs_of("odd_widths", torch.bfloat16, gpu).values()
+    call = (x, weight, teacher_x, teacher_weight)
+    explanation = str(mr.explain("linear_distillation", *call))
+    assert "of width 104, padded from 101; of width 48, padded from 44" in explanation
+    assert "of 701 of 701 classes" in explanation
+    assert "of 0 of 701 classes" in str(mr.explain("linear_distillation", *call, loss="reverse_kl"))
+    assert "of 0 of 701 classes" in str(mr.explain("linear_distillation", *call, teacher_grad=True))
 
 
 def test_a_student_that_is_its_teacher(gpu: torch.device) -> None:

@@ -7,7 +7,7 @@ namespace monoidreduce::cuda::sm90 {
 
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
-    using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2, true>;
+    using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
     payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),
                                              {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
   });

@@ -16,11 +16,9 @@
 
 namespace monoidreduce::sm90 {
 
-// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240. kTransposed: the columns of
-// the last one lie side by side, [width, columns].
-template <int kColumns_, int kStages_, int kScores_ = 1, bool kTransposed_ = false>
+// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240.
+template <int kColumns_, int kStages_, int kScores_ = 1>
 struct ContractionTile {
-  static constexpr bool kTransposed = kTransposed_;
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
@@ -34,13 +32,13 @@ struct ContractionTile {
   MR_HD static constexpr int column_lines(bool transposed) {
     return (transposed ? kSlab : kColumns) / kBlocks;
   }
-  MR_HD static constexpr bool transposed(int score) { return kTransposed && score == kScores - 1; }
 };
 
 template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows and column_lines lines
   int steps[kScores];                               // of 64 elements of the width
+  bool transposed[kScores];                         // do columns lie side by side, [width, columns]
   TileSchedule schedule;
 };
 
@@ -72,9 +70,9 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
         for (int step = 0; step < p.steps[score]; ++step) {
           arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
           RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, row0, 0, 0}, arrived);
-          const int line = block * Tile::column_lines(Tile::transposed(score));
+          const int line = block * Tile::column_lines(p.transposed[score]);
           unsigned char* const columns = memory.columns[at.stage] + line * kLineBytes;
-          if (Tile::transposed(score)) {
+          if (p.transposed[score]) {
 #pragma unroll
             for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
               arch::load_to_blocks(columns + slab * kSlab * kLineBytes, p.columns[score],
@@ -105,26 +103,21 @@ struct Multiplier {
 
   // dots = rows . columns^T of a tile, 64 x kColumns.
   template <int kScore>
-  __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2], int steps) {
-    constexpr bool kTransposed = Tile::transposed(kScore);
-    using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
+  __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2],
+                                      const ContractionArguments<Tile::kScores>& p) {
+    const int steps = p.steps[kScore];
     // With fewer steps than stages, the first consumer could be more than a tile ahead.
     const bool staggered = kScore == 0 && steps >= Tile::kStages;
     if (staggered && warpgroup == 1) arch::sync_threads(kTurn, 2 * kWarpgroup);
     RingPosition<Tile::kStages> before = at;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows[at.stage]) +
-                                         warpgroup * kFragmentRows * kLineBytes);
-      const Columns columns(arch::shared_address(memory.columns[at.stage]));
       memory.ring.wait(at);
-      arch::pin(dots);
-      arch::fence_products();
-#pragma unroll
-      for (int k = 0; k < kSlab / kProductDepth; ++k)
-        arch::Wgmma<E, Tile::kColumns>::template shared<false, kTransposed>(dots, rows[k], columns[k],
-                                                                            (step | k) != 0);
-      arch::commit_products();
+      if (p.transposed[kScore]) {
+        multiply<true>(dots, step == 0);
+      } else {
+        multiply<false>(dots, step == 0);
+      }
       if (step > 0) {
         arch::wait_products<1>();
         release(before);
@@ -136,6 +129,23 @@ struct Multiplier {
     arch::wait_products<0>();
     arch::pin(dots);
     release(before);
+  }
+
+ private:
+  // Of the stage that has arrived. The sums start at 0 where it is the first.
+  template <bool kTransposed>
+  __device__ __forceinline__ void multiply(float (&dots)[Tile::kColumns / 2], bool first) const {
+    using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
+    const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows[at.stage]) +
+                                       warpgroup * kFragmentRows * kLineBytes);
+    const Columns columns(arch::shared_address(memory.columns[at.stage]));
+    arch::pin(dots);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kSlab / kProductDepth; ++k)
+      arch::Wgmma<E, Tile::kColumns>::template shared<false, kTransposed>(dots, rows[k], columns[k],
+                                                                          !first || k != 0);
+    arch::commit_products();
   }
 };
 
@@ -179,8 +189,8 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 #pragma unroll 1
       for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
         float dots[Tile::kScores][Tile::kColumns / 2];
-        multiplier.template run<0>(dots[0], p.steps[0]);
-        if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p.steps[1]);
+        multiplier.template run<0>(dots[0], p);
+        if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p);
         epilogue.tile(work, dots, row0, p.schedule.column_tile(group, tile) * Tile::kColumns, memory.epilogue,
                       warpgroup);
       }
@@ -194,7 +204,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   arch::wait_cluster();
 }
 
-// Of the products a . b^T of a problem.
+// Of the products a . b^T of a problem. Columns are lines, or lie side by side.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
                  const char* name, const Launch& launch) {
@@ -202,7 +212,8 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
     arguments.rows[score] = tensor_map(rows[score], Tile::kRows);
-    const bool transposed = Tile::transposed(score);
+    const bool transposed = columns[score].stride[3] != 1;
+    arguments.transposed[score] = transposed;
     arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
                                           Tile::column_lines(transposed));
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
