@@ -267,6 +267,7 @@ def _tiers(
         return tiers, [*why, *_copies(tiers, a=a, b=b)], False
     q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
     bias = options.get("bias")
+    bias = None if bias is not None and functional.raises_rows(bias) else bias
     sums = bias is not None and bias.requires_grad and ops.sums_bias_gradient(q, k, bias)
     bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
     scale = options.get("scale")

@@ -235,13 +235,32 @@ def attention(
         check_finite("scale", scale)
         scale = float(scale)
     check_bool("return_lse", return_lse)
+    of_rows = bias if bias is not None and raises_rows(bias) else None
+    bias = None if of_rows is not None else bias
     # The gradient of a bias that is not rounded shows what rounding the output costs the centre of its rows.
     unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
     options = scale, softcap_value(softcap), *bounds(causal, window), unrounded
     out, lse, _ = ops.attention(q, k, v, bias, *options)
     if unrounded:
         out = out.to(q.dtype)
+    if of_rows is not None:
+        out, lse = _raised(out, lse, of_rows)
     return (out, lse) if return_lse else out
+
+
+def raises_rows(bias: Tensor) -> bool:
+    """Does a bias of attention raise all scores of a row alike."""
+    return bias.dtype != torch.bool and (bias.dim() == 0 or bias.shape[-1] == 1)
+
+
+def _raised(out: Tensor, lse: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The results once all scores of a row are raised alike: its lse by as much, its output not at all."""
+    by = (bias.squeeze(-1) if bias.dim() else bias).to(lse.dtype).expand(lse.shape)
+    empty = (lse == -math.inf) | (by == -math.inf)
+    by = by.masked_fill(empty, 0)
+    lse = (lse + by).masked_fill(empty, -math.inf)
+    same = (1 + 0 * by).to(out.dtype)  # NaN where no score of the row is a number
+    return (out * same[..., None]).masked_fill(empty[..., None], 0), lse
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,6 @@ inputs. A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was los
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from operator import itemgetter
@@ -323,29 +322,10 @@ def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
-def _shared_by_columns(bias: Tensor) -> bool:
-    return bias.dim() == 0 or bias.shape[-1] == 1
-
-
 def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
     """Do kernels sum the derivatives by several scores for one element of the bias."""
     scores = q.shape[:3].numel() * k.shape[2]
-    return bias is not None and not _shared_by_columns(bias) and bias.numel() < scores
-
-
-def _gradient_of_shared_bias(
-    bias: Tensor, grad_out: Tensor | None, grad_lse: Tensor | None, out: Tensor, lse: Tensor
-) -> Tensor:
-    """What all scores of a row are raised by raises its lse as much and leaves its output as it is.
-
-    The kernels' sum over the row would be what is left where terms cancel: rounding errors.
-    """
-    gradient = torch.zeros_like(lse) if grad_lse is None else grad_lse.to(lse.dtype)
-    if grad_out is not None:  # as in any other gradient, NaN comes of what is not finite
-        finite = 0 * out.sum(-1, dtype=torch.float64) + 0 * grad_out.sum(-1, dtype=torch.float64)
-        gradient = gradient + finite.to(lse.dtype)
-    gradient = torch.where(lse == -math.inf, 0, gradient + 0 * lse)
-    return gradient[..., None].sum_to_size(bias.shape)
+    return bias is not None and bias.numel() < scores
 
 
 def _attention_options(
@@ -441,8 +421,7 @@ def _attention_backward(
     else:
         gradients = [_gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
     dq, dk, dv = gradients
-    shared = bias is not None and needed[3] and _shared_by_columns(bias)
-    dbias = None if shared else _bias_gradient(bias, needed[3])
+    dbias = _bias_gradient(bias, needed[3])
     _C.attention_backward(
         grad_out,
         grad_lse,
@@ -461,8 +440,6 @@ def _attention_backward(
         **options,
         **launch,
     )
-    if bias is not None and shared:
-        dbias = _gradient_of_shared_bias(bias, grad_out, grad_lse, out, lse)
     computed = ((dq, q), (dk, k), (dv, v), (dbias, bias))
     return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
 

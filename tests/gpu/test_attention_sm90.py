@@ -291,10 +291,24 @@ def test_non_finite_inputs_beside_excluded_columns(place: str, kind: str, gpu: t
         assert found["out0"][1, 2].isnan().any() and found["out0"][1, 2].isfinite().all(-1).any()
 
 
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", ("ragged", "grouped", "wide"))
+def test_biases_that_columns_share(size: str, options: dict[str, Any], gpu: torch.device) -> None:
+    """They shift lse, and the kernels see none."""
+    inputs = biased_inputs(size, "full", torch.bfloat16, gpu)
+    inputs["bias"] = inputs["bias"][..., :1].clone()
+    inputs["bias"][0, 0, 5:9] = -torch.inf
+    before = paths()
+    found = check_operator("attention", inputs, {"return_lse": True, **options})
+    ran = {path for path, n in paths().items() if n > before.get(path, 0)}
+    assert ran == {"attention_forward/cuda/sm90/bfloat16", "attention_backward/cuda/sm90/bfloat16"}
+    assert not found["out0"][0, 0, 5:9].any()
+
+
 def test_biases_that_are_not_covered_say_why(gpu: torch.device) -> None:
     inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
     bias = inputs.pop("bias")
-    of_rows = mr.explain("attention", *inputs.values(), bias=bias[..., :1])
+    of_rows = mr.explain("attention", *inputs.values(), bias=bias[..., :1] > 0)
     assert of_rows.forward == "attention_forward/cuda/sm80/bfloat16"
     assert any(text.endswith("the same for all columns") for text in of_rows.reasons)
     wide = biased_inputs("wide", "full", torch.bfloat16, gpu)
