@@ -279,9 +279,28 @@ def tables(document: Row) -> str:
     return "\n\n".join(parts)
 
 
+def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
+    """Of runs on one device, in the order of time, each has what no later one has."""
+    kept = []
+    for at, document in enumerate(documents):
+        device = document["environment"]["device"]
+        later = [other for other in documents[at + 1 :] if other["environment"]["device"] == device]
+        again = {row["op"] for other in later for row in other["speed"]}
+        lists = {
+            name: rows
+            for name, rows in document.items()
+            if isinstance(rows, list) and not any(other.get(name) for other in later)
+        }
+        speed = [row for row in document["speed"] if row["op"] not in again]
+        empty: Row = {name: [] for name, rows in document.items() if isinstance(rows, list)}
+        kept.append(document | empty | lists | {"speed": speed})
+    return kept
+
+
 def main(paths: list[str]) -> int:
-    """Prints the report of each result file."""
-    print("\n\n".join(tables(json.loads(Path(path).read_text())) for path in paths))
+    """Prints the report of each result file. Of files of one device the later ones are newer."""
+    documents = [json.loads(Path(path).read_text()) for path in paths]
+    print("\n\n".join(tables(document) for document in without_what_was_measured_again(documents)))
     return 0
 
 

@@ -538,3 +538,22 @@ def test_a_contender_in_a_mode_has_it_forward_and_backward_and_nothing_else_has(
     y.sum().backward()
     assert modes == [False, True, True, False]
     assert not is_on()
+
+
+def test_a_later_run_of_a_device_replaces_what_it_measures_again() -> None:
+    def document(device: str, ops: list[str], overhead: list[str]) -> dict[str, Any]:
+        return {
+            "environment": {"device": device},
+            "speed": [{"op": op} for op in ops],
+            "memory": [],
+            "overhead": overhead,
+        }
+
+    runs = [
+        document("A", ["attention", "mlp"], ["old"]),
+        document("B", ["attention"], ["of B"]),
+        document("A", ["attention"], ["new"]),
+    ]
+    first, other, second = report.without_what_was_measured_again(runs)
+    assert [row["op"] for row in first["speed"]] == ["mlp"] and first["overhead"] == []
+    assert other == runs[1] and second == runs[2]
