@@ -29,6 +29,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
     csrc/cuda/mlp_parts.cu
+    csrc/cuda/order_rows.cu
     csrc/cuda/tier.cu
     csrc/cuda/sm80/attention_backward.cu
     csrc/cuda/sm80/attention_forward.cu

@@ -56,6 +56,7 @@ def cross_entropy_forward(
     scratch: Tensor | None,
     kept: Tensor | None,
     kept_upstream: Tensor | None,
+    order: Tensor | None,
     mean: bool,
     logit_scale: float,
     softcap: float,
@@ -88,7 +89,25 @@ def cross_entropy_backward(
     threads: int,
     stream: int,
 ) -> None: ...
-def scale_rows(x: Tensor, factor: Tensor, out: Tensor, *, threads: int, stream: int) -> None: ...
+def scale_rows(
+    x: Tensor,
+    factor: Tensor,
+    out: Tensor,
+    order: Tensor | None,
+    *,
+    scatters: bool,
+    threads: int,
+    stream: int,
+) -> None: ...
+def order_rows(
+    target: Tensor | None,
+    mask: Tensor | None,
+    order: Tensor,
+    *,
+    ignore_index: int,
+    threads: int,
+    stream: int,
+) -> None: ...
 def distillation_forward(
     x: Tensor,
     weight: Tensor,
@@ -103,6 +122,7 @@ def distillation_forward(
     kept: Tensor | None,
     teacher_kept: Tensor | None,
     kept_upstream: Tensor | None,
+    order: Tensor | None,
     mean: bool,
     kind: int,
     temperature: float,
@@ -261,6 +281,7 @@ def cross_entropy_local_gradient(
     lse_low: Tensor,
     out: Tensor,
     sums: Tensor | None,
+    order: Tensor | None,
     *,
     first_class: int,
     classes: int,
@@ -301,6 +322,7 @@ def distillation_local_gradient(
     stats: Tensor,
     out: Tensor,
     teacher_out: Tensor | None,
+    order: Tensor | None,
     *,
     kind: int,
     temperature: float,

@@ -417,6 +417,7 @@ def linear_cross_entropy(
         ignore_index,
         float(label_smoothing),
         float(z_loss),
+        return_lse,
         rows.is_cuda and _differentiated(rows, weight),
         workspace_bytes(workspace),
     )

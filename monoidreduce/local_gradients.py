@@ -18,9 +18,11 @@ __all__ = [
     "Head",
     "add_product",
     "columns_to_keep",
+    "gather_rows",
     "kept_upstream",
     "multipliable",
     "multiply_local_gradients",
+    "order_rows",
 ]
 
 _TILE_COLUMNS = 256
@@ -80,10 +82,33 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def _scale_rows(rows: Tensor, factor: Tensor, out: Tensor) -> Tensor:
-    """out = factor[:, None] * rows, in one pass, and 0 where factor is: 0 times NaN is NaN."""
+def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
+    """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know."""
+    order = torch.empty((len(rows) + 1,), dtype=torch.int64, device=rows.device)
     stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
-    _C.scale_rows(rows, factor, out, threads=1, stream=stream)
+    _C.order_rows(target, mask, order, ignore_index=ignore_index, threads=1, stream=stream)
+    return order
+
+
+def _counts(order: Tensor) -> Tensor:
+    """[N]: 1 where a row counts, 0 for the others, in this order."""
+    return (torch.arange(len(order) - 1, device=order.device) < order[-1]).float()
+
+
+def gather_rows(rows: Tensor, order: Tensor) -> Tensor:
+    """The rows in this order, those that do not count as zeros."""
+    return _scale_rows(rows, _counts(order), torch.empty_like(rows), order[:-1])
+
+
+def _scale_rows(
+    rows: Tensor, factor: Tensor, out: Tensor, order: Tensor | None = None, scatters: bool = False
+) -> Tensor:
+    """out = factor[:, None] * rows, in one pass, and 0 where factor is: 0 times NaN is NaN.
+
+    order: the rows are rows[order], or they are written to out[order] if it scatters.
+    """
+    stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
+    _C.scale_rows(rows, factor, out, order, scatters=scatters, threads=1, stream=stream)
     return out
 
 
@@ -96,6 +121,9 @@ class Head:
 
     kept: of the first columns, and factor: [rows], what they are to be multiplied by, 0 for rows that take no
     part.
+    order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
+    written; where some are to be computed, `rows` is gathered. Products are of all rows: how many count is
+    not known where they are launched.
     """
 
     def __init__(
@@ -106,16 +134,20 @@ class Head:
         needed: list[bool],
         kept: Tensor | None = None,
         factor: Tensor | None = None,
+        order: Tensor | None = None,
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
+        self.order = order
         self.first = 0 if kept is None else kept.shape[1]  # column whose local gradients are not kept
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
         self.d_rows = None
         if factor is not None and kept is not None:
+            places = None if order is None else order[:-1]
+            factor = factor if places is None else factor[places]
             with torch.autocast(rows.device.type, enabled=False):
                 if self.d_columns is not None:  # before d_rows is there: this is when memory is short
                     first_columns = self.d_columns[: self.first]
-                    scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows))
+                    scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows), places)
                     torch.addmm(
                         first_columns, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=first_columns
                     )
@@ -124,12 +156,15 @@ class Head:
                     self.d_rows = self._product_of_kept(kept, factor)
         elif needed[0]:
             self.d_rows = rows.new_zeros(rows.shape, dtype=torch.float32)
-        self.workspace = rows.new_empty((len(rows), columns_at_once))
+        if order is not None and self.first < len(columns):
+            self.rows = gather_rows(self.rows, order)
+        new = rows.new_empty if order is None else rows.new_zeros
+        self.workspace = new((len(rows), columns_at_once))
         self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
-            self.partial_sums = rows.new_empty((groups, columns_at_once), dtype=torch.float32)
+            self.partial_sums = new((groups, columns_at_once), dtype=torch.float32)
 
     def _product_of_kept(self, kept: Tensor, factor: Tensor) -> Tensor:
         """Rounded where nothing is to be added."""
@@ -139,8 +174,19 @@ class Head:
         step = -(-len(total) // parts)
         for first in range(0, len(total), step):
             part = slice(first, first + step)
-            _scale_rows(_product(kept[part], self.columns[: self.first]), factor[part], total[part])
+            product = _product(kept[part], self.columns[: self.first])
+            if whole and self.order is not None:
+                _scale_rows(product, factor[part], total, self.order[:-1][part], scatters=True)
+            else:
+                _scale_rows(product, factor[part], total[part])
         return total
+
+    def rows_gradient(self) -> Tensor | None:
+        """As the rows lie. Once, when all products have been added."""
+        if self.d_rows is None or self.order is None or self.first == len(self.columns):
+            return self.d_rows
+        gradient = torch.empty_like(self.d_rows, dtype=self.rows.dtype)
+        return _scale_rows(self.d_rows, _counts(self.order), gradient, self.order[:-1], scatters=True)
 
     def local(self, part: slice) -> Tensor:
         return self.workspace[:, : part.stop - part.start]

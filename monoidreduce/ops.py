@@ -23,7 +23,14 @@ from torch.autograd.function import _SingleLevelFunction
 
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
-from monoidreduce.local_gradients import Head, columns_to_keep, kept_upstream, multiply_local_gradients
+from monoidreduce.local_gradients import (
+    Head,
+    columns_to_keep,
+    gather_rows,
+    kept_upstream,
+    multiply_local_gradients,
+    order_rows,
+)
 from monoidreduce.mlp_parts import multiply_hidden, multiply_hidden_gradients
 from monoidreduce.workspace import get_workspace
 
@@ -511,6 +518,7 @@ def _cross_entropy_results(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    lse_of_ignored: bool,
     keep: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -541,15 +549,16 @@ def _cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    lse_of_ignored: bool,
     keep: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = _statistics(x.shape[:1], x)
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    keep = keep and bias is None and softcap == 0
-    kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale)
-    scratch = first_kept = kept_for = None
+    keeps = keep and bias is None and softcap == 0
+    kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale)
+    scratch = first_kept = kept_for = order = None
     if kept.numel():
         first_kept = kept[:, : len(weight)]
         kept_for = _kept_for(lse, target != ignore_index, reduction, logit_scale)
@@ -559,6 +568,11 @@ def _cross_entropy(
         )
         if tier != SIMT:
             x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics((elements,), x)
+        if (
+            tier == HOPPER and keep and not lse_of_ignored
+        ):  # gathering takes memory, as its backward pass does
+            order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
+            x = gather_rows(x, order)
     reduced = _reduced(losses, reduction)
     _C.cross_entropy_forward(
         x,
@@ -572,6 +586,7 @@ def _cross_entropy(
         scratch=scratch,
         kept=first_kept,
         kept_upstream=kept_for,
+        order=order,
         mean=reduction == "mean",
         logit_scale=logit_scale,
         softcap=softcap,
@@ -599,6 +614,7 @@ def _cross_entropy_backward(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    lse_of_ignored: bool,
     keep: bool,
     workspace: int | None,
     needed: list[bool],
@@ -633,16 +649,20 @@ def _cross_entropy_backward(
             if kept.numel() and grad_loss is not None:
                 upstream = torch.where(counted, grad_loss, 0)
                 factor = upstream * (logit_scale / _kept_for(lse, counted, reduction, logit_scale))
-            if grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
+            order = None
+            if tier == HOPPER and not lse_of_ignored:
+                order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
+                grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
+            elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
                 x = torch.where(counted[:, None], x, 0)
             at_once = 0 if whole else elements // len(x)
-            head = Head(x, weight, at_once, needed, kept[:, : len(weight)], factor)
+            head = Head(x, weight, at_once, needed, kept[:, : len(weight)], factor, order)
 
             def store(part: slice) -> None:
                 _C.cross_entropy_local_gradient(
                     grad_loss,
                     grad_lse,
-                    x,
+                    head.rows,
                     weight[part],
                     None if bias is None else bias[part],
                     target,
@@ -650,6 +670,7 @@ def _cross_entropy_backward(
                     lse_low,
                     head.local(part),
                     head.local_sums(part),
+                    order,
                     first_class=part.start,
                     classes=len(weight),
                     **options,
@@ -658,7 +679,8 @@ def _cross_entropy_backward(
 
             multiply_local_gradients(store, len(weight), [head])
             dbias = None if head.sums is None else head.sums / logit_scale
-            return _cut(*zip((head.d_rows, head.d_columns), inputs, strict=True)) + _rounded((dbias, bias))
+            computed = (head.rows_gradient(), head.d_columns)
+            return _cut(*zip(computed, inputs, strict=True)) + _rounded((dbias, bias))
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dbias = _bias_gradient(bias, needed[2])
@@ -685,7 +707,7 @@ linear_cross_entropy = _register(
     "linear_cross_entropy",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
-    "float label_smoothing, float z_loss, bool keep, int? workspace",
+    "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, int? workspace",
     outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
@@ -730,9 +752,9 @@ def _distillation(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     losses, stats = _statistics(x.shape[:1], x), _statistics((5, x.shape[0]), x)
-    keep = keep and kind != "reverse_kl"
-    kept = _empty_kept(x, weight, keep, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
-    scratch = first_kept = teacher_kept = kept_for = None
+    keeps = keep and kind != "reverse_kl"
+    kept = _empty_kept(x, weight, keeps, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
+    scratch = first_kept = teacher_kept = kept_for = order = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
         kept_for = _kept_for(losses, mask, reduction, 1 / temperature)
@@ -744,6 +766,9 @@ def _distillation(
             x, teacher_x = _padded(x), _padded(teacher_x)
             weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
             scratch = _statistics((elements,), x)
+        if tier == HOPPER and keep and mask is not None:
+            order = order_rows(x, target=None, mask=mask)
+            x, teacher_x = gather_rows(x, order), gather_rows(teacher_x, order)
     reduced = _reduced(losses, reduction)
     _C.distillation_forward(
         x,
@@ -758,6 +783,7 @@ def _distillation(
         kept=first_kept,
         teacher_kept=teacher_kept,
         kept_upstream=kept_for,
+        order=order,
         mean=reduction == "mean",
         kind=DISTILLATION_LOSSES.index(kind),
         temperature=temperature,
@@ -806,18 +832,23 @@ def _distillation_backward(
             if kept.numel():
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
                 factor = upstream * (1 / temperature / _kept_for(stats[0], mask, reduction, 1 / temperature))
-            if (
-                mask is not None and not whole
-            ):  # what is not a token may hold anything, and 0 times NaN is NaN
+            order = None
+            if tier == HOPPER and mask is not None:
+                order = order_rows(x, target=None, mask=mask)
+            elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
-            at_once = 0 if whole else elements // len(x)
-            student = Head(x, weight, at_once, [*needed[:2], False], kept[:, : len(weight)], factor)
-            teacher = Head(teacher_x, teacher_weight, at_once, [*needed[2:], False]) if of_teacher else None
+            at_once, teacher = 0 if whole else elements // len(x), None
+            student = Head(x, weight, at_once, [*needed[:2], False], kept[:, : len(weight)], factor, order)
+            if of_teacher:
+                teacher = Head(teacher_x, teacher_weight, at_once, [*needed[2:], False], order=order)
+                teacher_x = teacher.rows
+            elif order is not None and not whole:
+                teacher_x = gather_rows(teacher_x, order)
 
             def store(part: slice) -> None:
                 _C.distillation_local_gradient(
                     grad_losses,
-                    x,
+                    student.rows,
                     weight[part],
                     teacher_x,
                     teacher_weight[part],
@@ -825,6 +856,7 @@ def _distillation_backward(
                     stats,
                     student.local(part),
                     None if teacher is None else teacher.local(part),
+                    order,
                     kind=DISTILLATION_LOSSES.index(kind),
                     temperature=temperature,
                     **_launch(x),
@@ -832,7 +864,7 @@ def _distillation_backward(
 
             heads = [student] if teacher is None else [student, teacher]
             multiply_local_gradients(store, len(weight), heads)
-            computed = [gradient for h in heads for gradient in (h.d_rows, h.d_columns)]
+            computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
             return _cut(*zip(computed, inputs, strict=False))  # a teacher without gradients has no head
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])

@@ -239,9 +239,9 @@ void define_cross_entropy(py::module_& m) {
       "cross_entropy_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
          Tensor<"loss"> loss, Tensor<"reduced"> reduced, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"scratch"> scratch, Tensor<"kept"> kept, Tensor<"kept_upstream"> kept_upstream, bool mean,
-         double logit_scale, double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
-         int threads, std::uintptr_t stream) {
+         Tensor<"scratch"> scratch, Tensor<"kept"> kept, Tensor<"kept_upstream"> kept_upstream,
+         Tensor<"order"> order, bool mean, double logit_scale, double softcap, std::int64_t ignore_index,
+         double label_smoothing, double z_loss, int threads, std::uintptr_t stream) {
         run(cross_entropy_forward,
             {.x = x,
              .weight = weight,
@@ -253,6 +253,7 @@ void define_cross_entropy(py::module_& m) {
              .scratch = scratch,
              .kept = kept,
              .kept_upstream = kept_upstream,
+             .order = order,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             {.losses = loss,
              .target = target,
@@ -263,8 +264,8 @@ void define_cross_entropy(py::module_& m) {
             threads, stream);
       },
       "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, py::kw_only(),
-      "scratch"_a, "kept"_a, "kept_upstream"_a, "mean"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
-      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "scratch"_a, "kept"_a, "kept_upstream"_a, "order"_a, "mean"_a, "logit_scale"_a, "softcap"_a,
+      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
@@ -297,9 +298,9 @@ void define_local_gradients(py::module_& m) {
       "cross_entropy_local_gradient",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
          Tensor<"bias"> bias, Tensor<"target"> target, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"out"> out, Tensor<"sums"> sums, std::int64_t first_class, std::int64_t classes,
-         double logit_scale, double softcap, std::int64_t ignore_index, double label_smoothing, double z_loss,
-         int threads, std::uintptr_t stream) {
+         Tensor<"out"> out, Tensor<"sums"> sums, Tensor<"order"> order, std::int64_t first_class,
+         std::int64_t classes, double logit_scale, double softcap, std::int64_t ignore_index,
+         double label_smoothing, double z_loss, int threads, std::uintptr_t stream) {
         run(cross_entropy_local_gradient,
             {.grad_loss = grad_loss,
              .grad_lse = grad_lse,
@@ -311,20 +312,21 @@ void define_local_gradients(py::module_& m) {
              .lse_low = lse_low,
              .out = out,
              .sums = sums,
+             .order = order,
              .first_class = first_class,
              .classes = classes,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             threads, stream);
       },
       "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "lse_low"_a, "out"_a,
-      "sums"_a, py::kw_only(), "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
-      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "sums"_a, "order"_a, py::kw_only(), "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a,
+      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_local_gradient",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
          Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"stats"> stats,
-         Tensor<"out"> out, Tensor<"teacher_out"> teacher_out, int kind, double temperature, int threads,
-         std::uintptr_t stream) {
+         Tensor<"out"> out, Tensor<"teacher_out"> teacher_out, Tensor<"order"> order, int kind,
+         double temperature, int threads, std::uintptr_t stream) {
         run(distillation_local_gradient,
             {.grad_loss = grad_loss,
              .x = x,
@@ -335,11 +337,12 @@ void define_local_gradients(py::module_& m) {
              .stats = stats,
              .out = out,
              .teacher_out = teacher_out,
+             .order = order,
              .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
             threads, stream);
       },
       "grad_loss"_a, "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "stats"_a, "out"_a,
-      "teacher_out"_a, py::kw_only(), "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+      "teacher_out"_a, "order"_a, py::kw_only(), "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "logsumexp_local_gradient",
       [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse,
@@ -361,10 +364,20 @@ void define_local_gradients(py::module_& m) {
 void define_scale_rows(py::module_& m) {
   m.def(
       "scale_rows",
-      [](Tensor<"x"> x, Tensor<"factor"> factor, Tensor<"out"> out, int threads, std::uintptr_t stream) {
-        run(scale_rows, {.x = x, .factor = factor, .out = out}, threads, stream);
+      [](Tensor<"x"> x, Tensor<"factor"> factor, Tensor<"out"> out, Tensor<"order"> order, bool scatters,
+         int threads, std::uintptr_t stream) {
+        run(scale_rows, {.x = x, .factor = factor, .out = out, .order = order, .scatters = scatters}, threads,
+            stream);
       },
-      "x"_a, "factor"_a, "out"_a, py::kw_only(), "threads"_a, "stream"_a);
+      "x"_a, "factor"_a, "out"_a, "order"_a, py::kw_only(), "scatters"_a, "threads"_a, "stream"_a);
+  m.def(
+      "order_rows",
+      [](Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"order"> order, std::int64_t ignore_index,
+         int threads, std::uintptr_t stream) {
+        run(order_rows, {.target = target, .mask = mask, .order = order, .ignore_index = ignore_index},
+            threads, stream);
+      },
+      "target"_a, "mask"_a, "order"_a, py::kw_only(), "ignore_index"_a, "threads"_a, "stream"_a);
 }
 
 void define_distillation(py::module_& m) {
@@ -373,8 +386,8 @@ void define_distillation(py::module_& m) {
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
          Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"loss"> loss,
          Tensor<"reduced"> reduced, Tensor<"stats"> stats, Tensor<"scratch"> scratch, Tensor<"kept"> kept,
-         Tensor<"teacher_kept"> teacher_kept, Tensor<"kept_upstream"> kept_upstream, bool mean, int kind,
-         double temperature, int threads, std::uintptr_t stream) {
+         Tensor<"teacher_kept"> teacher_kept, Tensor<"kept_upstream"> kept_upstream, Tensor<"order"> order,
+         bool mean, int kind, double temperature, int threads, std::uintptr_t stream) {
         run(distillation_forward,
             {.x = x,
              .weight = weight,
@@ -387,13 +400,14 @@ void define_distillation(py::module_& m) {
              .kept = kept,
              .teacher_kept = teacher_kept,
              .kept_upstream = kept_upstream,
+             .order = order,
              .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
             {.losses = loss, .target = {}, .mask = mask, .reduced = reduced, .ignore_index = 0, .mean = mean},
             threads, stream);
       },
       "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "reduced"_a, "stats"_a,
-      py::kw_only(), "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "mean"_a, "kind"_a,
-      "temperature"_a, "threads"_a, "stream"_a);
+      py::kw_only(), "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "order"_a, "mean"_a,
+      "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,

@@ -43,6 +43,8 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   const Tier tier = cuda::cross_entropy_forward_tier(x, launch);
   require(tier.name == kSm90 || !x.kept.present(),
           "kept: expected none on a tier other than sm90, got a tensor");
+  require(tier.name == kSm90 || !x.order.present(),
+          "order: expected none on a tier other than sm90, got a tensor");
   require_scratch(x.scratch, tier);
   if (tier.name == kSm80) sm80::cross_entropy_forward(x, launch);
   if constexpr (kWithSm90) {
@@ -62,6 +64,8 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
   const Tier tier = contraction_tier(cross_entropy_problem(x));
   require(tier.name != kSimt, "x: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  require(tier.name == kSm90 || !x.order.present(),
+          "order: expected none on a tier other than sm90, got a tensor");
   if (tier.name == kSm80) sm80::cross_entropy_local_gradient(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::cross_entropy_local_gradient(x, launch);

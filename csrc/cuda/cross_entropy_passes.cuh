@@ -23,6 +23,10 @@ struct CrossEntropyResults {
     rows.store(row, {lse, target, natural(s.sum)});
     if (miss != nullptr) miss[row] = static_cast<float>(::expm1((target - lse.high) - lse.low));
   }
+  __device__ void skip(std::int64_t row) const {
+    rows.loss[row] = rows.lse[row] = rows.lse_low[row] = 0.f;
+    if (miss != nullptr) miss[row] = 0.f;
+  }
 };
 struct LogSumExpResults {
   LogSumExpRows<float> rows;
@@ -30,6 +34,7 @@ struct LogSumExpResults {
   __device__ void store(std::int64_t row, LogSumExp<Bits>::State s) const {
     rows.store(row, rounded<float>(LogSumExp<double>{}.project(natural(s))));
   }
+  __device__ void skip(std::int64_t) const {}  // all count
 };
 
 inline CrossEntropyRows<float, double> rows_of(const CrossEntropyForward& x) {

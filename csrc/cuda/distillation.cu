@@ -44,6 +44,8 @@ Tier distillation_backward_tier(const DistillationBackward& x, const Launch& lau
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
   const Tier tier = contraction_tier(distillation_problem(x));
   require(tier.name != kSimt, "x: expected a call on the tier sm80 or sm90, got ", tier.reason);
+  require(tier.name == kSm90 || !x.order.present(),
+          "order: expected none on a tier other than sm90, got a tensor");
   if (tier.name == kSm80) sm80::distillation_local_gradient(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::distillation_local_gradient(x, launch);
@@ -55,6 +57,8 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
   const Tier tier = cuda::distillation_forward_tier(x, launch);
   require(tier.name == kSm90 || !x.kept.present(),
           "kept: expected none on a tier other than sm90, got a tensor");
+  require(tier.name == kSm90 || !x.order.present(),
+          "order: expected none on a tier other than sm90, got a tensor");
   require_scratch(x.scratch, tier);
   if (tier.name == kSm80) sm80::distillation_forward(x, launch);
   if constexpr (kWithSm90) {

@@ -28,6 +28,10 @@ struct DistillationResults {
     rows.store(row, {lse(p.student_lse), lse(p.teacher_lse), static_cast<float>(natural(p.expectation)),
                      static_cast<float>(natural(p.loss))});
   }
+  __device__ void skip(std::int64_t row) const {
+    rows.loss[row] = 0.f;
+    for (int n = 0; n < 5; ++n) rows.stats[n * rows.rows + row] = 0.f;
+  }
 };
 
 // Of which all losses have the states.

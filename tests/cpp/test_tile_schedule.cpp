@@ -49,6 +49,11 @@ void check_schedule(const TileSchedule& s, Checks& checks) {
   checks.section("TileSchedule", "what is left is what is read");
   CHECK(checks, left == read, left.size(), read.size(), s.clusters, s.row_blocks, s.most);
   CHECK(checks, static_cast<int>(left.size()) == s.groups() * s.clusters, left.size(), s.groups());
+  checks.section("TileSchedule", "places for the partial states of fewer rows");
+  for (int row_blocks = 0; row_blocks <= s.row_blocks; ++row_blocks) {
+    const int groups = s.with_row_blocks(row_blocks).groups();
+    CHECK(checks, groups <= s.most_groups(), groups, row_blocks, s.row_blocks, s.clusters, s.most);
+  }
 }
 
 }  // namespace

@@ -207,6 +207,62 @@ def test_upstream_gradients(layout: str, gpu: torch.device) -> None:
     check_operator("linear_cross_entropy", inputs, options, upstream=layout)
 
 
+def order_of(rows: int, **counted: Any) -> tuple[list[int], int]:
+    *order, count = local_gradients.order_rows(torch.empty(rows, 1, device="cuda"), **counted).tolist()
+    return order, count
+
+
+@pytest.mark.parametrize("share", (0.0, 0.3, 1.0))
+@pytest.mark.parametrize("rows", (1, 31, 1024, 1025, 70001))
+def test_the_order_of_rows(rows: int, share: float, gpu: torch.device) -> None:
+    mask = torch.rand(rows, 2, device=gpu)[:, 0] < share
+    order, count = mask.logical_not().int().argsort(stable=True).tolist(), int(mask.sum())
+    assert order_of(rows, target=None, mask=mask) == (order, count)
+    target = torch.where(mask, 5, 7)
+    assert order_of(rows, target=target, mask=None, ignore_index=7) == (order, count)
+
+
+@pytest.mark.parametrize("workspace", (0.25, 1), ids=("recomputed", "kept"))
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+@pytest.mark.parametrize("ignored", (0.0, 0.5, 0.98, 1.0))
+@pytest.mark.parametrize("size", ("one_row", "ragged", "deep", "many_rows", "many_classes"))
+def test_ignored_rows(size: str, ignored: float, bias: bool, workspace: float, gpu: torch.device) -> None:
+    """In no order; their losses and gradients are exactly 0."""
+    inputs = inputs_of(size, torch.bfloat16, gpu, bias=bias, ignored=ignored)
+    rows, classes, _ = SIZES[size]
+    bytes_of_tile = 2 * 256 * rows
+    most = int(workspace * bytes_of_tile * (classes // 256 + 1))
+    options = {"reduction": "none", "workspace": max(bytes_of_tile, most)}
+    check_operator("linear_cross_entropy", inputs, options)
+    leaves = {name: inputs[name].requires_grad_() for name in inputs if name != "target"}
+    loss = mr.linear_cross_entropy(**inputs, **options)
+    (dx, *_) = torch.autograd.grad(loss, list(leaves.values()), torch.randn_like(loss))
+    not_counted = inputs["target"] == -100
+    assert not loss[not_counted].any() and not dx[not_counted].any()
+
+
+@pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))
+def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+    targets = inputs["target"].clone()
+
+    def call() -> tuple[torch.Tensor, ...]:
+        loss = mr.linear_cross_entropy(**inputs, workspace=workspace)
+        return (loss.detach(), *torch.autograd.grad(loss, leaves))
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for share in (0.0, 0.4, 0.9, 1.0, 0.1):
+        inputs["target"].copy_(targets.masked_fill(torch.rand(513, device=gpu) < share, -100))
+        graph.replay()
+        got = [result.clone() for result in captured]
+        for result, wanted in zip(got, call(), strict=True):
+            assert torch.equal(result, wanted)
+
+
 @pytest.mark.parametrize("return_lse", (False, True))
 def test_garbage_in_ignored_rows(return_lse: bool, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)

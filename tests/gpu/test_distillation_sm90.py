@@ -139,6 +139,24 @@ def test_a_student_that_is_its_teacher(gpu: torch.device) -> None:
         assert value.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
+@pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
+@pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 1.0))
+@pytest.mark.parametrize("size", ("ragged", "many_rows"))
+def test_masked_rows(size: str, share: float, workspace: int, teacher_grad: bool, gpu: torch.device) -> None:
+    """Losses and gradients of what is not a token are exactly 0."""
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    mask = torch.rand(SIZES[size][0], device=gpu) < share
+    inputs["mask"] = mask
+    options = {"reduction": "none", "workspace": workspace * SIZES[size][0] * 1024, "loss": "forward_kl"}
+    options["teacher_grad"] = teacher_grad
+    check_operator("linear_distillation", inputs, options)
+    leaves = [t.requires_grad_() for name, t in inputs.items() if name != "mask"]
+    loss = mr.linear_distillation(**inputs, **options)
+    dx, _, dteacher_x, _ = torch.autograd.grad(loss, leaves, torch.randn_like(loss), materialize_grads=True)
+    assert not any(t[~mask].any() for t in (loss, dx, dteacher_x))
+
+
 def test_garbage_in_masked_rows(gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, mask=True)
     excluded = ~inputs["mask"]

@@ -29,9 +29,9 @@ HEADERS = """
     kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/gradient_epilogue.cuh
     kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/launch.cuh kernel/packed_schedule.cuh
     kernel/packing.h kernel/payload_epilogue.cuh kernel/quad_stores_sm80.cuh kernel/repair.cuh
-    kernel/row_fragment.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh kernel/schedule.cuh
-    kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh kernel/tile_schedule.cuh
-    kernel/weights_to_gradients.cuh
+    kernel/row_fragment.cuh kernel/row_order.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh
+    kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh
+    kernel/tile_schedule.cuh kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh
@@ -50,8 +50,8 @@ SOURCES = """
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation.h cuda/distillation_passes.cuh
     cuda/element.h cuda/linear_losses.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/reduce_losses.cu
-    cuda/scale_rows.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
+    cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
+    cuda/reduce_losses.cu cuda/scale_rows.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu

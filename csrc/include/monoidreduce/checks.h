@@ -225,6 +225,13 @@ inline void check_kept(const char* name, const TensorView& kept, const TensorVie
   call.contiguous("kept_upstream", upstream, {one}, call.accumulator);
 }
 
+// Indices, as order_rows writes them.
+inline void check_order(const TensorView& order, const Operands& call, const Axis& rows) {
+  Axis places{"N + 1", rows.size + 1};
+  require(!order.present() || order.is_cuda(), "order: expected none on the CPU, got a tensor");
+  call.optional_contiguous("order", order, {places}, DType::kInt64);
+}
+
 inline void check(const CrossEntropyForward& x) {
   CrossEntropyAxes s;
   const Operands call = check_cross_entropy_inputs(x, s);
@@ -234,6 +241,7 @@ inline void check(const CrossEntropyForward& x) {
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
+  check_order(x.order, call, s.n);
   require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
           "kept: expected none where there is a bias or softcap, got a tensor");
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
@@ -264,6 +272,7 @@ inline void check(const CrossEntropyLocalGradient& x) {
   const auto tiles = [](std::int64_t n) { return (n + 255) / 256; };
   Axis groups{"16 ceil(N / 256)", 16 * tiles(s.n.size)}, padded{"256 ceil(C / 256)", 256 * tiles(s.v.size)};
   call.optional_strided("sums", x.sums, {groups, padded}, call.accumulator);
+  check_order(x.order, call, s.n);
   require(x.first_class >= 0 && x.first_class + s.v.size <= x.classes, "first_class: expected one of ",
           x.classes, " with ", s.v.size, " from it on, got ", x.first_class);
 }
@@ -299,6 +308,7 @@ inline void check(const DistillationForward& x) {
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
+  check_order(x.order, call, s.n);
   if (!x.kept.present()) return;
   Axis some{"K", x.kept.size[1]};
   call.strided("teacher_kept", x.teacher_kept, {s.n, some}, call.dtype);
@@ -325,20 +335,41 @@ inline void check(const DistillationLocalGradient& x) {
   call.strided("grad_loss", x.grad_loss, {s.n}, call.accumulator);
   call.strided("out", x.out, {s.n, s.v}, call.dtype);
   call.optional_strided("teacher_out", x.teacher_out, {s.n, s.v}, call.dtype);
+  check_order(x.order, call, s.n);
 }
 
 inline void check(const RowScaling& x) {
-  Axis n{"N"}, d{"D"};
+  Axis p{"P"}, n{"N"}, d{"D"};
+  const bool gathers = x.order.present() && !x.scatters;
   const Operands call("x", x.x);
   require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
   require(call.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
-  call.strided("x", x.x, {n, d}, call.dtype);
+  require(x.order.present() || !x.scatters, "order: expected a tensor to scatter by, got none");
+  call.strided("x", x.x, {gathers ? n : p, d}, call.dtype);
   require(d.size % 8 == 0, "x: expected a width that is a multiple of 8, got ", d.size);
-  call.contiguous("factor", x.factor, {n}, DType::kFloat32);
+  call.contiguous("factor", x.factor, {p}, DType::kFloat32);
+  call.optional_contiguous("order", x.order, {p}, DType::kInt64);
   const DType out = x.out.dtype;
   require(is_floating(out) && out != DType::kFloat64, "out: expected float32 or a 16-bit type, got ",
           name(out));
-  call.strided("out", x.out, {n, d}, out);
+  call.strided("out", x.out, {x.scatters ? n : p, d}, out);
+}
+
+// What is a floating tensor elsewhere, indices are here: Operands does not fit.
+inline void check(const RowOrdering& x) {
+  require(x.order.present() && x.order.dtype == DType::kInt64 && x.order.rank == 1 && x.order.stride[0] == 1,
+          "order: expected a dense vector of int64, got another tensor");
+  require(x.order.is_cuda(), "order: expected a tensor on a CUDA device, got one on the CPU");
+  require(x.target.present() != x.mask.present(), "target, mask: expected one of them, got both or neither");
+  for (const TensorView& t : {x.target, x.mask}) {
+    require(!t.present() || (t.rank == 1 && t.size[0] + 1 == x.order.size[0]), "order: expected a place for ",
+            "each row and one more, got ", x.order.size[0]);
+    require(!t.present() || t.cuda_device == x.order.cuda_device,
+            "target, mask: expected a tensor on the device of order, got one on ", DeviceText{t});
+  }
+  require(!x.target.present() || x.target.dtype == DType::kInt64, "target: expected int64, got ",
+          name(x.target.dtype));
+  require(!x.mask.present() || x.mask.dtype == DType::kBool, "mask: expected bool, got ", name(x.mask.dtype));
 }
 
 inline void check(const LossReduction& x) {

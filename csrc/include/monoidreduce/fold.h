@@ -28,6 +28,8 @@ struct FoldProblem {
   TensorView out_bias;  // [D]            added to the payload's fold; or absent
   ScoreOptions score;
   ColumnRange range;
+  TensorView order =
+      {};  // [M + 1] int64, of one batch and head: the rows that count, the others, and how many count; or absent
 
   std::int64_t batch() const { return a.size[0]; }
   std::int64_t heads() const { return a.size[1]; }

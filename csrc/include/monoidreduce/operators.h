@@ -57,6 +57,9 @@ struct CrossEntropyForward {
   // tier "sm90", without a bias or softcap.
   TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
   TensorView kept_upstream;  // [1]
+  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. kept is
+  // in this order. Absent: all are computed. Only on the tier "sm90".
+  TensorView order;
   CrossEntropyOptions options;
 };
 struct CrossEntropyBackward {
@@ -74,6 +77,8 @@ struct CrossEntropyLocalGradient {
   TensorView out;                                    // [N, C] of the type of x
   TensorView
       sums;  // [R, S] float, where there is a bias: those of 16 rows each; R, S: N, C in whole tiles of 256
+  TensorView
+      order;  // as in the forward pass; out and sums are in this order, and of rows that do not count 0 or not written
   std::int64_t first_class = 0, classes = 0;
   CrossEntropyOptions options;
 };
@@ -91,6 +96,7 @@ struct DistillationForward {
   // reverse KL.
   TensorView kept, teacher_kept;  // [N, K]
   TensorView kept_upstream;       // [1]
+  TensorView order;               // as for cross entropy
   DistillationOptions options;
 };
 struct DistillationBackward {
@@ -114,13 +120,24 @@ struct DistillationLocalGradient {
   TensorView grad_loss;                                          // [N]
   TensorView x, weight, teacher_x, teacher_weight, mask, stats;  // [N, D] [C, D] [N, E] [C, E] [N] [5, N]
   TensorView out, teacher_out;                                   // [N, C] of the type of x
+  TensorView order;                                              // as for cross entropy
   DistillationOptions options;
 };
 
-// out_ij = factor_i x_ij, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
-// multiple of 8, rows dense and on 16-byte boundaries.
+// out_i = factor_i x_i, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
+// multiple of 8, rows dense and on 16-byte boundaries. With an order the rows of x are taken from there, or, if it scatters,
+// those of out are put there.
 struct RowScaling {
-  TensorView x, factor, out;  // [N, D] [N] float [N, D]
+  TensorView x, factor, out;  // [P, D] [P] float [P, D]; what the order is of [N, D]
+  TensorView order;           // [P] int64, indices in [0, N); or absent
+  bool scatters = false;
+};
+
+// The rows that count, and then the others, both as they follow each other; last, how many count.
+struct RowOrdering {
+  TensorView target, mask;  // as in LossReduction, one of them
+  TensorView order;         // [N + 1] int64
+  std::int64_t ignore_index = -100;
 };
 
 enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
@@ -231,6 +248,8 @@ void distillation_local_gradient(const DistillationLocalGradient& arguments, con
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 // For the products with local gradients that were kept.
 void scale_rows(const RowScaling& arguments, const Launch& launch);
+// For kernels that leave rows out.
+void order_rows(const RowOrdering& arguments, const Launch& launch);
 // An MLP too wide for one kernel comes in parts, on the tier "sm90": what the caller multiplies is of Tier::part rows and
 // hidden units at a time. One of the two is all there are.
 void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
@@ -252,6 +271,7 @@ void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, co
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 void scale_rows(const RowScaling& arguments, const Launch& launch);
+void order_rows(const RowOrdering& arguments, const Launch& launch);
 void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 }  // namespace cuda
@@ -263,6 +283,8 @@ const TensorView& leading(const Arguments& arguments) {
     return arguments.q;
   } else if constexpr (requires { arguments.losses; }) {
     return arguments.losses;
+  } else if constexpr (std::is_same_v<Arguments, RowOrdering>) {
+    return arguments.order;
   } else if constexpr (requires { arguments.x; }) {
     return arguments.x;
   } else {

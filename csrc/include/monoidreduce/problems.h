@@ -34,6 +34,16 @@ inline TensorView as_column_bias(const TensorView& v, std::int64_t rows) {
   return t;
 }
 
+// Of calls that may leave rows out.
+template <class Arguments>
+TensorView order_of(const Arguments& x) {
+  if constexpr (requires { x.order; }) {
+    return x.order;
+  } else {
+    return {};
+  }
+}
+
 template <class Arguments>
 FoldProblem attention_problem(const Arguments& x) {
   const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
@@ -58,7 +68,8 @@ FoldProblem cross_entropy_problem(const Arguments& x) {
           .bias = as_column_bias(x.bias, x.x.size[0]),
           .out_bias = {},
           .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true},
-          .range = {}};
+          .range = {},
+          .order = order_of(x)};
 }
 
 template <class Arguments>
@@ -71,7 +82,8 @@ FoldProblem distillation_problem(const Arguments& x) {
           .bias = {},
           .out_bias = {},
           .score = {.scale = 1 / x.options.temperature},
-          .range = {}};
+          .range = {},
+          .order = order_of(x)};
 }
 
 template <class Arguments>

@@ -100,7 +100,8 @@ struct DistillationRows {
 // Which tokens a mean of losses is over.
 class CountedTokens {
  public:
-  explicit CountedTokens(const LossReduction& x)
+  template <class Arguments>  // LossReduction, RowOrdering
+  explicit CountedTokens(const Arguments& x)
       : target_{static_cast<const std::int64_t*>(x.target.data), x.target.stride[0]},
         mask_{static_cast<const bool*>(x.mask.data), x.mask.stride[0]},
         ignore_index_(x.ignore_index) {}

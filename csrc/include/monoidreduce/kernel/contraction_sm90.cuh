@@ -10,6 +10,7 @@
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/contraction_schedule.cuh"
+#include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/slab_stores_sm90.cuh"
 #include "monoidreduce/operators.h"
@@ -39,7 +40,8 @@ struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows and column_lines lines
   int steps[kScores];                               // of 64 elements of the width
   bool transposed[kScores];                         // do columns lie side by side, [width, columns]
-  TileSchedule schedule;
+  TileSchedule schedule;                            // of all rows
+  RowOrder order;
 };
 
 template <class Tile, class Epilogue>
@@ -52,14 +54,15 @@ struct alignas(kSharedAlignment) ContractionMemory {
 
 // Loads the stages of every tile of the cluster. One thread a block.
 template <class Tile, class Memory>
-__device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p, Memory& memory,
-                                        int cluster, int block) {
+__device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
+                                        const TileSchedule& schedule, Memory& memory, int cluster,
+                                        int block) {
   using RowsTile = SharedTile<Tile::kRows, kSlab>;
   using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
   constexpr int kAll = (1 << Tile::kBlocks) - 1;
   RingPosition<Tile::kStages> at;
 #pragma unroll 1
-  for (auto group = p.schedule.first(cluster); group.count > 0; group = p.schedule.next(group)) {
+  for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
     const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
 #pragma unroll 1
     for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
@@ -165,6 +168,8 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   using Memory = ContractionMemory<Tile, Epilogue>;
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  const TileSchedule schedule =
+      p.schedule.with_row_blocks((p.order.counted() + Tile::kRowBlock - 1) / Tile::kRowBlock);
   if (threadIdx.x == 0) {
     memory.ring.init(Tile::kBlocks * Tile::kConsumers);
     arch::fence_init();
@@ -176,13 +181,14 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<24>();
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce<Tile>(p, memory, cluster, block);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
+      produce<Tile>(p, schedule, memory, cluster, block);
     __syncwarp();
   } else {
     arch::take_registers<240>();
     Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
 #pragma unroll 1
-    for (auto group = p.schedule.first(cluster); group.count > 0; group = p.schedule.next(group)) {
+    for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
       const int row0_of_block = block * Tile::kRows + warpgroup * kFragmentRows;
       const int row0 = group.row_block() * Tile::kRowBlock + row0_of_block;
       auto work = epilogue.begin(row0);
@@ -208,7 +214,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
                  const char* name, const Launch& launch) {
-  ContractionArguments<Tile::kScores> arguments;
+  ContractionArguments<Tile::kScores> arguments{.order = RowOrder(p)};
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
     arguments.rows[score] = tensor_map(rows[score], Tile::kRows);

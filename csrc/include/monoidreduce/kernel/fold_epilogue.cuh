@@ -5,6 +5,7 @@
 
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/kernel/contraction_schedule.cuh"
+#include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/warp/lanes.cuh"
 
@@ -22,16 +23,17 @@ struct FoldEpilogue {
   M m;
   Scores scores;
   Rows rows;
-  int row_count, columns;
+  RowOrder order;
+  int columns;
   typename M::State* partial;
 
   __device__ __forceinline__ Work begin(int row0) const {
     Work work;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = row0 + fragment_row(r);
+      const int place = row0 + fragment_row(r);
       work.state[r] = m.identity();
-      work.label[r] = row < row_count ? static_cast<int>(rows.label(row)) : -1;
+      work.label[r] = place < order.rows ? static_cast<int>(rows.label(order[place])) : -1;
     }
     return work;
   }
@@ -53,30 +55,32 @@ struct FoldEpilogue {
   __device__ __forceinline__ void finish() const {}
 };
 
-// rows.store(row, state) with the state of the whole row. A thread a row. Tile: the kernels of a tier that is compiled for
-// other architectures are others.
+// rows.store(row, state) with the state of the whole row; rows.skip(row) of one that does not count. A thread a row. Tile:
+// the kernels of a tier that is compiled for other architectures are others.
 template <class M, class Tile, class Rows>
-__global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule schedule,
-                                int row_count, const typename M::State* partial,
+__global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule of_all,
+                                const __grid_constant__ RowOrder order, const typename M::State* partial,
                                 const __grid_constant__ Rows rows) {
-  const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (row >= row_count) return;
-  const auto group = schedule.group_of(row / Tile::kRowBlock);
+  const int place = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), counted = order.counted();
+  if (place >= order.rows) return;
+  if (place >= counted) return rows.skip(order[place]);
+  const TileSchedule schedule = of_all.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
+  const auto group = schedule.group_of(place / Tile::kRowBlock);
   typename M::State state = m.identity();
   for (int start = group.start; start < schedule.clusters; start += group.count) {
     for (int share = 0; share < Tile::kShares; ++share) {
       const std::int64_t slot =
           (std::int64_t{group.index} * schedule.clusters + start) * Tile::kShares + share;
-      state = m.combine(state, partial[slot * Tile::kRowBlock + row % Tile::kRowBlock]);
+      state = m.combine(state, partial[slot * Tile::kRowBlock + place % Tile::kRowBlock]);
     }
   }
-  rows.store(row, state);
+  rows.store(order[place], state);
 }
 
 // Floats of partial states.
 template <class M, class Tile>
 std::int64_t partial_floats(const TileSchedule& schedule) {
-  return std::int64_t{schedule.groups()} * schedule.clusters * Tile::kShares * Tile::kRowBlock *
+  return std::int64_t{schedule.most_groups()} * schedule.clusters * Tile::kShares * Tile::kRowBlock *
          static_cast<std::int64_t>(sizeof(typename M::State) / sizeof(float));
 }
 
@@ -98,19 +102,15 @@ void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Ro
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel("combine_partial", &combine_partial<M, Tile, Rows>,
                 blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads, 0, launch.stream, fold.m,
-                schedule, fold.row_count, fold.partial, fold.rows);
+                schedule, fold.order, fold.partial, fold.rows);
 }
 
 // partial: fold_floats of scratch.
 template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
 void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                       const Launch& launch) {
-  const FoldEpilogue<M, Scores, Rows> fold{m,
-                                           scores,
-                                           rows,
-                                           static_cast<int>(p.rows()),
-                                           static_cast<int>(p.columns()),
-                                           static_cast<typename M::State*>(partial)};
+  const FoldEpilogue<M, Scores, Rows> fold{
+      m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
   fold_contraction<E, Tile>(fold, fold, p, launch);
 }
 

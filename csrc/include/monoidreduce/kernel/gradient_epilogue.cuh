@@ -5,6 +5,7 @@
 
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/kernel/contraction_schedule.cuh"
+#include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce {
@@ -29,7 +30,7 @@ struct GradientEpilogue {
   M m;
   Scores scores;
   Rows rows;
-  int row_count;
+  RowOrder order;
   PartialSums sums;  // of the first gradient
   Stores stores;
 
@@ -38,7 +39,7 @@ struct GradientEpilogue {
     bool far = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = ::min(row0 + fragment_row(r), row_count - 1);
+      const std::int64_t row = order[::min(row0 + fragment_row(r), order.rows - 1)];
       work.product[r] = rows.product(row);
       work.upstream[r] = rows.upstream(row, scores.unit());
       work.label[r] = rows.label(row);
@@ -100,14 +101,14 @@ struct GradientEpilogue {
 };
 
 // The derivatives by the first kOuts dot products of each element of a problem without a payload. outs: [1, 1, rows,
-// columns] each, of the element type. sums: GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent.
+// columns] each, of the element type, in the order of the rows; those of rows that do not count are 0 or not written. sums: GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent.
 template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
 void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                     const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
   using Stores = typename Tile::template Stores<kOuts>;
-  const int row_count = static_cast<int>(p.rows());
+  const RowOrder order(p);
   const GradientEpilogue<E, M, Scores, Rows, Stores> epilogue{
-      m, scores, rows, row_count, {static_cast<float*>(sums.data), sums.stride[0], row_count}, Stores(outs)};
+      m, scores, rows, order, {static_cast<float*>(sums.data), sums.stride[0], order.rows}, Stores(outs)};
   static_assert(Tile::kScratch == 0);
   contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "local_gradient", launch);
 }

@@ -12,7 +12,8 @@ namespace monoidreduce::sm90 {
 // largest weights leave of its range is 2^-40.
 inline constexpr float kBitsAboveFrame = 15;
 
-// The weights of a row's elements in its frame, in units of log 2; one of the two for each score.
+// The weights of a row's elements in its frame, in units of log 2; one of the two for each score. Rows are in the order in
+// which they are computed (row_order.cuh).
 template <int kScores>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
@@ -49,9 +50,9 @@ struct KeepingEpilogue {
       for (int r = 0; r < 2; ++r) {
         const R frame = fold.m.softmax.origin(frame_of(fold.m.frame_of(work.state[r]), n));
         frames[n][r] = frame - R(kBitsAboveFrame);
-        const int row = row0 + fragment_row(r);
-        if (threadIdx.x % kLanesOfRow == 0 && row < fold.row_count)
-          kept.frames[n][std::int64_t{row} * kept.tiles() + column0 / kept.tile_columns] = frames[n][r].x;
+        const int place = row0 + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kept.tile_columns] = frames[n][r].x;
       }
     }
 #pragma unroll
@@ -90,12 +91,8 @@ struct KeepingEpilogue {
 template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                   const KeptWeights<M::kScores>& kept, const Launch& launch) {
-  const FoldEpilogue<M, Scores, Rows> fold{m,
-                                           scores,
-                                           rows,
-                                           static_cast<int>(p.rows()),
-                                           static_cast<int>(p.columns()),
-                                           static_cast<typename M::State*>(partial)};
+  const FoldEpilogue<M, Scores, Rows> fold{
+      m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
   TensorView weights[M::kScores];
   for (int n = 0; n < M::kScores; ++n) {
     weights[n] = p.a;

@@ -46,6 +46,18 @@ struct TileSchedule {
     return group;
   }
   MR_HD int groups() const { return row_blocks == 0 ? 0 : group_of(row_blocks - 1).index + 1; }
+  // The same of other rows.
+  MR_HD TileSchedule with_row_blocks(int blocks) const { return {clusters, blocks, column_tiles, most}; }
+  // The most groups that these row blocks make, or fewer: with fewer there may be more groups.
+  MR_HD int most_groups() const {
+    const int whole = with_row_blocks(most).count(0);
+    int left = 0;
+    for (int blocks = 1; blocks < whole && blocks <= row_blocks; ++blocks) {
+      const int groups = with_row_blocks(blocks).groups();
+      left = left < groups ? groups : left;
+    }
+    return row_blocks / whole + left;
+  }
 };
 
 }  // namespace monoidreduce

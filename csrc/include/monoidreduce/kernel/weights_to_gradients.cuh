@@ -20,9 +20,10 @@ struct RowTerms {
   int label = -1;
 };
 
-// Rows: active(row), else its gradients are 0; terms(row). A block a row.
+// Rows: active(row), else its gradients are 0; terms(row). A block a row; lines of weights are in the order of rows.
 template <class E, int kScores, class Rows>
 __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores> kept,
+                                            const __grid_constant__ RowOrder order,
                                             const __grid_constant__ Rows rows) {
   constexpr int kVector = 8;
   union Vector {
@@ -30,8 +31,8 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
     __half2 weights[kVector / 2];
     E gradients[kVector];
   };
-  const std::int64_t row = blockIdx.x;
-  const auto line = [&](int n) { return kept.weights[n] + row * kept.pitch; };
+  const std::int64_t place = blockIdx.x, row = order[static_cast<int>(place)];
+  const auto line = [&](int n) { return kept.weights[n] + place * kept.pitch; };
   const bool active = rows.active(row);
   const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
   for (int column = threadIdx.x * kVector; column < kept.columns; column += blockDim.x * kVector) {
@@ -42,7 +43,7 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
       const int tile = column / kept.tile_columns;
 #pragma unroll
       for (int n = 0; n < kScores; ++n) {
-        const float frame = kept.frames[n][row * kept.tiles() + tile];
+        const float frame = kept.frames[n][place * kept.tiles() + tile];
         const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
         const float factor = terms.factor[n] * exp2f((frame - high) - terms.lse[n].low.x);
         Vector in;
@@ -71,7 +72,7 @@ void weights_to_gradients(const KeptWeights<kScores>& kept, const Rows& rows, co
                           const Launch& launch) {
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, Rows>,
-                static_cast<unsigned>(p.rows()), 256, 0, launch.stream, kept, rows);
+                static_cast<unsigned>(p.rows()), 256, 0, launch.stream, kept, RowOrder(p), rows);
 }
 
 }  // namespace monoidreduce::sm90
