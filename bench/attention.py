@@ -105,6 +105,7 @@ def case(
     softcap: float | None = None,
     bias: bool = False,
     target: float | None = None,
+    tf32: bool = False,
 ) -> Case:
     """Self-attention of L tokens.
 
@@ -124,7 +125,10 @@ def case(
 
     theirs = torch_attention(L, causal, window, softcap)
     contenders = {"monoidreduce": own, "torch": theirs}
-    if device.type == "cuda" and dtype != torch.float32:
+    if tf32:
+        contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
+        contenders["math"] = through(SDPBackend.MATH, theirs)
+    elif device.type == "cuda" and dtype != torch.float32:
         if softcap is None:
             contenders["cuDNN"] = through(SDPBackend.CUDNN_ATTENTION, theirs)
         if window is None and softcap is None and not bias:
@@ -147,11 +151,12 @@ def case(
         contenders=contenders,
         flops={"forward": 2 * products, "backward": 4 * products, "total": 6 * products},
         targets={} if target is None else {"forward": target, "backward": target},
+        tf32=tf32,
     )
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """Full and causal, in float32 and bfloat16; on a GPU 16k tokens of model width 2048, and the options."""
+    """Full and causal, in float32 and bfloat16; on a GPU 16k tokens of model width 2048, options and tf32."""
     target = 1.0 if device.type == "cpu" and not quick else None
     both = (torch.float32, torch.bfloat16)
     options: list[dict[str, Any]] = [
@@ -173,6 +178,11 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         ]
         long = {"B": 2, "H": 16, "L": 8192, "d": 128}
         with_options = [case(torch.bfloat16, device, **long, **option) for option in options]
+        with_options += [
+            case(torch.float32, device, B=2, H=2048 // d, L=4096, d=d, causal=causal, tf32=True)
+            for d in (64, 128)
+            for causal in (False, True)
+        ]
     else:
         sizes = [(dtype, {"B": 1, "H": 8, "L": 2048, "d": 64}) for dtype in both]
         with_options = []

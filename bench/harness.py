@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -74,6 +75,7 @@ class Case:
         what is not installed fails alone.
     flops: by phase, of the matrix products in the definition, recomputation not counted.
     targets: by phase, what torch's median time over monoidreduce's must reach.
+    tf32: may products of float32 be rounded to tf32, which has as many bits as float16.
     """
 
     op: str
@@ -86,6 +88,17 @@ class Case:
     contenders: dict[str, Contender]
     flops: dict[str, float]
     targets: dict[str, float]
+    tf32: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The dtype's name, or "tf32"."""
+        return "tf32" if self.tf32 else dtype_name(self.dtype)
+
+    @property
+    def agreement(self) -> float:
+        """What the results of contenders may differ by."""
+        return AGREEMENT[torch.float16 if self.tf32 else self.dtype]
 
     def drawn(self) -> tuple[tuple[Tensor, ...], Tensor]:
         """The inputs and a random upstream gradient, the same at every call."""
@@ -103,12 +116,23 @@ class Case:
         return {name: problem(contender) for name, contender in self.contenders.items()}
 
     def __str__(self) -> str:
-        return f"{self.op} {self.parameters} {dtype_name(self.dtype)}"
+        return f"{self.op} {self.parameters} {self.precision}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """As in "float32"."""
     return str(dtype).removeprefix("torch.")
+
+
+@contextmanager
+def tf32_allowed(allowed: bool) -> Iterator[None]:
+    """Within it torch may round the factors of float32 products on a GPU to tf32, or may not."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class Stopwatch:
@@ -192,13 +216,18 @@ def time_case(case: Case, seconds: float) -> dict[str, Any]:
     One that is not installed, cannot run the case or has other results than torch is not timed: the row says
     why. Raises RuntimeError where it is one of ours.
     """
+    with tf32_allowed(case.tf32):
+        return _time_case(case, seconds)
+
+
+def _time_case(case: Case, seconds: float) -> dict[str, Any]:
     watch = Stopwatch(case.device)
     problems = case.problems()
     expected = run_once(problems["torch"], watch)[1]
 
     def agree(problem: Problem) -> float:
         found = differences(run_once(problem, watch)[1], expected)
-        if not all(value <= AGREEMENT[case.dtype] for value in found):  # a NaN is wrong too
+        if not all(value <= case.agreement for value in found):  # a NaN is wrong too
             raise ValueError(
                 f"its results differ from torch's by {', '.join(f'{value:.1e}' for value in found)}"
             )
@@ -226,7 +255,7 @@ def time_case(case: Case, seconds: float) -> dict[str, Any]:
         }
     row = {
         "op": case.op,
-        "dtype": dtype_name(case.dtype),
+        "dtype": case.precision,
         "parameters": case.parameters,
         "rounds": rounds,
         "difference": agreement,

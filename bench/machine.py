@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import monoidreduce as mr
-from bench.harness import Stopwatch, dtype_name
+from bench.harness import Stopwatch, dtype_name, tf32_allowed
 
 # What the contenders that are no part of torch come from, and what their speed depends on.
 PEERS = (
@@ -97,16 +97,19 @@ def _commit() -> str:
 
 def environment(device: torch.device, command: str) -> dict[str, Any]:
     """What a result means nothing without."""
+    products = {
+        dtype_name(dtype): round(product_gflops(device, dtype)) for dtype in (torch.float32, torch.bfloat16)
+    }
+    if device.type == "cuda":
+        with tf32_allowed(True):
+            products["tf32"] = round(product_gflops(device, torch.float32))
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "driver": _driver(device),
         "threads": torch.get_num_threads(),
         "cpu_isa": mr.backend_info()["cpu"]["isa"],
         "load_average": round(os.getloadavg()[0], 2),
-        "product_gflops": {
-            dtype_name(dtype): round(product_gflops(device, dtype))
-            for dtype in (torch.float32, torch.bfloat16)
-        },
+        "product_gflops": products,
         "copy_gbytes": round(copy_gbytes(device), 1),
         "monoidreduce": mr.__version__,
         "torch": torch.__version__,

@@ -13,7 +13,14 @@ from bench.harness import Case
 
 
 def case(
-    dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: int, target: float | None = None
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    B: int,
+    K: int,
+    d: int,
+    target: float | None = None,
+    tf32: bool = False,
 ) -> Case:
     """B rows of width d through K hidden units with tanh-GELU."""
     products = 4 * B * K * d  # FLOPs of both layers
@@ -39,16 +46,19 @@ def case(
         contenders=contenders,
         flops={"forward": products, "backward": 2 * products, "total": 3 * products},
         targets={} if target is None else {"total": target},
+        tf32=tf32,
     )
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16; a GPU has more rows and units."""
+    """In float32 and bfloat16, on a GPU in bfloat16 and tf32; it has more rows and units."""
     if quick:
         return [case(dtype, device, B=256, K=512, d=64) for dtype in (torch.float32, torch.bfloat16)]
     if device.type == "cuda":
         sizes = [(16384, 64), (16384, 128), (16384, 256), (2048, 512), (4096, 1024), (16384, 4096)]
-        return [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes]
+        return [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes] + [
+            case(torch.float32, device, B=16384, K=16384, d=width, tf32=True) for width in (64, 128)
+        ]
     return [
         case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in (torch.float32, torch.bfloat16)
     ]

@@ -16,6 +16,7 @@ def attention_forward(
     softcap: float,
     left: int,
     right: int,
+    tf32: bool = False,
     threads: int,
     stream: int,
 ) -> None: ...
@@ -39,6 +40,7 @@ def attention_backward(
     softcap: float,
     left: int,
     right: int,
+    tf32: bool = False,
     deterministic: bool,
     threads: int,
     stream: int,
@@ -158,6 +160,7 @@ def mlp_forward(
     out: Tensor,
     *,
     activation: int,
+    tf32: bool = False,
     threads: int,
     stream: int,
 ) -> None: ...
@@ -173,6 +176,7 @@ def mlp_backward(
     dbias1: Tensor | None,
     *,
     activation: int,
+    tf32: bool = False,
     deterministic: bool,
     threads: int,
     stream: int,
@@ -237,6 +241,7 @@ def attention_forward_tier(
     softcap: float,
     left: int,
     right: int,
+    tf32: bool,
 ) -> tuple[str, str, int, bool]: ...
 def attention_backward_tier(
     grad_out: Tensor | None,
@@ -249,14 +254,29 @@ def attention_backward_tier(
     softcap: float,
     left: int,
     right: int,
+    tf32: bool,
     sums_bias_gradient: bool,
     deterministic: bool,
 ) -> tuple[str, str, int, bool]: ...
 def mlp_forward_tier(
-    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, workspace: int, deterministic: bool
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    *,
+    workspace: int,
+    tf32: bool,
+    deterministic: bool,
 ) -> tuple[str, str, bool, tuple[int, int]]: ...
 def mlp_backward_tier(
-    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, *, workspace: int, deterministic: bool
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    *,
+    workspace: int,
+    tf32: bool,
+    deterministic: bool,
 ) -> tuple[str, str, bool, tuple[int, int]]: ...
 def cross_entropy_forward_tier(
     x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, *, logit_scale: float

@@ -217,7 +217,11 @@ def _tiers(
         x = x.reshape(-1, x.shape[-1])
         bias1 = options.get("bias1")
         bias1 = None if bias1 is None else bias1.to(dtype)
-        mode: dict[str, Any] = {"workspace": get_workspace(), "deterministic": deterministic}
+        mode: dict[str, Any] = {
+            "workspace": get_workspace(),
+            "tf32": ops.allows_tf32(x),
+            "deterministic": deterministic,
+        }
         forward, backward = (
             tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
         )
@@ -277,6 +281,7 @@ def _tiers(
         "softcap": functional.softcap_value(options.get("softcap")),
         "left": left,
         "right": right,
+        "tf32": ops.allows_tf32(q),
     }
     grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
     forward = _C.attention_forward_tier(q, k, v, bias, **numbers)

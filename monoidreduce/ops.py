@@ -52,6 +52,7 @@ HOPPER = "sm90"
 
 _BELOW_AUTOGRAD = torch._C._after_ADInplaceOrView_keyset
 _BACKENDS = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+_fp32_precision: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
@@ -59,6 +60,18 @@ _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def allows_tf32(x: Tensor) -> bool:
+    """Whether torch would let a GPU round x to tf32, as the factor of a matrix product.
+
+    Since torch 2.9 this is asked in another way, and what was asked before raises where it was set so.
+    """
+    if x.dtype != torch.float32 or not x.is_cuda:
+        return False
+    if _fp32_precision is None:
+        return bool(torch._C._get_cublas_allow_tf32())
+    return bool(_fp32_precision("cuda", "matmul") == "tf32")
 
 
 def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -161,7 +174,7 @@ def _unreduced(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: 
     return grad.expand(tokens.shape)
 
 
-def _launch(on: Tensor) -> dict[str, int]:
+def _launch(on: Tensor) -> dict[str, Any]:
     # What torch.cuda.current_stream(device).cuda_stream says, 40 times as fast.
     stream = torch._C._cuda_getCurrentRawStream(on.device.index) if on.is_cuda else 0
     return {"threads": torch.get_num_threads(), "stream": stream}
@@ -338,7 +351,13 @@ def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
 def _attention_options(
     q: Tensor, scale: float | None, softcap: float, left: int, right: int
 ) -> dict[str, Any]:
-    return {"scale": score_scale(q, scale), "softcap": softcap, "left": left, "right": right}
+    return {
+        "scale": score_scale(q, scale),
+        "softcap": softcap,
+        "left": left,
+        "right": right,
+        "tf32": allows_tf32(q),
+    }
 
 
 def _attention_results(
@@ -921,11 +940,12 @@ def _mlp(
 ) -> Tensor:
     out = _mlp_result(x, w1, w2)
     options: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), **_launch(x)}
+    tf32 = allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         deterministic = torch.are_deterministic_algorithms_enabled()
         tier, _, _, part = _C.mlp_forward_tier(
-            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic
+            x, w1, w2, bias1, workspace=workspace, tf32=tf32, deterministic=deterministic
         )
         if tier != SIMT:
             x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
@@ -936,7 +956,7 @@ def _mlp(
 
             multiply_hidden(store, part[0], x, w2, bias2, out)
             return out
-    _C.mlp_forward(x, w1, w2, bias1, bias2, out, **options)
+    _C.mlp_forward(x, w1, w2, bias1, bias2, out, tf32=tf32, **options)
     return out
 
 
@@ -954,11 +974,11 @@ def _mlp_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     options: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), **_launch(x)}
     gradients: list[Tensor | None]
-    tier, adds_rows, part = SIMT, True, (0, 0)
+    tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         tier, _, adds_rows, part = _C.mlp_backward_tier(
-            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic
+            x, w1, w2, bias1, workspace=workspace, tf32=tf32, deterministic=deterministic
         )
     if tier != SIMT:
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
@@ -978,7 +998,9 @@ def _mlp_backward(
         else:
             gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(_bias_gradient(bias1, needed[3]))
-        _C.mlp_backward(grad_out, x, w1, w2, bias1, *gradients, deterministic=deterministic, **options)
+        _C.mlp_backward(
+            grad_out, x, w1, w2, bias1, *gradients, tf32=tf32, deterministic=deterministic, **options
+        )
     computed = zip((*gradients, dbias2), (x, w1, w2, bias1, bias2), strict=True)
     return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,21 @@ def test_wrong_results_are_not_timed(wrong: float) -> None:
     case, _ = made_up_case(wrong)
     with pytest.raises(RuntimeError, match=r"product.*monoidreduce: ValueError: its results differ"):
         time_case(case, seconds=0.0)
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_tf32_is_allowed_for_its_cases_alone(tf32: bool) -> None:
+    case, _ = made_up_case(wrong=1e-3 if tf32 else 0.0)
+    allowed: set[bool] = set()
+
+    def seen(x: Tensor, constant: Tensor) -> Tensor:
+        allowed.add(torch.backends.cuda.matmul.allow_tf32)
+        return x * constant
+
+    case.contenders["seen"] = seen
+    row = time_case(replace(case, tf32=tf32), seconds=0.0)
+    assert row["dtype"] == ("tf32" if tf32 else "float32")
+    assert allowed == {tf32} and not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_a_peer_that_fails_is_reported_and_the_others_are_timed() -> None:

@@ -20,9 +20,9 @@ using namespace pybind11::literals;
 
 template <class Arguments>
 void run(void (*op)(const Arguments&, const Launch&), const Arguments& arguments, int threads,
-         std::uintptr_t stream, bool deterministic = false) {
+         std::uintptr_t stream, bool deterministic = false, bool tf32 = false) {
   const py::gil_scoped_release release;
-  op(arguments, {threads, reinterpret_cast<void*>(stream), deterministic});
+  op(arguments, {threads, reinterpret_cast<void*>(stream), deterministic, tf32});
 }
 
 // Losses of tokens, and if reduced is present, what is left of them.
@@ -61,7 +61,8 @@ void define_attention(py::module_& m) {
       "attention_forward",
       [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
          Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"scratch"> scratch, double scale,
-         double softcap, std::int64_t left, std::int64_t right, int threads, std::uintptr_t stream) {
+         double softcap, std::int64_t left, std::int64_t right, bool tf32, int threads,
+         std::uintptr_t stream) {
         run(attention_forward,
             {.q = q,
              .k = k,
@@ -72,17 +73,17 @@ void define_attention(py::module_& m) {
              .lse_low = lse_low,
              .scratch = scratch,
              .options = {scale, softcap, left, right}},
-            threads, stream);
+            threads, stream, false, tf32);
       },
       "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a, "scale"_a,
-      "softcap"_a, "left"_a, "right"_a, "threads"_a, "stream"_a);
+      "softcap"_a, "left"_a, "right"_a, "tf32"_a = false, "threads"_a, "stream"_a);
   m.def(
       "attention_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
          Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
          Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"scratch"> scratch,
-         double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
-         std::uintptr_t stream) {
+         double scale, double softcap, std::int64_t left, std::int64_t right, bool tf32, bool deterministic,
+         int threads, std::uintptr_t stream) {
         run(attention_backward,
             {.grad_out = grad_out,
              .grad_lse = grad_lse,
@@ -99,11 +100,11 @@ void define_attention(py::module_& m) {
              .d_bias = dbias,
              .scratch = scratch,
              .options = {scale, softcap, left, right}},
-            threads, stream, deterministic);
+            threads, stream, deterministic, tf32);
       },
       "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "dq"_a,
       "dk"_a, "dv"_a, "dbias"_a, py::kw_only(), "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a,
-      "deterministic"_a, "threads"_a, "stream"_a);
+      "tf32"_a = false, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 // (tier, reason, elements of scratch) of a call.
@@ -114,17 +115,17 @@ void define_tiers(py::module_& m) {
   m.def(
       "attention_forward_tier",
       [tuple](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, double scale, double softcap,
-              std::int64_t left, std::int64_t right) {
+              std::int64_t left, std::int64_t right, bool tf32) {
         AttentionForward x;
         x.q = q, x.k = k, x.v = v, x.bias = bias, x.options = {scale, softcap, left, right};
-        return tuple(attention_forward_tier(x, {}));
+        return tuple(attention_forward_tier(x, {.tf32 = tf32}));
       },
-      "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a);
+      "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a, "tf32"_a);
   m.def(
       "attention_backward_tier",
       [tuple](Tensor<"grad_out"> grad_out, Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias,
-              double scale, double softcap, std::int64_t left, std::int64_t right, bool sums_bias_gradient,
-              bool deterministic) {
+              double scale, double softcap, std::int64_t left, std::int64_t right, bool tf32,
+              bool sums_bias_gradient, bool deterministic) {
         AttentionBackward x;
         x.grad_out = grad_out, x.q = q, x.k = k, x.v = v, x.bias = bias;
         if (sums_bias_gradient) {  // only this is asked of it
@@ -132,10 +133,10 @@ void define_tiers(py::module_& m) {
           for (std::int64_t& stride : x.d_bias.stride) stride = 0;
         }
         x.options = {scale, softcap, left, right};
-        return tuple(attention_backward_tier(x, {1, nullptr, deterministic}));
+        return tuple(attention_backward_tier(x, {1, nullptr, deterministic, tf32}));
       },
       "grad_out"_a, "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a,
-      "sums_bias_gradient"_a, "deterministic"_a);
+      "tf32"_a, "sums_bias_gradient"_a, "deterministic"_a);
 }
 
 // (tier, reason, does it add to the rows' gradient, (rows, hidden units) of a part).
@@ -147,21 +148,21 @@ void define_mlp_tiers(py::module_& m) {
   m.def(
       "mlp_forward_tier",
       [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
-              bool deterministic) {
+              bool tf32, bool deterministic) {
         MlpForward call;
         call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
-        return tuple(mlp_forward_tier(call, {1, nullptr, deterministic}));
+        return tuple(mlp_forward_tier(call, {1, nullptr, deterministic, tf32}));
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "deterministic"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "tf32"_a, "deterministic"_a);
   m.def(
       "mlp_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
-              bool deterministic) {
+              bool tf32, bool deterministic) {
         MlpBackward call;
         call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
-        return tuple(mlp_backward_tier(call, {1, nullptr, deterministic}));
+        return tuple(mlp_backward_tier(call, {1, nullptr, deterministic, tf32}));
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "deterministic"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "tf32"_a, "deterministic"_a);
 }
 
 void define_loss_tiers(py::module_& m) {
@@ -439,7 +440,7 @@ void define_mlp(py::module_& m) {
   m.def(
       "mlp_forward",
       [](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, Tensor<"bias2"> bias2,
-         Tensor<"out"> out, int activation, int threads, std::uintptr_t stream) {
+         Tensor<"out"> out, int activation, bool tf32, int threads, std::uintptr_t stream) {
         run(mlp_forward,
             {.x = x,
              .w1 = w1,
@@ -448,15 +449,15 @@ void define_mlp(py::module_& m) {
              .bias2 = bias2,
              .out = out,
              .activation = static_cast<ActivationKind>(activation)},
-            threads, stream);
+            threads, stream, false, tf32);
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, py::kw_only(), "activation"_a, "threads"_a,
-      "stream"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, py::kw_only(), "activation"_a, "tf32"_a = false,
+      "threads"_a, "stream"_a);
   m.def(
       "mlp_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
          Tensor<"dx"> dx, Tensor<"dw1"> dw1, Tensor<"dw2"> dw2, Tensor<"dbias1"> dbias1, int activation,
-         bool deterministic, int threads, std::uintptr_t stream) {
+         bool tf32, bool deterministic, int threads, std::uintptr_t stream) {
         run(mlp_backward,
             {.grad_out = grad_out,
              .x = x,
@@ -468,10 +469,10 @@ void define_mlp(py::module_& m) {
              .d_w2 = dw2,
              .d_bias1 = dbias1,
              .activation = static_cast<ActivationKind>(activation)},
-            threads, stream, deterministic);
+            threads, stream, deterministic, tf32);
       },
       "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "dx"_a, "dw1"_a, "dw2"_a, "dbias1"_a, py::kw_only(),
-      "activation"_a, "deterministic"_a, "threads"_a, "stream"_a);
+      "activation"_a, "tf32"_a = false, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 void define_mlp_parts(py::module_& m) {

@@ -10,9 +10,9 @@
 #include "tier.h"
 
 namespace monoidreduce::cuda {
-Tier attention_forward_tier(const AttentionForward& x, const Launch&) {
+Tier attention_forward_tier(const AttentionForward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
-  Tier tier = fastest_tier(problem, kWidestForward);
+  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_forward(problem, false), .sm90 = 256}, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) {
       if (const auto packing = sm90::few_rows(problem)) {
@@ -37,7 +37,7 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
     obstacles.sm90 = "there is a bias of scores, and a width is more than 128";
   if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias))
     obstacles.sm90 = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
-  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, obstacles);
+  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   tier.scratch =
       tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr).size;

@@ -38,8 +38,8 @@ void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run r
   run(SoftcappedScores<Bits>(p.score, kLog2E));
 }
 
-// A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits do
-// not need it.
+// A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits, or in
+// tf32, do not need it.
 struct AttentionRows {
   float *lse, *lse_low;  // [rows], natural logarithm
   __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
@@ -59,11 +59,11 @@ struct RepairedRows {
 };
 
 // run(E{}, scores, problem, rows) folds with a tier's kernel.
-template <Biases kBiases, class Run>
+template <Biases kBiases, class Elements = Halves, class Run>
 void attention_forward_passes(const AttentionForward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
   float *const lse = data<float>(x.lse), *const lse_low = data<float>(x.lse_low);
-  with_element(x.q.dtype, [&](auto element) {
+  Elements::with(x.q.dtype, [&](auto element) {
     with_attention_scores<kBiases, decltype(element)>(
         problem, {}, [&](const auto& scores) { run(element, scores, problem, AttentionRows{lse, lse_low}); });
   });
@@ -105,13 +105,13 @@ struct RepairedGradientRows {
 };
 
 // run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
-template <Biases kBiases, class Run>
+template <Biases kBiases, class Elements = Halves, class Run>
 void attention_backward_passes(const AttentionBackward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
   const BackwardScratch scratch(x, data<float>(x.scratch));
   const float scale = static_cast<float>(x.options.scale);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
-  with_element(x.q.dtype, [&](auto element) {
+  Elements::with(x.q.dtype, [&](auto element) {
     prepare_rows<decltype(element)>(
         {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)}, scratch.residuals,
         scratch.marks, launch);

@@ -15,4 +15,19 @@ void with_element(DType dtype, Run run) {
   run(__half{});
 }
 
+// The element types of a tier's kernels: with(dtype, run) calls run(E{}).
+struct Halves {
+  template <class Run>
+  static void with(DType dtype, Run run) {
+    with_element(dtype, run);
+  }
+};
+struct HalvesAndFloat {  // products of floats are products in tf32
+  template <class Run>
+  static void with(DType dtype, Run run) {
+    if (dtype == DType::kFloat32) return run(float{});
+    with_element(dtype, run);
+  }
+};
+
 }  // namespace monoidreduce::cuda

@@ -15,7 +15,7 @@ namespace {
 Tier fused_tier(const MlpBackward& x, const Launch& launch) {
   const FoldProblem problem = mlp_problem(x);
   Tier tier = fastest_tier(
-      problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256},
+      problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch,
       {.both = mlp_obstacle(x), .sm80 = launch.deterministic ? "the deterministic mode is asked for" : ""});
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   return tier;

@@ -11,19 +11,21 @@ namespace monoidreduce::cuda {
 namespace {
 
 // Of the kernels that store no hidden value.
-Tier fused_tier(const MlpForward& x) {
-  return fastest_tier(mlp_problem(x), kWidestForward, {.both = mlp_obstacle(x)});
+Tier fused_tier(const MlpForward& x, const Launch& launch) {
+  const FoldProblem problem = mlp_problem(x);
+  return fastest_tier(problem, {.sm80 = widest_sm80_forward(problem, true), .sm90 = 256}, launch,
+                      {.both = mlp_obstacle(x)});
 }
 
 }  // namespace
 
 Tier mlp_forward_tier(const MlpForward& x, const Launch& launch) {
-  const Tier fused = fused_tier(x);
+  const Tier fused = fused_tier(x, launch);
   return fused.name == kSimt ? mlp_forward_parts(fused, mlp_problem(x), x.workspace, launch) : fused;
 }
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
-  const Tier tier = fused_tier(x);
+  const Tier tier = fused_tier(x, launch);
   if (tier.name == kSm80) sm80::mlp_forward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::mlp_forward(x, launch);

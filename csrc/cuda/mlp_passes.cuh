@@ -36,9 +36,9 @@ struct MlpRows {
 };
 
 // Calls run(E{}, monoid, scores) with those of the call.
-template <class Arguments, class Run>
+template <class Elements = Halves, class Arguments, class Run>
 void with_mlp_monoid(const Arguments& x, Run run) {
-  with_element(x.x.dtype, [&](auto element) {
+  Elements::with(x.x.dtype, [&](auto element) {
     with_activation(x.activation, [&](auto activation) {
       using E = decltype(element);
       using R = Fast<E>;
@@ -50,9 +50,9 @@ void with_mlp_monoid(const Arguments& x, Run run) {
 }
 
 // run(E{}, monoid, scores, problem, rows, out) folds with a tier's kernel.
-template <class Run>
+template <class Elements = Halves, class Run>
 void mlp_forward_pass(const MlpForward& x, Run run) {
-  with_mlp_monoid(x, [&](auto element, const auto& monoid, const auto& scores) {
+  with_mlp_monoid<Elements>(x, [&](auto element, const auto& monoid, const auto& scores) {
     using E = decltype(element);
     const MlpRows<E> rows{data<const E>(x.bias2), x.bias2.stride[0], static_cast<int>(x.w2.size[0])};
     run(element, monoid, scores, mlp_problem(x), rows, as_rows(x.out));
@@ -60,14 +60,14 @@ void mlp_forward_pass(const MlpForward& x, Run run) {
 }
 
 // run(E{}, monoid, scores, problem, wanted) is a tier's backward fold.
-template <class Run>
+template <class Elements = Halves, class Run>
 void mlp_backward_pass(const MlpBackward& x, Run run) {
   const FoldGradients wanted{.grad_out = as_rows(x.grad_out),
                              .d_a = as_rows(x.d_x),
                              .d_b = as_rows(x.d_w1),
                              .d_payload = as_rows(transposed(x.d_w2)),
                              .d_bias = x.d_bias1};
-  with_mlp_monoid(x, [&](auto element, const auto& monoid, const auto& scores) {
+  with_mlp_monoid<Elements>(x, [&](auto element, const auto& monoid, const auto& scores) {
     run(element, monoid, scores, mlp_problem(x), wanted);
   });
 }

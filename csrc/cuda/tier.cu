@@ -18,11 +18,11 @@ std::string_view named_tier() {
   return named ? named : "";
 }
 
-// What keeps a fold from tensor cores of any kind.
-std::string common_obstacle(const FoldProblem& p) {
+// What keeps a fold from tensor cores of any kind. tf32: are there kernels for float32, and may they round to it.
+std::string common_obstacle(const FoldProblem& p, bool tf32 = false) {
   if (named_tier() == kSimt) return "MONOIDREDUCE_CUDA_TIER=simt";
-  if (p.a.dtype != DType::kBFloat16 && p.a.dtype != DType::kFloat16)
-    return message("the inputs are ", name(p.a.dtype), ", not bfloat16 or float16");
+  if (p.a.dtype == DType::kFloat32 && !tf32) return "the inputs are float32, not multiplied in tf32";
+  if (p.a.dtype == DType::kFloat64) return "the inputs are float64";
   if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return "there are no rows or no columns";
   if (!(p.score.scale > 0)) return message("the scale is ", p.score.scale, ", not positive");
   // Row, column and job numbers are 32-bit.
@@ -50,6 +50,7 @@ std::string sm80_obstacle(const FoldProblem& p, std::int64_t widest) {
 }
 
 std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
+  if (p.a.dtype == DType::kFloat32) return "the inputs are float32, multiplied in tf32";
   if (!kWithSm90) return "this build has no code for sm_90a";
   if (named_tier() == kSm80) return "MONOIDREDUCE_CUDA_TIER=sm80";
   const int device = p.a.cuda_device;
@@ -71,8 +72,9 @@ Tier of_tensor_cores(const std::string& not_sm90) {
 
 Tier not_tensor_cores(const std::string& obstacle) { return {kSimt, "not sm90 or sm80: " + obstacle}; }
 
-Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& obstacles) {
-  const std::string obstacle = obstacles.both.empty() ? common_obstacle(p) : obstacles.both;
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Launch& launch,
+                  const Obstacles& obstacles) {
+  const std::string obstacle = obstacles.both.empty() ? common_obstacle(p, launch.tf32) : obstacles.both;
   if (!obstacle.empty()) return not_tensor_cores(obstacle);
   std::string not_sm90 = sm90_obstacle(p, widest.sm90), not_sm80 = obstacles.sm80;
   if (not_sm90.empty()) not_sm90 = obstacles.sm90;
@@ -81,8 +83,17 @@ Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& o
   return {kSimt, message("not sm90: ", not_sm90, "; not sm80: ", not_sm80)};
 }
 
+std::int64_t widest_sm80_forward(const FoldProblem& p, bool transposed) {
+  using Memory = monoidreduce::sm80::ForwardMemory<float, sm80::FloatForwardTiles<true>::Width256>;
+  return !transposed || p.a.dtype != DType::kFloat32 || sm80::fits<Memory>(p) ? 256 : 128;
+}
+
 std::int64_t widest_sm80_backward(const FoldProblem& p) {
-  return sm80::fits<sm80::BackwardTiles<false>::Width256>(p) ? 256 : 128;
+  const auto fits = [&](auto element) {
+    using E = decltype(element);
+    return sm80::backward_fits<E, typename sm80::BackwardTiles<E, false>::Width256>(p);
+  };
+  return (p.a.dtype == DType::kFloat32 ? fits(float{}) : fits(__half{})) ? 256 : 128;
 }
 
 Tier contraction_tier(const FoldProblem& p) {

@@ -28,10 +28,12 @@ struct Obstacles {
 
 // The fastest tier that takes a fold with a payload, and what keeps it from faster ones. A bias inside a score must be one
 // of columns, as in the MLP.
-Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Obstacles& obstacles = {});
+Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Launch& launch,
+                  const Obstacles& obstacles = {});
 
-inline constexpr Widest kWidestForward{256, 256};
-// Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need.
+// Of the GPU that the tensors are on: the kernels of sm_80 differ in what shared memory they need. transposed: does the
+// payload lie with its columns adjacent.
+std::int64_t widest_sm80_forward(const FoldProblem& p, bool transposed);
 std::int64_t widest_sm80_backward(const FoldProblem& p);
 
 Tier not_tensor_cores(const std::string& obstacle);

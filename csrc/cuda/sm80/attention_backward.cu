@@ -8,13 +8,14 @@ namespace monoidreduce::cuda::sm80 {
 using namespace monoidreduce::sm80;
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  attention_backward_passes<Biases::kElements>(
+  attention_backward_passes<Biases::kElements, HalvesAndFloat>(
       x, launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
-        with_backward_tile<false, kElementBiased<decltype(scores)>>(problem, [&](auto tile) {
-          fold_backward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, wanted,
-                                                           scratch.residuals, scratch.marks, launch);
+        using E = decltype(element);
+        with_backward_tile<E, false, kElementBiased<decltype(scores)>>(problem, [&](auto tile) {
+          fold_backward<E, decltype(tile)>(LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
+                                           scratch.marks, launch);
         });
       });
 }

@@ -8,10 +8,11 @@ namespace monoidreduce::cuda::sm80 {
 using namespace monoidreduce::sm80;
 
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
-  mlp_backward_pass(
+  mlp_backward_pass<HalvesAndFloat>(
       x, [&](auto element, const auto& m, const auto& scores, const auto& problem, const auto& wanted) {
-        with_backward_tile<true, false>(problem, [&](auto tile) {
-          fold_backward<decltype(element), decltype(tile)>(m, scores, problem, wanted, {}, {}, launch);
+        using E = decltype(element);
+        with_backward_tile<E, true, false>(problem, [&](auto tile) {
+          fold_backward<E, decltype(tile)>(m, scores, problem, wanted, {}, {}, launch);
         });
       });
 }

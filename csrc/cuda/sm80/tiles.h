@@ -1,20 +1,45 @@
-// Tiles of the backward pass by width and by the shared memory that a block may have: 163 KiB on sm_80, more on sm_90 and
+// Tiles by width, and in the backward pass by the shared memory that a block may have: 163 KiB on sm_80, more on sm_90 and
 // sm_100, 99 KiB on sm_86, sm_89 and sm_120.
 #pragma once
 
 #include <algorithm>
 
 #include "monoidreduce/kernel/fold_backward_sm80.cuh"
+#include "monoidreduce/kernel/fold_forward_sm80.cuh"
 
 namespace monoidreduce::cuda::sm80 {
 
-template <class Tile>
-bool fits(const FoldProblem& p) {
-  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, p.a.cuda_device) >=
-         static_cast<int>(sizeof(monoidreduce::sm80::BackwardMemory<Tile>));
+// Of floats, which take twice the shared memory: up to 96 KiB, or 128 for a transposed payload 256 wide, whose lines are 32
+// columns. TFLOP/s on an H100, 4k tokens, full: width 64, 135, 32 columns 125; width 128, 151, 64 columns 114, one fragment
+// 118; width 256, 87, 32 columns 72.
+template <bool kTransposed>
+struct FloatForwardTiles {
+  template <int kWidth, int kColumns, int kFragments, int kStages, int kBlocks>
+  using Tile = monoidreduce::sm80::ForwardTile<kWidth, kColumns, kFragments, kStages, kBlocks, kTransposed>;
+  using Width64 = Tile<64, 64, 2, 3, 2>;
+  using Width128 = Tile<128, 32, 2, 2, 2>;
+  using Width256 = std::conditional_t<kTransposed, Tile<256, 32, 1, 2, 1>, Tile<256, 16, 1, 2, 2>>;
+};
+
+// Calls run(Tile{}) with the tile for a width.
+template <class Tiles, class Run>
+void with_forward_tile(std::int64_t width, Run run) {
+  if (width <= 64) return run(typename Tiles::Width64{});
+  if (width <= 128) return run(typename Tiles::Width128{});
+  run(typename Tiles::Width256{});
 }
 
-template <bool kTransposed, bool kBiased = false>
+template <class Memory>
+bool fits(const FoldProblem& p) {
+  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, p.a.cuda_device) >=
+         static_cast<int>(sizeof(Memory));
+}
+template <class E, class Tile>
+bool backward_fits(const FoldProblem& p) {
+  return fits<monoidreduce::sm80::BackwardMemory<E, Tile>>(p);
+}
+
+template <class E, bool kTransposed, bool kBiased = false>
 struct BackwardTiles {
   template <int kWidth, int kRows, int kColumns, int kWarps, int kStages, int kBlocks>
   using Tile =
@@ -27,15 +52,27 @@ struct BackwardTiles {
   using SmallWidth128 = Tile<128, 64, 64, 4, 1, 2>;
   using Width256 = Tile<256, 64, 64, 8, 1, 1>;
 };
+template <bool kTransposed, bool kBiased>
+struct BackwardTiles<float, kTransposed, kBiased> {
+  template <int kWidth, int kRows, int kColumns, int kWarps, int kStages, int kBlocks>
+  using Tile =
+      monoidreduce::sm80::BackwardTile<kWidth, kRows, kColumns, kWarps, kStages, kBlocks, kTransposed>;
+  // The same: width 64, 124, 32 rows 109, two stages 90; width 128, 105, 64 rows 88, the small tile 78; width 256, 59.
+  using Width64 = Tile<64, 64, 64, 4, 1, 2>;
+  using SmallWidth64 = Width64;
+  using Width128 = Tile<128, 32, 64, 4, 1, 2>;
+  using SmallWidth128 = Tile<128, 32, 32, 4, 1, 2>;
+  using Width256 = Tile<256, 32, 32, 4, 1, 1>;
+};
 
 // Calls run(Tile{}) with the tile for a problem.
-template <bool kTransposed, bool kBiased, class Run>
+template <class E, bool kTransposed, bool kBiased, class Run>
 void with_backward_tile(const FoldProblem& p, Run run) {
-  using Tiles = BackwardTiles<kTransposed, kBiased>;
+  using Tiles = BackwardTiles<E, kTransposed, kBiased>;
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  if (width <= 64 && fits<typename Tiles::Width64>(p)) return run(typename Tiles::Width64{});
+  if (width <= 64 && backward_fits<E, typename Tiles::Width64>(p)) return run(typename Tiles::Width64{});
   if (width <= 64) return run(typename Tiles::SmallWidth64{});
-  if (width <= 128 && fits<typename Tiles::Width128>(p)) return run(typename Tiles::Width128{});
+  if (width <= 128 && backward_fits<E, typename Tiles::Width128>(p)) return run(typename Tiles::Width128{});
   if (width <= 128) return run(typename Tiles::SmallWidth128{});
   run(typename Tiles::Width256{});
 }

@@ -22,6 +22,8 @@ struct Launch {
   void* stream = nullptr;  // cudaStream_t
   bool deterministic =
       false;  // no atomic adds whose order may change; the CPU engine is deterministic either way
+  bool tf32 =
+      false;  // on CUDA: may factors of float32 products be rounded to tf32, for attention and the MLP
 };
 
 struct AttentionOptions {

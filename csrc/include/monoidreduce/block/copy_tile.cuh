@@ -2,56 +2,80 @@
 #pragma once
 
 #include "monoidreduce/arch/async_copy.cuh"
+#include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/block/shared_tile.cuh"
 
 namespace monoidreduce {
 
-// A matrix of 16-bit elements, its lines dense and on 16-byte boundaries, width a multiple of 8.
+// A matrix, its lines dense and on 16-byte boundaries, width a multiple of 8. Tiles are of elements as large as E.
 struct Lines {
   char* data;
   std::int64_t stride;  // bytes
   int count, width;
 };
 
-inline constexpr int kChunkElements = 8, kChunksOfLine = kSlab / kChunkElements;
+inline constexpr int kChunkElements = 8, kChunksOfLine = kSlab / kChunkElements;  // of 16 bits
 
-// Starts copying kLines x kWidth elements from (line0, element0) on into a tile; zeros where the matrix ends.
-template <int kThreads, int kLines, int kWidth>
+// The first line of a tile that the thread loads.
+template <bool kSpread>
+__device__ __forceinline__ int tile_line() {
+  const int line = threadIdx.x / kChunksOfLine;
+  return kSpread ? line / 8 * 8 + line % 4 * 2 + line / 4 % 2 : line;
+}
+
+// Starts copying kLines x kWidth elements from (line0, element0) on into a tile; zeros where the matrix ends. kSpread: each
+// 8 lines in the order 0 4 1 5 2 6 3 7 (warp_operand.cuh).
+template <int kThreads, int kLines, int kWidth, class E = std::uint16_t, bool kSpread = false>
 __device__ __forceinline__ void load_tile(arch::SharedAddress tile, const Lines& from, int line0,
                                           int element0) {
   constexpr int kStep = kThreads / kChunksOfLine;  // lines that the block copies at once
+  constexpr int kItem = sizeof(E);
   static_assert(kLines % kStep == 0 && kStep % 8 == 0);
   const int line = threadIdx.x / kChunksOfLine, chunk = threadIdx.x % kChunksOfLine;
-  const int element = element0 + chunk * kChunkElements;
-  const char* source = from.data + (line0 + line) * from.stride + element * 2;
-  const arch::SharedAddress to = tile + place_of(line, chunk);
+  const int element = element0 + chunk * (kSlabOf<E> / kChunksOfLine);
+  const char* source = from.data + (line0 + line) * from.stride + element * kItem;
+  const arch::SharedAddress to = tile + place_of(tile_line<kSpread>(), chunk);
 #pragma unroll
   for (int n = 0; n < kLines / kStep; ++n) {
 #pragma unroll
-    for (int slab = 0; slab < kWidth / kSlab; ++slab) {
+    for (int slab = 0; slab < kWidth / kSlabOf<E>; ++slab) {
       arch::copy_async(to + (slab * kLines + n * kStep) * kLineBytes, source + slab * kLineBytes,
-                       line0 + line + n * kStep < from.count && element + slab * kSlab < from.width);
+                       line0 + line + n * kStep < from.count && element + slab * kSlabOf<E> < from.width);
     }
     source += kStep * from.stride;
   }
 }
 
+// Rounds a tile of floats to tf32: every thread the chunks that it has loaded, once they are there.
+template <int kThreads, int kLines, int kWidth, bool kSpread = false>
+__device__ __forceinline__ void round_tile(unsigned char* tile) {
+  constexpr int kStep = kThreads / kChunksOfLine;
+  unsigned char* const own = tile + place_of(tile_line<kSpread>(), threadIdx.x % kChunksOfLine);
+#pragma unroll
+  for (int n = 0; n < kLines / kStep * (kWidth / kSlabOf<float>); ++n) {
+    auto& chunk = *reinterpret_cast<uint4*>(own + n * kStep * kLineBytes);
+    chunk = {arch::round_to_tf32(__uint_as_float(chunk.x)), arch::round_to_tf32(__uint_as_float(chunk.y)),
+             arch::round_to_tf32(__uint_as_float(chunk.z)), arch::round_to_tf32(__uint_as_float(chunk.w))};
+  }
+}
+
 // Writes a tile to (line0, element0) on, as far as the matrix goes.
-template <int kThreads, int kLines, int kWidth>
+template <int kThreads, int kLines, int kWidth, class E = std::uint16_t>
 __device__ __forceinline__ void store_tile(const Lines& to, int line0, int element0,
                                            const unsigned char* tile) {
   constexpr int kStep = kThreads / kChunksOfLine;
+  constexpr int kItem = sizeof(E);
   static_assert(kLines % kStep == 0 && kStep % 8 == 0);
   const int line = threadIdx.x / kChunksOfLine, chunk = threadIdx.x % kChunksOfLine;
-  const int element = element0 + chunk * kChunkElements;
+  const int element = element0 + chunk * (kSlabOf<E> / kChunksOfLine);
   const unsigned char* const source = tile + place_of(line, chunk);
 #pragma unroll
   for (int n = 0; n < kLines / kStep; ++n) {
 #pragma unroll
-    for (int slab = 0; slab < kWidth / kSlab; ++slab) {
-      if (line0 + line + n * kStep >= to.count || element + slab * kSlab >= to.width) continue;
+    for (int slab = 0; slab < kWidth / kSlabOf<E>; ++slab) {
+      if (line0 + line + n * kStep >= to.count || element + slab * kSlabOf<E> >= to.width) continue;
       *reinterpret_cast<uint4*>(to.data + (line0 + line + n * kStep) * to.stride +
-                                (element + slab * kSlab) * 2) =
+                                (element + slab * kSlabOf<E>)*kItem) =
           *reinterpret_cast<const uint4*>(source + (slab * kLines + n * kStep) * kLineBytes);
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "monoidreduce/arch/approximate.cuh"
+#include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/arch/shared_memory.cuh"
 #include "monoidreduce/block/shared_tile.cuh"
 
@@ -18,12 +19,27 @@ __device__ __forceinline__ int fragment_row(int row_of_thread) {
 __device__ __forceinline__ constexpr int row_of_element(int i) { return i / 2 % 2; }
 __device__ __forceinline__ int fragment_column(int i) { return i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-// The fragment as the left operand of products over its columns: pairs of 16-bit elements.
-template <class E, int kSize>
-__device__ __forceinline__ void round_fragment(std::uint32_t (&operand)[kSize / 2],
+// The fragment as the left operand of products over its columns: pairs of 16-bit elements, or floats rounded to tf32.
+template <class E, int kWords, int kSize>
+__device__ __forceinline__ void round_fragment(std::uint32_t (&operand)[kWords],
                                                const float (&fragment)[kSize]) {
+  static_assert(kWords * 4 == kSize * sizeof(E));
 #pragma unroll
-  for (int i = 0; i < kSize / 2; ++i) operand[i] = arch::pack<E>(fragment[2 * i], fragment[2 * i + 1]);
+  for (int i = 0; i < kWords; ++i) {
+    if constexpr (std::is_same_v<E, float>)
+      operand[i] = arch::round_to_tf32(fragment[i]);
+    else
+      operand[i] = arch::pack<E>(fragment[2 * i], fragment[2 * i + 1]);
+  }
+}
+
+// Writes two adjacent elements to global memory.
+template <class E>
+__device__ __forceinline__ void store_pair(E* to, float first, float second) {
+  if constexpr (std::is_same_v<E, float>)
+    *reinterpret_cast<float2*>(to) = {first, second};
+  else
+    *reinterpret_cast<std::uint32_t*>(to) = arch::pack<E>(first, second);
 }
 
 // Writes a rounded fragment, kSize words, as rows [row0, row0 + 64) of a tile of kRows lines.

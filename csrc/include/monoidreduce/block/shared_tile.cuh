@@ -1,7 +1,7 @@
 // Tiles in shared memory as the copy engine writes them and the matrix products read them.
 //
-// A tile of kRows x kWidth 16-bit elements is kWidth / 64 slabs, one behind the other; a slab is kRows lines of 128
-// bytes. Within each group of 8 lines (1024 bytes, where it must start) the 16-byte chunk c of line r lies at chunk
+// A tile of kRows x kWidth elements is slabs of 128 bytes of the width, one behind the other; a slab is kRows lines of 128
+// bytes. Elements have 16 bits where nothing else is said. Within each group of 8 lines (1024 bytes, where it must start) the 16-byte chunk c of line r lies at chunk
 // c ^ (r % 8): the 128-byte swizzle, which frees both reading directions of bank conflicts.
 #pragma once
 
@@ -12,6 +12,8 @@ namespace monoidreduce {
 
 inline constexpr int kSlab = 64;        // elements of a line
 inline constexpr int kLineBytes = 128;  // of a slab
+template <class E>
+inline constexpr int kSlabOf = kLineBytes / static_cast<int>(sizeof(E));
 inline constexpr int kProductDepth = 16;
 
 // Where a chunk of 16 bytes lies in a slab, in bytes.
@@ -19,11 +21,11 @@ __host__ __device__ constexpr int place_of(int line, int chunk) {
   return line * kLineBytes + (chunk ^ (line % 8)) * 16;
 }
 
-template <int kRows, int kWidth>
+template <int kRows, int kWidth, class E = std::uint16_t>
 struct SharedTile {
-  static_assert(kRows % 8 == 0 && kWidth % kSlab == 0);
+  static_assert(kRows % 8 == 0 && kWidth % kSlabOf<E> == 0);
   static constexpr int kSlabBytes = kRows * kLineBytes;
-  static constexpr int kBytes = kSlabBytes * (kWidth / kSlab);
+  static constexpr int kBytes = kSlabBytes * (kWidth / kSlabOf<E>);
 
   unsigned char* data;
 
@@ -31,9 +33,9 @@ struct SharedTile {
   __device__ __forceinline__ void load(const arch::TensorMap& map, arch::Box at,
                                        arch::Mbarrier* arrived) const {
 #pragma unroll
-    for (int slab = 0; slab < kWidth / kSlab; ++slab) {
+    for (int slab = 0; slab < kWidth / kSlabOf<E>; ++slab) {
       arch::load(data + slab * kSlabBytes, map, at, arrived);
-      at.inner += kSlab;
+      at.inner += kSlabOf<E>;
     }
   }
 };

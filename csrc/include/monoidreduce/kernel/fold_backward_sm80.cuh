@@ -34,10 +34,10 @@ struct BackwardTile {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kStep = 16 * kWarps / 2, kFragments = kColumns / kStep;
   static constexpr int kHalfRows = kRows / 2, kHalfWidth = kWidth / 2;
-  // Of d_rows a warp makes 32 rows by kShareWidth.
+  // Of d_rows a warp makes 32 rows by kWarpWidth.
   static constexpr int kShareRows = 32, kRowGroups = kRows / kShareRows,
-                       kShareWidth = kWidth * kRowGroups / kWarps;
-  static_assert(kHalfRows % 16 == 0 && kHalfWidth % 16 == 0 && kShareWidth % 16 == 0);
+                       kWarpWidth = kWidth * kRowGroups / kWarps;
+  static_assert(kHalfRows % 16 == 0 && kHalfWidth % 16 == 0 && kWarpWidth % 16 == 0);
 };
 
 struct BackwardArguments {
@@ -50,11 +50,12 @@ struct BackwardArguments {
   FoldShape shape;
 };
 
-template <class Tile>
+template <class E, class Tile>
 struct BackwardMemory {
-  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
-  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;  // as large as that of a transposed payload
-  using WeightsTile = SharedTile<Tile::kColumns, (Tile::kRows + kSlab - 1) / kSlab * kSlab>;
+  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth, E>;
+  using ColumnsTile =
+      SharedTile<Tile::kColumns, Tile::kWidth, E>;  // as large as that of a transposed payload
+  using WeightsTile = SharedTile<Tile::kColumns, (Tile::kRows + kSlabOf<E> - 1) / kSlabOf<E> * kSlabOf<E>, E>;
 
   unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
   unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
@@ -63,11 +64,11 @@ struct BackwardMemory {
 };
 
 // Row tiles of every head of the group, one after another.
-template <bool kResiduals, class Tile>
+template <bool kResiduals, class E, class Tile>
 struct BackwardFeed {
   const BackwardArguments& p;
   const ColumnJob<Tile::kRows, Tile::kColumns>& job;
-  BackwardMemory<Tile>& memory;
+  BackwardMemory<E, Tile>& memory;
 
   __device__ __forceinline__ int steps() const { return job.tiles * p.shape.group; }
   __device__ __forceinline__ int head(int step) const {
@@ -79,10 +80,10 @@ struct BackwardFeed {
   __device__ __forceinline__ void request(int step) const {
     if (step < steps()) {
       const int stage = step % Tile::kStages, head = this->head(step), row0 = this->row0(step);
-      load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth>(arch::shared_address(memory.rows[stage]),
-                                                           p.rows.head(job.batch, head), row0, 0);
-      load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth>(arch::shared_address(memory.grad_out[stage]),
-                                                           p.grad_out.head(job.batch, head), row0, 0);
+      load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth, E>(arch::shared_address(memory.rows[stage]),
+                                                              p.rows.head(job.batch, head), row0, 0);
+      load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth, E>(arch::shared_address(memory.grad_out[stage]),
+                                                              p.grad_out.head(job.batch, head), row0, 0);
       constexpr int kFloats = 4;  // of a copy
       const int own = threadIdx.x * kFloats;
       if (kResiduals && own < Tile::kRows) {
@@ -117,14 +118,18 @@ struct BackwardWorker {
   static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns,
                        kFragments = Tile::kFragments, kHalfRows = Tile::kHalfRows,
                        kHalfWidth = Tile::kHalfWidth;
+  // What a warp makes of d_rows at a time: the words of floats leave registers for less.
+  static constexpr int kShareWidth = std::min(Tile::kWarpWidth, sizeof(E) == 4 ? 32 : 64);
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+  using Operand =
+      std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T or dz^T of half of the rows
 
   const M& m;
   const Scores& all_scores;
   const BackwardArguments& p;
   const ColumnJob<kRows, kColumns>& job;
-  BackwardMemory<Tile>& memory;
-  const BackwardFeed<kResiduals, Tile> feed{p, job, memory};
+  BackwardMemory<E, Tile>& memory;
+  const BackwardFeed<kResiduals, E, Tile> feed{p, job, memory};
   const int warp = threadIdx.x / 32, half = warp / (Tile::kWarps / 2),
             own_line = warp % (Tile::kWarps / 2) * 16;  // of every kStep columns
 
@@ -141,10 +146,10 @@ struct BackwardWorker {
   __device__ __forceinline__ void multiply_transposed(float (&product)[kFragments][kHalfRows / 2],
                                                       const unsigned char* of_columns,
                                                       const unsigned char* of_rows) const {
-    using Left = std::conditional_t<kAdjacent, RowsOfElements<kWidth>, RowsOfLines<kColumns>>;
+    using Left = std::conditional_t<kAdjacent, RowsOfElements<kWidth, E>, RowsOfLines<kColumns, E>>;
     const Left left =
         Left(arch::shared_address(of_columns)).from(kAdjacent ? 0 : own_line, kAdjacent ? own_line : 0);
-    const auto right = ColumnsOfLines<kRows>(arch::shared_address(of_rows)).from(half * kHalfRows, 0);
+    const auto right = ColumnsOfLines<kRows, E>(arch::shared_address(of_rows)).from(half * kHalfRows, 0);
     clear(product);
     multiply<E, kWidth>(
         product,
@@ -156,13 +161,12 @@ struct BackwardWorker {
 
   // sum += operand^T . rows, for the own half of the width, over the own half of the rows: the operand from registers.
   __device__ __forceinline__ void accumulate_own(float (&sum)[kFragments][kHalfWidth / 2],
-                                                 const std::uint32_t (&operand)[kFragments][kHalfRows / 4],
-                                                 const unsigned char* of_rows) const {
-    const auto right = ColumnsOfElements<kRows>(arch::shared_address(of_rows))
+                                                 const Operand& operand, const unsigned char* of_rows) const {
+    const auto right = ColumnsOfElements<kRows, E>(arch::shared_address(of_rows))
                            .from(0, half * kHalfWidth)
                            .from(half * kHalfRows, 0);
     multiply<E, kHalfRows>(
-        sum, [&](auto& words, int f, int k) { operand_of_fragment(words, operand[f], k); },
+        sum, [&](auto& words, int f, int k) { operand_of_fragment<E>(words, operand[f], k); },
         [&](auto& words, int k, int n) { right.load(words, k, n); });
   }
   // The same over the other half of the rows: the operand from shared memory.
@@ -170,21 +174,26 @@ struct BackwardWorker {
                                                    const unsigned char* operand,
                                                    const unsigned char* of_rows) const {
     const int row = (1 - half) * kHalfRows;
-    const auto left = RowsOfLines<kColumns>(arch::shared_address(operand)).from(own_line, row);
+    const auto left = RowsOfLines<kColumns, E>(arch::shared_address(operand)).from(own_line, row);
     const auto right =
-        ColumnsOfElements<kRows>(arch::shared_address(of_rows)).from(0, half * kHalfWidth).from(row, 0);
+        ColumnsOfElements<kRows, E>(arch::shared_address(of_rows)).from(0, half * kHalfWidth).from(row, 0);
     multiply<E, kHalfRows>(
         sum, [&](auto& words, int f, int k) { left.load(words, f * Tile::kStep, k); },
         [&](auto& words, int k, int n) { right.load(words, k, n); });
   }
 
-  // A share of d_rows = dz . columns, added to global memory. full: does every row of the tile keep every column.
+  // The warp's share of d_rows = dz . columns, added to global memory. full: does every row of the tile keep every column.
   __device__ __forceinline__ void add_rows(int head, int row0, bool full) const {
-    constexpr int kParts = Tile::kShareRows / 16, kShareWidth = Tile::kShareWidth;
-    const int first_row = warp % Tile::kRowGroups * Tile::kShareRows,
-              first_width = warp / Tile::kRowGroups * kShareWidth;
-    const auto left = RowsOfElements<kColumns>(arch::shared_address(memory.dz)).from(0, first_row);
-    const auto right = ColumnsOfElements<kColumns>(arch::shared_address(memory.columns)).from(0, first_width);
+#pragma unroll 1
+    for (int width = 0; width < Tile::kWarpWidth; width += kShareWidth)
+      add_share(head, row0, full, warp / Tile::kRowGroups * Tile::kWarpWidth + width);
+  }
+  __device__ __forceinline__ void add_share(int head, int row0, bool full, int first_width) const {
+    constexpr int kParts = Tile::kShareRows / 16;
+    const int first_row = warp % Tile::kRowGroups * Tile::kShareRows;
+    const auto left = RowsOfElements<kColumns, E, true>(arch::shared_address(memory.dz)).from(0, first_row);
+    const auto right =
+        ColumnsOfElements<kColumns, E>(arch::shared_address(memory.columns)).from(0, first_width);
     float share[kParts][kShareWidth / 2];
     clear(share);
     multiply<E, kColumns>(
@@ -243,7 +252,7 @@ struct BackwardWorker {
     const bool full = p.shape.keeps_all(row0, kRows, job.column0, kColumns);
     const auto& scores = all_scores.of_head(job.batch, head);
     const int own_row0 = row0 + half * kHalfRows;
-    std::uint32_t weights[kFragments][kHalfRows / 4], dz[kFragments][kHalfRows / 4];
+    Operand weights, dz;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       scores.prepare_transposed(dots[f], own_row0, column0(f));
@@ -262,8 +271,8 @@ struct BackwardWorker {
       round_fragment<E>(weights[f], dots[f]);
       round_fragment<E>(dz[f], u[f]);
       const int line = f * Tile::kStep + own_line, element = half * kHalfRows;
-      store_words<kColumns, false>(arch::shared_address(memory.weights), line, element, weights[f]);
-      store_words<kColumns, false>(arch::shared_address(memory.dz), line, element, dz[f]);
+      store_operand<E, kColumns>(arch::shared_address(memory.weights), line, element, weights[f]);
+      store_operand<E, kColumns>(arch::shared_address(memory.dz), line, element, dz[f]);
     }
     __syncthreads();
 
@@ -278,16 +287,26 @@ struct BackwardWorker {
   __device__ __forceinline__ void run() {
     clear(d_columns);
     clear(d_payload);
-    load_tile<Tile::kThreads, kColumns, kWidth>(arch::shared_address(memory.columns),
-                                                p.columns.head(job.batch, job.column_head), job.column0, 0);
+    load_tile<Tile::kThreads, kColumns, kWidth, E>(
+        arch::shared_address(memory.columns), p.columns.head(job.batch, job.column_head), job.column0, 0);
+    const Lines payload = p.payload.head(job.batch, job.column_head);
     if constexpr (Tile::kTransposed) {
-      load_tile<Tile::kThreads, kWidth, kColumns>(arch::shared_address(memory.payload),
-                                                  p.payload.head(job.batch, job.column_head), 0, job.column0);
+      load_tile<Tile::kThreads, kWidth, kColumns, E, std::is_same_v<E, float>>(
+          arch::shared_address(memory.payload), payload, 0, job.column0);
     } else {
-      load_tile<Tile::kThreads, kColumns, kWidth>(arch::shared_address(memory.payload),
-                                                  p.payload.head(job.batch, job.column_head), job.column0, 0);
+      load_tile<Tile::kThreads, kColumns, kWidth, E>(arch::shared_address(memory.payload), payload,
+                                                     job.column0, 0);
     }
     feed.request(0);
+    if constexpr (std::is_same_v<E, float>) {
+      arch::wait_copies<0>();
+      round_tile<Tile::kThreads, kColumns, kWidth>(memory.columns);
+      if constexpr (Tile::kTransposed) {
+        round_tile<Tile::kThreads, kWidth, kColumns, true>(memory.payload);
+      } else {
+        round_tile<Tile::kThreads, kColumns, kWidth>(memory.payload);
+      }
+    }
 #pragma unroll 1
     for (int step = 0; step < feed.steps(); ++step) run_tile(step);
     arch::wait_copies<0>();  // of columns that no row keeps
@@ -305,14 +324,11 @@ struct BackwardWorker {
       if (shape.partial() && first_column < shape.columns &&
           !(is_finite(d_columns[f]) && is_finite(d_payload[f])))
         p.marks.column(column_head, first_column) = 1.f;
-      std::uint32_t rounded[kHalfWidth / 4];
-      round_fragment<E>(rounded, d_columns[f]);
-      store_words<kColumns, false>(arch::shared_address(memory.columns), line, element, rounded);
-      round_fragment<E>(rounded, d_payload[f]);
+      store_result<E, kColumns, false>(arch::shared_address(memory.columns), line, element, d_columns[f]);
       if constexpr (Tile::kTransposed) {
-        store_words<kWidth, true>(arch::shared_address(memory.payload), element, line, rounded);
+        store_result<E, kWidth, true>(arch::shared_address(memory.payload), element, line, d_payload[f]);
       } else {
-        store_words<kColumns, false>(arch::shared_address(memory.payload), line, element, rounded);
+        store_result<E, kColumns, false>(arch::shared_address(memory.payload), line, element, d_payload[f]);
       }
       if (p.d_column_bias) {
         // Two halves are added to zero: the order does not matter.
@@ -326,13 +342,13 @@ struct BackwardWorker {
       }
     }
     __syncthreads();
-    store_tile<Tile::kThreads, kColumns, kWidth>(p.d_columns.head(job.batch, job.column_head), job.column0, 0,
-                                                 memory.columns);
+    store_tile<Tile::kThreads, kColumns, kWidth, E>(p.d_columns.head(job.batch, job.column_head), job.column0,
+                                                    0, memory.columns);
     const Lines d_payload_lines = p.d_payload.head(job.batch, job.column_head);
     if constexpr (Tile::kTransposed) {
-      store_tile<Tile::kThreads, kWidth, kColumns>(d_payload_lines, 0, job.column0, memory.payload);
+      store_tile<Tile::kThreads, kWidth, kColumns, E>(d_payload_lines, 0, job.column0, memory.payload);
     } else {
-      store_tile<Tile::kThreads, kColumns, kWidth>(d_payload_lines, job.column0, 0, memory.payload);
+      store_tile<Tile::kThreads, kColumns, kWidth, E>(d_payload_lines, job.column0, 0, memory.payload);
     }
   }
 };
@@ -342,7 +358,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores) {
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
-  auto& memory = *reinterpret_cast<BackwardMemory<Tile>*>(shared_bytes);
+  auto& memory = *reinterpret_cast<BackwardMemory<E, Tile>*>(shared_bytes);
   const ColumnJob<Tile::kRows, Tile::kColumns> job(p.shape, blockIdx.x);
   BackwardWorker<E, Tile, M, Scores> worker{m, scores, p, job, memory};
   worker.run();
@@ -374,7 +390,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>,
                 blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
-                sizeof(BackwardMemory<Tile>), launch.stream, arguments, m, scores);
+                sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);
 }
 
 }  // namespace monoidreduce::sm80

@@ -35,18 +35,18 @@ struct ForwardArguments {
   FoldShape shape;
 };
 
-template <class Tile>
+template <class E, class Tile>
 struct ForwardMemory {
-  unsigned char rows[SharedTile<Tile::kRows, Tile::kWidth>::kBytes];
-  unsigned char ring[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
+  unsigned char rows[SharedTile<Tile::kRows, Tile::kWidth, E>::kBytes];
+  unsigned char ring[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth, E>::kBytes];
 };
 
 // Tiles of columns and of payload, in turn: step 2 n brings the columns of tile n, step 2 n + 1 its payload.
-template <class Tile>
+template <class E, class Tile>
 struct ForwardFeed {
   const Lines columns, payload;
   const int first_tile, tiles;
-  ForwardMemory<Tile>& memory;
+  ForwardMemory<E, Tile>& memory;
 
   __device__ __forceinline__ arch::SharedAddress at(int step) const {
     return arch::shared_address(memory.ring[step % Tile::kStages]);
@@ -55,11 +55,12 @@ struct ForwardFeed {
     const int column0 = (first_tile + step / 2) * Tile::kColumns;
     if (step < 2 * tiles) {
       if (step % 2 == 0) {
-        load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth>(at(step), columns, column0, 0);
+        load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth, E>(at(step), columns, column0, 0);
       } else if constexpr (Tile::kTransposed) {
-        load_tile<Tile::kThreads, Tile::kWidth, Tile::kColumns>(at(step), payload, 0, column0);
+        load_tile<Tile::kThreads, Tile::kWidth, Tile::kColumns, E, std::is_same_v<E, float>>(
+            at(step), payload, 0, column0);
       } else {
-        load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth>(at(step), payload, column0, 0);
+        load_tile<Tile::kThreads, Tile::kColumns, Tile::kWidth, E>(at(step), payload, column0, 0);
       }
     }
     arch::commit_copies();  // also of nothing, so that groups can be counted
@@ -80,20 +81,24 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   using R = typename M::Real;
   constexpr int kWidth = Tile::kWidth, kColumns = Tile::kColumns, kFragments = Tile::kFragments;
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
-  auto& memory = *reinterpret_cast<ForwardMemory<Tile>*>(shared_bytes);
+  auto& memory = *reinterpret_cast<ForwardMemory<E, Tile>*>(shared_bytes);
   const RowJob job = RowSchedule<Tile::kRows, kColumns>{p.shape}(blockIdx.x);
   const int column_head = job.head / p.shape.group;
   const auto& scores_of = all_scores.of_head(job.batch, job.head);
-  const ForwardFeed<Tile> feed{p.columns.head(job.batch, column_head), p.payload.head(job.batch, column_head),
-                               job.first_tile, job.tiles, memory};
+  const ForwardFeed<E, Tile> feed{p.columns.head(job.batch, column_head),
+                                  p.payload.head(job.batch, column_head), job.first_tile, job.tiles, memory};
 
-  load_tile<Tile::kThreads, Tile::kRows, kWidth>(arch::shared_address(memory.rows),
-                                                 p.rows.head(job.batch, job.head), job.row0, 0);
+  load_tile<Tile::kThreads, Tile::kRows, kWidth, E>(arch::shared_address(memory.rows),
+                                                    p.rows.head(job.batch, job.head), job.row0, 0);
 #pragma unroll
   for (int step = 0; step < Tile::kStages - 1; ++step) feed.request(step);
+  if constexpr (std::is_same_v<E, float>) {
+    arch::wait_copies<Tile::kStages - 2>();
+    round_tile<Tile::kThreads, Tile::kRows, kWidth>(memory.rows);
+  }
 
   const int warp_row = threadIdx.x / 32 * 16;
-  const RowsOfLines<Tile::kRows> left(arch::shared_address(memory.rows) + warp_row * kLineBytes);
+  const RowsOfLines<Tile::kRows, E> left(arch::shared_address(memory.rows) + warp_row * kLineBytes);
   float sums[kFragments][kWidth / 2];
   clear(sums);
   typename M::State state[kFragments][2];
@@ -104,12 +109,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   for (int tile = 0; tile < job.tiles; ++tile) {
     float scores[kFragments][kColumns / 2];
     clear(scores);
-    const ColumnsOfLines<kColumns> columns(feed.receive(2 * tile));
+    const ColumnsOfLines<kColumns, E> columns(feed.receive(2 * tile));
     multiply<E, kWidth>(
         scores, [&](auto& words, int f, int k) { left.load(words, f * kFragmentRows, k); },
         [&](auto& words, int k, int n) { columns.load(words, n, k); });
 
-    std::uint32_t weights[kFragments][kColumns / 4];
+    std::uint32_t weights[kFragments][kWordsOf<E, kColumns / 2>];
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
       R scale[2];
@@ -119,10 +124,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       round_fragment<E>(weights[f], scores[f]);
     }
 
-    const std::conditional_t<Tile::kTransposed, ColumnsOfLines<kWidth>, ColumnsOfElements<kColumns>> payload(
-        feed.receive(2 * tile + 1));
+    using Payload = std::conditional_t<Tile::kTransposed, ColumnsOfFragmentLines<kWidth, E>,
+                                       ColumnsOfElements<kColumns, E>>;
+    const Payload payload(feed.receive(2 * tile + 1));
     multiply<E, kColumns>(
-        sums, [&](auto& words, int f, int k) { operand_of_fragment(words, weights[f], k); },
+        sums, [&](auto& words, int f, int k) { operand_of_fragment<E>(words, weights[f], k); },
         [&](auto& words, int k, int n) {
           payload.load(words, Tile::kTransposed ? n : k, Tile::kTransposed ? k : n);
         });
@@ -149,7 +155,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
       .shape = shape};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
-                static_cast<unsigned>(heads * row_tiles), Tile::kThreads, sizeof(ForwardMemory<Tile>),
+                static_cast<unsigned>(heads * row_tiles), Tile::kThreads, sizeof(ForwardMemory<E, Tile>),
                 launch.stream, arguments, m, scores, rows);
 }
 

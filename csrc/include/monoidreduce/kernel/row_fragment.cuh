@@ -103,15 +103,13 @@ __device__ __forceinline__ void finish_rows(const M& m, typename M::State (&stat
       E* const to = static_cast<E*>(out.data) + at;
 #pragma unroll
       for (int i = 0; i < kSize; i += 4) {
-        if (2 * i < out.width)
-          *reinterpret_cast<std::uint32_t*>(to + 2 * i) = arch::pack<E>(sums[i + 2 * r], sums[i + 2 * r + 1]);
+        if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
       }
     } else {
       float* const to = static_cast<float*>(out.data) + at;
 #pragma unroll
       for (int i = 0; i < kSize; i += 4) {
-        if (2 * i < out.width)
-          *reinterpret_cast<float2*>(to + 2 * i) = {sums[i + 2 * r], sums[i + 2 * r + 1]};
+        if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
       }
     }
   }

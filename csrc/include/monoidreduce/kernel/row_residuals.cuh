@@ -3,6 +3,7 @@
 // output. Also clears the marks.
 #pragma once
 
+#include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/math.h"
 #include "monoidreduce/operators.h"
@@ -56,6 +57,13 @@ __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from
   for (int k = 0; k < kChunk; ++k) to[k] = float(chunk.elements[k]);
 }
 
+// x as products of E see it: where a row keeps one column, <G_i, v_j> and <G_i, out_i> are to cancel.
+template <class E>
+__device__ __forceinline__ float as_factor(float x) {
+  if constexpr (std::is_same_v<E, float>) x = __uint_as_float(arch::round_to_tf32(x));
+  return x;
+}
+
 // kLanes lanes a row, kChunk elements each. A block takes consecutive rows of one head.
 template <class E, int kLanes>
 __global__ void __launch_bounds__(kPrepareThreads)
@@ -80,7 +88,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     else
       load_chunk<E>(y, static_cast<const E*>(x.out.data) + at);
 #pragma unroll
-    for (int k = 0; k < kChunk; ++k) dot += g[k] * y[k];
+    for (int k = 0; k < kChunk; ++k) dot += as_factor<E>(g[k]) * y[k];
   }
   dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
   if (lane != 0) return;
