@@ -41,6 +41,7 @@ void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run r
 // A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits, or in
 // tf32, do not need it.
 struct AttentionRows {
+  static constexpr bool kRounded = false;
   float *lse, *lse_low;  // [rows], natural logarithm
   __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
     lse[row] = right ? p.high.x * float(kLn2) : NAN;

@@ -14,6 +14,7 @@ namespace monoidreduce::cuda {
 // bias2, added to the result; nothing is kept of a row.
 template <class E>
 struct MlpRows {
+  static constexpr bool kRounded = true;
   const E* bias2;  // [payload width], or null
   std::int64_t stride;
   int width;

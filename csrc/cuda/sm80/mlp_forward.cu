@@ -10,7 +10,7 @@ using namespace monoidreduce::sm80;
 
 template <class E>
 struct Tiles {
-  using Width64 = ForwardTile<64, 64, 2, 3, 3, true>;
+  using Width64 = ForwardTile<64, 64, 2, 2, 3, true>;
   using Width128 = ForwardTile<128, 64, 2, 2, 2, true>;
   using Width256 = ForwardTile<256, 64, 1, 2, 2, true>;
 };

@@ -47,7 +47,7 @@ struct BackwardTiles {
   // TFLOP/s on an H100, full: width 64, 8k tokens, 274, the small tile 243; width 128, 16k, 310 and 273; width 256, 8k, 221,
   // and 201 with two stages of 32 rows. More columns mean fewer additions to the rows' gradients.
   using Width64 = Tile<64, kBiased ? 64 : 128, 128, 8, 2, 1>;  // a bias of scores takes registers
-  using SmallWidth64 = Tile<64, 64, 64, 4, 1, 3>;
+  using SmallWidth64 = Tile<64, 64, 64, 4, 1, kBiased ? 2 : 3>;
   using Width128 = Tile<128, 64, 128, 8, 2, 1>;
   using SmallWidth128 = Tile<128, 64, 64, 4, 1, 2>;
   using Width256 = Tile<256, 64, 64, 8, 1, 1>;

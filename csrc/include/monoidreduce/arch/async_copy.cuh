@@ -7,6 +7,13 @@
 
 namespace monoidreduce::arch {
 
+// threadIdx.x, not to be kept from an earlier use.
+__device__ __forceinline__ int thread_again() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 // 16 bytes, or as many zeros where wanted is false: then from is not read.
 __device__ __forceinline__ void copy_async(SharedAddress to, const void* from, bool wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)

@@ -16,10 +16,9 @@ struct Lines {
 
 inline constexpr int kChunkElements = 8, kChunksOfLine = kSlab / kChunkElements;  // of 16 bits
 
-// The first line of a tile that the thread loads.
+// Where a line lies in a tile.
 template <bool kSpread>
-__device__ __forceinline__ int tile_line() {
-  const int line = threadIdx.x / kChunksOfLine;
+__device__ __forceinline__ int tile_line(int line) {
   return kSpread ? line / 8 * 8 + line % 4 * 2 + line / 4 % 2 : line;
 }
 
@@ -31,10 +30,13 @@ __device__ __forceinline__ void load_tile(arch::SharedAddress tile, const Lines&
   constexpr int kStep = kThreads / kChunksOfLine;  // lines that the block copies at once
   constexpr int kItem = sizeof(E);
   static_assert(kLines % kStep == 0 && kStep % 8 == 0);
-  const int line = threadIdx.x / kChunksOfLine, chunk = threadIdx.x % kChunksOfLine;
+  // Kernels of width 128 are the shortest of registers: there nothing that follows from the thread's number is kept for
+  // the next tile.
+  const int thread = kWidth == 128 ? arch::thread_again() : static_cast<int>(threadIdx.x);
+  const int line = thread / kChunksOfLine, chunk = thread % kChunksOfLine;
   const int element = element0 + chunk * (kSlabOf<E> / kChunksOfLine);
   const char* source = from.data + (line0 + line) * from.stride + element * kItem;
-  const arch::SharedAddress to = tile + place_of(tile_line<kSpread>(), chunk);
+  const arch::SharedAddress to = tile + place_of(tile_line<kSpread>(line), chunk);
 #pragma unroll
   for (int n = 0; n < kLines / kStep; ++n) {
 #pragma unroll
@@ -50,7 +52,8 @@ __device__ __forceinline__ void load_tile(arch::SharedAddress tile, const Lines&
 template <int kThreads, int kLines, int kWidth, bool kSpread = false>
 __device__ __forceinline__ void round_tile(unsigned char* tile) {
   constexpr int kStep = kThreads / kChunksOfLine;
-  unsigned char* const own = tile + place_of(tile_line<kSpread>(), threadIdx.x % kChunksOfLine);
+  unsigned char* const own =
+      tile + place_of(tile_line<kSpread>(threadIdx.x / kChunksOfLine), threadIdx.x % kChunksOfLine);
 #pragma unroll
   for (int n = 0; n < kLines / kStep * (kWidth / kSlabOf<float>); ++n) {
     auto& chunk = *reinterpret_cast<uint4*>(own + n * kStep * kLineBytes);

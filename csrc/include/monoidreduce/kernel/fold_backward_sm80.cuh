@@ -11,6 +11,7 @@
 #pragma once
 
 #include "monoidreduce/arch/reduce_add.cuh"
+#include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/warp_operand.cuh"
 #include "monoidreduce/kernel/kept.cuh"
@@ -123,6 +124,7 @@ struct BackwardWorker {
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
   using Operand =
       std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T or dz^T of half of the rows
+  static constexpr bool kBanded = requires(const M& m) { m.absent(); };  // may a row keep some columns only
 
   const M& m;
   const Scores& all_scores;
@@ -209,7 +211,7 @@ struct BackwardWorker {
     // rows 290; without additions 345.)
     const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
-    const bool marking = shape.sieved || (!full && !shape.band.all());
+    const bool marking = kBanded && (shape.sieved || (!full && !shape.band.all()));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const float (&x)[kShareWidth / 2] = share[part];
@@ -249,7 +251,8 @@ struct BackwardWorker {
         return RowResidual<M>{};
       }
     };
-    const bool full = p.shape.keeps_all(row0, kRows, job.column0, kColumns);
+    const bool full = kBanded ? p.shape.keeps_all(row0, kRows, job.column0, kColumns)
+                              : job.column0 + kColumns <= p.shape.columns;
     const auto& scores = all_scores.of_head(job.batch, head);
     const int own_row0 = row0 + half * kHalfRows;
     Operand weights, dz;
@@ -260,11 +263,11 @@ struct BackwardWorker {
       if (!full) {
         Kept kept[2];
         find_kept_rows(kept, p.shape, own_row0, column0(f));
-        clear_fragment(kept, dots[f]);
+        if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it would clear
         clear_fragment(kept, u[f]);
       }
       scores.finish_transposed(dots[f], u[f], own_row0, column0(f));
-      if (p.d_column_bias) {
+      if (kBiasedByColumn<Scores> && p.d_column_bias) {
 #pragma unroll
         for (int i = 0; i < kHalfRows / 2; ++i) d_bias[f][row_of_element(i)] += u[f][i];
       }
@@ -330,7 +333,7 @@ struct BackwardWorker {
       } else {
         store_result<E, kColumns, false>(arch::shared_address(memory.payload), line, element, d_payload[f]);
       }
-      if (p.d_column_bias) {
+      if (kBiasedByColumn<Scores> && p.d_column_bias) {
         // Two halves are added to zero: the order does not matter.
 #pragma unroll
         for (int r = 0; r < 2; ++r) {

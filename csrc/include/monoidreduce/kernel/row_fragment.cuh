@@ -73,7 +73,7 @@ __device__ __forceinline__ float normalisation(const M& m, const typename M::Sta
 // The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: joined here.
 //
 // Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
-// output(sums), which makes of the payload's fold what is written.
+// output(sums), which makes of the payload's fold what is written; kRounded: is out always of type E.
 template <class E, PayloadMonoid M, class Job, class Rows, int kSize>
 __device__ __forceinline__ void finish_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
                                             const FoldShape& shape, const Job& job, int first,
@@ -99,7 +99,7 @@ __device__ __forceinline__ void finish_rows(const M& m, typename M::State (&stat
     if (!job.has(shape, line)) continue;
     const std::int64_t at = job.batch * out.stride[0] + job.head_of(line) * out.stride[1] +
                             job.row_of(line) * out.stride[2] + fragment_column(0);
-    if (out.rounded) {
+    if (Rows::kRounded || out.rounded) {
       E* const to = static_cast<E*>(out.data) + at;
 #pragma unroll
       for (int i = 0; i < kSize; i += 4) {
