@@ -6,6 +6,26 @@ if(MONOIDREDUCE_WITH_CUDA)
   target_compile_options(
     monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-lineinfo;-Xfatbin=-compress-all;
                                  -Xcompiler=-Wall,-Wno-unknown-pragmas>)
+  # Kernels were fitted to the registers that CUDA 13 finds for 8.0 and 9.0. Who builds otherwise is not refused a kernel
+  # that is a little slower.
+  set(other_archs ${CMAKE_CUDA_ARCHITECTURES})
+  list(FILTER other_archs EXCLUDE REGEX "^(80|90a?)(-real|-virtual)?$")
+  set(fitted OFF)
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND NOT other_archs)
+    set(fitted ON)
+  endif()
+  option(MONOIDREDUCE_PTXAS_GATE "Fail where a kernel spills registers, or its products wait for each other" ${fitted})
+  if(MONOIDREDUCE_PTXAS_GATE)
+    set(most_spilled 32) # bytes: a few values that a tile needs once
+    # A few more, once a tile or a job.
+    set_source_files_properties(
+      csrc/cuda/sm80/mlp_backward.cu csrc/cuda/sm80/mlp_forward.cu csrc/cuda/sm90/attention_forward.cu
+      csrc/cuda/sm90/mlp_forward.cu csrc/cuda/sm90/mlp_hidden.cu PROPERTIES COMPILE_DEFINITIONS MONOIDREDUCE_MAY_SPILL=48)
+    # Before any other launcher: a compiler cache repeats what the compiler printed.
+    target_compile_options(monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_gate.sh ${most_spilled}
+                                     ${CMAKE_CUDA_COMPILER_LAUNCHER})
+  endif()
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   add_library(cuda_kernels OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_CUDA_SOURCES})
