@@ -95,7 +95,7 @@ def _accumulator(of: Tensor) -> Tensor:
 
 
 def is_mapped(t: Tensor) -> bool:
-    """Do tensor-core kernels read the 16-bit tensor as it lies: rows dense, all else on 16 bytes."""
+    """Do tensor-core kernels read the tensor as it lies: rows dense, all else on 16 bytes."""
     if t.data_ptr() % 16 != 0:
         return False
     if t.is_contiguous() and t.shape[-1] % 8 == 0:
