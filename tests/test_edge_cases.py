@@ -363,9 +363,10 @@ def test_garbage_in_excluded_tokens(operator: str, dtype: torch.dtype, device: t
 
 
 @every_dtype
-def test_infinite_logits_of_cross_entropy(dtype: torch.dtype, device: torch.device) -> None:
+@pytest.mark.parametrize("width", (19, 64))
+def test_infinite_logits_of_cross_entropy(width: int, dtype: torch.dtype, device: torch.device) -> None:
     """A bias of -inf removes a class from every row; on a row's own target the loss is +inf."""
-    inputs = cross_entropy_inputs(dtype=dtype, device=device, bias=True, ignored=0.0)
+    inputs = cross_entropy_inputs(width=width, dtype=dtype, device=device, bias=True, ignored=0.0)
     inputs["target"][:] = torch.arange(257, device=device) % 60
     inputs["bias"][61:66] = -torch.inf
     results = check_operator("linear_cross_entropy", inputs, {"reduction": "none", "return_lse": True})

@@ -253,7 +253,7 @@ def test_one_hot_softmax_is_exact(dtype: torch.dtype, device: torch.device) -> N
     expected = torch.where(target == torch.arange(rows, device=device), 0.0, 1e4).to(loss.dtype)
     torch.testing.assert_close(loss, expected, rtol=2 * torch.finfo(loss.dtype).eps, atol=0)
     torch.testing.assert_close(lse, torch.full_like(lse, 1e4), rtol=2 * torch.finfo(lse.dtype).eps, atol=0)
-    upstream = integers(rows, dtype=loss.dtype, device=device, density=1.0, bound=5)
+    upstream = integers(rows, dtype=loss.dtype, device=device, density=1.0, bound=4)  # 5e4 is none of float16
     _, dweight = torch.autograd.grad(loss, (x, weight), upstream)
     signed = (F.one_hot(torch.arange(rows, device=device), 130) - F.one_hot(target, 130)).to(loss.dtype)
     expected = (1e4 * (signed * upstream[:, None]).mT @ x.detach().to(loss.dtype)).to(dtype)

@@ -316,7 +316,7 @@ struct LogitScores {
   __device__ __forceinline__ R rounded(R score) const { return score; }
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
   __device__ __forceinline__ R chain(R g, R score) const {
-    const R gate = score * R(inverse_softcap);
+    const R gate = softcap == 0.f ? R(0) : score * R(inverse_softcap);  // a score may be infinite
     return g * (R(1) - gate * gate);
   }
 };
