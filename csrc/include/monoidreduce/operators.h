@@ -59,8 +59,8 @@ struct CrossEntropyForward {
   // tier "sm90", without a bias or softcap.
   TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
   TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. kept is
-  // in this order. Absent: all are computed. Only on the tier "sm90".
+  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. x, as
+  // scale_rows gathers it, and kept are in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
   TensorView order;
   CrossEntropyOptions options;
 };
