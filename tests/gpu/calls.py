@@ -11,6 +11,8 @@ from torch import Tensor
 
 import monoidreduce as mr
 
+HALVES = (torch.bfloat16, torch.float16)
+
 
 def upstreams(specimen: Specimen, inputs: Inputs) -> list[Tensor]:
     """Random upstream gradients for the outputs of the call."""

@@ -24,6 +24,19 @@ def gpu() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+@pytest.fixture(autouse=True)
+def tier(request: pytest.FixtureRequest, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Whose kernels a file's tests are for, as its name ends: sm80's, which are asked for, or Hopper's."""
+    named = request.node.path.stem.rpartition("_")[2]
+    if named == "sm80":
+        monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", named)
+    elif named != "sm90":
+        return None
+    elif torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("not a Hopper GPU")
+    return named
+
+
 @pytest.fixture
 def deterministic() -> Iterator[None]:
     """For tests that compare bits: without it, gradients are added in any order."""

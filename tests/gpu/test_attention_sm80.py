@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits, results, upstreams
+from calls import HALVES, assert_same_bits, results, upstreams
 from specimens import Specimen, attention_inputs, name_of
 from test_attention_sm90 import (  # noqa: F401  the same tests, collected here for this tier
-    HALVES,
     OPTIONS,
     SIZES,
     biased_inputs,
@@ -28,11 +27,6 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
 from tolerance import check_operator
 
 import monoidreduce as mr
-
-
-@pytest.fixture(autouse=True)
-def sm80(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits, results, upstreams
+from calls import HALVES, assert_same_bits, results, upstreams
 from specimens import Inputs, Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
 
-HALVES = (torch.bfloat16, torch.float16)
 # Batch, heads, column heads, rows, columns, width, value width. But for one row, so many heads that rows are
-# not few (test_attention_split.py).
+# not few (test_attention_split_sm90.py).
 SIZES: dict[str, tuple[int, ...]] = {
     "one_tile": (1, 68, 68, 128, 128, 64, 64),
     "one_row": (2, 3, 3, 1, 500, 64, 64),
@@ -38,12 +37,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 5.0},
     "causal_softcap": {"causal": True, "softcap": 3.0, "scale": 0.3},
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: torch.device) -> None:
-    if torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
 
 
 def inputs_of(size: str, dtype: torch.dtype, device: torch.device) -> Inputs:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from test_cross_entropy_sm90 import (  # noqa: F401  the same tests, collected here for this tier
     EVERYTHING,
@@ -27,12 +26,6 @@ from test_cross_entropy_sm90 import (  # noqa: F401  the same tests, collected h
 from tolerance import check_operator
 
 import monoidreduce as mr
-
-
-@pytest.fixture(autouse=True)
-def tier(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
-    return "sm80"
 
 
 def test_nothing_is_kept(gpu: torch.device) -> None:

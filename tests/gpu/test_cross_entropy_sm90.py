@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits
+from calls import HALVES, assert_same_bits
 from specimens import Inputs, cross_entropy_inputs, name_of, normal
 from tolerance import check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import monoidreduce as mr
 from monoidreduce import local_gradients
 
-HALVES = (torch.bfloat16, torch.float16)
 SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
     "one_tile": (128, 256, 64),
     "one_row": (1, 3000, 256),
@@ -35,14 +34,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 5.0},
     "all": {"softcap": 8.0, "label_smoothing": 0.2, "z_loss": 1e-3, "logit_scale": 0.7},
 }
-
-
-@pytest.fixture(autouse=True)
-def tier(gpu: torch.device) -> str:
-    """Whose kernels are to run. test_cross_entropy_sm80.py has most of these tests for another."""
-    if torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
-    return "sm90"
 
 
 def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Inputs:

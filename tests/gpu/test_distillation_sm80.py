@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
 from test_distillation_sm90 import (  # noqa: F401  the same tests, collected here for this tier
     test_a_student_that_is_its_teacher,
     test_garbage_in_masked_rows,
@@ -12,9 +10,3 @@ from test_distillation_sm90 import (  # noqa: F401  the same tests, collected he
     test_the_same_bits_every_time,
     test_workspaces,
 )
-
-
-@pytest.fixture(autouse=True)
-def tier(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
-    return "sm80"

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits
+from calls import HALVES, assert_same_bits
 from specimens import Inputs, distillation_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce import local_gradients
 
-HALVES = (torch.bfloat16, torch.float16)
 LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
     "one_tile": (128, 192, 64, 64),
@@ -25,14 +24,6 @@ SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
     "odd_widths": (300, 701, 101, 44),
     "many_rows": (3000, 515, 72, 64),
 }
-
-
-@pytest.fixture(autouse=True)
-def tier(gpu: torch.device) -> str:
-    """Whose kernels are to run. test_distillation_sm80.py has most of these tests for another."""
-    if torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
-    return "sm90"
 
 
 def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Inputs:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
-from test_mlp_parts import (  # noqa: F401  the same tests, collected here for this tier
+from test_mlp_parts_sm90 import (  # noqa: F401  the same tests, collected here for this tier
     test_a_workspace_that_holds_no_tile,
     test_activations,
     test_captured_in_a_graph,
@@ -18,8 +16,3 @@ from test_mlp_parts import (  # noqa: F401  the same tests, collected here for t
     test_units_that_are_no_multiple_of_eight,
     test_views,
 )
-
-
-@pytest.fixture(autouse=True)
-def sm80(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")

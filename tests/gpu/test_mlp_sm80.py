@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from calls import HALVES
 from specimens import name_of
 from test_mlp_sm90 import (  # noqa: F401  the same tests, collected here for this tier
-    HALVES,
     SIZES,
     check,
     inputs_of,
@@ -15,11 +15,6 @@ from test_mlp_sm90 import (  # noqa: F401  the same tests, collected here for th
 )
 
 from monoidreduce.ops import ACTIVATIONS
-
-
-@pytest.fixture(autouse=True)
-def sm80(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import assert_same_bits, results, upstreams
+from calls import HALVES, assert_same_bits, results, upstreams
 from specimens import Inputs, Specimen, mlp_inputs, name_of, normal
 from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce.ops import ACTIVATIONS
 
-HALVES = (torch.bfloat16, torch.float16)
 SIZES = {  # rows, hidden, width in, width out
     "one_tile": (128, 128, 64, 64),
     "one_row": (1, 520, 64, 64),
@@ -21,12 +20,6 @@ SIZES = {  # rows, hidden, width in, width out
     "long": (700, 3000, 128, 120),
     "wide": (200, 456, 256, 200),
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: torch.device) -> None:
-    if torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
 
 
 def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device, biases: bool = False) -> Inputs:

@@ -25,12 +25,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 KEY_HEADS = 2
 
 
-@pytest.fixture(autouse=True)
-def hopper(gpu: torch.device) -> None:
-    if torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
-
-
 def inputs_of(
     group: int,
     rows: int,

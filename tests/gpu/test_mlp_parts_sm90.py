@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from calls import assert_same_bits, results, upstreams
+from calls import HALVES, assert_same_bits, results, upstreams
 from specimens import Inputs, Specimen, mlp_inputs, name_of, normal
 from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce.ops import ACTIVATIONS
 
-HALVES = (torch.bfloat16, torch.float16)
 SIZES = {  # rows, hidden, width in, width out
     "one_tile": (128, 192, 512, 512),
     "one_row": (1, 520, 264, 264),
@@ -30,12 +29,6 @@ PARTS = {  # sizes, and the bytes of a tile of hidden values and derivatives
     "units": ((700, 600, 264, 320), 4 * 192 * 700),  # the rows' gradient is the smaller one
     "rows": ((1500, 200, 320, 264), 4 * 256 * 200),
 }
-
-
-@pytest.fixture(autouse=True)
-def hopper(gpu: torch.device) -> None:
-    if torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
 
 
 def inputs_of(
