@@ -15,6 +15,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+    # What needs most of a GPU's memory comes last: beside it other tests would run out of memory.
+    items.sort(key=lambda item: "memory" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(autouse=True)
