@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from specimens import Inputs, Specimen
+from specimens import Inputs, Specimen, normal
 from tolerance import as_outputs, content
 from torch import Tensor
 
 import monoidreduce as mr
 
 HALVES = (torch.bfloat16, torch.float16)
+
+
+def scaled_mlp_inputs(
+    sizes: tuple[int, int, int, int], dtype: torch.dtype, gpu: torch.device, biases: bool = False
+) -> Inputs:
+    """x, w1, w2 and biases of (rows, hidden, width, outputs), with hidden values and outputs of unit size."""
+    rows, hidden, wide_in, wide_out = sizes
+    place = {"dtype": dtype, "device": gpu}
+    inputs = {
+        "x": normal(rows, wide_in, **place),
+        "w1": normal(hidden, wide_in, **place) / wide_in**0.5,
+        "w2": normal(wide_out, hidden, **place) / hidden**0.5,
+    }
+    if biases:
+        inputs |= {"bias1": normal(hidden, **place), "bias2": normal(wide_out, **place)}
+    return inputs
 
 
 def upstreams(specimen: Specimen, inputs: Inputs) -> list[Tensor]:

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, results, upstreams
-from specimens import Inputs, Specimen, mlp_inputs, name_of, normal
+from calls import HALVES, assert_same_bits, results, scaled_mlp_inputs, upstreams
+from specimens import Inputs, Specimen, mlp_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -31,21 +31,6 @@ PARTS = {  # sizes, and the bytes of a tile of hidden values and derivatives
 }
 
 
-def inputs_of(
-    sizes: tuple[int, int, int, int], dtype: torch.dtype, gpu: torch.device, biases: bool = False
-) -> Inputs:
-    rows, hidden, wide_in, wide_out = sizes
-    place = {"dtype": dtype, "device": gpu}
-    inputs = {
-        "x": normal(rows, wide_in, **place),
-        "w1": normal(hidden, wide_in, **place) / wide_in**0.5,
-        "w2": normal(wide_out, hidden, **place) / hidden**0.5,
-    }
-    if biases:
-        inputs |= {"bias1": normal(hidden, **place), "bias2": normal(wide_out, **place)}
-    return inputs
-
-
 def launches(inputs: Inputs, activation: str = "gelu_tanh", tier: str | None = None) -> dict[str, int]:
     """Checks a call; returns how many launches it took forward and backward, of nothing but the tier."""
     tier = tier or os.environ.get("MONOIDREDUCE_CUDA_TIER", "sm90")
@@ -62,18 +47,18 @@ def launches(inputs: Inputs, activation: str = "gelu_tanh", tier: str | None = N
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
-    assert launches(inputs_of(SIZES[size], dtype, gpu, biases)) == {"forward": 1, "backward": 1}
+    assert launches(scaled_mlp_inputs(SIZES[size], dtype, gpu, biases)) == {"forward": 1, "backward": 1}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> None:
-    launches(inputs_of(SIZES["ragged"], dtype, gpu, biases=True), activation)
+    launches(scaled_mlp_inputs(SIZES["ragged"], dtype, gpu, biases=True), activation)
 
 
 @pytest.mark.parametrize("hidden", (1, 67))
 def test_units_that_are_no_multiple_of_eight(hidden: int, gpu: torch.device) -> None:
-    launches(inputs_of((130, hidden, 320, 264), torch.bfloat16, gpu, biases=True), tier="simt")
+    launches(scaled_mlp_inputs((130, hidden, 320, 264), torch.bfloat16, gpu, biases=True), tier="simt")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -87,13 +72,13 @@ def test_several_parts(
     """A workspace of so many tiles: some parts are as large as the last, some are not."""
     sizes, tile_bytes = PARTS[of]
     with mr.workspace(tiles * tile_bytes):
-        ran = launches(inputs_of(sizes, dtype, gpu, biases=True))
+        ran = launches(scaled_mlp_inputs(sizes, dtype, gpu, biases=True))
     assert ran == {"forward": forward, "backward": backward}
 
 
 def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
     sizes, tile_bytes = PARTS["rows"]
-    inputs = inputs_of(sizes, torch.bfloat16, gpu)
+    inputs = scaled_mlp_inputs(sizes, torch.bfloat16, gpu)
     with mr.workspace(tile_bytes // 2 - 1):
         explanation = mr.explain("mlp", *inputs.values())
         launches(inputs, tier="simt")
@@ -102,19 +87,19 @@ def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
 
 
 def test_explained(gpu: torch.device) -> None:
-    inputs = inputs_of(PARTS["units"][0], torch.bfloat16, gpu)
+    inputs = scaled_mlp_inputs(PARTS["units"][0], torch.bfloat16, gpu)
     with mr.workspace(PARTS["units"][1]):
         explanation = mr.explain("mlp", *inputs.values())
     assert explanation.backward == "mlp_backward/cuda/sm90/bfloat16"
     assert explanation.deterministic and explanation.workspace == PARTS["units"][1]
     assert "parts of 700 rows and 192 hidden units" in str(explanation)
-    narrow = inputs_of((700, 600, 64, 64), torch.bfloat16, gpu)
+    narrow = scaled_mlp_inputs((700, 600, 64, 64), torch.bfloat16, gpu)
     assert mr.explain("mlp", *narrow.values()).workspace is None
 
 
 def test_views(gpu: torch.device) -> None:
     """Leading axes, transposed weights, odd pitches: copied where the copy engine cannot read them."""
-    inputs = inputs_of((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)
+    inputs = scaled_mlp_inputs((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)
     inputs["x"] = inputs["x"].reshape(3, 100, 520)
     inputs["w1"] = inputs["w1"].t().contiguous().t()
     inputs["w2"] = inputs["w2"].t().contiguous().t()
@@ -126,13 +111,13 @@ def test_views(gpu: torch.device) -> None:
 @pytest.mark.parametrize("name", ("x", "w1", "w2", "bias1", "bias2"))
 def test_some_gradients(name: str, gpu: torch.device) -> None:
     sizes, tile_bytes = PARTS["units"]
-    inputs = inputs_of(sizes, torch.bfloat16, gpu, biases=True)
+    inputs = scaled_mlp_inputs(sizes, torch.bfloat16, gpu, biases=True)
     with mr.workspace(2 * tile_bytes):
         check_operator("mlp", inputs, {"activation": "gelu"}, differentiate=[name])
 
 
 def test_non_finite_inputs(gpu: torch.device) -> None:
-    inputs = inputs_of(SIZES["ragged"], torch.bfloat16, gpu)
+    inputs = scaled_mlp_inputs(SIZES["ragged"], torch.bfloat16, gpu)
     inputs["x"][17, 3] = torch.nan
     x = inputs["x"].requires_grad_()
     out = mr.mlp(**inputs)
@@ -143,7 +128,7 @@ def test_non_finite_inputs(gpu: torch.device) -> None:
 
 
 def test_no_rows(gpu: torch.device) -> None:
-    inputs = inputs_of((0, 512, 320, 264), torch.bfloat16, gpu, biases=True)
+    inputs = scaled_mlp_inputs((0, 512, 320, 264), torch.bfloat16, gpu, biases=True)
     leaves = {name: t.requires_grad_() for name, t in inputs.items()}
     out = mr.mlp(**leaves)
     assert out.shape == (0, 264)
@@ -154,7 +139,7 @@ def test_no_rows(gpu: torch.device) -> None:
 @pytest.mark.parametrize("of", PARTS)
 def test_the_same_bits_every_time(of: str, gpu: torch.device) -> None:
     sizes, tile_bytes = PARTS[of]
-    inputs = inputs_of(sizes, torch.bfloat16, gpu, biases=True)
+    inputs = scaled_mlp_inputs(sizes, torch.bfloat16, gpu, biases=True)
     call = Specimen("mlp", "mlp", mlp_inputs)
     grads = upstreams(call, inputs)
     with mr.workspace(tile_bytes):
@@ -165,7 +150,7 @@ def test_the_same_bits_every_time(of: str, gpu: torch.device) -> None:
 
 def test_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
     with mr.workspace(PARTS["units"][1]):
-        launches(inputs_of(PARTS["units"][0], torch.bfloat16, gpu, biases=True))
+        launches(scaled_mlp_inputs(PARTS["units"][0], torch.bfloat16, gpu, biases=True))
 
 
 def test_deterministic_mode_that_torch_refuses(
@@ -173,13 +158,13 @@ def test_deterministic_mode_that_torch_refuses(
 ) -> None:
     """Without cuBLAS's own setting torch's products raise, and the SIMT kernels take the call."""
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    inputs = inputs_of(SIZES["one_tile"], torch.bfloat16, gpu)
+    inputs = scaled_mlp_inputs(SIZES["one_tile"], torch.bfloat16, gpu)
     explanation = mr.explain("mlp", *inputs.values())
     assert "/simt/" in explanation.forward and "CUBLAS_WORKSPACE_CONFIG" in str(explanation)
 
 
 def test_captured_in_a_graph(gpu: torch.device) -> None:
-    inputs = inputs_of(PARTS["units"][0], torch.bfloat16, gpu, biases=True)
+    inputs = scaled_mlp_inputs(PARTS["units"][0], torch.bfloat16, gpu, biases=True)
     leaves = {name: t.requires_grad_() for name, t in inputs.items()}
     grad = torch.randn(700, 320, dtype=torch.bfloat16, device=gpu)
 
@@ -205,7 +190,7 @@ def test_captured_in_a_graph(gpu: torch.device) -> None:
 
 def test_in_a_new_thread(gpu: torch.device) -> None:
     """In which no CUDA call was made yet, as in autograd's in the first backward pass of a process."""
-    inputs = inputs_of(SIZES["ragged"], torch.bfloat16, gpu)
+    inputs = scaled_mlp_inputs(SIZES["ragged"], torch.bfloat16, gpu)
     expected = mr.mlp(**inputs)
     with ThreadPoolExecutor(1) as pool:
         assert torch.equal(pool.submit(mr.mlp, **inputs).result(), expected)
@@ -213,7 +198,7 @@ def test_in_a_new_thread(gpu: torch.device) -> None:
 
 def test_under_autocast(gpu: torch.device) -> None:
     """float32 inputs, as of a model in training; the products are of what autocast made of them."""
-    inputs = inputs_of(SIZES["ragged"], torch.float32, gpu, biases=True)
+    inputs = scaled_mlp_inputs(SIZES["ragged"], torch.float32, gpu, biases=True)
     before = mr._C.path_counts()
     with torch.autocast("cuda", torch.bfloat16):
         out = mr.mlp(**inputs)
@@ -225,7 +210,7 @@ def test_under_autocast(gpu: torch.device) -> None:
 
 def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
     rows, hidden, width = 4096, 16384, 512
-    inputs = inputs_of((rows, hidden, width, width), torch.bfloat16, gpu)
+    inputs = scaled_mlp_inputs((rows, hidden, width, width), torch.bfloat16, gpu)
     leaves = {name: t.requires_grad_() for name, t in inputs.items()}
     grad = torch.randn(rows, width, dtype=torch.bfloat16, device=gpu)
     workspace = 16 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, results, upstreams
-from specimens import Inputs, Specimen, mlp_inputs, name_of, normal
+from calls import HALVES, assert_same_bits, results, scaled_mlp_inputs, upstreams
+from specimens import Inputs, Specimen, mlp_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -23,16 +23,7 @@ SIZES = {  # rows, hidden, width in, width out
 
 
 def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device, biases: bool = False) -> Inputs:
-    rows, hidden, wide_in, wide_out = SIZES[size]
-    place = {"dtype": dtype, "device": gpu}
-    inputs = {
-        "x": normal(rows, wide_in, **place),
-        "w1": normal(hidden, wide_in, **place) / wide_in**0.5,
-        "w2": normal(wide_out, hidden, **place) / hidden**0.5,
-    }
-    if biases:
-        inputs |= {"bias1": normal(hidden, **place), "bias2": normal(wide_out, **place)}
-    return inputs
+    return scaled_mlp_inputs(SIZES[size], dtype, gpu, biases)
 
 
 def check(inputs: Inputs, activation: str, forward: str = "sm90", backward: str = "sm90") -> None:
