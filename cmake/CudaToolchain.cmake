@@ -7,7 +7,8 @@
 # MONOIDREDUCE_CPU_ONLY_REASON.
 
 # SASS for 8.x and 9.0; later GPUs (10.x, 12.x) compile the PTX for 9.0 when the module is first loaded. The kernels use
-# no instruction that is tied to one architecture, so two machine-code images serve every GPU from sm_80 to sm_120.
+# no instruction that is tied to one architecture, so two machine-code images serve every GPU from sm_80 to sm_120. Most
+# sources have PTX for 8.0 instead (CudaKernels.cmake).
 set(MONOIDREDUCE_DEFAULT_CUDA_ARCHS "80-real;90-real;90-virtual")
 set(MONOIDREDUCE_MINIMUM_NVCC 12.0) # C++20
 

@@ -12,6 +12,7 @@ cmake_minimum_required(VERSION 3.24)
 project(gated LANGUAGES CXX)
 add_library(monoidreduce_flags INTERFACE)
 set(MONOIDREDUCE_CUDA_SOURCES kernel.cu)
+set(MONOIDREDUCE_CUDA_ARCH_SOURCES kernel.cu)
 include(cmake/CudaKernels.cmake)
 """
 # 64 sums, each of another, in 32 registers.
