@@ -4,7 +4,7 @@ include(cmake/CudaToolchain.cmake)
 if(MONOIDREDUCE_WITH_CUDA)
   # The standard as a flag: CMake 3.25, which Debian 12 has, does not know that nvcc speaks C++20.
   target_compile_options(
-    monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-lineinfo;-Xfatbin=-compress-all;
+    monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xfatbin=-compress-all;
                                  -Xcompiler=-Wall,-Wno-unknown-pragmas>)
   # Kernels were fitted to the registers that CUDA 13 finds for 8.0 and 9.0. Who builds otherwise is not refused a kernel
   # that is a little slower.

@@ -38,7 +38,7 @@ step() {
 
 build() {
   cmake -S . -B "$BUILD" -DPython_EXECUTABLE="$PYTHON" -DMONOIDREDUCE_CUDA=ON -DMONOIDREDUCE_INPLACE=ON \
-    -DMONOIDREDUCE_BUILD_TESTS=ON \
+    -DMONOIDREDUCE_BUILD_TESTS=ON -DCMAKE_CUDA_FLAGS=-lineinfo \
     -DMONOIDREDUCE_CUDA_ARCHS="${MONOIDREDUCE_CUDA_ARCHS:-native}" && cmake --build "$BUILD" --parallel "$(nproc)" &&
     cmake --build "$BUILD" --parallel "$(nproc)" --target test_simt
 }
