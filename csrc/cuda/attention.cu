@@ -32,15 +32,14 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
   Obstacles obstacles;
   if (!x.grad_out.present()) obstacles.both = "only the log-sum-exp has a gradient";
-  if (launch.deterministic) obstacles.sm80 = "the deterministic mode is asked for";
   if (problem.bias.present() && std::max(problem.width(), problem.payload_width()) > 128)
     obstacles.sm90 = "there is a bias of scores, and a width is more than 128";
   if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias))
-    obstacles.sm90 = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
+    obstacles.both = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   tier.scratch =
-      tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr).size;
+      tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr, launch).size;
   return tier;
 }
 

@@ -6,14 +6,12 @@
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/repair.cuh"
 #include "monoidreduce/kernel/row_residuals.cuh"
+#include "monoidreduce/kernel/turns.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/problems.h"
 #include "operator.h"
 
 namespace monoidreduce::cuda {
-
-template <class Scores>
-inline constexpr bool kElementBiased = std::is_same_v<std::decay_t<Scores>, ElementBiasedScores<Bits>>;
 
 // How a tier reads biases of scores: element by element, or in tiles by the copy engine.
 enum class Biases { kElements, kTiles };
@@ -75,21 +73,25 @@ void attention_forward_passes(const AttentionForward& x, const Launch& launch, R
 struct BackwardScratch {
   RowResiduals residuals;
   RowMarks marks;
+  Turns turns{};  // where sums are to have one order
   std::int64_t size;
 
-  BackwardScratch(const AttentionBackward& x, float* at) {
+  BackwardScratch(const AttentionBackward& x, float* at, const Launch& launch) {
     constexpr std::int64_t kPadding = 128;
     const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
     const std::int64_t padded = (x.q.size[2] + kPadding - 1) / kPadding * kPadding;
     const std::int64_t row_units = padded / RowMarks::kUnit,
                        column_units = (x.k.size[2] + RowMarks::kUnit - 1) / RowMarks::kUnit;
-    const std::int64_t parts[4] = {heads * padded, heads * padded, heads * row_units,
-                                   column_heads * column_units};
-    float* part[4];
+    const std::int64_t parts[5] = {heads * padded, heads * padded, heads * row_units,
+                                   column_heads * column_units,
+                                   launch.deterministic ? Turns::words_of(heads, padded) : 0};
+    float* part[5];
     size = 0;
-    for (int n = 0; n < 4; ++n) part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
+    for (int n = 0; n < 5; ++n) part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
     residuals = {part[0], part[1], static_cast<int>(padded)};
     marks = {part[2], part[3], static_cast<int>(row_units), static_cast<int>(column_units)};
+    if (launch.deterministic)
+      turns = {reinterpret_cast<unsigned*>(part[4]), static_cast<int>(padded / Turns::kRows)};
   }
 };
 
@@ -109,7 +111,7 @@ struct RepairedGradientRows {
 template <Biases kBiases, class Elements = Halves, class Run>
 void attention_backward_passes(const AttentionBackward& x, const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
-  const BackwardScratch scratch(x, data<float>(x.scratch));
+  const BackwardScratch scratch(x, data<float>(x.scratch), launch);
   const float scale = static_cast<float>(x.options.scale);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {

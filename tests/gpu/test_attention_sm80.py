@@ -15,6 +15,8 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     inputs_of,
     paths,
     test_bias_of_any_strides,
+    test_deterministic_mode,
+    test_deterministic_mode_is_explained,
     test_forward_is_bitwise_reproducible,
     test_graph_capture,
     test_non_finite_inputs,
@@ -39,12 +41,34 @@ def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtyp
     assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
 
 
-def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) -> None:
-    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
-    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+@pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
+@pytest.mark.parametrize("width", (64, 128, 256))
+def test_deterministic_mode_with_many_tiles(
+    width: int, options: dict[str, Any], gpu: torch.device, deterministic: None
+) -> None:
+    """More tiles of columns add to a row's gradient than blocks run at a time."""
+    inputs = attention_inputs(1, 4, 2, 4000, 20000, width, width, dtype=torch.bfloat16, device=gpu)
+    call = Specimen("attention", "attention", attention_inputs, options=options)
     grads = upstreams(call, inputs)
+    first = results(call, inputs, grads)
+    for _ in range(3):
+        assert_same_bits(results(call, inputs, grads), first)
+    torch.use_deterministic_algorithms(False)
+    for name, expected in results(call, inputs, grads).items():
+        torch.testing.assert_close(first[name], expected, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "keep"))
+def test_deterministic_mode_with_a_bias(kind: str, gpu: torch.device, deterministic: None) -> None:
+    """A gradient that scores share is added on other kernels."""
+    inputs = biased_inputs("long", kind, torch.bfloat16, gpu)
+    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
+    grads = upstreams(call, inputs)
+    before = paths()
     assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
-    assert "simt" in mr.explain("attention", *inputs.values(), causal=True).backward
+    tier = "simt" if kind == "of_rows_and_columns" else "sm80"
+    path = f"attention_backward/cuda/{tier}/deterministic/bfloat16"
+    assert paths()[path] == before.get(path, 0) + 2
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

@@ -67,14 +67,14 @@ def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtyp
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", SIZES)
 def test_deterministic_mode(
-    size: str, options: dict[str, Any], gpu: torch.device, deterministic: None
+    size: str, options: dict[str, Any], gpu: torch.device, tier: str, deterministic: None
 ) -> None:
     """As accurate, on its own kernels, with the same bits in every run."""
     inputs, options = inputs_of(size, torch.bfloat16, gpu), {"return_lse": True, **options}
     before = paths()
     check_operator("attention", inputs, options)
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
-    assert "attention_backward/cuda/sm90/deterministic/bfloat16" in ran and len(ran) == 2
+    assert f"attention_backward/cuda/{tier}/deterministic/bfloat16" in ran and len(ran) == 2
     call = Specimen("attention", "attention", attention_inputs, options=options)
     grads = upstreams(call, inputs)
     assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
@@ -138,9 +138,9 @@ def test_forward_is_bitwise_reproducible(gpu: torch.device) -> None:
         assert_same_bits({name: first[name]}, {name: second[name]})
 
 
-def test_deterministic_mode_is_explained(gpu: torch.device, deterministic: None) -> None:
+def test_deterministic_mode_is_explained(gpu: torch.device, tier: str, deterministic: None) -> None:
     explanation = mr.explain("attention", *inputs_of("ragged", torch.bfloat16, gpu).values(), causal=True)
-    assert explanation.backward == "attention_backward/cuda/sm90/deterministic/bfloat16"
+    assert explanation.backward == f"attention_backward/cuda/{tier}/deterministic/bfloat16"
 
 
 def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

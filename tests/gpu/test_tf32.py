@@ -162,7 +162,7 @@ def test_deterministic_mode_is_honoured(gpu: torch.device, deterministic: None) 
     assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
     assert (
         mr.explain("attention", *inputs.values()).backward
-        == "attention_backward/cuda/simt/deterministic/float32"
+        == "attention_backward/cuda/sm80/deterministic/float32"
     )
 
 

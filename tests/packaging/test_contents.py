@@ -15,8 +15,8 @@ PYTHON = """
 HEADERS = """
     activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h
     tensor_view.h
-    arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/mma.cuh
-    arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh arch/wgmma.cuh
+    arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/flag.cuh
+    arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh arch/wgmma.cuh
     block/accumulate.cuh block/bias_tile.cuh block/copy_tile.cuh block/elements.cuh block/fast_real.cuh
     block/fold_fragment.cuh block/fragment.cuh block/fragment_scores.cuh block/matrix.cuh
     block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
@@ -31,7 +31,7 @@ HEADERS = """
     kernel/packing.h kernel/payload_epilogue.cuh kernel/quad_stores_sm80.cuh kernel/repair.cuh
     kernel/row_fragment.cuh kernel/row_order.cuh kernel/row_prologue.cuh kernel/row_residuals.cuh
     kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh
-    kernel/tile_schedule.cuh kernel/weights_to_gradients.cuh
+    kernel/tile_schedule.cuh kernel/turns.cuh kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     warp/lanes.cuh

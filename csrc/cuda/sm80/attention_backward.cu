@@ -13,10 +13,11 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
         using E = decltype(element);
-        with_backward_tile<E, false, kElementBiased<decltype(scores)>>(problem, [&](auto tile) {
-          fold_backward<E, decltype(tile)>(LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
-                                           scratch.marks, launch);
-        });
+        with_backward_tile<E, false, kBiasedByElement<std::decay_t<decltype(scores)>>>(
+            problem, [&](auto tile) {
+              fold_backward<E, decltype(tile)>(LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
+                                               scratch.marks, scratch.turns, launch);
+            });
       });
 }
 

@@ -12,7 +12,7 @@ using namespace monoidreduce::sm80;
 // 2 stages 371, 3 stages 360. A bias of scores takes registers.
 template <class E, class Scores>
 struct Tiles {
-  using Width64 = ForwardTile<64, 64, 2, 3, kElementBiased<Scores> ? 2 : 3>;
+  using Width64 = ForwardTile<64, 64, 2, 3, kBiasedByElement<Scores> ? 2 : 3>;
   using Width128 = ForwardTile<128, 64, 2, 2, 2>;
   using Width256 = ForwardTile<256, 64, 1, 2, 2>;
 };

@@ -12,7 +12,7 @@ void mlp_backward(const MlpBackward& x, const Launch& launch) {
       x, [&](auto element, const auto& m, const auto& scores, const auto& problem, const auto& wanted) {
         using E = decltype(element);
         with_backward_tile<E, true, false>(problem, [&](auto tile) {
-          fold_backward<E, decltype(tile)>(m, scores, problem, wanted, {}, {}, launch);
+          fold_backward<E, decltype(tile)>(m, scores, problem, wanted, {}, {}, {}, launch);
         });
       });
 }

@@ -189,6 +189,11 @@ struct ElementBiasedScores {
   }
 };
 
+template <class Scores>
+inline constexpr bool kBiasedByElement = false;
+template <class R>
+inline constexpr bool kBiasedByElement<ElementBiasedScores<R>> = true;
+
 // softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, the biases of element type B in tiles in shared
 // memory. folded and pulled are the policies of a tile in the forward and the backward pass.
 template <class R, class B>

@@ -3,7 +3,7 @@
 //   scores^T  = columns . rows^T          u^T = payload . grad_out^T
 //   weights^T, dz^T                       the monoid's pull, in registers
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows
-//   d_rows     = dz . columns             added to global memory
+//   d_rows     = dz . columns             added to global memory, in any order or one tile of columns after another
 //
 // Two warps share their columns: each makes scores for one half of the rows, and gradients for one half of the width. Of
 // weights^T and dz^T it takes its own half from registers and the other's from shared memory. Columns are shared by a
@@ -19,6 +19,7 @@
 #include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/strided_lines.cuh"
+#include "monoidreduce/kernel/turns.cuh"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::sm80 {
@@ -39,6 +40,7 @@ struct BackwardTile {
   static constexpr int kShareRows = 32, kRowGroups = kRows / kShareRows,
                        kWarpWidth = kWidth * kRowGroups / kWarps;
   static_assert(kHalfRows % 16 == 0 && kHalfWidth % 16 == 0 && kWarpWidth % 16 == 0);
+  static_assert(kRows / kWarps >= Turns::kRows);
 };
 
 struct BackwardArguments {
@@ -48,6 +50,7 @@ struct BackwardArguments {
   float* d_column_bias;  // [columns], added to; or null
   RowResiduals residuals;
   RowMarks marks;
+  Turns turns;
   FoldShape shape;
 };
 
@@ -62,6 +65,7 @@ struct BackwardMemory {
   unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
   unsigned char weights[WeightsTile::kBytes], dz[WeightsTile::kBytes];  // a line is a column of the fold
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
+  int job;
 };
 
 // Row tiles of every head of the group, one after another.
@@ -119,9 +123,11 @@ struct BackwardWorker {
   static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns,
                        kFragments = Tile::kFragments, kHalfRows = Tile::kHalfRows,
                        kHalfWidth = Tile::kHalfWidth;
-  // What a warp makes of d_rows at a time: the words of floats leave registers for less.
-  static constexpr int kShareWidth = std::min(Tile::kWarpWidth, sizeof(E) == 4 ? 32 : 64);
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+  static constexpr bool kInTurn = kResiduals;  // the MLP's deterministic mode has other kernels
+  // What a warp makes of d_rows at a time: the words of floats, and biases, leave registers for less.
+  static constexpr int kShareWidth =
+      std::min(Tile::kWarpWidth, sizeof(E) == 4 || kBiasedByElement<Scores> ? 32 : 64);
   using Operand =
       std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T or dz^T of half of the rows
   static constexpr bool kBanded = requires(const M& m) { m.absent(); };  // may a row keep some columns only
@@ -189,6 +195,7 @@ struct BackwardWorker {
 #pragma unroll 1
     for (int width = 0; width < Tile::kWarpWidth; width += kShareWidth)
       add_share(head, row0, full, warp / Tile::kRowGroups * Tile::kWarpWidth + width);
+    if constexpr (kInTurn) p.turns.pass(std::int64_t{job.batch} * p.shape.heads + head, row0);
   }
   __device__ __forceinline__ void add_share(int head, int row0, bool full, int first_width) const {
     constexpr int kParts = Tile::kShareRows / 16;
@@ -196,6 +203,10 @@ struct BackwardWorker {
     const auto left = RowsOfElements<kColumns, E, true>(arch::shared_address(memory.dz)).from(0, first_row);
     const auto right =
         ColumnsOfElements<kColumns, E>(arch::shared_address(memory.columns)).from(0, first_width);
+    // Behind the tiles of columns before this one that rows of the tile keep.
+    if constexpr (kInTurn)
+      p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0,
+                    job.column0 / kColumns - p.shape.band.begin(row0) / kColumns);
     float share[kParts][kShareWidth / 2];
     clear(share);
     multiply<E, kColumns>(
@@ -362,17 +373,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                          const __grid_constant__ Scores scores) {
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<BackwardMemory<E, Tile>*>(shared_bytes);
-  const ColumnJob<Tile::kRows, Tile::kColumns> job(p.shape, blockIdx.x);
+  const ColumnJob<Tile::kRows, Tile::kColumns> job(
+      p.shape, BackwardWorker<E, Tile, M, Scores>::kInTurn ? p.turns.job(&memory.job) : blockIdx.x);
   BackwardWorker<E, Tile, M, Scores> worker{m, scores, p, job, memory};
   worker.run();
   worker.finish();
 }
 
 // wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
-// written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+// written). residuals and marks: as prepare_rows (row_residuals.cuh) left them. turns: cleared here.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
+                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
+                   const Launch& launch) {
   const FoldShape shape(
       p, section_of(p, p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads()), 1));
   const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns;
@@ -389,8 +402,10 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
                                     .d_column_bias = static_cast<float*>(wanted.d_bias.data),
                                     .residuals = residuals,
                                     .marks = marks,
+                                    .turns = turns,
                                     .shape = shape};
   const DeviceGuard device(p.a.cuda_device);
+  turns.clear(p.batch() * p.heads(), launch.stream);
   launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>,
                 blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
                 sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);

@@ -1,0 +1,16 @@
+// Words in global memory by which blocks tell each other how far they are.
+#pragma once
+
+namespace monoidreduce::arch {
+
+// What was written before the release of the value that it returns is seen after it.
+__device__ __forceinline__ unsigned load_acquire(const unsigned* at) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+  return x;
+}
+__device__ __forceinline__ void add_release(unsigned* at, unsigned x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
+}
+
+}  // namespace monoidreduce::arch
