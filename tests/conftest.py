@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -16,6 +18,8 @@ import monoidreduce as mr
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # What Inductor compiled for another version of the operators' schemas is not to be found again.
 os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+
+_CACHED_BYTES = 1 << 30  # of a GPU, at most, by a process between its tests
 
 
 def _cuda_usable() -> bool:
@@ -52,6 +56,24 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def seed(request: pytest.FixtureRequest) -> None:
     """Each test has random numbers of its own, the same in every run and in any order."""
     torch.manual_seed(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On a GPU a test that asks for most of its memory has it alone, whatever processes run the other tests.
+
+    A lock that tests share, and such a test does not. What a process has cached none of the others can have.
+    """
+    if not _cuda_usable():
+        yield
+        return
+    import fcntl  # Unix's, as all machines are that run these tests
+
+    with (Path(tempfile.gettempdir()) / "monoidreduce_gpu_tests.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if "memory" in request.fixturenames else fcntl.LOCK_SH)
+        yield
+        if torch.cuda.memory_reserved() > _CACHED_BYTES:
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture(autouse=True)

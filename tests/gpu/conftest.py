@@ -15,8 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
-    # What needs most of a GPU's memory comes last: beside it other tests would run out of memory.
-    items.sort(key=lambda item: "memory" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +47,9 @@ def deterministic() -> Iterator[None]:
 
 
 @pytest.fixture
-def memory(request: pytest.FixtureRequest) -> Iterator[None]:
+def memory(request: pytest.FixtureRequest, turn: None) -> None:
     """Skips the test where the GPU has less free memory than the GiB that the test asks for."""
     gigabytes = request.param
-    torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     if free < gigabytes << 30:
         pytest.skip(f"needs {gigabytes} GiB of GPU memory, {free >> 30} GiB are free")
-    yield
-    torch.cuda.empty_cache()
