@@ -7,7 +7,7 @@ as the workspace holds. For tensor-core kernels: rows and columns are of a 16-bi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ _TILE_COLUMNS = 256
 # are read and written so often that matrix products no longer hide it.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _KEPT_SCALE = 2.0**11
-# Of the rows' gradient in float32 before it is multiplied and rounded.
+# Of a gradient in float32 before it is multiplied and rounded.
 _BYTES_OF_PRODUCT = 80 << 20
 
 
@@ -67,11 +67,12 @@ def multipliable(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, in float32 from 16-bit matrices."""
-    if hasattr(torch.ops.aten.mm, "dtype"):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return (a @ b).float()  # torch before 2.8: rounded
+def _product(a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    """alpha * a @ b, in float32 from 16-bit matrices."""
+    product = a.new_empty((len(a), b.shape[1]), dtype=torch.float32)
+    if hasattr(torch.ops.aten.addmm, "dtype_out"):
+        return torch.addmm(product, a, b, out_dtype=torch.float32, beta=0, alpha=alpha, out=product)
+    return product.copy_(torch.addmm(b[:1], a, b, beta=0, alpha=alpha))  # torch before 2.8: rounded
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
@@ -80,6 +81,13 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:  # torch before 2.8: the product of each chunk is rounded
         total += a @ b
+
+
+def _parts(matrix: Tensor) -> Iterator[slice]:
+    """The rows of which a product is in float32 at a time, before it is multiplied and rounded."""
+    count = -(-4 * matrix.numel() // _BYTES_OF_PRODUCT)
+    step = -(-len(matrix) // count)
+    return (slice(first, first + step) for first in range(0, len(matrix), step))
 
 
 def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
@@ -146,12 +154,7 @@ class Head:
             factor = factor if places is None else factor[places]
             with torch.autocast(rows.device.type, enabled=False):
                 if self.d_columns is not None:  # before d_rows is there: this is when memory is short
-                    first_columns = self.d_columns[: self.first]
-                    scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows), places)
-                    torch.addmm(
-                        first_columns, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=first_columns
-                    )
-                    del scaled
+                    self._multiply_kept(kept, factor, places, self.d_columns[: self.first])
                 if needed[0]:
                     self.d_rows = self._product_of_kept(kept, factor)
         elif needed[0]:
@@ -166,14 +169,29 @@ class Head:
             groups = 16 * -(-len(rows) // 256)
             self.partial_sums = new((groups, columns_at_once), dtype=torch.float32)
 
+    def _multiply_kept(self, kept: Tensor, factor: Tensor, places: Tensor | None, out: Tensor) -> None:
+        """out = kept.T @ (factor[:, None] * rows).
+
+        float16 ends at 65504, which factor times rows may exceed where the product does not: there the
+        largest factor is brought to 1, and the product back by as much while it has float32's range.
+        """
+        if self.rows.dtype == torch.float16:
+            _, exponent = torch.frexp(factor.abs().amax())
+            scaled = _scale_rows(
+                self.rows, torch.ldexp(factor, -exponent), torch.empty_like(self.rows), places
+            )
+            back = torch.ldexp(factor.new_ones(()), exponent)
+            for part in _parts(out):
+                torch.mul(_product(kept.T[part], scaled), back, out=out[part])
+        else:
+            scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows), places)
+            torch.addmm(out, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=out)
+
     def _product_of_kept(self, kept: Tensor, factor: Tensor) -> Tensor:
         """Rounded where nothing is to be added."""
         whole = self.first == len(self.columns)
         total = self.rows.new_empty(self.rows.shape, dtype=self.rows.dtype if whole else torch.float32)
-        parts = -(-4 * total.numel() // _BYTES_OF_PRODUCT)
-        step = -(-len(total) // parts)
-        for first in range(0, len(total), step):
-            part = slice(first, first + step)
+        for part in _parts(total):
             product = _product(kept[part], self.columns[: self.first])
             if whole and self.order is not None:
                 _scale_rows(product, factor[part], total, self.order[:-1][part], scatters=True)
