@@ -71,15 +71,17 @@ def case(
     V: int,
     D: int,
     std: float = 1.0,
+    ignored: float = 0.0,
     target: float | None = None,
 ) -> Case:
-    """N tokens of width D over V classes; std: standard deviation of the logits."""
+    """N tokens of width D over V classes; std: standard deviation of logits; ignored: share of tokens."""
     products = 2 * N * V * D  # FLOPs of the logits
 
     def inputs() -> tuple[Tensor, ...]:
         x = torch.randn(N, D, device=device).to(dtype)
         weight = (torch.randn(V, D, device=device) * std * D**-0.5).to(dtype)
-        return x, weight, torch.randint(V, (N,), device=device)
+        classes = torch.randint(V, (N,), device=device)
+        return x, weight, torch.where(torch.rand(N, device=device) < ignored, -100, classes)
 
     contenders: dict[str, Contender] = {"monoidreduce": mr.linear_cross_entropy, "torch": torch_loss}
     if hasattr(torch.nn, "LinearCrossEntropyOptions"):
@@ -101,7 +103,9 @@ def case(
         op="cross_entropy",
         dtype=dtype,
         device=device,
-        parameters={"N": N, "V": V, "D": D} | ({} if std == 1.0 else {"std": std}),
+        parameters={"N": N, "V": V, "D": D}
+        | ({} if std == 1.0 else {"std": std})
+        | ({"ignored": ignored} if ignored else {}),
         inputs=inputs,
         leaves=2,
         output=(),
@@ -122,7 +126,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             {"N": 16384, "V": 32000, "D": 4096},
             *({"N": 8192, "V": V, "D": 4096} for V in (32768, 65536, 262144)),
         ]
-        return [case(torch.bfloat16, device, **size) for size in sizes]
+        all_count = [case(torch.bfloat16, device, **size) for size in sizes]
+        return [*all_count, case(torch.bfloat16, device, N=8192, V=128256, D=4096, ignored=0.5)]
     return [
         case(torch.float32, device, N=1024, V=32000, D=512, target=1.2),
         case(torch.bfloat16, device, N=1024, V=32000, D=512, target=1.0),
