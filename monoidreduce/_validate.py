@@ -40,9 +40,9 @@ def check_tensor(name: str, value: Any) -> Tensor:
 
 def check_floating(name: str, value: Any) -> Tensor:
     tensor = check_tensor(name, value)
-    if tensor.dtype not in FLOATING:
-        raise TypeError(mismatch(name, "float64, float32, bfloat16 or float16", tensor.dtype))
-    return tensor
+    if tensor.dtype in FLOATING:
+        return tensor
+    raise TypeError(mismatch(name, "float64, float32, bfloat16 or float16", tensor.dtype))
 
 
 def check_like(
@@ -58,14 +58,11 @@ def check_like(
 
 def check_axes(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str, int]) -> None:
     """`tensor` has the axes named, of the sizes that `sizes` holds for them; sizes of new axes are added."""
-    shape = tensor.shape
-    if len(shape) == len(axes):
-        for axis, size in zip(axes, shape, strict=True):
-            if sizes.setdefault(axis, size) != size:
-                break
-        else:
-            return
-    expected = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in axes)
+    shape, known = tensor.shape, len(sizes)
+    if len(shape) == len(axes) and shape == tuple(map(sizes.setdefault, axes, shape)):
+        return
+    given = list(sizes)[:known]
+    expected = ", ".join(f"{axis}={sizes[axis]}" if axis in given else axis for axis in axes)
     raise ValueError(mismatch(name, f"shape [{expected}]", list(shape)))
 
 

@@ -53,11 +53,11 @@ DEVICES = ("cpu", "cuda", "meta")
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype | None:
     """What autocast, if it is on where the tensor is, computes matrix products in."""
-    device = tensor.device.type
-    check_choice("device", device, DEVICES)
-    if device == "meta" or not torch.is_autocast_enabled(device):
+    if not (tensor.is_cpu or tensor.is_cuda):
+        check_choice("device", tensor.device.type, DEVICES)
         return None
-    return torch.get_autocast_dtype(device)
+    device = "cuda" if tensor.is_cuda else "cpu"
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

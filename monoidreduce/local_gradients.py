@@ -23,6 +23,7 @@ __all__ = [
     "multipliable",
     "multiply_local_gradients",
     "order_rows",
+    "over_kept_upstream",
 ]
 
 _TILE_COLUMNS = 256
@@ -59,7 +60,13 @@ def kept_upstream(scale: float, count: Tensor | None, like: Tensor) -> Tensor:
     kept_for = math.frexp(scale)[0] * _KEPT_SCALE
     if count is None:
         return like.new_full((1,), kept_for)
-    return kept_for / torch.frexp(count).mantissa.reshape(1)  # of no tokens: infinite, and for no token
+    return kept_for / torch.frexp(count).mantissa.reshape(1)
+
+
+def over_kept_upstream(slope: float, scale: float, count: Tensor | None) -> Tensor | float:
+    """slope / kept_upstream(scale, count)."""
+    over = slope / (math.frexp(scale)[0] * _KEPT_SCALE)
+    return over if count is None else over * torch.frexp(count).mantissa
 
 
 def multipliable(matrix: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ inputs. A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was los
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
 
@@ -30,6 +30,7 @@ from monoidreduce.local_gradients import (
     kept_upstream,
     multiply_local_gradients,
     order_rows,
+    over_kept_upstream,
 )
 from monoidreduce.mlp_parts import multiply_hidden, multiply_hidden_gradients
 from monoidreduce.workspace import get_workspace
@@ -74,15 +75,19 @@ def allows_tf32(x: Tensor) -> bool:
     return bool(_fp32_precision("cuda", "matmul") == "tf32")
 
 
-def _statistics(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def _statistics(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(shape, dtype=accumulation_dtype(like.dtype))
+
+
+def _new(like: Tensor) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
 def _gradient(of: Tensor, needed: bool) -> Tensor | None:
     """What a kernel writes a gradient to: on the CPU each element once, on a GPU by addition."""
     if not needed:
         return None
-    return _accumulator(of) if of.is_cuda else of.new_empty(of.shape)
+    return _accumulator(of) if of.is_cuda else _new(of)
 
 
 def _bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
@@ -91,7 +96,7 @@ def _bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
 
 
 def _accumulator(of: Tensor) -> Tensor:
-    return of.new_zeros(of.shape, dtype=accumulation_dtype(of.dtype))
+    return torch.zeros_like(of, dtype=accumulation_dtype(of.dtype), memory_format=torch.contiguous_format)
 
 
 def is_mapped(t: Tensor) -> bool:
@@ -100,8 +105,11 @@ def is_mapped(t: Tensor) -> bool:
         return False
     if t.is_contiguous() and t.shape[-1] % 8 == 0:
         return True
-    strides = [stride for stride, size in zip(t.stride()[:-1], t.shape[:-1], strict=True) if size > 1]
-    return t.stride(-1) == 1 and all(s > 0 and s % 8 == 0 for s in strides)
+    *strides, last = t.stride()
+    for stride, size in zip(strides, t.shape, strict=False):
+        if size > 1 and (stride <= 0 or stride % 8 != 0):
+            return False
+    return last == 1
 
 
 def _mapped(t: Tensor) -> Tensor:
@@ -142,22 +150,22 @@ def _mapped_bias(bias: Tensor) -> Tensor:
     return copy.copy_(given).expand(bias.shape)
 
 
-def _rounded(*gradients: tuple[Tensor | None, Tensor | None]) -> list[Tensor]:
-    """The gradients that were computed, each in the dtype of its input."""
-    computed = [(gradient, of) for gradient, of in gradients if gradient is not None and of is not None]
-    return [gradient if gradient.dtype == of.dtype else gradient.to(of.dtype) for gradient, of in computed]
+def _rounded(
+    gradients: Iterable[Tensor | None], of: Iterable[Tensor | None], needed: Iterable[bool]
+) -> list[Tensor]:
+    """The gradients that are needed, each in the dtype of its input."""
+    return [
+        gradient if gradient.dtype == t.dtype else gradient.to(t.dtype)
+        for gradient, t, wanted in zip(gradients, of, needed, strict=True)
+        if wanted and gradient is not None and t is not None
+    ]
 
 
-def _cut(*gradients: tuple[Tensor | None, Tensor]) -> list[Tensor]:
-    """The same, each of the width of its input, which was padded."""
-    return _rounded(
-        *(
-            (gradient, of)
-            if gradient is None or gradient.shape == of.shape
-            else (gradient[:, : of.shape[1]].contiguous(), of)
-            for gradient, of in gradients
-        )
-    )
+def _cut(gradient: Tensor | None, of: Tensor) -> Tensor | None:
+    """A gradient of rows of the width of its input, which was padded."""
+    if gradient is None or gradient.shape == of.shape:
+        return gradient
+    return gradient[:, : of.shape[1]].contiguous()
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
@@ -165,12 +173,19 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
     return None if reduction == "none" else losses.new_empty(())
 
 
-def _unreduced(grad: Tensor, tokens: Tensor, counted: Tensor | None, reduction: str) -> Tensor:
-    """The gradients of the losses of tokens from that of their reduction (counted None: all count)."""
+def _count(counted: Tensor | None, reduction: str, like: Tensor) -> Tensor | None:
+    """Of how many tokens a mean is, at least 1, where the host does not know it."""
+    if counted is None or reduction != "mean":
+        return None
+    return counted.sum(dtype=like.dtype).clamp_(min=1)
+
+
+def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str) -> Tensor:
+    """The gradients of the losses of tokens from that of their reduction (count None: all count)."""
     if reduction == "none":
         return grad
     if reduction == "mean":
-        grad = grad / (max(tokens.numel(), 1) if counted is None else counted.sum().clamp_(min=1))
+        grad = grad / (max(tokens.numel(), 1) if count is None else count)
     return grad.expand(tokens.shape)
 
 
@@ -205,6 +220,21 @@ def _any_requires_grad(args: tuple[Any, ...]) -> bool:
     return False
 
 
+_reaches_backend: dict[int, bool] = {}
+
+
+def _backend_is_next(keys: Any) -> bool:
+    """Does nothing stand between an Autograd kernel and a backend's, by the dispatch keys of a call.
+
+    Then the dispatcher need not be asked again, which is host time. They are few, and remembered by their
+    bits.
+    """
+    bits = keys.raw_repr()
+    if bits not in _reaches_backend:
+        _reaches_backend[bits] = (keys & _BELOW_AUTOGRAD).highestPriorityTypeId() in _BACKENDS
+    return _reaches_backend[bits]
+
+
 def _autograd(
     op: Callable[..., Any],
     backend: Callable[..., Any],
@@ -216,14 +246,15 @@ def _autograd(
     When this kernel runs, torch.func has chosen the level of its transforms to work at. `Function.apply`
     would ask it again; its base class, when allowed to, records that one level.
 
-    keys: those of the call. Where none stands between this kernel and `backend`, the dispatcher is not asked
-    again, which is host time. None: it is.
+    keys: those of the call; None where torch.func works at one of its levels.
     """
 
     def below(keys: Any, *args: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            next_key = None if keys is None else (keys & _BELOW_AUTOGRAD).highestPriorityTypeId()
-            result = backend(*args) if next_key in _BACKENDS else op(*args)
+        if keys is not None and _backend_is_next(keys):
+            result = backend(*args)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                result = op(*args)
         return tuple(result) if isinstance(result, list) else result  # a Function sees no tensors in a list
 
     class Recorded(_SingleLevelFunction):
@@ -281,6 +312,7 @@ def _register(
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
     constants = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
     input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
+    of_options = (None,) * len(_names(options))
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
     kept = "".join(f"Tensor {result}, " for result in saved(results))
@@ -307,7 +339,7 @@ def _register(
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         gradients = iter(backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed))
-        return (*(next(gradients) if n else None for n in needed), *(None for _ in ctx.options))
+        return *[next(gradients) if wanted else None for wanted in needed], *of_options
 
     def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         pass
@@ -372,8 +404,10 @@ def _attention_results(
     unrounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """unrounded: the output has the accumulation dtype, which a bias of that dtype needs for its gradient."""
-    lse, shape = _statistics(q.shape[:3], q), (*q.shape[:3], v.shape[3])
-    return _statistics(shape, q) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
+    *rows, _ = q.shape
+    shape = (*rows, v.shape[3])
+    lse = _statistics(q, *rows)
+    return _statistics(q, *shape) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
 
 
 def _attention(
@@ -398,7 +432,7 @@ def _attention(
         if tier == HOPPER and score_bias is not None:
             score_bias = _mapped_bias(score_bias)
         if elements:
-            scratch = _statistics((elements,), q)
+            scratch = _statistics(q, elements)
     _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch=scratch, **options, **_launch(q))
     return out, lse, lse_low
 
@@ -436,14 +470,14 @@ def _attention_backward(
             sums_bias_gradient=needed[3] and sums_bias_gradient(q, k, bias),
             deterministic=launch["deterministic"],
         )
-        scratch = _statistics((elements,), q)
+        scratch = _statistics(q, elements)
     gradients: list[Tensor | None]
     if tier != SIMT and grad_out is not None:  # the three of them together, whatever is needed
         grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
         if tier == HOPPER and score_bias is not None:
             score_bias = _mapped_bias(score_bias)
-        d_rows = _accumulator(q) if adds_rows else q.new_empty(q.shape)
-        gradients = [d_rows, k.new_empty(k.shape), v.new_empty(v.shape)]
+        d_rows = _accumulator(q) if adds_rows else _new(q)
+        gradients = [d_rows, _new(k), _new(v)]
     else:
         gradients = [_gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
     dq, dk, dv = gradients
@@ -466,8 +500,7 @@ def _attention_backward(
         **options,
         **launch,
     )
-    computed = ((dq, q), (dk, k), (dv, v), (dbias, bias))
-    return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
+    return _rounded((dq, dk, dv, dbias), (q, k, v, bias), needed)
 
 
 attention = _register(
@@ -515,12 +548,9 @@ def _left(workspace: int, kept: Tensor, classes: int) -> int:
     return workspace if kept.shape[1] >= classes else workspace - 2 * kept.numel()
 
 
-def _kept_for(tokens: Tensor, counted: Tensor | None, reduction: str, scale: float) -> Tensor:
-    """What kept local gradients are kept for: scale is the derivative of a score by its dot product."""
-    if reduction == "mean" and counted is None:
-        scale /= max(tokens.numel(), 1)
-    count = counted.sum(dtype=tokens.dtype) if reduction == "mean" and counted is not None else None
-    return kept_upstream(scale, count, tokens)
+def _kept_scale(slope: float, tokens: Tensor, count: Tensor | None, reduction: str) -> float:
+    """The scale that local gradients are kept for, where a score's derivative by its dot product is slope."""
+    return slope / max(tokens.numel(), 1) if reduction == "mean" and count is None else slope
 
 
 # Linear cross entropy
@@ -541,7 +571,7 @@ def _cross_entropy_results(
     keep: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lse = _statistics(x.shape[:1], x)
+    lse = _statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
     keep = keep and bias is None and softcap == 0
     kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale)
@@ -573,20 +603,21 @@ def _cross_entropy(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
-    losses = _statistics(x.shape[:1], x)
+    losses = _statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     keeps = keep and bias is None and softcap == 0
     kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale)
     scratch = first_kept = kept_for = order = None
     if kept.numel():
         first_kept = kept[:, : len(weight)]
-        kept_for = _kept_for(lse, target != ignore_index, reduction, logit_scale)
+        count = _count(target != ignore_index, reduction, lse)
+        kept_for = kept_upstream(_kept_scale(logit_scale, lse, count, reduction), count, lse)
     if x.is_cuda:
         tier, _, elements, _ = _C.cross_entropy_forward_tier(
             x, weight, bias, first_kept, logit_scale=logit_scale
         )
         if tier != SIMT:
-            x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics((elements,), x)
+            x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics(x, elements)
         if (
             tier == HOPPER and keep and not lse_of_ignored
         ):  # gathering takes memory, as its backward pass does
@@ -638,8 +669,10 @@ def _cross_entropy_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    counted, count = target != ignore_index, None
     if grad_loss is not None:
-        grad_loss = _unreduced(grad_loss, lse, target != ignore_index, reduction)
+        count = _count(counted, reduction, lse)
+        grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
     launch = _launch_backward(x)
     options: dict[str, Any] = {
@@ -663,11 +696,11 @@ def _cross_entropy_backward(
         if tier != SIMT:
             inputs = (x, weight)
             x, weight = _padded(x), _padded_weight(weight, tier)
-            counted, whole = target != ignore_index, kept.shape[1] >= len(weight)
-            factor = None
+            whole, factor = kept.shape[1] >= len(weight), None
             if kept.numel() and grad_loss is not None:
                 upstream = torch.where(counted, grad_loss, 0)
-                factor = upstream * (logit_scale / _kept_for(lse, counted, reduction, logit_scale))
+                scale = _kept_scale(logit_scale, lse, count, reduction)
+                factor = upstream * over_kept_upstream(logit_scale, scale, count)
             order = None
             if tier == HOPPER and not lse_of_ignored:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
@@ -698,8 +731,8 @@ def _cross_entropy_backward(
 
             multiply_local_gradients(store, len(weight), [head])
             dbias = None if head.sums is None else head.sums / logit_scale
-            computed = (head.rows_gradient(), head.d_columns)
-            return _cut(*zip(computed, inputs, strict=True)) + _rounded((dbias, bias))
+            computed = (_cut(head.rows_gradient(), inputs[0]), _cut(head.d_columns, inputs[1]), dbias)
+            return _rounded(computed, (*inputs, bias), needed[:3])
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dbias = _bias_gradient(bias, needed[2])
@@ -719,7 +752,7 @@ def _cross_entropy_backward(
         **options,
         **launch,
     )
-    return _rounded((dx, x), (dweight, weight), (dbias, bias))
+    return _rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
 
 linear_cross_entropy = _register(
@@ -752,10 +785,11 @@ def _distillation_results(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss; [5, tokens]: student lse and teacher lse in two words each, expectation; what is kept."""
-    loss = _statistics(x.shape[:1] if reduction == "none" else (), x)
+    tokens = x.shape[0]
+    loss = _statistics(x, *([tokens] if reduction == "none" else []))
     keep = keep and kind != "reverse_kl"
     kept = _empty_kept(x, weight, keep, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
-    return loss, _statistics((5, x.shape[0]), x), kept
+    return loss, _statistics(x, 5, tokens), kept
 
 
 def _distillation(
@@ -770,13 +804,14 @@ def _distillation(
     keep: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    losses, stats = _statistics(x.shape[:1], x), _statistics((5, x.shape[0]), x)
+    losses, stats = _statistics(x, x.shape[0]), _statistics(x, 5, x.shape[0])
     keeps = keep and kind != "reverse_kl"
     kept = _empty_kept(x, weight, keeps, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
     scratch = first_kept = teacher_kept = kept_for = order = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
-        kept_for = _kept_for(losses, mask, reduction, 1 / temperature)
+        count = _count(mask, reduction, losses)
+        kept_for = kept_upstream(_kept_scale(1 / temperature, losses, count, reduction), count, losses)
     if x.is_cuda:
         tier, _, elements, _ = _C.distillation_forward_tier(
             x, weight, teacher_x, teacher_weight, first_kept, temperature=temperature
@@ -784,7 +819,7 @@ def _distillation(
         if tier != SIMT:
             x, teacher_x = _padded(x), _padded(teacher_x)
             weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
-            scratch = _statistics((elements,), x)
+            scratch = _statistics(x, elements)
         if tier == HOPPER and keep and mask is not None:
             order = order_rows(x, target=None, mask=mask)
             x, teacher_x = gather_rows(x, order), gather_rows(teacher_x, order)
@@ -827,7 +862,8 @@ def _distillation_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    grad_losses = _unreduced(grad_loss, stats[0], mask, reduction)
+    count = _count(mask, reduction, stats)
+    grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
     workspace = get_workspace() if workspace is None else workspace
     launch = _launch_backward(x)
     if x.is_cuda:
@@ -850,7 +886,8 @@ def _distillation_backward(
             whole, factor = kept.shape[1] >= len(weight), None
             if kept.numel():
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
-                factor = upstream * (1 / temperature / _kept_for(stats[0], mask, reduction, 1 / temperature))
+                scale = _kept_scale(1 / temperature, grad_losses, count, reduction)
+                factor = upstream * over_kept_upstream(1 / temperature, scale, count)
             order = None
             if tier == HOPPER and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
@@ -884,7 +921,8 @@ def _distillation_backward(
             heads = [student] if teacher is None else [student, teacher]
             multiply_local_gradients(store, len(weight), heads)
             computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
-            return _cut(*zip(computed, inputs, strict=False))  # a teacher without gradients has no head
+            computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
+            return _rounded(map(_cut, computed, inputs), inputs, needed[:4])
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dteacher_x = _gradient(teacher_x, needed[2])
@@ -906,7 +944,8 @@ def _distillation_backward(
         workspace=workspace,
         **launch,
     )
-    return _rounded((dx, x), (dweight, weight), (dteacher_x, teacher_x), (dteacher_weight, teacher_weight))
+    gradients = (dx, dweight, dteacher_x, dteacher_weight)
+    return _rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
 
 
 linear_distillation = _register(
@@ -982,7 +1021,7 @@ def _mlp_backward(
         )
     if tier != SIMT:
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
-    dbias2 = grad_out.sum(0, dtype=accumulation_dtype(x.dtype)) if needed[4] else None
+    dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
     if not any(needed[:4]):
         gradients = [None] * 4
     elif all(part):
@@ -993,16 +1032,15 @@ def _mlp_backward(
         gradients = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     else:
         if tier != SIMT:  # the gradients all together, whatever is needed
-            d_rows = _accumulator(x) if adds_rows else x.new_empty(x.shape)
-            gradients = [d_rows, w1.new_empty(w1.shape), w2.new_empty(w2.shape)]
+            d_rows = _accumulator(x) if adds_rows else _new(x)
+            gradients = [d_rows, _new(w1), _new(w2)]
         else:
             gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(_bias_gradient(bias1, needed[3]))
         _C.mlp_backward(
             grad_out, x, w1, w2, bias1, *gradients, tf32=tf32, deterministic=deterministic, **options
         )
-    computed = zip((*gradients, dbias2), (x, w1, w2, bias1, bias2), strict=True)
-    return _rounded(*(pair for pair, wanted in zip(computed, needed, strict=True) if wanted))
+    return _rounded((*gradients, dbias2), (x, w1, w2, bias1, bias2), needed)
 
 
 mlp = _register(
@@ -1022,7 +1060,7 @@ mlp = _register(
 
 
 def _logsumexp_results(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
-    lse = _statistics(a.shape[:1], a)
+    lse = _statistics(a, a.shape[0])
     return lse, torch.empty_like(lse)
 
 
@@ -1032,7 +1070,7 @@ def _logsumexp(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tup
     if a.is_cuda:
         tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale=scale)
         if tier != SIMT:
-            a, b, scratch = _padded(a), _padded_weight(b, tier), _statistics((elements,), a)
+            a, b, scratch = _padded(a), _padded_weight(b, tier), _statistics(a, elements)
     _C.logsumexp_forward(a, b, lse, lse_low, scratch=scratch, scale=scale, **_launch(a))
     return lse, lse_low
 
@@ -1065,11 +1103,11 @@ def _logsumexp_backward(
                 )
 
             multiply_local_gradients(store, len(b), [head])
-            return _cut(*zip((head.d_rows, head.d_columns), inputs, strict=True))
+            return _rounded(map(_cut, (head.d_rows, head.d_columns), inputs), inputs, needed)
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
     _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale=scale, **launch)
-    return _rounded((da, a), (db, b))
+    return _rounded((da, db), (a, b), needed)
 
 
 logsumexp_matmul = _register(
