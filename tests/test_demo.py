@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import monoidreduce as mr
 from monoidreduce import demo
 from monoidreduce.demo import train as training
 from monoidreduce.demo.data import batches, read_text
@@ -226,6 +227,13 @@ def test_command_trains_measures_and_reports(
     said = capsys.readouterr().out
     assert "2 steps of 2 sequences" in said
     assert "largest difference of the two loss curves" in said
+    calls = {line.split()[0]: line.split()[1] for line in said.splitlines() if "_forward/" in line}
+    isa = mr._C.cpu_isa()
+    assert calls == {
+        f"attention_forward/cpu/{isa}/float32": str(2 * TINY.layers),
+        f"cross_entropy_forward/cpu/{isa}/float32": "2",
+        f"mlp_forward/cpu/{isa}/float32": str(2 * TINY.layers),
+    }
     assert ("memory of the MLP, sequence length 16" in said) == can_measure(CPU)
     assert plot.exists() == ("no plot" not in said)
 

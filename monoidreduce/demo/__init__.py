@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from monoidreduce import _C
+
 from .data import read_text
 from .memory import can_measure
 from .model import ModelSize
-from .report import PLOT_FORMATS, save_plot, table
+from .report import PLOT_FORMATS, list_paths, save_plot, table
 from .sweep import Sweep, sweep_loss, sweep_mlp
 from .train import Settings, train_both
 
@@ -41,14 +44,15 @@ SCALES = {
         vocabularies=[256, 1024, 4096, 16384, 65536],
     ),
     # bfloat16 products over float32 weights: how models are trained on GPUs, and what matrix units are for.
+    # Large enough that a step of either model takes the GPU longer than the host, whose time is Python's.
     "cuda": Scale(
-        size=ModelSize(layers=8, dim=512, heads=8, hidden=2048, length=1024),
-        batch=16,
+        size=ModelSize(layers=6, dim=1024, heads=16, hidden=4096, length=1024),
+        batch=32,
         steps=200,
         learning_rate=1e-3,
         autocast=torch.bfloat16,
         lengths=[8192, 16384, 32768, 65536, 131072],
-        vocabularies=[256, 2048, 16384, 65536, 131072],
+        vocabularies=[256, 1024, 4096, 16384, 65536],
     ),
 }
 
@@ -66,7 +70,9 @@ def run(scale: Scale, device: torch.device, path: Path | None, plot: Path, seed:
     settings = Settings(
         scale.size, scale.batch, scale.steps, scale.learning_rate, scale.autocast, device, seed
     )
+    before = Counter(_C.path_counts())
     runs = train_both(text, settings)
+    paths = Counter(_C.path_counts()) - before
     sweeps: list[Sweep] = []
     if can_measure(device):
         print("measuring the memory of both layers, each in a process of its own")
@@ -76,6 +82,7 @@ def run(scale: Scale, device: torch.device, path: Path | None, plot: Path, seed:
     else:
         print("memory is not measured: on the CPU this needs /proc/self/clear_refs, which Linux has")
     print("\n" + table(runs, sweeps))
+    print("\n" + list_paths(paths))
     try:
         save_plot(plot, runs, sweeps)
         print(f"plot: {plot}")

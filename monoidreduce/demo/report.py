@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def table(runs: dict[str, Run], sweeps: list[Sweep]) -> str:
 
 def _row(label: str, *values: str) -> str:
     return f"{label:48}" + "".join(f"{value:>16}" for value in values)
+
+
+def list_paths(paths: Mapping[str, int]) -> str:
+    """The kernels that monoidreduce's layers ran on while training, and how often."""
+    lines = [f"  {path:46}{calls:>16}" for path, calls in sorted(paths.items())]
+    return "\n".join([_row("monoidreduce's layers in training ran on", "times"), *lines])
 
 
 def save_plot(path: Path, runs: dict[str, Run], sweeps: list[Sweep]) -> None:
