@@ -85,6 +85,14 @@ const Engine& engine() {
   return chosen;
 }
 
+// Whose code runs: avx512bf16 has some for bfloat16 alone.
+const Engine& engine(DType dtype) {
+#ifdef MONOIDREDUCE_WITH_AVX512BF16
+  if (&engine() == &avx512bf16::engine && dtype != DType::kBFloat16) return avx512::engine;
+#endif
+  return engine();
+}
+
 void count(const char* op, DType dtype) {
   count_path(op, std::string("cpu/") + engine().isa + "/" + name(dtype));
 }
@@ -93,8 +101,9 @@ void count(const char* op, DType dtype) {
 
 #define MR_FORWARD_TO_ENGINE(name, Arguments)                   \
   void name(const Arguments& arguments, const Launch& launch) { \
-    count(#name, leading(arguments).dtype);                     \
-    engine().name(arguments, launch);                           \
+    const DType dtype = leading(arguments).dtype;               \
+    count(#name, dtype);                                        \
+    engine(dtype).name(arguments, launch);                      \
   }
 MONOIDREDUCE_OPERATORS(MR_FORWARD_TO_ENGINE)
 #undef MR_FORWARD_TO_ENGINE
@@ -102,7 +111,7 @@ MONOIDREDUCE_OPERATORS(MR_FORWARD_TO_ENGINE)
 }  // namespace cpu
 
 CpuTiles cpu_tiles(const FoldProblem& problem, bool bias_gradient, int threads) {
-  return cpu::engine().fold_tiles(problem, bias_gradient, threads);
+  return cpu::engine(problem.a.dtype).fold_tiles(problem, bias_gradient, threads);
 }
 
 const char* cpu_isa() { return cpu::engine().isa; }

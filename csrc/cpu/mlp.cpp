@@ -10,49 +10,47 @@ namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 namespace {
 
-template <class Activation>
-struct Of {
-  template <class R>
-  using Monoid = Sum<R, Activation>;
-};
+// The sum of the activation that `kind` names, for loops over elements (with_named of cpu/panels.h); whatever else a fold asks
+// of its monoid is the same for all, and the base's.
+template <class R>
+struct NamedSum : Sum<R> {
+  ActivationKind kind;
 
-// f(zero of the accumulation type, Of<the activation>).
-template <class Arguments, class F>
-void with_activation(const Arguments& x, F f) {
-  with_accumulator(x.x.dtype, [&](auto zero) {
-    switch (x.activation) {
+  template <class F>
+  void with_named(F f) const {
+    switch (kind) {
       case ActivationKind::kRelu:
-        return f(zero, Of<Relu>{});
+        return f(Sum<R, Relu>{});
       case ActivationKind::kRelu2:
-        return f(zero, Of<Relu2>{});
+        return f(Sum<R, Relu2>{});
       case ActivationKind::kGelu:
-        return f(zero, Of<Gelu>{});
+        return f(Sum<R, Gelu>{});
       case ActivationKind::kGeluTanh:
-        return f(zero, Of<GeluTanh>{});
+        return f(Sum<R, GeluTanh>{});
       case ActivationKind::kSilu:
-        return f(zero, Of<Silu>{});
+        return f(Sum<R, Silu>{});
       case ActivationKind::kTanh:
-        return f(zero, Of<Tanh>{});
+        return f(Sum<R, Tanh>{});
       case ActivationKind::kSigmoid:
-        return f(zero, Of<Sigmoid>{});
+        return f(Sum<R, Sigmoid>{});
       case ActivationKind::kIdentity:
-        return f(zero, Of<Identity>{});
+        return f(Sum<R, Identity>{});
     }
-  });
-}
+  }
+};
 
 }  // namespace
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
-  with_activation(x, [&](auto zero, auto of) {
+  with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    fold_forward<decltype(of)::template Monoid, T>({}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out),
-                                                   launch.threads);
+    fold_forward<NamedSum, T>({{}, x.activation}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out),
+                              launch.threads);
   });
 }
 
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
-  with_activation(x, [&](auto zero, auto of) {
+  with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     const FoldGradients gradients{.grad_out = as_rows(x.grad_out),
                                   .d_a = as_rows(x.d_x),
@@ -61,8 +59,7 @@ void mlp_backward(const MlpBackward& x, const Launch& launch) {
                                   .d_other_b = {},
                                   .d_payload = as_rows(transposed(x.d_w2)),
                                   .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
-    fold_backward<decltype(of)::template Monoid, T>({}, mlp_problem(x), SumRows<T>{}, gradients,
-                                                    launch.threads);
+    fold_backward<NamedSum, T>({{}, x.activation}, mlp_problem(x), SumRows<T>{}, gradients, launch.threads);
   });
 }
 

@@ -10,7 +10,10 @@ inline namespace MR_CPU_ISA {
 // f(0.0) for float64 tensors, f(0.0f) for all others.
 template <class F>
 void with_accumulator(DType dtype, F f) {
-  dtype == DType::kFloat64 ? f(0.0) : f(0.0f);
+  if constexpr (!kBFloat16Alone) {
+    if (dtype == DType::kFloat64) return f(0.0);
+  }
+  f(0.0f);
 }
 
 // A contiguous tensor, or none.

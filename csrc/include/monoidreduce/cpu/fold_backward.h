@@ -310,12 +310,14 @@ class Backward {
       }
       if (bias) load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
 
-      const PanelTile<Packs, T> tile{pass_.m_, p_, pass_.score_, facts.rows, first_, dz, other_dz, bias};
-      if (tile.plain(columns_)) {
-        pull_tile<true>(tile, facts, dz, other_dz, weights, bias);
-      } else {
-        pull_tile<false>(tile, facts, dz, other_dz, weights, bias);
-      }
+      const PanelTile<Packs, T> tile{p_, pass_.score_, facts.rows, first_, dz, other_dz, bias};
+      with_named(pass_.m_, [&](const auto& m) {
+        if (tile.plain(columns_)) {
+          pull_tile<true>(m, tile, facts, dz, other_dz, weights, bias);
+        } else {
+          pull_tile<false>(m, tile, facts, dz, other_dz, weights, bias);
+        }
+      });
       if (pass_.want_.a) {
         T* sums = of_a_.panel(first_panel_ + panel, room);
         matmul(b_.over_columns(), p_.width(), 1, columns_, as_operand(dz, columns_, operand), sums, true);
@@ -347,11 +349,11 @@ class Backward {
     }
 
     // Scores become dz in place, u becomes the weight, and the bias its gradient.
-    template <bool kPlain>
-    void pull_tile(const PanelTile<Packs, T>& tile, const PanelFacts<Packs, T>& facts, T* dz, T* other_dz,
-                   T* weights, T* bias) const {
+    template <bool kPlain, class Named>
+    void pull_tile(const Named& named, const PanelTile<Packs, T>& tile, const PanelFacts<Packs, T>& facts,
+                   T* dz, T* other_dz, T* weights, T* bias) const {
       // Copies, which the compiler knows that no store changes.
-      const Packs m = pass_.m_;
+      const Named m = named;
       const Score<R> score = pass_.score_;
       typename Packs::Output product[kPacks];
       typename Packs::Upstream upstream[kPacks];

@@ -13,11 +13,10 @@ inline namespace MR_CPU_ISA {
 
 // Folds a tile into the panel's states. With a payload, scores become weights in place and scale what the
 // payload so far is multiplied by first. Columns that a lane does not keep are skipped.
-template <bool kPlain, class M, class T>
-inline void fold_panel(const PanelTile<M, T>& tile, std::int64_t columns, typename M::State (&state)[kPacks],
+template <bool kPlain, class M, class Tile, class T>
+inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typename M::State (&state)[kPacks],
                        T* scores, T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
   using R = LanePack<T>;
-  const M& m = tile.m;
   if constexpr (FramedMonoid<M>) {
     constexpr bool kMoving = !std::is_empty_v<typename M::Frame>;
     if constexpr (kMoving) {
@@ -171,8 +170,7 @@ class Forward {
           matmul(other_b.over_width(), count, 1, other_width, other_a + i * other_panel_size,
                  other_scores.get(), false);
         }
-        const PanelTile<Packs, T> tile{m_,
-                                       p_,
+        const PanelTile<Packs, T> tile{p_,
                                        score_,
                                        panel_rows,
                                        j,
@@ -181,11 +179,15 @@ class Forward {
                                        p_.bias.present() ? bias.get() : nullptr};
         State(&state)[kPacks] = *reinterpret_cast<State(*)[kPacks]>(states + i * kPacks);
         R scale[kPacks] = {R(1), R(1)};
-        if (tile.plain(count)) {
-          fold_panel<true>(tile, count, state, scores.get(), other_scores.get(), payload_width != 0, scale);
-        } else {
-          fold_panel<false>(tile, count, state, scores.get(), other_scores.get(), payload_width != 0, scale);
-        }
+        with_named(m_, [&](const auto& m) {
+          if (tile.plain(count)) {
+            fold_panel<true>(m, tile, count, state, scores.get(), other_scores.get(), payload_width != 0,
+                             scale);
+          } else {
+            fold_panel<false>(m, tile, count, state, scores.get(), other_scores.get(), payload_width != 0,
+                              scale);
+          }
+        });
         if (payload_width) {
           T* sums = payload_sums + i * payload_width * kPanel<T>;
           rescale_payload(sums, scale);

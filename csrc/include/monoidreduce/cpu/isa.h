@@ -18,6 +18,14 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
+// Is this code for problems alone whose operands are all bfloat16? The library's avx512bf16 is: it has no instruction more
+// than avx512 for others, so they are left to that, and not compiled twice.
+#if defined(MR_CPU_BFLOAT16_ALONE)
+inline constexpr bool kBFloat16Alone = true;
+#else
+inline constexpr bool kBFloat16Alone = false;
+#endif
+
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64, kVectorRegisters = 32;
 #elif defined(__AVX2__) && defined(__FMA__)

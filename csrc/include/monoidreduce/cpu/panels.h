@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <stdexcept>
 #include <type_traits>
 
 #include "monoidreduce/cpu/matmul.h"
@@ -377,14 +378,17 @@ void with_operand(const FoldProblem& p, const TensorView& grad_out, F f) {
     const auto taken = [](const TensorView* t) { return !t->present() || t->dtype == DType::kBFloat16; };
     if (std::ranges::all_of(operands, taken)) return f(static_cast<BFloat16*>(nullptr));
   }
-  f(static_cast<T*>(nullptr));
+  if constexpr (kBFloat16Alone) {
+    throw std::invalid_argument("expected operands of type bfloat16, all of them");
+  } else {
+    f(static_cast<T*>(nullptr));
+  }
 }
 
 // The elements of one panel and one tile of columns, from their dot products.
 template <class M, class T>
 struct PanelTile {
   using R = LanePack<T>;
-  const M& m;
   const FoldProblem& p;
   const Score<R>& score;
   const PanelRows<T>& rows;
@@ -437,6 +441,17 @@ inline void add_non_finite(const PanelTile<M, T>& tile, const NonFinite<T>& take
       const R term = R::load(weight + tile.at(entry.row, half)) * R(entry.value);
       select(tile.valid(entry.row, half), R::load(sum) + term, R::load(sum)).store(sum);
     }
+  }
+}
+
+// Calls f(m), or f with the monoid that m names at run time (NamedSum of csrc/cpu/mlp.cpp): f is compiled for each of those,
+// what is around it once.
+template <class M, class F>
+MR_HD void with_named(const M& m, F f) {
+  if constexpr (requires { m.with_named(f); }) {
+    m.with_named(f);
+  } else {
+    f(m);
   }
 }
 

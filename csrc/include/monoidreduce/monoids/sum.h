@@ -7,17 +7,22 @@
 
 namespace monoidreduce {
 
+// Types of the sum whatever the activation.
+template <class R>
+struct SumState {
+  R mass;
+};
+struct NoFrame {};
+
 template <class R, class Activation = Identity>
 struct Sum {
   using Real = R;
-  struct Frame {};
+  using State = SumState<R>;
+  using Frame = NoFrame;
   using Output = R;
   using Upstream = R;
   static constexpr int kScores = 1;
   static constexpr bool kNormalized = false;
-  struct State {
-    R mass;
-  };
   MR_HD State identity() const { return {R(-0.f)}; }  // -0 leaves even -0 alone
   MR_HD State lift(Element<R> e) const { return {Activation::value(e.score)}; }
   MR_HD State combine(State a, State b) const { return {a.mass + b.mass}; }
