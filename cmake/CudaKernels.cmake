@@ -17,6 +17,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   option(MONOIDREDUCE_PTXAS_GATE "Fail where a kernel spills registers, or its products wait for each other" ${fitted})
   if(MONOIDREDUCE_PTXAS_GATE)
     set(most_spilled 32) # bytes: a few values that a tile needs once
+    set(most_memory 1048576) # KiB
     # A few more, once a tile or a job.
     set_source_files_properties(
       csrc/cuda/sm80/mlp_backward.cu csrc/cuda/sm80/mlp_forward.cu csrc/cuda/sm90/attention_forward.cu
@@ -24,7 +25,7 @@ if(MONOIDREDUCE_WITH_CUDA)
     # Before any other launcher: a compiler cache repeats what the compiler printed.
     target_compile_options(monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
     set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_gate.sh ${most_spilled}
-                                     ${CMAKE_CUDA_COMPILER_LAUNCHER})
+                                     ${most_memory} ${CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)

@@ -44,7 +44,8 @@ set(MONOIDREDUCE_CUDA_SOURCES
 set(MONOIDREDUCE_CUDA_ARCH_SOURCES
     csrc/cuda/scale_rows.cu
     csrc/cuda/sm80/attention_backward.cu
-    csrc/cuda/sm80/mlp_backward.cu)
+    csrc/cuda/sm80/mlp_backward.cu
+    csrc/cuda/sm80/mlp_backward_tf32.cu)
 
 # Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them.
 set(MONOIDREDUCE_SM90_SOURCES

@@ -1,11 +1,14 @@
-# Runs a CUDA compiler, and fails where ptxas spills registers or warns that products of a warpgroup wait for each other.
+# Runs a CUDA compiler, and fails where ptxas spills registers or warns that products of a warpgroup wait for each other, or
+# a process of the compiler takes too much memory.
 #
-#   sh ptxas_gate.sh LIMIT compiler arguments...
+#   sh ptxas_gate.sh LIMIT MEMORY compiler arguments...
 #
 # LIMIT: bytes that a kernel may spill, stores and loads each; the macro MONOIDREDUCE_MAY_SPILL is another limit, for one
-# source. The arguments tell ptxas to be verbose; what it then says of kernels is not passed on, all else is.
+# source. MEMORY: of a process, in KiB. The arguments tell ptxas to be verbose; what it then says of kernels is not passed on,
+# all else is. Where GNU time is installed, it measures: OBJECT.cost gets the seconds of the processor and the memory.
 limit=$1
-shift
+most_memory=$2
+shift 2
 for argument; do
   case $argument in
     *.cu) source=$argument ;;
@@ -14,9 +17,10 @@ for argument; do
   [ "$previous" = -o ] && object=$argument
   previous=$argument
 done
-log=$(mktemp) || exit
-trap 'rm -f "$log"' EXIT
+log=$(mktemp) && cost=$(mktemp) || exit
+trap 'rm -f "$log" "$cost"' EXIT
 
+[ -x /usr/bin/time ] && set -- /usr/bin/time -o "$cost" -f '%U %S %M' "$@"
 "$@" 2>"$log"
 status=$?
 grep -v -e '^ptxas info ' -e ' bytes stack frame, ' "$log" >&2
@@ -28,7 +32,13 @@ found=$(awk -v source="$source" -v limit="$limit" '
     printf "%s: error: more than %d bytes spilled: %d stored, %d loaded, for %s, by %s\n", source, limit, $5, $9, architecture, kernel
   }
   /\(C75[0-9][0-9]\)/ { printf "%s: error: %s\n", source, $0 }
-' "$log")
+' "$log"
+  [ "$status" = 0 ] && awk -v source="$source" -v most="$most_memory" -v report="$object.cost" '
+    { printf "%.1f s %.0f MiB %s\n", $1 + $2, $3 / 1024, source > report }
+    $3 > most {
+      printf "%s: error: its compiler took %.0f MiB of memory, more than %.0f\n", source, $3 / 1024, most / 1024
+    }
+  ' "$cost")
 if [ "$status" = 0 ] && [ -n "$found" ]; then
   echo "$found" | if command -v c++filt >/dev/null; then c++filt; else cat; fi >&2
   echo "MONOIDREDUCE_PTXAS_GATE=OFF builds such kernels all the same: they are slow, not wrong." >&2

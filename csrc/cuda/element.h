@@ -22,6 +22,12 @@ struct Halves {
     with_element(dtype, run);
   }
 };
+struct Float {  // products of floats are products in tf32
+  template <class Run>
+  static void with(DType, Run run) {
+    run(float{});
+  }
+};
 struct HalvesAndFloat {  // products of floats are products in tf32
   template <class Run>
   static void with(DType dtype, Run run) {

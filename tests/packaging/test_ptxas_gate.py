@@ -1,6 +1,7 @@
 """A kernel that spills registers, or whose products wait for each other, fails the build."""
 
 import os
+import re
 import shutil
 import subprocess
 
@@ -38,10 +39,10 @@ def compile_printing(source, tmp_path):
     """Run the gate on a compiler that prints this; return the status, the output, and is there an object."""
     compiled = tmp_path / "kernel.o"
 
-    def run(text: str, *options: str, status: int = 0) -> tuple[int, str, bool]:
+    def run(text: str, *options: str, status: int = 0, memory: int = 1 << 20) -> tuple[int, str, bool]:
         compiler = tmp_path / "compiler.sh"
         compiler.write_text(f"cat >&2 <<'END'\n{text}\nEND\ntouch '{compiled}'\nexit {status}\n")
-        gate = ["sh", source / "cmake/ptxas_gate.sh", "32", "sh", compiler]
+        gate = ["sh", source / "cmake/ptxas_gate.sh", "32", str(memory), "sh", compiler]
         process = subprocess.run(
             [*gate, *options, "-c", "kernel.cu", "-o", compiled],
             stdout=subprocess.PIPE,
@@ -76,6 +77,15 @@ def test_serialized_products_are_errors(compile_printing):
     status, output, built = compile_printing(SERIAL)
     assert status != 0 and not built
     assert output.splitlines()[0] == f"kernel.cu: error: {SERIAL}"
+
+
+@pytest.mark.skipif(not os.access("/usr/bin/time", os.X_OK), reason="no GNU time on this machine")
+def test_a_compiler_of_much_memory_is_an_error(compile_printing, tmp_path):
+    assert compile_printing("") == (0, "", True)
+    assert re.fullmatch(r"\d\.\d s \d+ MiB kernel\.cu\n", (tmp_path / "kernel.o.cost").read_text())
+    status, output, built = compile_printing("", memory=100)
+    assert status != 0 and not built
+    assert re.match(r"kernel\.cu: error: its compiler took \d+ MiB of memory, more than 0\n", output)
 
 
 def test_other_messages_and_failures_are_the_compilers(compile_printing):
