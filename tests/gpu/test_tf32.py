@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits, results, upstreams
+from calls import assert_same_bits, results, scaled_mlp_inputs, upstreams
 from specimens import Inputs, Specimen, attention_inputs
 from test_attention_sm90 import OPTIONS, biased_inputs
 from test_attention_sm90 import SIZES as ATTENTION_SIZES
@@ -83,6 +83,13 @@ def test_biases(size: str, kind: str, options: dict[str, Any], gpu: torch.device
 @pytest.mark.parametrize("size", MLP_SIZES)
 def test_mlp(size: str, biases: bool, gpu: torch.device) -> None:
     check("mlp", mlp_inputs_of(size, torch.float32, gpu, biases), {"activation": "gelu_tanh"})
+
+
+def test_fewer_columns_than_blocks(gpu: torch.device) -> None:
+    """Blocks share the rows of a tile of columns, and add to its gradients."""
+    attention = attention_inputs(1, 4, 2, 3000, 100, 128, 128, dtype=torch.float32, device=gpu)
+    check("attention", attention, {"window": (900, 700), "scale": 0.125, "return_lse": True})
+    check("mlp", scaled_mlp_inputs((5000, 72, 128, 120), torch.float32, gpu, biases=True), {})
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

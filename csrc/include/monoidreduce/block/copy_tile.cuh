@@ -3,6 +3,7 @@
 
 #include "monoidreduce/arch/async_copy.cuh"
 #include "monoidreduce/arch/mma.cuh"
+#include "monoidreduce/arch/reduce_add.cuh"
 #include "monoidreduce/block/shared_tile.cuh"
 
 namespace monoidreduce {
@@ -62,10 +63,10 @@ __device__ __forceinline__ void round_tile(unsigned char* tile) {
   }
 }
 
-// Writes a tile to (line0, element0) on, as far as the matrix goes.
+// Writes a tile to (line0, element0) on, as far as the matrix goes. adds: floats are added to what is there.
 template <int kThreads, int kLines, int kWidth, class E = std::uint16_t>
 __device__ __forceinline__ void store_tile(const Lines& to, int line0, int element0,
-                                           const unsigned char* tile) {
+                                           const unsigned char* tile, bool adds = false) {
   constexpr int kStep = kThreads / kChunksOfLine;
   constexpr int kItem = sizeof(E);
   static_assert(kLines % kStep == 0 && kStep % 8 == 0);
@@ -77,9 +78,16 @@ __device__ __forceinline__ void store_tile(const Lines& to, int line0, int eleme
 #pragma unroll
     for (int slab = 0; slab < kWidth / kSlabOf<E>; ++slab) {
       if (line0 + line + n * kStep >= to.count || element + slab * kSlabOf<E> >= to.width) continue;
-      *reinterpret_cast<uint4*>(to.data + (line0 + line + n * kStep) * to.stride +
-                                (element + slab * kSlabOf<E>)*kItem) =
-          *reinterpret_cast<const uint4*>(source + (slab * kLines + n * kStep) * kLineBytes);
+      char* const at = to.data + (line0 + line + n * kStep) * to.stride + (element + slab * kSlabOf<E>)*kItem;
+      const auto chunk = *reinterpret_cast<const uint4*>(source + (slab * kLines + n * kStep) * kLineBytes);
+      if constexpr (std::is_same_v<E, float>) {
+        if (adds) {
+          arch::reduce_add(reinterpret_cast<float*>(at), __uint_as_float(chunk.x), __uint_as_float(chunk.y),
+                           __uint_as_float(chunk.z), __uint_as_float(chunk.w));
+          continue;
+        }
+      }
+      *reinterpret_cast<uint4*>(at) = chunk;
     }
   }
 }

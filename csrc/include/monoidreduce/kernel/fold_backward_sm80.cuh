@@ -52,6 +52,7 @@ struct BackwardArguments {
   RowMarks marks;
   Turns turns;
   FoldShape shape;
+  int parts;  // of the rows, each a block's: several add to the gradients of a tile of columns, which are floats then
 };
 
 template <class E, class Tile>
@@ -345,7 +346,7 @@ struct BackwardWorker {
         store_result<E, kColumns, false>(arch::shared_address(memory.payload), line, element, d_payload[f]);
       }
       if (kBiasedByColumn<Scores> && p.d_column_bias) {
-        // Two halves are added to zero: the order does not matter.
+        // Where the rows are not in parts, two halves are added to zero: the order does not matter.
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float sum = reduce_lanes<kLanesOfRow>(d_bias[f][r], [](float a, float b) { return a + b; });
@@ -356,13 +357,14 @@ struct BackwardWorker {
       }
     }
     __syncthreads();
+    const bool adds = p.parts > 1;
     store_tile<Tile::kThreads, kColumns, kWidth, E>(p.d_columns.head(job.batch, job.column_head), job.column0,
-                                                    0, memory.columns);
+                                                    0, memory.columns, adds);
     const Lines d_payload_lines = p.d_payload.head(job.batch, job.column_head);
     if constexpr (Tile::kTransposed) {
-      store_tile<Tile::kThreads, kWidth, kColumns, E>(d_payload_lines, 0, job.column0, memory.payload);
+      store_tile<Tile::kThreads, kWidth, kColumns, E>(d_payload_lines, 0, job.column0, memory.payload, adds);
     } else {
-      store_tile<Tile::kThreads, kColumns, kWidth, E>(d_payload_lines, job.column0, 0, memory.payload);
+      store_tile<Tile::kThreads, kColumns, kWidth, E>(d_payload_lines, job.column0, 0, memory.payload, adds);
     }
   }
 };
@@ -373,22 +375,38 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                          const __grid_constant__ Scores scores) {
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<BackwardMemory<E, Tile>*>(shared_bytes);
-  const ColumnJob<Tile::kRows, Tile::kColumns> job(
-      p.shape, BackwardWorker<E, Tile, M, Scores>::kInTurn ? p.turns.job(&memory.job) : blockIdx.x);
-  BackwardWorker<E, Tile, M, Scores> worker{m, scores, p, job, memory};
+  using Worker = BackwardWorker<E, Tile, M, Scores>;
+  const int number = Worker::kInTurn ? p.turns.job(&memory.job) : blockIdx.x,
+            parts = std::is_same_v<E, float> ? p.parts : 1;
+  ColumnJob<Tile::kRows, Tile::kColumns> job(p.shape, number / parts);
+  job.take_part(number % parts, parts);
+  Worker worker{m, scores, p, job, memory};
   worker.run();
   worker.finish();
 }
 
+// How many blocks share the rows of a tile of columns, where such tiles are fewer than the blocks that run at a time: only
+// floats, whose gradients can be added to, and no part of less than a few tiles of rows.
+template <class E, class Tile>
+std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles) {
+  if (!std::is_same_v<E, float>) return 1;
+  constexpr int kLeast = 4;
+  const std::int64_t blocks = multiprocessors(p.a.cuda_device) * Tile::kBlocks,
+                     row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
+  return std::max(std::min(blocks / tiles, row_tiles / kLeast), std::int64_t{1});
+}
+
 // wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
-// written). residuals and marks: as prepare_rows (row_residuals.cuh) left them. turns: cleared here.
+// written, contiguous). residuals and marks: as prepare_rows (row_residuals.cuh) left them. turns: cleared here.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
                    const Launch& launch) {
   const FoldShape shape(
       p, section_of(p, p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads()), 1));
-  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns;
+  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns,
+                     tiles = p.batch() * p.column_heads() * column_tiles;
+  const std::int64_t parts = turns.words ? 1 : parts_of_rows<E, Tile>(p, tiles);
   const auto payload_lines = [](const TensorView& t) {
     return StridedLines(Tile::kTransposed ? transposed_rows(t) : t);
   };
@@ -403,12 +421,18 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
                                     .residuals = residuals,
                                     .marks = marks,
                                     .turns = turns,
-                                    .shape = shape};
+                                    .shape = shape,
+                                    .parts = static_cast<int>(parts)};
   const DeviceGuard device(p.a.cuda_device);
   turns.clear(p.batch() * p.heads(), launch.stream);
-  launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>,
-                blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
-                sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);
+  if (parts > 1) {
+    for (const TensorView* t : {&wanted.d_b, &wanted.d_payload})
+      check_cuda(
+          cudaMemsetAsync(t->data, 0, t->numel() * sizeof(E), static_cast<cudaStream_t>(launch.stream)),
+          "cudaMemsetAsync");
+  }
+  launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>, blocks_for(tiles * parts),
+                Tile::kThreads, sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);
 }
 
 }  // namespace monoidreduce::sm80

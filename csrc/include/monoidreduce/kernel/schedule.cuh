@@ -154,6 +154,12 @@ struct ColumnJob {
     first_tile = begin / kRows;
     tiles = ::max((end + kRows - 1) / kRows - first_tile, 0);
   }
+  // One of several parts of the rows.
+  __device__ __forceinline__ void take_part(int part, int parts) {
+    const auto begin_of = [&](int n) { return static_cast<int>(std::int64_t{tiles} * n / parts); };
+    const int begin = begin_of(part), end = begin_of(part + 1);
+    first_tile += begin, tiles = end - begin;
+  }
 };
 
 }  // namespace monoidreduce
