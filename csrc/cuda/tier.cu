@@ -44,11 +44,6 @@ std::string width_obstacle(const FoldProblem& p, std::int64_t widest) {
 
 bool has_score_bias(const FoldProblem& p) { return p.bias.present() && !p.score.bias_inside; }
 
-std::string sm80_obstacle(const FoldProblem& p, std::int64_t widest) {
-  if (has_score_bias(p) && p.score.softcap != 0) return "there are both a softcap and a bias of scores";
-  return width_obstacle(p, widest);
-}
-
 std::string sm90_obstacle(const FoldProblem& p, std::int64_t widest) {
   if (p.a.dtype == DType::kFloat32) return "the inputs are float32, multiplied in tf32";
   if (!kWithSm90) return "this build has no code for sm_90a";
@@ -78,7 +73,7 @@ Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Launch& laun
   if (!obstacle.empty()) return not_tensor_cores(obstacle);
   std::string not_sm90 = sm90_obstacle(p, widest.sm90), not_sm80 = obstacles.sm80;
   if (not_sm90.empty()) not_sm90 = obstacles.sm90;
-  if (not_sm80.empty()) not_sm80 = sm80_obstacle(p, widest.sm80);
+  if (not_sm80.empty()) not_sm80 = width_obstacle(p, widest.sm80);
   if (not_sm90.empty() || not_sm80.empty()) return of_tensor_cores(not_sm90);
   return {kSimt, message("not sm90: ", not_sm90, "; not sm80: ", not_sm80)};
 }

@@ -17,6 +17,7 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     test_bias_of_any_strides,
     test_deterministic_mode,
     test_deterministic_mode_is_explained,
+    test_deterministic_mode_with_a_bias,
     test_forward_is_bitwise_reproducible,
     test_graph_capture,
     test_non_finite_inputs,
@@ -58,29 +59,16 @@ def test_deterministic_mode_with_many_tiles(
         torch.testing.assert_close(first[name], expected, rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "keep"))
-def test_deterministic_mode_with_a_bias(kind: str, gpu: torch.device, deterministic: None) -> None:
-    """A gradient that scores share is added on other kernels."""
-    inputs = biased_inputs("long", kind, torch.bfloat16, gpu)
-    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
-    grads = upstreams(call, inputs)
-    before = paths()
-    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
-    tier = "simt" if kind == "of_rows_and_columns" else "sm80"
-    path = f"attention_backward/cuda/{tier}/deterministic/bfloat16"
-    assert paths()[path] == before.get(path, 0) + 2
-
-
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
-@pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
+@pytest.mark.parametrize("option", ("full", "causal", "softcap", "causal_softcap"))
 @pytest.mark.parametrize(
     "kind", ("full", "of_rows_and_columns", "of_columns", "of_rows", "keep", "keep_columns")
 )
 @pytest.mark.parametrize("size", ("one_row", "narrow", "one_column_head", "ragged", "wide"))
-def test_biases(size: str, kind: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+def test_biases(size: str, kind: str, option: str, dtype: torch.dtype, gpu: torch.device) -> None:
     before = paths()
     inputs = biased_inputs(size, kind, dtype, gpu)
-    check_operator("attention", inputs, {"return_lse": True, **options})
+    check_operator("attention", inputs, {"return_lse": True, **OPTIONS[option]})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
     assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
 
@@ -90,11 +78,3 @@ def test_is_explained(gpu: torch.device) -> None:
     assert explanation.forward == "attention_forward/cuda/sm80/bfloat16"
     assert explanation.backward == "attention_backward/cuda/sm80/bfloat16"
     assert any("mma.sync" in reason for reason in explanation.reasons)
-
-
-def test_softcap_with_a_bias_is_explained(gpu: torch.device) -> None:
-    inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
-    bias = inputs.pop("bias")
-    explanation = mr.explain("attention", *inputs.values(), bias=bias, softcap=2.0)
-    assert explanation.forward == "attention_forward/cuda/simt/bfloat16"
-    assert any("both a softcap and a bias" in reason for reason in explanation.reasons)

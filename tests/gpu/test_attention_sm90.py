@@ -198,12 +198,11 @@ BIASES = ("full", "of_heads", "of_columns", "keep", "keep_rows_and_columns", "ke
 def check_biased(
     size: str, kind: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
 ) -> None:
-    """Gradients wider than 128 have other kernels."""
+    """Gradients wider than 128 have the sm80 tier's kernels."""
     before = paths()
     check_operator("attention", biased_inputs(size, kind, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
-    wide = "simt" if "softcap" in options else "sm80"
-    tiers = {"forward": "sm90", "backward": wide if max(SIZES[size][5:]) > 128 else "sm90"}
+    tiers = {"forward": "sm90", "backward": "sm80" if max(SIZES[size][5:]) > 128 else "sm90"}
     assert ran == {f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way, tier in tiers.items()}
 
 
@@ -314,9 +313,9 @@ def test_biases_that_are_not_covered_say_why(gpu: torch.device) -> None:
 
 @pytest.mark.parametrize("kind", BIASES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("size", ("one_row", "narrow", "one_column_head", "ragged", "grouped"))
+@pytest.mark.parametrize("size", ("one_row", "narrow", "one_column_head", "ragged", "grouped", "wide"))
 def test_deterministic_mode_with_a_bias(
-    size: str, options: dict[str, Any], kind: str, gpu: torch.device, deterministic: None
+    size: str, options: dict[str, Any], kind: str, gpu: torch.device, tier: str, deterministic: None
 ) -> None:
     """A gradient that scores share is added on other kernels; one that is not wanted is no obstacle."""
     inputs = biased_inputs(size, kind, torch.bfloat16, gpu)
@@ -324,15 +323,15 @@ def test_deterministic_mode_with_a_bias(
     options = {"return_lse": True, **options}
     shared = bias.is_floating_point() and bias.numel() < q.shape[:3].numel() * k.shape[2]
     for wanted in (["q", "k", "v"], ["q", "k", "v", "bias"])[: 2 if bias.is_floating_point() else 1]:
-        tier = "simt" if shared and "bias" in wanted else "sm90"
+        ran = "simt" if shared and "bias" in wanted else "sm80" if size == "wide" else tier
         before = paths()
         check_operator("attention", inputs, options, differentiate=wanted)
-        path = f"attention_backward/cuda/{tier}/deterministic/bfloat16"
+        path = f"attention_backward/cuda/{ran}/deterministic/bfloat16"
         assert paths()[path] == before.get(path, 0) + 1
         leaf = bias.detach().requires_grad_("bias" in wanted)
         explanation = mr.explain("attention", q, k, v, bias=leaf, **options)
         assert explanation.backward == path
-        assert any("scores share a bias" in text for text in explanation.reasons) == (tier == "simt")
+        assert any("scores share a bias" in text for text in explanation.reasons) == (ran == "simt")
     call = Specimen("attention", "attention", attention_inputs, options=options)
     grads = upstreams(call, inputs)
     assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))

@@ -72,11 +72,11 @@ def test_attention(size: str, options: dict[str, Any], gpu: torch.device) -> Non
     check("attention", inputs, {"return_lse": True, "scale": 0.125, **options})
 
 
-@pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
+@pytest.mark.parametrize("option", ("full", "causal", "softcap"))
 @pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "of_columns", "keep", "keep_columns"))
 @pytest.mark.parametrize("size", ("narrow", "one_column_head", "ragged", "wide"))
-def test_biases(size: str, kind: str, options: dict[str, Any], gpu: torch.device) -> None:
-    check("attention", biased_inputs(size, kind, torch.float32, gpu), {"return_lse": True, **options})
+def test_biases(size: str, kind: str, option: str, gpu: torch.device) -> None:
+    check("attention", biased_inputs(size, kind, torch.float32, gpu), {"return_lse": True, **OPTIONS[option]})
 
 
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))

@@ -1,7 +1,9 @@
 // Score policies of the tensor-core kernels: score.h for a fragment, its cases apart so that each costs only what it
 // needs.
 //
-//   of_head(batch, head)  the policy of a head, which has what follows
+//   of_head(batch, head)  the policy of a head, which has what the forward pass needs of what follows
+//   pulled(batch, head, row0, column0)
+//                         that of a tile in the backward pass
 //   kMonotone             does the score grow with the dot product; then a fragment may hold dot products where scores
 //                         are meant, and an absent score is an absent dot product
 //   value(x, i)           the score of element i, of which the fragment holds x; it may fuse with what uses it
@@ -14,6 +16,8 @@
 //   chain(g, x)           from the derivative by the score, of which the fragment held x
 //   finish_transposed(weights, g, row0, column0)
 //                         sees the weights and what chain() returned, 0 where a row does not keep a column
+//   add_bias_gradient(i, g)
+//                         is given the derivative by score i, where there are such gradients
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
@@ -31,6 +35,7 @@ struct BiasedScores {
   std::int64_t stride;
   int columns;
   __device__ __forceinline__ const BiasedScores& of_head(int, int) const { return *this; }
+  __device__ __forceinline__ const BiasedScores& pulled(int, int, int, int) const { return *this; }
   __device__ __forceinline__ float bias_of(int column) const {
     // The load without a condition: then all loads of a tile are on their way together.
     const float x = static_cast<float>(bias[::min(column, columns - 1) * stride]);
@@ -76,6 +81,7 @@ struct ScaledScores {
   ScaledScores(const ScoreOptions& o, double units)
       : scale(float(o.scale * units)), natural_scale(float(o.scale)) {}
   __device__ __forceinline__ const ScaledScores& of_head(int, int) const { return *this; }
+  __device__ __forceinline__ const ScaledScores& pulled(int, int, int, int) const { return *this; }
   template <int kSize>
   __device__ __forceinline__ void prepare(float (&)[kSize], int, int) const {}
   template <int kSize>
@@ -99,6 +105,7 @@ struct SoftcappedScores {
         natural_scale(float(o.scale)),
         scale_over_softcap(float(o.scale / o.softcap)) {}
   __device__ __forceinline__ const SoftcappedScores& of_head(int, int) const { return *this; }
+  __device__ __forceinline__ const SoftcappedScores& pulled(int, int, int, int) const { return *this; }
   template <int kSize>
   __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int) const {
 #pragma unroll
@@ -120,72 +127,98 @@ struct SoftcappedScores {
   }
 };
 
-// scale * dot + bias, of row and column; an element whose bias is false is absent. The gradient of a floating bias is added
-// to d_bias.
+// What of a score comes before its bias: tanh(scale * dot / softcap), to be multiplied by the softcap, or the dot product, by
+// the scale.
+template <class R>
+struct SoftcapOrScale {
+  float before, after;  // of a tanh; before: 0 for none. after: in units of R
+  SoftcapOrScale(const ScoreOptions& o, double units)
+      : before(o.softcap == 0 ? 0.f : float(o.scale / o.softcap)),
+        after(float((o.softcap == 0 ? o.scale : o.softcap) * units)) {}
+  template <int kSize>
+  __device__ __forceinline__ void operator()(float (&tile)[kSize]) const {
+    if (before == 0.f) return;
+#pragma unroll
+    for (float& x : tile) x = tanh(R(x * before)).x;
+  }
+  __device__ __forceinline__ R chain(R g, R x) const { return before == 0.f ? g : g * (R(1) - x * x); }
+};
+
+// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, of row and column; an element whose bias is false is
+// absent. The gradient of a floating bias is added to d_bias.
 template <class R>
 struct ElementBiasedScores {
   Tensor bias, d_bias;  // [batch, heads, rows, columns]; d_bias: float, or absent
-  float scale, natural_scale, units;
+  SoftcapOrScale<R> cap;
+  float natural_scale, units;
   ElementBiasedScores(const ScoreOptions& o, double units, const TensorView& bias, const TensorView& d_bias)
-      : bias(bias),
-        d_bias(d_bias),
-        scale(float(o.scale * units)),
-        natural_scale(float(o.scale)),
-        units(float(units)) {}
+      : bias(bias), d_bias(d_bias), cap(o, units), natural_scale(float(o.scale)), units(float(units)) {}
+
+  // What is added to a score in natural units, -inf where it is absent. Rows and columns beyond the last weigh nothing:
+  // any bias does.
+  __device__ __forceinline__ static float addend(const Matrix<float>& bias, int row, int column) {
+    const char* const at = bias.at(::min(row, int(bias.rows()) - 1), ::min(column, int(bias.width()) - 1));
+    if (bias.tensor.dtype == DType::kBool) return *at ? 0.f : -INFINITY;
+    return Matrix<float>::Access::widen(Matrix<float>::Access::load(at, bias.tensor.dtype),
+                                        bias.tensor.dtype);
+  }
+  // Of a dot product, capped. The same in both passes, whatever the compiler makes of the code around.
+  __device__ __forceinline__ float score(float x, float bias) const {
+    return bias == -INFINITY ? bias : __fmaf_rn(x, cap.after, __fmul_rn(bias, units));
+  }
 
   struct OfHead {
     static constexpr bool kMonotone = false;
     const ElementBiasedScores& all;
-    Matrix<float> bias, d_bias;
+    Matrix<float> bias;
 
-    // What is added to a score in natural units, -inf where it is absent. Rows and columns beyond the last weigh nothing:
-    // any bias does.
-    __device__ __forceinline__ float addend(int row, int column) const {
-      const char* const at = bias.at(::min(row, int(bias.rows()) - 1), ::min(column, int(bias.width()) - 1));
-      if (bias.tensor.dtype == DType::kBool) return *at ? 0.f : -INFINITY;
-      return Matrix<float>::Access::widen(Matrix<float>::Access::load(at, bias.tensor.dtype),
-                                          bias.tensor.dtype);
-    }
-    // The same in both passes, whatever the compiler makes of the code around.
-    __device__ __forceinline__ float score(float dot, int row, int column) const {
-      const float b = addend(row, column);
-      return b == -INFINITY ? b : __fmaf_rn(dot, all.scale, __fmul_rn(b, all.units));
-    }
     template <int kSize>
     __device__ __forceinline__ void prepare(float (&tile)[kSize], int row0, int column0) const {
+      all.cap(tile);
 #pragma unroll
       for (int i = 0; i < kSize; ++i)
-        tile[i] = score(tile[i], row0 + fragment_row(row_of_element(i)), column0 + fragment_column(i));
-    }
-    template <int kSize>
-    __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int row0, int column0) const {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i)
-        tile[i] = score(tile[i], row0 + fragment_column(i), column0 + fragment_row(row_of_element(i)));
+        tile[i] = all.score(
+            tile[i], addend(bias, row0 + fragment_row(row_of_element(i)), column0 + fragment_column(i)));
     }
     __device__ __forceinline__ R value(R score, int) const { return score; }
     __device__ __forceinline__ R rounded(R score) const { return score; }
-    __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
-    __device__ __forceinline__ R chain(R g, R) const { return g; }
+  };
+  __device__ __forceinline__ OfHead of_head(int batch, int head) const {
+    return {*this, Matrix<float>(bias, batch, head)};
+  }
+
+  struct Pulled {
+    const ElementBiasedScores& all;
+    const Matrix<float> bias, d_bias;
+    const int row0, column0;
+
+    __device__ __forceinline__ int row(int i) const { return row0 + fragment_column(i); }
+    __device__ __forceinline__ int column(int i) const { return column0 + fragment_row(row_of_element(i)); }
     template <int kSize>
-    __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int row0,
-                                                      int column0) const {
+    __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int, int) const {
+      all.cap(tile);
+    }
+    __device__ __forceinline__ R value(R x, int i) const {
+      return all.score(x.x, addend(bias, row(i), column(i)));
+    }
+    __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
+    __device__ __forceinline__ R chain(R g, R x) const { return all.cap.chain(g, x); }
+    // g: the derivative by score i, times unit().
+    __device__ __forceinline__ void add_bias_gradient(int i, float g) const {
+      if (row(i) < d_bias.rows() && column(i) < d_bias.width())
+        atomicAdd(reinterpret_cast<float*>(d_bias.at(row(i), column(i))), g * (1.f / all.natural_scale));
+    }
+    template <int kSize>
+    __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int,
+                                                      int) const {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         if (weights[i] == 0.f) g[i] = 0.f;  // the payload of an absent element may not be finite
       }
-      if (d_bias.tensor.data == nullptr) return;
-      const float factor = 1.f / all.natural_scale;
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        const int row = row0 + fragment_column(i), column = column0 + fragment_row(row_of_element(i));
-        if (row < d_bias.rows() && column < d_bias.width())
-          atomicAdd(reinterpret_cast<float*>(d_bias.at(row, column)), g[i] * factor);
-      }
     }
   };
-  __device__ __forceinline__ OfHead of_head(int batch, int head) const {
-    return {*this, Matrix<float>(bias, batch, head), Matrix<float>(d_bias, batch, head)};
+  __device__ __forceinline__ Pulled pulled(int batch, int head, int row0, int column0) const {
+    return {*this, Matrix<float>(bias, batch, head), Matrix<float>(d_bias, batch, head), row0, column0};
   }
 };
 
@@ -199,32 +232,23 @@ inline constexpr bool kBiasedByElement<ElementBiasedScores<R>> = true;
 template <class R, class B>
 struct TileBiasedScores {
   using BiasElement = B;
-  float before,
-      after;  // what the dot product is multiplied by before and after the tanh; 0 and the scale for none
+  SoftcapOrScale<R> cap;
   float units, natural_scale;
   bool rows_share;   // do all rows of a head have the same biases
   bool owns_d_bias;  // has every row and column of a head a gradient of its own
   Tensor d_bias;     // [batch, heads, rows, columns], float; or absent
   TileBiasedScores(const ScoreOptions& o, double units, const TensorView& bias, const TensorView& d_bias)
-      : before(o.softcap == 0 ? 0.f : float(o.scale / o.softcap)),
-        after(float((o.softcap == 0 ? o.scale : o.softcap) * units)),
+      : cap(o, units),
         units(float(units)),
         natural_scale(float(o.scale)),
         rows_share(monoidreduce::rows_share(bias)),
         owns_d_bias(!repeats(d_bias)),
         d_bias(d_bias) {}
 
-  __device__ __forceinline__ bool capped() const { return before != 0.f; }
-  template <int kSize>
-  __device__ __forceinline__ void cap(float (&tile)[kSize]) const {
-    if (!capped()) return;
-#pragma unroll
-    for (float& x : tile) x = tanh(R(x * before)).x;
-  }
   // The same in both passes, whatever the compiler makes of the code around.
   __device__ __forceinline__ float score(float x, float bias) const {
-    if constexpr (std::is_same_v<B, bool>) return bias == 0.f ? __fmul_rn(x, after) : -INFINITY;
-    return __fmaf_rn(x, after, __fmul_rn(bias, units));
+    if constexpr (std::is_same_v<B, bool>) return bias == 0.f ? __fmul_rn(x, cap.after) : -INFINITY;
+    return __fmaf_rn(x, cap.after, __fmul_rn(bias, units));
   }
 
   template <class Biases>
@@ -258,7 +282,7 @@ struct TileBiasedScores {
     }
     __device__ __forceinline__ R value(R x, int i) const { return all.score(x.x, biases[i]); }
     __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
-    __device__ __forceinline__ R chain(R g, R x) const { return all.capped() ? g * (R(1) - x * x) : g; }
+    __device__ __forceinline__ R chain(R g, R x) const { return all.cap.chain(g, x); }
     template <int kSize>
     __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int,
                                                       int) const {

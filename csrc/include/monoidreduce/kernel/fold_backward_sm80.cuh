@@ -265,16 +265,20 @@ struct BackwardWorker {
     };
     const bool full = kBanded ? p.shape.keeps_all(row0, kRows, job.column0, kColumns)
                               : job.column0 + kColumns <= p.shape.columns;
-    const auto& scores = all_scores.of_head(job.batch, head);
     const int own_row0 = row0 + half * kHalfRows;
     Operand weights, dz;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) {
+      const auto& scores = all_scores.pulled(job.batch, head, own_row0, column0(f));
       scores.prepare_transposed(dots[f], own_row0, column0(f));
-      pull_fragment(m, scores, residual, dots[f], u[f]);
+      Kept kept[2];
+      if (!full || kBiasedByElement<Scores>) find_kept_rows(kept, p.shape, own_row0, column0(f));
+      pull_fragment(m, scores, residual, dots[f], u[f], [&](int i, float g) {
+        if constexpr (kBiasedByElement<Scores>) {
+          if (all_scores.d_bias.data && kept[row_of_element(i)](i)) scores.add_bias_gradient(i, g);
+        }
+      });
       if (!full) {
-        Kept kept[2];
-        find_kept_rows(kept, p.shape, own_row0, column0(f));
         if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it would clear
         clear_fragment(kept, u[f]);
       }
