@@ -454,6 +454,28 @@ def _attention_backward(
     unrounded: bool,
     needed: list[bool],
 ) -> list[Tensor]:
+    if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
+        nothing = q.new_zeros((*q.shape[:3], 8))
+        found = _attention_backward(
+            nothing,
+            grad_lse,
+            q,
+            k,
+            v.new_zeros((*v.shape[:3], 8)),
+            bias,
+            nothing.to(out.dtype),
+            lse,
+            lse_low,
+            scale,
+            softcap,
+            left,
+            right,
+            unrounded,
+            [*needed[:2], False, needed[3]],
+        )
+        if needed[2]:
+            found.insert(sum(needed[:2]), v.new_zeros(v.shape))
+        return found
     if unrounded and grad_out is not None:
         grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
     score_bias, launch = _score_bias(q, k, bias), _launch_backward(q)

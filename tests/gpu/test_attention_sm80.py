@@ -19,6 +19,7 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     test_deterministic_mode_is_explained,
     test_deterministic_mode_with_a_bias,
     test_forward_is_bitwise_reproducible,
+    test_gradient_of_the_log_sum_exp_alone,
     test_graph_capture,
     test_non_finite_inputs,
     test_non_finite_inputs_beside_excluded_columns,

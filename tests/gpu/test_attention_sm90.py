@@ -90,6 +90,22 @@ def test_some_gradients(name: str, gpu: torch.device) -> None:
     check_operator("attention", inputs_of("grouped", torch.bfloat16, gpu), differentiate=[name])
 
 
+@pytest.mark.parametrize("options", (OPTIONS["causal"], OPTIONS["softcap"]), ids=("causal", "softcap"))
+@pytest.mark.parametrize("size", ("ragged", "wide"))
+def test_gradient_of_the_log_sum_exp_alone(
+    size: str, options: dict[str, Any], gpu: torch.device, tier: str
+) -> None:
+    """It does not depend on the values, whatever they are."""
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    inputs["v"][..., 3, 5] = torch.nan
+    grad = torch.randn(inputs["q"].shape[:3], device=gpu)
+    before = paths()
+    found = check_operator("attention", inputs, {"return_lse": True, **options}, upstream=[None, grad])
+    ran = {path for path, n in paths().items() if n != before.get(path, 0)}
+    assert f"attention_backward/cuda/{tier}/bfloat16" in ran and len(ran) == 2
+    assert not found["d_v"].any()
+
+
 def test_transposed_views(gpu: torch.device) -> None:
     """[B, N, H, D] in memory, which the copy engine reads in place; rows of odd pitch are copied."""
     inputs = inputs_of("grouped", torch.bfloat16, gpu)
