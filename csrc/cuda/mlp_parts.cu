@@ -21,7 +21,7 @@ Tier in_parts(const Tier& fused, const FoldProblem& p, TileSize part, std::int64
     tier = not_tensor_cores(message("the workspace of ", workspace, " bytes holds no tile of hidden values"));
   if (tier.name == kSimt) return {kSimt, fused.reason + "; in parts: " + tier.reason};
   tier.reason += message(", in parts of ", part.rows, " rows and ", part.columns,
-                         " hidden units, as no kernel takes all: ", fused.reason);
+                         " hidden units, by no kernel that holds none: ", fused.reason);
   tier.part = part;
   return tier;
 }

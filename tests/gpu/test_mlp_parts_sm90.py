@@ -97,6 +97,17 @@ def test_explained(gpu: torch.device) -> None:
     assert mr.explain("mlp", *narrow.values()).workspace is None
 
 
+def test_few_hidden_units_of_many_rows(gpu: torch.device) -> None:
+    """The kernel that holds none would have a block for every 128 of them; it runs where no part is held."""
+    inputs = scaled_mlp_inputs((5000, 264, 64, 72), torch.bfloat16, gpu, biases=True)
+    assert launches(inputs) == {"forward": 1, "backward": 1}
+    call = [inputs[name] for name in ("x", "w1", "w2")]
+    assert "264 hidden units are 3 blocks" in str(mr.explain("mlp", *call))
+    with mr.workspace(0):
+        assert launches(inputs) == {"forward": 1, "backward": 1}
+        assert "in parts" not in str(mr.explain("mlp", *call))
+
+
 def test_views(gpu: torch.device) -> None:
     """Leading axes, transposed weights, odd pitches: copied where the copy engine cannot read them."""
     inputs = scaled_mlp_inputs((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)
