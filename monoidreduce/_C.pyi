@@ -10,15 +10,14 @@ def attention_forward(
     out: Tensor,
     lse: Tensor,
     lse_low: Tensor,
-    *,
     scratch: Tensor | None,
     scale: float,
     softcap: float,
     left: int,
     right: int,
-    tf32: bool = False,
     threads: int,
     stream: int,
+    tf32: bool = False,
 ) -> None: ...
 def attention_backward(
     grad_out: Tensor | None,
@@ -34,16 +33,15 @@ def attention_backward(
     dk: Tensor | None,
     dv: Tensor | None,
     dbias: Tensor | None,
-    *,
     scratch: Tensor | None,
     scale: float,
     softcap: float,
     left: int,
     right: int,
-    tf32: bool = False,
     deterministic: bool,
     threads: int,
     stream: int,
+    tf32: bool = False,
 ) -> None: ...
 def cross_entropy_forward(
     x: Tensor,
@@ -54,7 +52,6 @@ def cross_entropy_forward(
     reduced: Tensor | None,
     lse: Tensor,
     lse_low: Tensor,
-    *,
     scratch: Tensor | None,
     kept: Tensor | None,
     kept_upstream: Tensor | None,
@@ -80,7 +77,6 @@ def cross_entropy_backward(
     dx: Tensor | None,
     dweight: Tensor | None,
     dbias: Tensor | None,
-    *,
     logit_scale: float,
     softcap: float,
     ignore_index: int,
@@ -96,7 +92,6 @@ def scale_rows(
     factor: Tensor,
     out: Tensor,
     order: Tensor | None,
-    *,
     scatters: bool,
     threads: int,
     stream: int,
@@ -105,7 +100,6 @@ def order_rows(
     target: Tensor | None,
     mask: Tensor | None,
     order: Tensor,
-    *,
     ignore_index: int,
     threads: int,
     stream: int,
@@ -119,7 +113,6 @@ def distillation_forward(
     loss: Tensor,
     reduced: Tensor | None,
     stats: Tensor,
-    *,
     scratch: Tensor | None,
     kept: Tensor | None,
     teacher_kept: Tensor | None,
@@ -143,7 +136,6 @@ def distillation_backward(
     dweight: Tensor | None,
     dteacher_x: Tensor | None,
     dteacher_weight: Tensor | None,
-    *,
     kind: int,
     temperature: float,
     workspace: int,
@@ -158,11 +150,10 @@ def mlp_forward(
     bias1: Tensor | None,
     bias2: Tensor | None,
     out: Tensor,
-    *,
     activation: int,
-    tf32: bool = False,
     threads: int,
     stream: int,
+    tf32: bool = False,
 ) -> None: ...
 def mlp_backward(
     grad_out: Tensor,
@@ -174,19 +165,17 @@ def mlp_backward(
     dw1: Tensor | None,
     dw2: Tensor | None,
     dbias1: Tensor | None,
-    *,
     activation: int,
-    tf32: bool = False,
     deterministic: bool,
     threads: int,
     stream: int,
+    tf32: bool = False,
 ) -> None: ...
 def mlp_hidden(
     x: Tensor,
     w1: Tensor,
     bias1: Tensor | None,
     out: Tensor,
-    *,
     activation: int,
     threads: int,
     stream: int,
@@ -200,7 +189,6 @@ def mlp_local_gradient(
     out: Tensor,
     hidden: Tensor,
     sums: Tensor | None,
-    *,
     activation: int,
     threads: int,
     stream: int,
@@ -210,7 +198,6 @@ def logsumexp_forward(
     b: Tensor,
     lse: Tensor,
     lse_low: Tensor,
-    *,
     scratch: Tensor | None,
     scale: float,
     threads: int,
@@ -224,7 +211,6 @@ def logsumexp_backward(
     lse_low: Tensor,
     da: Tensor | None,
     db: Tensor | None,
-    *,
     scale: float,
     deterministic: bool,
     threads: int,
@@ -236,7 +222,6 @@ def attention_forward_tier(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    *,
     scale: float,
     softcap: float,
     left: int,
@@ -249,7 +234,6 @@ def attention_backward_tier(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
-    *,
     scale: float,
     softcap: float,
     left: int,
@@ -263,7 +247,6 @@ def mlp_forward_tier(
     w1: Tensor,
     w2: Tensor,
     bias1: Tensor | None,
-    *,
     workspace: int,
     tf32: bool,
     deterministic: bool,
@@ -273,19 +256,17 @@ def mlp_backward_tier(
     w1: Tensor,
     w2: Tensor,
     bias1: Tensor | None,
-    *,
     workspace: int,
     tf32: bool,
     deterministic: bool,
 ) -> tuple[str, str, bool, tuple[int, int]]: ...
 def cross_entropy_forward_tier(
-    x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, *, logit_scale: float
+    x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, logit_scale: float
 ) -> tuple[str, str, int, bool]: ...
 def cross_entropy_backward_tier(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
     logit_scale: float,
     workspace: int,
     deterministic: bool,
@@ -302,7 +283,6 @@ def cross_entropy_local_gradient(
     out: Tensor,
     sums: Tensor | None,
     order: Tensor | None,
-    *,
     first_class: int,
     classes: int,
     logit_scale: float,
@@ -319,7 +299,6 @@ def distillation_forward_tier(
     teacher_x: Tensor,
     teacher_weight: Tensor,
     kept: Tensor | None,
-    *,
     temperature: float,
 ) -> tuple[str, str, int, bool]: ...
 def distillation_backward_tier(
@@ -327,7 +306,6 @@ def distillation_backward_tier(
     weight: Tensor,
     teacher_x: Tensor,
     teacher_weight: Tensor,
-    *,
     temperature: float,
     workspace: int,
     deterministic: bool,
@@ -343,16 +321,15 @@ def distillation_local_gradient(
     out: Tensor,
     teacher_out: Tensor | None,
     order: Tensor | None,
-    *,
     kind: int,
     temperature: float,
     threads: int,
     stream: int,
 ) -> None: ...
-def can_keep(device: int, width: int, other_width: int, *, scale: float, deterministic: bool) -> bool: ...
-def logsumexp_forward_tier(a: Tensor, b: Tensor, *, scale: float) -> tuple[str, str, int, bool]: ...
+def can_keep(device: int, width: int, other_width: int, scale: float, deterministic: bool) -> bool: ...
+def logsumexp_forward_tier(a: Tensor, b: Tensor, scale: float) -> tuple[str, str, int, bool]: ...
 def logsumexp_backward_tier(
-    a: Tensor, b: Tensor, *, scale: float, workspace: int, deterministic: bool
+    a: Tensor, b: Tensor, scale: float, workspace: int, deterministic: bool
 ) -> tuple[str, str, int, bool]: ...
 def logsumexp_local_gradient(
     grad_lse: Tensor,
@@ -361,7 +338,6 @@ def logsumexp_local_gradient(
     lse: Tensor,
     lse_low: Tensor,
     out: Tensor,
-    *,
     scale: float,
     threads: int,
     stream: int,
@@ -374,7 +350,6 @@ def cpu_tiles(
     other_a: Tensor | None,
     other_b: Tensor | None,
     payload: Tensor | None,
-    *,
     bias_gradient: bool,
     threads: int,
 ) -> tuple[tuple[int, int], tuple[int, int]]: ...

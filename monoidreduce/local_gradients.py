@@ -101,7 +101,7 @@ def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, igno
     """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know."""
     order = torch.empty((len(rows) + 1,), dtype=torch.int64, device=rows.device)
     stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
-    _C.order_rows(target, mask, order, ignore_index=ignore_index, threads=1, stream=stream)
+    _C.order_rows(target, mask, order, ignore_index, 1, stream)
     return order
 
 
@@ -123,7 +123,7 @@ def _scale_rows(
     order: the rows are rows[order], or they are written to out[order] if it scatters.
     """
     stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
-    _C.scale_rows(rows, factor, out, order, scatters=scatters, threads=1, stream=stream)
+    _C.scale_rows(rows, factor, out, order, scatters, 1, stream)
     return out
 
 

@@ -189,14 +189,10 @@ def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: st
     return grad.expand(tokens.shape)
 
 
-def _launch(on: Tensor) -> dict[str, Any]:
+def _launch(on: Tensor) -> tuple[int, int]:
+    """The threads of the CPU engine, or a GPU's stream."""
     # What torch.cuda.current_stream(device).cuda_stream says, 40 times as fast.
-    stream = torch._C._cuda_getCurrentRawStream(on.device.index) if on.is_cuda else 0
-    return {"threads": torch.get_num_threads(), "stream": stream}
-
-
-def _launch_backward(on: Tensor) -> dict[str, Any]:
-    return {"deterministic": torch.are_deterministic_algorithms_enabled(), **_launch(on)}
+    return torch.get_num_threads(), torch._C._cuda_getCurrentRawStream(on.device.index) if on.is_cuda else 0
 
 
 # Registration
@@ -380,18 +376,6 @@ def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
     return bias is not None and bias.numel() < scores
 
 
-def _attention_options(
-    q: Tensor, scale: float | None, softcap: float, left: int, right: int
-) -> dict[str, Any]:
-    return {
-        "scale": score_scale(q, scale),
-        "softcap": softcap,
-        "left": left,
-        "right": right,
-        "tf32": allows_tf32(q),
-    }
-
-
 def _attention_results(
     q: Tensor,
     k: Tensor,
@@ -423,17 +407,17 @@ def _attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
     score_bias = _score_bias(q, k, bias)
-    options = _attention_options(q, scale, softcap, left, right)
+    options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
     scratch = None
     if q.is_cuda:
-        tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, **options)
+        tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, *options, tf32)
         if tier != SIMT:
             q, k, v = _mapped(q), _mapped(k), _mapped(v)
         if tier == HOPPER and score_bias is not None:
             score_bias = _mapped_bias(score_bias)
         if elements:
             scratch = _statistics(q, elements)
-    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch=scratch, **options, **_launch(q))
+    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *_launch(q), tf32)
     return out, lse, lse_low
 
 
@@ -478,19 +462,13 @@ def _attention_backward(
         return found
     if unrounded and grad_out is not None:
         grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
-    score_bias, launch = _score_bias(q, k, bias), _launch_backward(q)
-    options = _attention_options(q, scale, softcap, left, right)
+    score_bias, deterministic = _score_bias(q, k, bias), torch.are_deterministic_algorithms_enabled()
+    options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
     tier, scratch, adds_rows = SIMT, None, True
     if q.is_cuda:
+        sums = needed[3] and sums_bias_gradient(q, k, bias)
         tier, _, elements, adds_rows = _C.attention_backward_tier(
-            grad_out,
-            q,
-            k,
-            v,
-            score_bias,
-            **options,
-            sums_bias_gradient=needed[3] and sums_bias_gradient(q, k, bias),
-            deterministic=launch["deterministic"],
+            grad_out, q, k, v, score_bias, *options, tf32, sums, deterministic
         )
         scratch = _statistics(q, elements)
     gradients: list[Tensor | None]
@@ -518,9 +496,11 @@ def _attention_backward(
         dk,
         dv,
         _score_bias(q, k, dbias),
-        scratch=scratch,
-        **options,
-        **launch,
+        scratch,
+        *options,
+        deterministic,
+        *_launch(q),
+        tf32,
     )
     return _rounded((dq, dk, dv, dbias), (q, k, v, bias), needed)
 
@@ -552,7 +532,7 @@ def kept_classes(
         return 0
     deterministic = torch.are_deterministic_algorithms_enabled()
     widths = (x.shape[1], other_width)
-    if not _C.can_keep(x.device.index, *widths, scale=scale, deterministic=deterministic):
+    if not _C.can_keep(x.device.index, *widths, scale, deterministic):
         return 0
     return columns_to_keep(x.shape[0], weight.shape[0], workspace, 2 if other_width else 1)
 
@@ -635,9 +615,7 @@ def _cross_entropy(
         count = _count(target != ignore_index, reduction, lse)
         kept_for = kept_upstream(_kept_scale(logit_scale, lse, count, reduction), count, lse)
     if x.is_cuda:
-        tier, _, elements, _ = _C.cross_entropy_forward_tier(
-            x, weight, bias, first_kept, logit_scale=logit_scale
-        )
+        tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, first_kept, logit_scale)
         if tier != SIMT:
             x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics(x, elements)
         if (
@@ -655,17 +633,17 @@ def _cross_entropy(
         reduced,
         lse,
         lse_low,
-        scratch=scratch,
-        kept=first_kept,
-        kept_upstream=kept_for,
-        order=order,
-        mean=reduction == "mean",
-        logit_scale=logit_scale,
-        softcap=softcap,
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        z_loss=z_loss,
-        **_launch(x),
+        scratch,
+        first_kept,
+        kept_for,
+        order,
+        reduction == "mean",
+        logit_scale,
+        softcap,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        *_launch(x),
     )
     return losses if reduced is None else reduced, lse, lse_low, kept
 
@@ -696,24 +674,14 @@ def _cross_entropy_backward(
         count = _count(counted, reduction, lse)
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
-    launch = _launch_backward(x)
-    options: dict[str, Any] = {
-        "logit_scale": logit_scale,
-        "softcap": softcap,
-        "ignore_index": ignore_index,
-        "label_smoothing": label_smoothing,
-        "z_loss": z_loss,
-    }
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
     if x.is_cuda:
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
+        left = _left(workspace, kept, len(weight))
         tier, _, elements, _ = _C.cross_entropy_backward_tier(
-            x,
-            weight,
-            bias,
-            logit_scale=logit_scale,
-            workspace=_left(workspace, kept, len(weight)),
-            deterministic=launch["deterministic"],
+            x, weight, bias, logit_scale, left, deterministic
         )
         if tier != SIMT:
             inputs = (x, weight)
@@ -745,10 +713,10 @@ def _cross_entropy_backward(
                     head.local(part),
                     head.local_sums(part),
                     order,
-                    first_class=part.start,
-                    classes=len(weight),
-                    **options,
-                    **_launch(x),
+                    part.start,
+                    len(weight),
+                    *options,
+                    *_launch(x),
                 )
 
             multiply_local_gradients(store, len(weight), [head])
@@ -770,9 +738,10 @@ def _cross_entropy_backward(
         dx,
         dweight,
         dbias,
-        workspace=workspace,
-        **options,
-        **launch,
+        *options,
+        workspace,
+        deterministic,
+        *_launch(x),
     )
     return _rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
@@ -836,7 +805,7 @@ def _distillation(
         kept_for = kept_upstream(_kept_scale(1 / temperature, losses, count, reduction), count, losses)
     if x.is_cuda:
         tier, _, elements, _ = _C.distillation_forward_tier(
-            x, weight, teacher_x, teacher_weight, first_kept, temperature=temperature
+            x, weight, teacher_x, teacher_weight, first_kept, temperature
         )
         if tier != SIMT:
             x, teacher_x = _padded(x), _padded(teacher_x)
@@ -855,15 +824,15 @@ def _distillation(
         losses,
         reduced,
         stats,
-        scratch=scratch,
-        kept=first_kept,
-        teacher_kept=teacher_kept,
-        kept_upstream=kept_for,
-        order=order,
-        mean=reduction == "mean",
-        kind=DISTILLATION_LOSSES.index(kind),
-        temperature=temperature,
-        **_launch(x),
+        scratch,
+        first_kept,
+        teacher_kept,
+        kept_for,
+        order,
+        reduction == "mean",
+        DISTILLATION_LOSSES.index(kind),
+        temperature,
+        *_launch(x),
     )
     return losses if reduced is None else reduced, stats, kept
 
@@ -887,19 +856,14 @@ def _distillation_backward(
     count = _count(mask, reduction, stats)
     grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
     workspace = get_workspace() if workspace is None else workspace
-    launch = _launch_backward(x)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
+        left = workspace // 2 if of_teacher else _left(workspace, kept, len(weight))
         tier, _, elements, _ = _C.distillation_backward_tier(
-            x,
-            weight,
-            teacher_x,
-            teacher_weight,
-            temperature=temperature,
-            workspace=workspace // 2 if of_teacher else _left(workspace, kept, len(weight)),
-            deterministic=launch["deterministic"],
+            x, weight, teacher_x, teacher_weight, temperature, left, deterministic
         )
         if tier != SIMT:
             inputs = (x, weight, teacher_x, teacher_weight)
@@ -935,9 +899,9 @@ def _distillation_backward(
                     student.local(part),
                     None if teacher is None else teacher.local(part),
                     order,
-                    kind=DISTILLATION_LOSSES.index(kind),
-                    temperature=temperature,
-                    **_launch(x),
+                    DISTILLATION_LOSSES.index(kind),
+                    temperature,
+                    *_launch(x),
                 )
 
             heads = [student] if teacher is None else [student, teacher]
@@ -961,10 +925,11 @@ def _distillation_backward(
         dweight,
         dteacher_x,
         dteacher_weight,
-        kind=DISTILLATION_LOSSES.index(kind),
-        temperature=temperature,
-        workspace=workspace,
-        **launch,
+        DISTILLATION_LOSSES.index(kind),
+        temperature,
+        workspace,
+        deterministic,
+        *_launch(x),
     )
     gradients = (dx, dweight, dteacher_x, dteacher_weight)
     return _rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
@@ -1000,24 +965,21 @@ def _mlp(
     workspace: int | None,
 ) -> Tensor:
     out = _mlp_result(x, w1, w2)
-    options: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), **_launch(x)}
-    tf32 = allows_tf32(x)
+    kind, launch, tf32 = ACTIVATIONS.index(activation), _launch(x), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         deterministic = torch.are_deterministic_algorithms_enabled()
-        tier, _, _, part = _C.mlp_forward_tier(
-            x, w1, w2, bias1, workspace=workspace, tf32=tf32, deterministic=deterministic
-        )
+        tier, _, _, part = _C.mlp_forward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
         if tier != SIMT:
             x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
         if all(part):
 
             def store(rows: Tensor, hidden: Tensor) -> None:
-                _C.mlp_hidden(rows, w1, bias1, hidden, **options)
+                _C.mlp_hidden(rows, w1, bias1, hidden, kind, *launch)
 
             multiply_hidden(store, part[0], x, w2, bias2, out)
             return out
-    _C.mlp_forward(x, w1, w2, bias1, bias2, out, tf32=tf32, **options)
+    _C.mlp_forward(x, w1, w2, bias1, bias2, out, kind, *launch, tf32)
     return out
 
 
@@ -1033,23 +995,22 @@ def _mlp_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     deterministic = torch.are_deterministic_algorithms_enabled()
-    options: dict[str, Any] = {"activation": ACTIVATIONS.index(activation), **_launch(x)}
+    kind, launch = ACTIVATIONS.index(activation), _launch(x)
     gradients: list[Tensor | None]
     tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, adds_rows, part = _C.mlp_backward_tier(
-            x, w1, w2, bias1, workspace=workspace, tf32=tf32, deterministic=deterministic
-        )
+        tier, _, adds_rows, part = _C.mlp_backward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
     if tier != SIMT:
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
     dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
     if not any(needed[:4]):
         gradients = [None] * 4
     elif all(part):
+        options: tuple[int, ...] = (kind, *launch)
 
         def store(*tensors: Any) -> None:
-            _C.mlp_local_gradient(*tensors, **options)
+            _C.mlp_local_gradient(*tensors, *options)
 
         gradients = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     else:
@@ -1059,9 +1020,8 @@ def _mlp_backward(
         else:
             gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(_bias_gradient(bias1, needed[3]))
-        _C.mlp_backward(
-            grad_out, x, w1, w2, bias1, *gradients, tf32=tf32, deterministic=deterministic, **options
-        )
+        dx, dw1, dw2, dbias1 = gradients
+        _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, kind, deterministic, *launch, tf32)
     return _rounded((*gradients, dbias2), (x, w1, w2, bias1, bias2), needed)
 
 
@@ -1090,10 +1050,10 @@ def _logsumexp(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tup
     lse, lse_low = _logsumexp_results(a, b, scale, workspace)
     scratch = None
     if a.is_cuda:
-        tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale=scale)
+        tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale)
         if tier != SIMT:
             a, b, scratch = _padded(a), _padded_weight(b, tier), _statistics(a, elements)
-    _C.logsumexp_forward(a, b, lse, lse_low, scratch=scratch, scale=scale, **_launch(a))
+    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *_launch(a))
     return lse, lse_low
 
 
@@ -1107,12 +1067,10 @@ def _logsumexp_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    launch = _launch_backward(a)
+    deterministic = torch.are_deterministic_algorithms_enabled()
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, elements, _ = _C.logsumexp_backward_tier(
-            a, b, scale=scale, workspace=workspace, deterministic=launch["deterministic"]
-        )
+        tier, _, elements, _ = _C.logsumexp_backward_tier(a, b, scale, workspace, deterministic)
         if tier != SIMT:
             inputs = (a, b)
             a, b = _padded(a), _padded_weight(b, tier)
@@ -1120,15 +1078,13 @@ def _logsumexp_backward(
 
             def store(part: slice) -> None:
                 local = head.local(part)
-                _C.logsumexp_local_gradient(
-                    grad_lse, a, b[part], lse, lse_low, local, scale=scale, **_launch(a)
-                )
+                _C.logsumexp_local_gradient(grad_lse, a, b[part], lse, lse_low, local, scale, *_launch(a))
 
             multiply_local_gradients(store, len(b), [head])
             return _rounded(map(_cut, (head.d_rows, head.d_columns), inputs), inputs, needed)
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
-    _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale=scale, **launch)
+    _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale, deterministic, *_launch(a))
     return _rounded((da, db), (a, b), needed)
 
 

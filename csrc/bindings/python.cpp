@@ -1,5 +1,5 @@
 // The Python module monoidreduce._C: each operator's tensors and options as its argument struct, and nothing
-// else.
+// else. The package passes them by position: five names cost as much host time as six tensors.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -61,8 +61,8 @@ void define_attention(py::module_& m) {
       "attention_forward",
       [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
          Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"scratch"> scratch, double scale,
-         double softcap, std::int64_t left, std::int64_t right, bool tf32, int threads,
-         std::uintptr_t stream) {
+         double softcap, std::int64_t left, std::int64_t right, int threads, std::uintptr_t stream,
+         bool tf32) {
         run(attention_forward,
             {.q = q,
              .k = k,
@@ -75,15 +75,15 @@ void define_attention(py::module_& m) {
              .options = {scale, softcap, left, right}},
             threads, stream, false, tf32);
       },
-      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a, "scale"_a,
-      "softcap"_a, "left"_a, "right"_a, "tf32"_a = false, "threads"_a, "stream"_a);
+      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "scratch"_a, "scale"_a, "softcap"_a,
+      "left"_a, "right"_a, "threads"_a, "stream"_a, "tf32"_a = false);
   m.def(
       "attention_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
          Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
          Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"scratch"> scratch,
-         double scale, double softcap, std::int64_t left, std::int64_t right, bool tf32, bool deterministic,
-         int threads, std::uintptr_t stream) {
+         double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
+         std::uintptr_t stream, bool tf32) {
         run(attention_backward,
             {.grad_out = grad_out,
              .grad_lse = grad_lse,
@@ -103,8 +103,8 @@ void define_attention(py::module_& m) {
             threads, stream, deterministic, tf32);
       },
       "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "dq"_a,
-      "dk"_a, "dv"_a, "dbias"_a, py::kw_only(), "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a,
-      "tf32"_a = false, "deterministic"_a, "threads"_a, "stream"_a);
+      "dk"_a, "dv"_a, "dbias"_a, "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "deterministic"_a,
+      "threads"_a, "stream"_a, "tf32"_a = false);
 }
 
 // (tier, reason, elements of scratch) of a call.
@@ -120,7 +120,7 @@ void define_tiers(py::module_& m) {
         x.q = q, x.k = k, x.v = v, x.bias = bias, x.options = {scale, softcap, left, right};
         return tuple(attention_forward_tier(x, {.tf32 = tf32}));
       },
-      "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a, "tf32"_a);
+      "q"_a, "k"_a, "v"_a, "bias"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "tf32"_a);
   m.def(
       "attention_backward_tier",
       [tuple](Tensor<"grad_out"> grad_out, Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias,
@@ -135,8 +135,8 @@ void define_tiers(py::module_& m) {
         x.options = {scale, softcap, left, right};
         return tuple(attention_backward_tier(x, {1, nullptr, deterministic, tf32}));
       },
-      "grad_out"_a, "q"_a, "k"_a, "v"_a, "bias"_a, py::kw_only(), "scale"_a, "softcap"_a, "left"_a, "right"_a,
-      "tf32"_a, "sums_bias_gradient"_a, "deterministic"_a);
+      "grad_out"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "tf32"_a,
+      "sums_bias_gradient"_a, "deterministic"_a);
 }
 
 // (tier, reason, does it add to the rows' gradient, (rows, hidden units) of a part).
@@ -153,7 +153,7 @@ void define_mlp_tiers(py::module_& m) {
         call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
         return tuple(mlp_forward_tier(call, {1, nullptr, deterministic, tf32}));
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "tf32"_a, "deterministic"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "workspace"_a, "tf32"_a, "deterministic"_a);
   m.def(
       "mlp_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
@@ -162,7 +162,7 @@ void define_mlp_tiers(py::module_& m) {
         call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
         return tuple(mlp_backward_tier(call, {1, nullptr, deterministic, tf32}));
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, py::kw_only(), "workspace"_a, "tf32"_a, "deterministic"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "workspace"_a, "tf32"_a, "deterministic"_a);
 }
 
 void define_loss_tiers(py::module_& m) {
@@ -178,7 +178,7 @@ void define_loss_tiers(py::module_& m) {
         call.options.logit_scale = logit_scale;
         return tuple(cross_entropy_forward_tier(call, {}));
       },
-      "x"_a, "weight"_a, "bias"_a, "kept"_a, py::kw_only(), "logit_scale"_a);
+      "x"_a, "weight"_a, "bias"_a, "kept"_a, "logit_scale"_a);
   m.def(
       "cross_entropy_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, double logit_scale,
@@ -188,7 +188,7 @@ void define_loss_tiers(py::module_& m) {
         call.options.logit_scale = logit_scale, call.options.workspace = workspace;
         return tuple(cross_entropy_backward_tier(call, {1, nullptr, deterministic}));
       },
-      "x"_a, "weight"_a, "bias"_a, py::kw_only(), "logit_scale"_a, "workspace"_a, "deterministic"_a);
+      "x"_a, "weight"_a, "bias"_a, "logit_scale"_a, "workspace"_a, "deterministic"_a);
   m.def(
       "distillation_forward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -198,7 +198,7 @@ void define_loss_tiers(py::module_& m) {
         call.kept = kept, call.options.temperature = temperature;
         return tuple(distillation_forward_tier(call, {}));
       },
-      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "kept"_a, py::kw_only(), "temperature"_a);
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "kept"_a, "temperature"_a);
   m.def(
       "distillation_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -209,7 +209,7 @@ void define_loss_tiers(py::module_& m) {
         call.options.temperature = temperature, call.options.workspace = workspace;
         return tuple(distillation_backward_tier(call, {1, nullptr, deterministic}));
       },
-      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, py::kw_only(), "temperature"_a, "workspace"_a,
+      "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "temperature"_a, "workspace"_a,
       "deterministic"_a);
   m.def(
       "logsumexp_forward_tier",
@@ -218,7 +218,7 @@ void define_loss_tiers(py::module_& m) {
         call.a = a, call.b = b, call.scale = scale;
         return tuple(logsumexp_forward_tier(call, {}));
       },
-      "a"_a, "b"_a, py::kw_only(), "scale"_a);
+      "a"_a, "b"_a, "scale"_a);
   m.def(
       "logsumexp_backward_tier",
       [tuple](Tensor<"a"> a, Tensor<"b"> b, double scale, std::int64_t workspace, bool deterministic) {
@@ -226,13 +226,13 @@ void define_loss_tiers(py::module_& m) {
         call.a = a, call.b = b, call.scale = scale, call.workspace = workspace;
         return tuple(logsumexp_backward_tier(call, {1, nullptr, deterministic}));
       },
-      "a"_a, "b"_a, py::kw_only(), "scale"_a, "workspace"_a, "deterministic"_a);
+      "a"_a, "b"_a, "scale"_a, "workspace"_a, "deterministic"_a);
   m.def(
       "can_keep",
       [](int device, std::int64_t width, std::int64_t other_width, double scale, bool deterministic) {
         return can_keep(device, width, other_width, scale, {1, nullptr, deterministic});
       },
-      "device"_a, "width"_a, "other_width"_a, py::kw_only(), "scale"_a, "deterministic"_a);
+      "device"_a, "width"_a, "other_width"_a, "scale"_a, "deterministic"_a);
 }
 
 void define_cross_entropy(py::module_& m) {
@@ -264,9 +264,9 @@ void define_cross_entropy(py::module_& m) {
              .mean = mean},
             threads, stream);
       },
-      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, py::kw_only(),
-      "scratch"_a, "kept"_a, "kept_upstream"_a, "order"_a, "mean"_a, "logit_scale"_a, "softcap"_a,
-      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, "scratch"_a,
+      "kept"_a, "kept_upstream"_a, "order"_a, "mean"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
+      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
@@ -290,8 +290,8 @@ void define_cross_entropy(py::module_& m) {
             threads, stream, deterministic);
       },
       "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "lse_low"_a, "dx"_a,
-      "dweight"_a, "dbias"_a, py::kw_only(), "logit_scale"_a, "softcap"_a, "ignore_index"_a,
-      "label_smoothing"_a, "z_loss"_a, "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
+      "dweight"_a, "dbias"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a,
+      "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 void define_local_gradients(py::module_& m) {
@@ -320,8 +320,8 @@ void define_local_gradients(py::module_& m) {
             threads, stream);
       },
       "grad_loss"_a, "grad_lse"_a, "x"_a, "weight"_a, "bias"_a, "target"_a, "lse"_a, "lse_low"_a, "out"_a,
-      "sums"_a, "order"_a, py::kw_only(), "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a,
-      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "sums"_a, "order"_a, "first_class"_a, "classes"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
+      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_local_gradient",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -343,7 +343,7 @@ void define_local_gradients(py::module_& m) {
             threads, stream);
       },
       "grad_loss"_a, "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "stats"_a, "out"_a,
-      "teacher_out"_a, "order"_a, py::kw_only(), "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+      "teacher_out"_a, "order"_a, "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "logsumexp_local_gradient",
       [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse,
@@ -358,8 +358,7 @@ void define_local_gradients(py::module_& m) {
              .scale = scale},
             threads, stream);
       },
-      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "lse_low"_a, "out"_a, py::kw_only(), "scale"_a, "threads"_a,
-      "stream"_a);
+      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "lse_low"_a, "out"_a, "scale"_a, "threads"_a, "stream"_a);
 }
 
 void define_scale_rows(py::module_& m) {
@@ -370,7 +369,7 @@ void define_scale_rows(py::module_& m) {
         run(scale_rows, {.x = x, .factor = factor, .out = out, .order = order, .scatters = scatters}, threads,
             stream);
       },
-      "x"_a, "factor"_a, "out"_a, "order"_a, py::kw_only(), "scatters"_a, "threads"_a, "stream"_a);
+      "x"_a, "factor"_a, "out"_a, "order"_a, "scatters"_a, "threads"_a, "stream"_a);
   m.def(
       "order_rows",
       [](Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"order"> order, std::int64_t ignore_index,
@@ -378,7 +377,7 @@ void define_scale_rows(py::module_& m) {
         run(order_rows, {.target = target, .mask = mask, .order = order, .ignore_index = ignore_index},
             threads, stream);
       },
-      "target"_a, "mask"_a, "order"_a, py::kw_only(), "ignore_index"_a, "threads"_a, "stream"_a);
+      "target"_a, "mask"_a, "order"_a, "ignore_index"_a, "threads"_a, "stream"_a);
 }
 
 void define_distillation(py::module_& m) {
@@ -407,8 +406,8 @@ void define_distillation(py::module_& m) {
             threads, stream);
       },
       "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "reduced"_a, "stats"_a,
-      py::kw_only(), "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "order"_a, "mean"_a,
-      "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
+      "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "order"_a, "mean"_a, "kind"_a,
+      "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,
@@ -432,15 +431,15 @@ void define_distillation(py::module_& m) {
             threads, stream, deterministic);
       },
       "grad_loss"_a, "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "stats"_a, "dx"_a,
-      "dweight"_a, "dteacher_x"_a, "dteacher_weight"_a, py::kw_only(), "kind"_a, "temperature"_a,
-      "workspace"_a, "deterministic"_a, "threads"_a, "stream"_a);
+      "dweight"_a, "dteacher_x"_a, "dteacher_weight"_a, "kind"_a, "temperature"_a, "workspace"_a,
+      "deterministic"_a, "threads"_a, "stream"_a);
 }
 
 void define_mlp(py::module_& m) {
   m.def(
       "mlp_forward",
       [](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, Tensor<"bias2"> bias2,
-         Tensor<"out"> out, int activation, bool tf32, int threads, std::uintptr_t stream) {
+         Tensor<"out"> out, int activation, int threads, std::uintptr_t stream, bool tf32) {
         run(mlp_forward,
             {.x = x,
              .w1 = w1,
@@ -451,13 +450,13 @@ void define_mlp(py::module_& m) {
              .activation = static_cast<ActivationKind>(activation)},
             threads, stream, false, tf32);
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, py::kw_only(), "activation"_a, "tf32"_a = false,
-      "threads"_a, "stream"_a);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, "activation"_a, "threads"_a, "stream"_a,
+      "tf32"_a = false);
   m.def(
       "mlp_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
          Tensor<"dx"> dx, Tensor<"dw1"> dw1, Tensor<"dw2"> dw2, Tensor<"dbias1"> dbias1, int activation,
-         bool tf32, bool deterministic, int threads, std::uintptr_t stream) {
+         bool deterministic, int threads, std::uintptr_t stream, bool tf32) {
         run(mlp_backward,
             {.grad_out = grad_out,
              .x = x,
@@ -471,8 +470,8 @@ void define_mlp(py::module_& m) {
              .activation = static_cast<ActivationKind>(activation)},
             threads, stream, deterministic, tf32);
       },
-      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "dx"_a, "dw1"_a, "dw2"_a, "dbias1"_a, py::kw_only(),
-      "activation"_a, "tf32"_a = false, "deterministic"_a, "threads"_a, "stream"_a);
+      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "dx"_a, "dw1"_a, "dw2"_a, "dbias1"_a, "activation"_a,
+      "deterministic"_a, "threads"_a, "stream"_a, "tf32"_a = false);
 }
 
 void define_mlp_parts(py::module_& m) {
@@ -488,7 +487,7 @@ void define_mlp_parts(py::module_& m) {
              .activation = static_cast<ActivationKind>(activation)},
             threads, stream);
       },
-      "x"_a, "w1"_a, "bias1"_a, "out"_a, py::kw_only(), "activation"_a, "threads"_a, "stream"_a);
+      "x"_a, "w1"_a, "bias1"_a, "out"_a, "activation"_a, "threads"_a, "stream"_a);
   m.def(
       "mlp_local_gradient",
       [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
@@ -506,8 +505,8 @@ void define_mlp_parts(py::module_& m) {
              .activation = static_cast<ActivationKind>(activation)},
             threads, stream);
       },
-      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "out"_a, "hidden"_a, "sums"_a, py::kw_only(),
-      "activation"_a, "threads"_a, "stream"_a);
+      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "out"_a, "hidden"_a, "sums"_a, "activation"_a,
+      "threads"_a, "stream"_a);
 }
 
 void define_logsumexp(py::module_& m) {
@@ -519,7 +518,7 @@ void define_logsumexp(py::module_& m) {
             {.a = a, .b = b, .lse = lse, .lse_low = lse_low, .scratch = scratch, .scale = scale}, threads,
             stream);
       },
-      "a"_a, "b"_a, "lse"_a, "lse_low"_a, py::kw_only(), "scratch"_a, "scale"_a, "threads"_a, "stream"_a);
+      "a"_a, "b"_a, "lse"_a, "lse_low"_a, "scratch"_a, "scale"_a, "threads"_a, "stream"_a);
   m.def(
       "logsumexp_backward",
       [](Tensor<"grad_lse"> grad_lse, Tensor<"a"> a, Tensor<"b"> b, Tensor<"lse"> lse,
@@ -536,8 +535,8 @@ void define_logsumexp(py::module_& m) {
              .scale = scale},
             threads, stream, deterministic);
       },
-      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "lse_low"_a, "da"_a, "db"_a, py::kw_only(), "scale"_a,
-      "deterministic"_a, "threads"_a, "stream"_a);
+      "grad_lse"_a, "a"_a, "b"_a, "lse"_a, "lse_low"_a, "da"_a, "db"_a, "scale"_a, "deterministic"_a,
+      "threads"_a, "stream"_a);
 }
 
 // (rows, columns) that the CPU engine computes at a time, forward and backward.
@@ -553,7 +552,7 @@ void define_cpu_tiles(py::module_& m) {
         return std::make_tuple(std::make_tuple(forward.rows, forward.columns),
                                std::make_tuple(backward.rows, backward.columns));
       },
-      "a"_a, "b"_a, "other_a"_a, "other_b"_a, "payload"_a, py::kw_only(), "bias_gradient"_a, "threads"_a);
+      "a"_a, "b"_a, "other_a"_a, "other_b"_a, "payload"_a, "bias_gradient"_a, "threads"_a);
 }
 
 }  // namespace
