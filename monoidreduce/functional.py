@@ -518,7 +518,8 @@ def mlp(
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
 
-    Where M or N is too wide for one kernel of a GPU, parts of up to `get_workspace()` bytes of it are.
+    Where M or N is too wide for one kernel of a GPU, or backward K too small to keep one busy, parts of up to
+    `get_workspace()` bytes of it are.
 
     Args:
         x: [..., M].

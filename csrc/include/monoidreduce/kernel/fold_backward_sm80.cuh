@@ -406,8 +406,10 @@ template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
                    const Launch& launch) {
-  const FoldShape shape(
-      p, section_of(p, p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads()), 1));
+  // In turn, twice as many heads as their gradients have room for in the cache: of half as many tiles of columns of a head
+  // at a time, the last waits half as long before it adds for the first time.
+  const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
+  const FoldShape shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));
   const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns,
                      tiles = p.batch() * p.column_heads() * column_tiles;
   const std::int64_t parts = turns.words ? 1 : parts_of_rows<E, Tile>(p, tiles);
