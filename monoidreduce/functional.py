@@ -296,11 +296,11 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     empty_a, empty_b = lse_a == -math.inf, lse_b == -math.inf
     empty = empty_a & empty_b
     # The result does not depend on the frame, so nothing flows through it. An empty state is measured from 0,
-    # which keeps (-inf) - (-inf) out of value and gradient.
+    # which keeps (-inf) - (-inf) out of value and gradient. From +inf all masses are NaN, as softmax's.
     frame = torch.maximum(lse_a, lse_b).detach().masked_fill(empty, 0.0)
     mass_a, mass_b = (lse_a - frame).exp(), (lse_b - frame).exp()
     mass = (mass_a + mass_b).masked_fill(empty, 1.0)
-    lse = (frame + mass.log()).masked_fill(empty, -math.inf)
+    lse = (frame + mass.log()).masked_fill(empty, -math.inf).masked_fill(frame == math.inf, math.inf)
     out = (mass_a / mass)[..., None] * out_a + (mass_b / mass)[..., None] * out_b
     # Selecting, where one side is empty, keeps the other's bits (0 * x + y would turn -0 into 0).
     lse = torch.where(empty_b & ~empty, lse_a, torch.where(empty_a & ~empty, lse_b, lse))

@@ -235,7 +235,7 @@ def test_upstream_nan_reaches_only_seen_keys(device: torch.device) -> None:
 def test_attention_non_finite_inputs(mask: str, place: str, dtype: torch.dtype, device: torch.device) -> None:
     """NaN and inf reach the rows that see them, in value and gradient, and no others."""
     inputs = attention_inputs(1, 2, 2, 40, 70, 16, 16, dtype=dtype, device=device)
-    options: dict[str, Any] = {"scale": 0.25}
+    options: dict[str, Any] = {"scale": 0.25, "return_lse": True}
     if mask == "causal":
         options["causal"] = True
     elif mask == "window":
@@ -267,13 +267,18 @@ def test_attention_excluded_garbage_is_bitwise_zero_filled(dtype: torch.dtype, d
 
 
 def test_attention_infinite_score_follows_softmax(device: torch.device) -> None:
-    """A +inf score makes its row NaN, as torch's softmax does; a -inf one excludes its key."""
+    """A +inf score makes its row NaN and its lse +inf, as torch does; a -inf one excludes its key."""
     inputs = attention_inputs(1, 1, 1, 12, 40, dtype=torch.float64, device=device)
     bias = torch.zeros(12, 40, dtype=torch.float64, device=device)
     bias[3, 7], bias[5, 7], bias[6], bias[8, :39] = torch.inf, -torch.inf, -torch.inf, -torch.inf
     inputs["bias"] = bias
-    out, lse = mr.attention(**inputs, return_lse=True)
-    assert out[0, 0, 3].isnan().all() and not lse[0, 0, 3].isfinite()
+    results = check_operator("attention", inputs, {"return_lse": True})
+    assert results["out0"][0, 0, 3].isnan().all() and results["out1"][0, 0, 3] == torch.inf
+    lse_alone = [None, torch.randn(1, 1, 12, dtype=torch.float64, device=device)]
+    results = check_operator(
+        "attention", inputs, {"return_lse": True}, differentiate=["q", "k", "bias"], upstream=lse_alone
+    )
+    assert results["d_bias"][3].isnan().sum() == 1
     rest = [i for i in range(12) if i != 3]
     inputs["q"], inputs["bias"] = inputs["q"][:, :, rest], bias[rest]
     results = check_operator("attention", inputs, {"return_lse": True})
@@ -375,6 +380,52 @@ def test_infinite_logits_of_cross_entropy(width: int, dtype: torch.dtype, device
         inputs["x"], inputs["weight"], inputs["target"].fill_(63), bias=inputs["bias"], reduction="none"
     )
     assert (loss == torch.inf).all()
+
+
+@every_dtype
+@pytest.mark.parametrize("width", (19, 64))
+@pytest.mark.parametrize("options", ({}, {"z_loss": 0.1}, {"label_smoothing": 0.1}), ids=str)
+def test_plus_infinite_logits_of_cross_entropy(
+    options: dict[str, Any], width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """A row's lse is +inf, as is its loss but for the target itself; NaN beside it is NaN."""
+    inputs = cross_entropy_inputs(width=width, dtype=dtype, device=device, bias=True, ignored=0.0)
+    inputs["weight"][61, 3] = torch.inf
+    inputs["target"][5], inputs["x"][9, 2] = 61, torch.nan
+    options = {"reduction": "none", "return_lse": True, **options}
+    results = check_operator("linear_cross_entropy", inputs, options)
+    assert (results["out1"] == torch.inf).any() and results["out1"].isfinite().any()
+    assert results["out1"].isnan().sum() == 1
+    inputs = cross_entropy_inputs(width=width, dtype=dtype, device=device, bias=True, ignored=0.0)
+    inputs["bias"][61] = torch.inf
+    results = check_operator("linear_cross_entropy", inputs, options)
+    assert (results["out1"] == torch.inf).all()
+
+
+@every_dtype
+@pytest.mark.parametrize("width", (19, 64))
+def test_plus_infinite_scores_of_logsumexp_matmul(
+    width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    inputs = logsumexp_inputs(width=width, dtype=dtype, device=device)
+    inputs["a"][4, 2], inputs["b"][7, 3] = torch.inf, torch.inf
+    inputs["a"][6, 1] = torch.nan
+    results = check_operator("logsumexp_matmul", inputs)
+    assert (results["out0"] == torch.inf).any() and results["out0"].isfinite().any()
+
+
+@every_dtype
+@pytest.mark.parametrize("width, other_width", ((17, 19), (64, 24)))
+@pytest.mark.parametrize("loss", ("cross_entropy", "forward_kl", "reverse_kl"))
+@pytest.mark.parametrize("place", ("x", "weight", "teacher_x", "teacher_weight"))
+def test_plus_infinite_scores_of_distillation(
+    place: str, loss: str, width: int, other_width: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    inputs = distillation_inputs(width=width, teacher_width=other_width, dtype=dtype, device=device)
+    inputs[place][5, 3] = torch.inf
+    options = {"loss": loss, "reduction": "none", "teacher_grad": True}
+    results = check_operator("linear_distillation", inputs, options)
+    assert results["out0"].isnan().any()
 
 
 def test_no_classes(device: torch.device) -> None:

@@ -36,6 +36,24 @@ def test_far_apart_and_empty_rows(dtype: torch.dtype, device: torch.device) -> N
     assert all((results[name][:, :, 4] == 0).all() for name in results if name.startswith("d_"))
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=name_of)
+def test_infinite_rows(dtype: torch.dtype, device: torch.device) -> None:
+    """A side that saw a score of +inf, beside one that did not, an empty one, and another; and NaN."""
+    inputs = merge_inputs(dtype=dtype, device=device)
+    for side, rows, value in (
+        ("a", (0, 1, 2, 4), torch.inf),
+        ("b", (2, 3), torch.inf),
+        ("b", (4,), torch.nan),
+    ):
+        for row in rows:
+            inputs[f"out_{side}"][:, :, row] = torch.nan
+            inputs[f"lse_{side}"][:, :, row] = value
+    inputs["out_b"][:, :, 1], inputs["lse_b"][:, :, 1] = 0, -torch.inf
+    results = check_operator("merge_attention", inputs)
+    assert (results["out1"][:, :, :4] == torch.inf).all() and results["out1"][:, :, 4].isnan().all()
+    assert results["out0"][:, :, :5].isnan().all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_empty_state_is_the_identity(dtype: torch.dtype, device: torch.device) -> None:
     """combine(e, x) == x == combine(x, e), bit for bit, and combine(e, e) == e."""

@@ -52,8 +52,9 @@ struct AttentionRows {
 struct RepairedRows {
   float *lse, *lse_low;
   __device__ bool marked(std::int64_t row) const { return isnan(lse[row]); }
-  __device__ void store(std::int64_t row, LogNumber<float> p) const {
-    lse[row] = p.high, lse_low[row] = p.low;
+  __device__ void store(std::int64_t row, LogNumber<double> p) const {
+    const LogNumber<float> kept = rounded<float>(p);
+    lse[row] = kept.high, lse_low[row] = kept.low;
   }
 };
 
@@ -66,7 +67,7 @@ void attention_forward_passes(const AttentionForward& x, const Launch& launch, R
     with_attention_scores<kBiases, decltype(element)>(
         problem, {}, [&](const auto& scores) { run(element, scores, problem, AttentionRows{lse, lse_low}); });
   });
-  repair_forward(LogSumExp<float>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
+  repair_forward(LogSumExp<double>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
 }
 
 // The backward pass's scratch: parts of floats, one behind the other.
@@ -101,7 +102,9 @@ struct RepairedGradientRows {
   RowResiduals residuals;
   std::int64_t rows;  // of a head
   float inverse_scale;
-  __device__ LogNumber<float> product(std::int64_t row) const { return {lse[row], lse_low[row]}; }
+  __device__ LogNumber<float> product(std::int64_t row) const {
+    return {softmax_product(lse[row]), lse_low[row]};
+  }
   __device__ float upstream(std::int64_t row) const {
     return residuals.upstream[row / rows * residuals.padded_rows + row % rows] * inverse_scale;
   }

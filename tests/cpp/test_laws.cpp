@@ -43,11 +43,23 @@ void check_log_sum_exp_edges(Checks& checks) {
   CHECK(checks, same(numbers(m.project(m.identity())), {-kInf, 0.}), numbers(m.project(m.identity())));
   const auto two_empty = m.combine(m.lift(element<R>(-kInf)), m.identity());
   CHECK(checks, same(numbers(two_empty), numbers(m.identity())), numbers(two_empty));
-  // +inf is NaN, as the softmax of it is.
-  const auto infinite = m.combine(m.lift(element<R>(1)), m.lift(element<R>(kInf)));
-  CHECK(checks, std::isnan(m.project(infinite).high), numbers(infinite));
-  const auto tiled = fold_tile(m, m.identity(), 2, [](int c) { return element<R>(c ? kInf : 1); });
-  CHECK(checks, std::isnan(m.project(tiled).high), numbers(tiled));
+  // +inf in any order, tile or number, beside what is finite and what is empty, has the logarithm +inf; beside NaN, NaN.
+  for (const std::vector<double>& scores :
+       {Values{kInf}, Values{1, kInf}, Values{kInf, -kInf}, Values{3e38, kInf, 2}, Values{kInf, 5, kInf, -7},
+        Values{kInf, NAN}, Values{NAN, 1, kInf}}) {
+    const int count = static_cast<int>(scores.size());
+    const double expected = any_nan(scores) ? NAN : kInf;
+    auto folded = m.identity();
+    for (const double score : scores) folded = m.combine(m.lift(element<R>(score)), folded);
+    const auto tiled = fold_tile(m, m.identity(), count, [&](int c) { return element<R>(scores[c]); });
+    const auto after = fold_tile(m, tiled, 2, [](int c) { return element<R>(c); });
+    for (const auto& state : {folded, tiled, after, m.combine(tiled, folded)})
+      CHECK(checks, same(numbers(m.project(state)), {expected, std::isnan(expected) ? NAN : 0.}),
+            numbers(state));
+  }
+  // Of a row that infinity leads the others have no share, and it has none that is a number.
+  const auto infinite = m.project(m.combine(m.lift(element<R>(1)), m.lift(element<R>(kInf))));
+  CHECK(checks, m.share(element<R>(1), infinite) == 0 && std::isnan(m.share(element<R>(kInf), infinite)));
   // A NaN never becomes the frame of a tile, so the others' masses stay finite and only the sum is NaN.
   const auto with_nan = fold_tile(m, m.identity(), 3, [](int c) { return element<R>(c == 1 ? NAN : c); });
   CHECK(checks, with_nan.frame == 2 && std::isnan(with_nan.mass), numbers(with_nan));

@@ -52,6 +52,11 @@ template <class R>
 MR_HD R infinity() {
   return R(Scalar<R>(HUGE_VAL));
 }
+// The largest number below it.
+template <class R>
+MR_HD R largest() {
+  return R(std::numeric_limits<Scalar<R>>::max());
+}
 
 template <class T>
 MR_HD T select(bool condition, T a, T b) {

@@ -72,11 +72,13 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
   return std::int64_t{gridDim.x} * blockDim.x / kWarp;
 }
 
-// marked(row): was the result of this flat row not finite. Rows: RowPolicy.
+// marked(row): was the result of this flat row not finite. Rows: RowPolicy. R: double, for a row's mass is one long sum.
 template <PayloadMonoid M, class Rows>
 __global__ void __launch_bounds__(256)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
-                          const __grid_constant__ Score<float> score, const __grid_constant__ Rows rows) {
+                          const __grid_constant__ Score<typename M::Real> score,
+                          const __grid_constant__ Rows rows) {
+  using R = typename M::Real;
   const std::int64_t heads = p.rows.size[1], count = p.rows.size[2], columns = p.columns.size[2];
   const std::int64_t group = heads / p.columns.size[1], all = p.rows.size[0] * heads * count;
   const auto repair_row = [&](std::int64_t flat) {
@@ -89,15 +91,16 @@ __global__ void __launch_bounds__(256)
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
       if (!leaves(bias, row, j)) continue;
-      const Element<float> e{score.value(a.dot(WarpRow::read(b, j)), score_bias(bias, row, j)), 0.f, 0, -1};
+      const Element<R> e{score.value(R(a.dot(WarpRow::read(b, j))), R(score_bias(bias, row, j))), R(0), 0,
+                         -1};
       const auto before = m.frame_of(state), frame = m.join(before, m.frame(e));
       state = m.accumulate(m.reframe(state, frame), e);
-      sum.add(m.rescale(before, frame), m.weight(e, frame), WarpRow::read(v, j));
-      if (sum.is_lost(p.payload.size[3])) break;
+      sum.add(float(m.rescale(before, frame)), float(m.weight(e, frame)), WarpRow::read(v, j));
+      if (isnan(m.mass(state))) break;
     }
-    const float mass = m.mass(state);
+    const R mass = m.mass(state);
     WarpRow out = WarpRow::zero();
-    if (mass != 0.f) out.add(1.f, 1.f / mass, sum);
+    if (mass != R(0)) out.add(1.f, float(R(1) / mass), sum);
     out.write(Matrix<float>(p.out, batch, head), row);
     if (threadIdx.x % kWarp == 0) rows.store(flat, m.project(state));
   };
@@ -198,7 +201,7 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Te
                                   .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device), 256,
-                0, launch.stream, arguments, m, Score<float>(p.score), rows);
+                0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
 template <PayloadMonoid M, class Rows>

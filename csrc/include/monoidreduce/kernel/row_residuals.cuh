@@ -40,6 +40,9 @@ struct RowInputs {
   bool banded;  // are there rows that do not keep every column; only then are columns marked
 };
 
+// The log-sum-exp whose exp(score - it) are the weights of a row's output: beside a +inf score they are NaN, all of them.
+__device__ __forceinline__ float softmax_product(float lse) { return lse == INFINITY ? NAN : lse; }
+
 inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at once
 inline constexpr int kPrepareThreads = 256;
 
@@ -98,7 +101,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     const float lse = static_cast<const float*>(x.lse.data)[offset(x.lse)];
     const float of_lse =
         x.grad_lse.data ? static_cast<const float*>(x.grad_lse.data)[offset(x.grad_lse)] : 0.f;
-    if (lse != -INFINITY) product = lse * float(kLog2E), upstream = (of_lse - dot) * x.scale;
+    if (lse != -INFINITY) product = softmax_product(lse) * float(kLog2E), upstream = (of_lse - dot) * x.scale;
   }
   const std::int64_t flat = std::int64_t{batch_head} * to.padded_rows + row;
   to.product[flat] = product;

@@ -35,7 +35,7 @@ struct CrossEntropy {
     return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + g.sum), R(0)};
   }
 
-  MR_HD R frame(Element<R> e) const { return e.score; }
+  MR_HD R frame(Element<R> e) const { return softmax.frame(e); }
   MR_HD R frame_of(State s) const { return s.softmax.frame; }
   MR_HD R join(R f, R g) const { return softmax.join(f, g); }
   MR_HD State reframe(State s, R f) const { return {softmax.reframe(s.softmax, f), s.target, s.sum}; }

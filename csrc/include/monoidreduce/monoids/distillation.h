@@ -56,6 +56,7 @@ struct Distillation {
     return {g * student * centred, g * (teacher - student)};
   }
 
+  // Measured from +inf all of a row is NaN, as of torch's log_softmax.
   MR_HD Frame frame(Element<R> e) const { return {e.score, e.other}; }
   MR_HD Frame frame_of(State s) const { return {s.student.frame, s.teacher.frame}; }
   MR_HD Frame join(Frame f, Frame g) const {

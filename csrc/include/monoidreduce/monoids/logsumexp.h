@@ -32,7 +32,7 @@ struct LogSumExp {
     R frame, mass;
   };
   MR_HD State identity() const { return {-infinity<R>(), R(0)}; }
-  MR_HD State lift(Element<R> e) const { return {e.score, weight(e, e.score)}; }
+  MR_HD State lift(Element<R> e) const { return {frame(e), weight(e, frame(e))}; }
   MR_HD State combine(State a, State b) const {
     const R f = join(a.frame, b.frame);
     return {f, reframe(a, f).mass + reframe(b, f).mass};
@@ -41,11 +41,12 @@ struct LogSumExp {
   MR_HD Output project(State s) const {
     const R log_mass = log(s.mass), high = s.frame + log_mass, added = high - s.frame;
     const R low = (s.frame - (high - added)) + (log_mass - added);
-    return {high, select(high == -infinity<R>(), R(0), low)};
+    return {high, select(abs(high) == infinity<R>(), R(0), low)};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output lse, R g) const { return {g * share(e, lse), R(0)}; }
 
-  MR_HD R frame(Element<R> e) const { return e.score; }
+  // Never +inf, from which a score of +inf is NaN away: measured from the largest number it weighs +inf, all others 0.
+  MR_HD R frame(Element<R> e) const { return select(e.score == infinity<R>(), largest<R>(), e.score); }
   MR_HD R frame_of(State s) const { return s.frame; }
   MR_HD R join(R f, R g) const { return max(g, f); }
   MR_HD State reframe(State s, R f) const { return {f, s.mass * rescale(s.frame, f)}; }

@@ -46,7 +46,7 @@ struct LogWSum {
   };
   static constexpr int kScores = 2;
   MR_HD State identity() const { return {softmax.identity(), R(-0.f)}; }
-  MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, e.score) * e.other}; }
+  MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, frame(e)) * e.other}; }
   MR_HD State combine(State a, State b) const {
     const R f = join(frame_of(a), frame_of(b));
     a = reframe(a, f), b = reframe(b, f);
@@ -61,7 +61,7 @@ struct LogWSum {
     return {share * (g.lse + g.mean * (e.other - p.mean)), share * g.mean};
   }
 
-  MR_HD R frame(Element<R> e) const { return e.score; }
+  MR_HD R frame(Element<R> e) const { return softmax.frame(e); }
   MR_HD R frame_of(State s) const { return s.softmax.frame; }
   MR_HD R join(R f, R g) const { return softmax.join(f, g); }
   MR_HD State reframe(State s, R f) const {
