@@ -103,7 +103,7 @@ struct RepairedGradientRows {
   std::int64_t rows;  // of a head
   float inverse_scale;
   __device__ LogNumber<float> product(std::int64_t row) const {
-    return {softmax_product(lse[row]), lse_low[row]};
+    return {softmax_product(lse[row], upstream(row)), lse_low[row]};
   }
   __device__ float upstream(std::int64_t row) const {
     return residuals.upstream[row / rows * residuals.padded_rows + row % rows] * inverse_scale;

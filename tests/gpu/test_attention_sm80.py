@@ -21,6 +21,7 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     test_forward_is_bitwise_reproducible,
     test_gradient_of_the_log_sum_exp_alone,
     test_graph_capture,
+    test_non_finite_biases,
     test_non_finite_inputs,
     test_non_finite_inputs_beside_excluded_columns,
     test_non_finite_upstream_gradient,

@@ -125,7 +125,7 @@ def test_non_finite_inputs(
     """They reach the rows that keep them, in value and gradient, and no others of their tile."""
     inputs = inputs_of(size, torch.bfloat16, gpu)
     inputs[place][-1, -1, 150, 7] = value
-    found = check_operator("attention", inputs, options)
+    found = check_operator("attention", inputs, {"return_lse": True, **options})
     assert not found["out0"][-1, -1].isfinite().all() and found["out0"][-1, -1].isfinite().any()
 
 
@@ -293,10 +293,25 @@ def test_non_finite_inputs_beside_excluded_columns(place: str, kind: str, gpu: t
     inputs[place][1, 2, 150, 7] = torch.nan
     if place != "q":
         inputs[place][0, 1, 60] = torch.nan
-    found = check_operator("attention", inputs, {})
+    found = check_operator("attention", inputs, {"return_lse": True})
     assert found["out0"][0, 1].isfinite().all()
     if kind == "keep":
         assert found["out0"][1, 2].isnan().any() and found["out0"][1, 2].isfinite().all(-1).any()
+
+
+@pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "of_columns"))
+def test_non_finite_biases(kind: str, gpu: torch.device) -> None:
+    """Of lse and output they make what torch's logsumexp and softmax do, beside a key that is NaN too."""
+    inputs = biased_inputs("ragged", kind, torch.bfloat16, gpu)
+    inputs["bias"][..., 20] = -torch.inf
+    if kind != "of_columns":
+        for row, value in ((3, torch.inf), (5, torch.nan), (7, -torch.inf)):
+            inputs["bias"][..., row, 100] = value
+    else:
+        inputs["bias"][0, ..., 100] = torch.inf
+    inputs["k"][-1, -1, 20] = torch.nan
+    found = check_operator("attention", inputs, {"return_lse": True}, differentiate=[])
+    assert (found["out1"] == torch.inf).any() and found["out1"].isfinite().any()
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)

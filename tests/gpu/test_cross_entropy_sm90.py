@@ -368,11 +368,16 @@ def test_layouts(gpu: torch.device) -> None:
         check_operator("linear_cross_entropy", {**inputs, **changed})
 
 
+@pytest.mark.parametrize("value", (torch.nan, torch.inf, -torch.inf))
 @pytest.mark.parametrize("place", ("x", "weight"))
-def test_nan_inputs(place: str, gpu: torch.device) -> None:
+def test_non_finite_inputs(place: str, value: float, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
-    inputs[place][150, 7] = torch.nan
-    check_operator("linear_cross_entropy", inputs, {"reduction": "none"})
+    inputs[place][150, 7] = value
+    for workspace in (513 * 256 * 2, EVERYTHING):
+        options = {"reduction": "none", "return_lse": True, "workspace": workspace}
+        found = check_operator("linear_cross_entropy", inputs, options)
+        assert (found["out1"] == torch.inf).any() == (value == value)
+    check_operator("logsumexp_matmul", {"a": inputs["x"], "b": inputs["weight"]})
 
 
 def test_targets_out_of_range(gpu: torch.device) -> None:

@@ -35,11 +35,15 @@ def rounded(x: Any) -> Any:
 
 
 class RoundedProducts(TorchDispatchMode):
-    """Rounds the factors of torch's products of float32 matrices, forward and backward."""
+    """Rounds the factors of torch's products of float32 matrices, forward and backward.
+
+    Attention beside numbers that are not finite multiplies pairs instead, of five axes (reference.py).
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         aten = torch.ops.aten
-        if func in (aten.mm.default, aten.bmm.default):
+        of_pairs = func is aten.mul.Tensor and all(isinstance(x, torch.Tensor) and x.dim() == 5 for x in args)
+        if of_pairs or func in (aten.mm.default, aten.bmm.default):
             args = tuple(map(rounded, args))
         elif func in (aten.addmm.default, aten.baddbmm.default):
             args = (args[0], *map(rounded, args[1:]))
@@ -112,16 +116,11 @@ def test_views(gpu: torch.device) -> None:
 @pytest.mark.parametrize("place", ("q", "k", "v"))
 @pytest.mark.parametrize("value", (torch.nan, torch.inf))
 def test_non_finite_inputs(value: float, place: str, gpu: torch.device) -> None:
-    """They reach the results that they reach on SIMT kernels; a NaN of any bits stays one in tf32."""
-    call = Specimen("attention", "attention", attention_inputs, options={"causal": True})
-    inputs = attention_inputs_of("ragged", torch.float32, gpu)
+    """They reach the rows that keep them, in value and gradient; a NaN of any bits stays one in tf32."""
+    inputs = attention_inputs_of("unequal", torch.float32, gpu)
     all_ones = torch.tensor(2**31 - 1, dtype=torch.int32, device=gpu).view(torch.float32)
     inputs[place][-1, -1, 150, 7] = all_ones if value != value else value
-    grads = upstreams(call, inputs)
-    found = results(call, inputs, grads)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    for name, exact in results(call, inputs, grads).items():
-        torch.testing.assert_close(found[name], exact, rtol=2e-2, atol=2e-2, equal_nan=True)
+    found = check("attention", inputs, {"causal": True, "return_lse": True})
     assert not found["out0"][-1, -1].isfinite().all() and found["out0"][-1, -1].isfinite().any()
 
 

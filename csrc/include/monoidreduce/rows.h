@@ -26,10 +26,8 @@ struct LogSumExpRows {
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
   MR_HD void store(std::int64_t row, LogNumber<T> p) const { lse[row] = p.high, lse_low[row] = p.low; }
-  // Beside a +inf score the output is NaN, and what is centred on it: so are then all weights of the row, as softmax's.
   MR_HD LogNumber<T> product(std::int64_t row) const {
-    const bool lost = lse[row] == infinity<T>() && centre[row] != centre[row];
-    return {lost ? centre[row] : lse[row], lse_low[row]};
+    return {softmax_product(lse[row], centre[row]), lse_low[row]};
   }
   MR_HD T upstream(std::int64_t row) const { return centre[row]; }
 };

@@ -162,9 +162,11 @@ struct ElementBiasedScores {
     return Matrix<float>::Access::widen(Matrix<float>::Access::load(at, bias.tensor.dtype),
                                         bias.tensor.dtype);
   }
-  // Of a dot product, capped. The same in both passes, whatever the compiler makes of the code around.
-  __device__ __forceinline__ float score(float x, float bias) const {
-    return bias == -INFINITY ? bias : __fmaf_rn(x, cap.after, __fmul_rn(bias, units));
+  // Of a dot product, capped, which may be NaN where a bool excludes it. The same in both passes, whatever the compiler makes
+  // of the code around.
+  __device__ __forceinline__ float score(float x, float added) const {
+    if (added == -INFINITY && bias.dtype == DType::kBool) return added;
+    return __fmaf_rn(x, cap.after, __fmul_rn(added, units));
   }
 
   struct OfHead {

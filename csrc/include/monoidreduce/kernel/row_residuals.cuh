@@ -5,7 +5,7 @@
 
 #include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/math.h"
+#include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/warp/lanes.cuh"
 
@@ -39,9 +39,6 @@ struct RowInputs {
   std::int64_t column_heads;
   bool banded;  // are there rows that do not keep every column; only then are columns marked
 };
-
-// The log-sum-exp whose exp(score - it) are the weights of a row's output: beside a +inf score they are NaN, all of them.
-__device__ __forceinline__ float softmax_product(float lse) { return lse == INFINITY ? NAN : lse; }
 
 inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at once
 inline constexpr int kPrepareThreads = 256;
@@ -101,7 +98,8 @@ __global__ void __launch_bounds__(kPrepareThreads)
     const float lse = static_cast<const float*>(x.lse.data)[offset(x.lse)];
     const float of_lse =
         x.grad_lse.data ? static_cast<const float*>(x.grad_lse.data)[offset(x.grad_lse)] : 0.f;
-    if (lse != -INFINITY) product = softmax_product(lse) * float(kLog2E), upstream = (of_lse - dot) * x.scale;
+    const float centre = of_lse - dot;
+    if (lse != -INFINITY) product = softmax_product(lse, centre) * float(kLog2E), upstream = centre * x.scale;
   }
   const std::int64_t flat = std::int64_t{batch_head} * to.padded_rows + row;
   to.product[flat] = product;

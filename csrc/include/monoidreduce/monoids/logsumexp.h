@@ -20,6 +20,13 @@ MR_HD LogNumber<T> rounded(LogNumber<R> x) {
   return {high, select(high == infinity<T>() || high == -infinity<T>(), T(0), lost + T(x.low))};
 }
 
+// The log-sum-exp that weights of an output are exp(score - it) of. centre: a row's, less <G_i, out_i>. Beside a +inf score
+// the output is NaN, and the centre: so are then all weights, as softmax's. Those of a log-sum-exp alone are not.
+template <class T>
+MR_HD T softmax_product(T lse, T centre) {
+  return lse == infinity<T>() && centre != centre ? centre : lse;
+}
+
 template <class R>
 struct LogSumExp {
   using Real = R;
