@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WIDTHS = (32, 64, 80, 96, 128, 160, 176, 192, 256)
+WIDTHS = (32, 64, 80, 96, 128, 192, 256)
 TARGET = Path(__file__).parent.parent / "csrc/include/monoidreduce/arch/wgmma.cuh"
 
 HEADER = """\

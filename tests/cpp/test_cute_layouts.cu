@@ -88,7 +88,7 @@ int main() {
   monoidreduce::check_tile<80, 128>(checks);
   monoidreduce::check_tile<128, 64>(checks);
   monoidreduce::check_tile<128, 256>(checks);
-  monoidreduce::check_tile<176, 128>(checks);
+  monoidreduce::check_tile<192, 128>(checks);
   monoidreduce::check_tile<256, 64>(checks);
   return checks.finish();
 }

@@ -7,22 +7,27 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482; width 128 with 128
-// columns 578, 160: 587, 176: 612.
+// TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482. Of width 128 on an H100, full
+// and causal, with 128 / 176 / 192 columns: 2k 611 / 598 / 602 and 499 / 475 / 486, 4k 651 / 640 / 647 and 585 / 571 / 581, 8k
+// 673 / 675 / 685 and 643 / 639 / 649.
+constexpr std::int64_t kFewColumns = 4096;
+
 // B: element type of biases of scores, or void.
 template <class Scores, class B = BiasElement<Scores>>
 struct Tiles {
   // Biases take shared memory and registers, in lines of 32 columns of float or 64.
   using Width64 = ForwardTile<64, 64, 128, 2, 2>;
   using Width128 = ForwardTile<128, 128, sizeof(B) == 4 ? 96 : 128, 2, 2>;
+  using FewColumnsWidth128 = Width128;
   using Width256 = ForwardTile<256, 256, 64, 2, 2>;
 };
 template <class Scores>
 struct Tiles<Scores, void> {
   // A softcap takes registers too: on an H100, 8k tokens, 1.26 ms with 2 consumers, with 3, which spill, 1.36.
-  static constexpr int kConsumers = std::is_same_v<Scores, SoftcappedScores<Bits>> ? 2 : 3;
-  using Width64 = ForwardTile<64, 64, 128, kConsumers, 2>;
-  using Width128 = ForwardTile<128, 128, 176, 2, 2>;
+  static constexpr bool kSoftcapped = std::is_same_v<Scores, SoftcappedScores<Bits>>;
+  using Width64 = ForwardTile<64, 64, 128, kSoftcapped ? 2 : 3, 2>;
+  using Width128 = ForwardTile<128, 128, kSoftcapped ? 128 : 192, 2, 2>;
+  using FewColumnsWidth128 = ForwardTile<128, 128, 128, 2, 2>;
   using Width256 = ForwardTile<256, 256, 80, 2, 2>;
 };
 
@@ -32,7 +37,7 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
   const FoldProblem given = attention_problem(x);
   if (const auto packing = few_rows(given)) return attention_few_rows(x, *packing, launch);
   auto* const counter = given.range.all() ? nullptr : data<unsigned long long>(x.scratch);
-  const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
+  const std::int64_t width = std::max(x.q.size[3], x.v.size[3]), columns = x.k.size[2];
   attention_forward_passes<Biases::kTiles>(
       x, launch, [&](auto element, const auto& scores, const auto& problem, const auto& rows) {
         using Tile = Tiles<std::decay_t<decltype(scores)>>;
@@ -41,6 +46,7 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
                                                           counter, launch);
         };
         if (width <= 64) return fold(typename Tile::Width64{});
+        if (width <= 128 && columns <= kFewColumns) return fold(typename Tile::FewColumnsWidth128{});
         if (width <= 128) return fold(typename Tile::Width128{});
         fold(typename Tile::Width256{});
       });
