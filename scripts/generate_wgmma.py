@@ -43,8 +43,8 @@ struct Wgmma<E, {width}> {{
     }}
   }}
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[{size}], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {{
+  __device__ __forceinline__ static void registers(float (&d)[{size}], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {{
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {{
 {registers_bf16}
     }} else {{

@@ -38,8 +38,8 @@ struct Wgmma<E, 32> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[16], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[16], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
@@ -80,8 +80,8 @@ struct Wgmma<E, 64> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[32], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[32], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -122,8 +122,8 @@ struct Wgmma<E, 80> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[40], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[40], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %45, 0; wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
@@ -164,8 +164,8 @@ struct Wgmma<E, 96> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[48], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[48], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %53, 0; wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
@@ -206,8 +206,8 @@ struct Wgmma<E, 128> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[64], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[64], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -248,8 +248,8 @@ struct Wgmma<E, 192> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[96], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[96], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %101, 0; wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 "
@@ -290,8 +290,8 @@ struct Wgmma<E, 256> {
     }
   }
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[128], const std::uint32_t* a,
-                                                   std::uint64_t b, bool accumulate) {
+  __device__ __forceinline__ static void registers(float (&d)[128], const std::uint32_t* a, std::uint64_t b,
+                                                   bool accumulate) {
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {
       // clang-format off
       asm volatile("{.reg .pred p; setp.ne.b32 p, %133, 0; wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
