@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from specimens import Inputs, Specimen, normal
@@ -44,6 +44,23 @@ def results(specimen: Specimen, inputs: Inputs, grads: list[Tensor]) -> dict[str
     gradients = torch.autograd.grad(outputs, list(wanted.values()), grads)
     named = {f"out{i}": y.detach() for i, y in enumerate(outputs)}
     return named | {f"d_{name}": g for name, g in zip(wanted, gradients, strict=True)}
+
+
+def check_captured(step: Callable[[], tuple[Tensor, ...]]) -> None:
+    """Captured in a graph and replayed, a step has the bits of one that is not."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        expected = step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for result in captured:
+        result.zero_()
+    graph.replay()
+    for result, wanted in zip(captured, expected, strict=True):
+        assert torch.equal(result, wanted)
 
 
 def assert_same_bits(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits
+from calls import HALVES, assert_same_bits, check_captured
 from specimens import Inputs, cross_entropy_inputs, name_of, normal
 from tolerance import check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -404,15 +404,7 @@ def test_captured_in_a_graph(workspace: int, gpu: torch.device) -> None:
         loss = mr.linear_cross_entropy(**inputs, workspace=workspace)
         return (loss.detach(), *torch.autograd.grad(loss, leaves))
 
-    expected = call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    for result in captured:
-        result.zero_()
-    graph.replay()
-    for result, wanted in zip(captured, expected, strict=True):
-        assert torch.equal(result, wanted)
+    check_captured(call)
 
 
 def test_no_logits_are_stored(gpu: torch.device) -> None:

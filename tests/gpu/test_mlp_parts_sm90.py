@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, results, scaled_mlp_inputs, upstreams
+from calls import HALVES, assert_same_bits, check_captured, results, scaled_mlp_inputs, upstreams
 from specimens import Inputs, Specimen, mlp_inputs, name_of
 from tolerance import check_operator
 
@@ -184,19 +184,7 @@ def test_captured_in_a_graph(gpu: torch.device) -> None:
             out = mr.mlp(**leaves)
             return out.detach(), *torch.autograd.grad(out, list(leaves.values()), grad)
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        expected = step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
-    for t in captured:
-        t.zero_()
-    graph.replay()
-    for got, wanted in zip(captured, expected, strict=True):
-        assert torch.equal(got, wanted)
+    check_captured(step)
 
 
 def test_in_a_new_thread(gpu: torch.device) -> None:
