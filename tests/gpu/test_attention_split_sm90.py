@@ -12,7 +12,6 @@ from specimens import Inputs, Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce import ops
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -243,7 +242,7 @@ def test_graph_capture(gpu: torch.device) -> None:
 def test_scratch_that_is_too_small_is_refused(gpu: torch.device) -> None:
     q, k, v = inputs_of(4, 1, 9001, gpu).values()
     out, (lse, low) = torch.empty_like(q), torch.empty(2, *q.shape[:3], device=gpu)
-    options = ops._attention_options(q, 1.0, 0.0, -1, -1)
+    options = {"scale": 1.0, "softcap": 0.0, "left": -1, "right": -1, "tf32": False}
     needed = mr._C.attention_forward_tier(q, k, v, None, **options)[2]
     for elements in (0, needed - 1):
         scratch = torch.empty(elements, device=gpu)
