@@ -34,7 +34,7 @@ STRUCT = """
 template <class E>
 struct Wgmma<E, {width}> {{
   template <bool kTransposeA, bool kTransposeB>
-  __device__ __forceinline__ static void shared(float (&d)[{size}], std::uint64_t a, std::uint64_t b,
+  __device__ __forceinline__ static void shared(float (&d)[{n}], std::uint64_t a, std::uint64_t b,
                                                 bool accumulate) {{
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {{
 {shared_bf16}
@@ -43,7 +43,7 @@ struct Wgmma<E, {width}> {{
     }}
   }}
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[{size}], const std::uint32_t* a, std::uint64_t b,
+  __device__ __forceinline__ static void registers(float (&d)[{n}], const std::uint32_t* a, std::uint64_t b,
                                                    bool accumulate) {{
     if constexpr (std::is_same_v<E, __nv_bfloat16>) {{
 {registers_bf16}
@@ -82,7 +82,7 @@ def main() -> None:
     structs = [
         STRUCT.format(
             width=width,
-            size=width // 2,
+            n=width // 2,
             shared_bf16=product(width, "bf16", from_registers=False),
             shared_f16=product(width, "f16", from_registers=False),
             registers_bf16=product(width, "bf16", from_registers=True),
