@@ -24,6 +24,7 @@ SIZES: dict[str, tuple[int, ...]] = {
     "narrow": (1, 34, 34, 190, 300, 8, 16),
     "unequal": (1, 34, 34, 190, 300, 104, 56),
     "long": (1, 12, 12, 700, 1300, 128, 128),
+    "far_fewer_columns": (2, 18, 6, 900, 200, 128, 128),  # causal: blocks without any tile, one after another
     "many_columns": (1, 12, 12, 700, 4500, 128, 128),
     "wide": (1, 24, 12, 300, 400, 256, 256),
     "wide_one_row": (1, 4, 2, 1, 200, 256, 256),

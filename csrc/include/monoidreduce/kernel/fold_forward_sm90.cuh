@@ -124,6 +124,7 @@ struct Consumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
   static constexpr int kTurn = 1;  // named barrier kTurn + w lets consumer w issue its products
+  static constexpr int kTogether = kTurn + Tile::kConsumers;  // kTogether + w: of all threads of consumer w
   using Memory = ForwardMemory<Tile, BiasElement<Scores>>;
   using BiasPosition = typename decltype(Memory::biases)::Position;
 
@@ -199,6 +200,8 @@ struct Consumer {
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
     if (job.tiles == 0) {
+      // Nothing else keeps the warps together here, and what job it is stands in memory until the release.
+      arch::sync_threads(kTogether + warpgroup, kWarpgroup);
       if (leads()) memory.row_ring.release({warpgroup});
       return;
     }
