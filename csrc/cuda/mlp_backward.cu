@@ -27,7 +27,7 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
 // multiprocessors would be idle. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and 0.12 ms,
 // 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead.
 std::string idle(const MlpBackward& x) {
-  constexpr int kUnits = 128, kManyRows = 4096, kShare = 3;
+  constexpr int kUnits = 128, kManyRows = 8192, kShare = 3;
   const std::int64_t units = x.w1.size[0], blocks = (units + kUnits - 1) / kUnits;
   const int all = multiprocessors(x.x.cuda_device);
   if (x.x.dtype == DType::kFloat32 || x.x.size[0] < kManyRows || blocks * kShare > all) return "";

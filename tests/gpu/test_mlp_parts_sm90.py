@@ -99,7 +99,7 @@ def test_explained(gpu: torch.device) -> None:
 
 def test_few_hidden_units_of_many_rows(gpu: torch.device) -> None:
     """The kernel that holds none would have a block for every 128 of them; it runs where no part is held."""
-    inputs = scaled_mlp_inputs((5000, 264, 64, 72), torch.bfloat16, gpu, biases=True)
+    inputs = scaled_mlp_inputs((9000, 264, 64, 72), torch.bfloat16, gpu, biases=True)
     assert launches(inputs) == {"forward": 1, "backward": 1}
     call = [inputs[name] for name in ("x", "w1", "w2")]
     assert "264 hidden units are 3 blocks" in str(mr.explain("mlp", *call))
@@ -207,6 +207,17 @@ def test_under_autocast(gpu: torch.device) -> None:
     assert torch.equal(out, expected)
 
 
+def peak() -> int:
+    """Of the bytes asked for, since reset_peak. The blocks that they come from may be larger, by chance."""
+    bytes: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return bytes
+
+
+def reset_peak() -> int:
+    torch.cuda.reset_peak_memory_stats()
+    return peak()
+
+
 def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
     rows, hidden, width = 4096, 16384, 512
     inputs = scaled_mlp_inputs((rows, hidden, width, width), torch.bfloat16, gpu)
@@ -216,13 +227,11 @@ def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
     assert workspace < 2 * rows * hidden
     torch.autograd.grad(mr.mlp(**leaves), list(leaves.values()), grad)  # cuBLAS's own workspace stays
     with mr.workspace(workspace):
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        before = reset_peak()
         out = mr.mlp(**leaves)
-        assert torch.cuda.max_memory_allocated() - before <= 2 * out.numel() + workspace
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        assert peak() - before <= 2 * out.numel() + workspace
+        before = reset_peak()
         torch.autograd.grad(out, list(leaves.values()), grad)
         gradients = 2 * sum(t.numel() for t in leaves.values())
         summed = 4 * rows * width
-        assert torch.cuda.max_memory_allocated() - before <= gradients + summed + workspace + (1 << 20)
+        assert peak() - before <= gradients + summed + workspace + (1 << 20)
