@@ -42,7 +42,7 @@ struct AttentionRows {
   static constexpr bool kRounded = false;
   float *lse, *lse_low;  // [rows], natural logarithm
   __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
-    lse[row] = right ? p.high.x * float(kLn2) : NAN;
+    lse[row] = right ? fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2)) : NAN;
     lse_low[row] = 0.f;
   }
   template <int kSize>

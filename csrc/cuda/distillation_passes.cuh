@@ -19,10 +19,8 @@ struct DistillationResults {
   __device__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ void store(std::int64_t row, const State& s) const {
     // In bits: there the frames are the very scores that the expectation is made of, and equal ones cancel.
-    using R = AccurateBits;
-    const auto side = [](LogSumExp<Bits>::State x) -> LogSumExp<R>::State { return {x.frame.x, x.mass.x}; };
-    const auto p = Distillation<R, kLoss>{}.project({side(s.student), side(s.teacher), s.cross.x});
-    const auto lse = [](LogNumber<R> x) {
+    const auto p = Distillation<Bits, kLoss>{}.project(s);
+    const auto lse = [](LogNumber<Bits> x) {
       return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
     };
     rows.store(row, {lse(p.student_lse), lse(p.teacher_lse), static_cast<float>(natural(p.expectation)),

@@ -11,13 +11,6 @@ namespace monoidreduce::cuda {
 __device__ __forceinline__ LogSumExp<double>::State natural(LogSumExp<Bits>::State s) {
   return {s.frame.x * kLn2, static_cast<double>(s.mass.x)};
 }
-// Bits whose functions are those of the math library, for numbers of a row that are to be projected in bits.
-struct AccurateBaseTwo {
-  __device__ __forceinline__ static float exp(float x) { return exp2f(x); }
-  __device__ __forceinline__ static float log(float x) { return log2f(x); }
-};
-using AccurateBits = FastReal<AccurateBaseTwo>;
-
 template <class R>
 __device__ __forceinline__ double natural(R x) {
   return x.x * kLn2;

@@ -119,9 +119,9 @@ def test_views(gpu: torch.device) -> None:
 @pytest.mark.parametrize("value", (torch.nan, torch.inf))
 def test_non_finite_inputs(value: float, place: str, gpu: torch.device) -> None:
     """They reach the rows that keep them, in value and gradient; a NaN of any bits stays one in tf32."""
-    inputs = attention_inputs_of("unequal", torch.float32, gpu)
+    inputs = attention_inputs_of("small", torch.float32, gpu)
     all_ones = torch.tensor(2**31 - 1, dtype=torch.int32, device=gpu).view(torch.float32)
-    inputs[place][-1, -1, 150, 7] = all_ones if value != value else value
+    inputs[place][-1, -1, 100, 7] = all_ones if value != value else value
     found = check("attention", inputs, {"causal": True, "return_lse": True})
     assert not found["out0"][-1, -1].isfinite().all() and found["out0"][-1, -1].isfinite().any()
 

@@ -52,7 +52,8 @@ struct RealTraits<FastReal<Functions>> {
 
 struct BaseTwo {
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x); }
-  __device__ __forceinline__ static float log(float x) { return arch::log2(x); }
+  // Once a row: not worth an approximation, whose 2^-22 of the logarithm shows in a log-sum-exp.
+  __device__ __forceinline__ static float log(float x) { return ::log2f(x); }
   // Of a number without a unit.
   __device__ __forceinline__ static float tanh(float x) {
     return 1.f - 2.f * arch::reciprocal(1.f + arch::exp2(x * float(2 * kLog2E)));
