@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -238,11 +239,11 @@ def _time_case(case: Case, seconds: float) -> dict[str, Any]:
     round_seconds = sum(run_once(problem, watch)[0][-1] for problem in problems.values()) / 1e3
     rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / round_seconds)))
     times: dict[str, list[list[float]]] = {name: [] for name in problems}
-    order = list(problems)
+    # At random, so that none always follows the same other: near its power limit a GPU is slower after some.
+    orders = random.Random(0)
     for _ in range(rounds):
-        for name in order:
+        for name in orders.sample(list(problems), len(problems)):
             times[name].append(run_once(problems[name], watch)[0])
-        order.append(order.pop(0))  # so that none always follows the same other
     phases = {}
     for index, phase in enumerate(PHASES):
         milliseconds = {name: summary([laps[index] for laps in measured]) for name, measured in times.items()}
