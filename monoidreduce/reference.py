@@ -130,7 +130,7 @@ def attention(
             torch.where(pair, t.to(statistics), 0.0)
             for t in (q[..., :, None, :], k[..., None, :, :], v[..., None, :, :])
         )
-        scores = (q_pairs * k_pairs).sum(-1) * scale
+        scores = ((q_pairs * k_pairs).sum(-1) * scale).to(q.dtype).to(statistics)
     else:
         scores = (q @ (k * scale).mT).to(statistics)
 
@@ -139,8 +139,8 @@ def attention(
         scores = scores + bias.to(statistics)
     if keep is not None:
         scores = scores.masked_fill(~keep, -math.inf)
-    weights = _softmax(scores)
-    out = (weights[..., None] * v_pairs).sum(-2).to(q.dtype) if pairwise else weights.to(q.dtype) @ v
+    weights = _softmax(scores).to(q.dtype)
+    out = (weights[..., None].to(statistics) * v_pairs).sum(-2).to(q.dtype) if pairwise else weights @ v
     return (out, _logsumexp(scores)) if return_lse else out
 
 
