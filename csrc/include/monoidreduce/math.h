@@ -55,7 +55,8 @@ MR_HD R infinity() {
 // The largest number below it.
 template <class R>
 MR_HD R largest() {
-  return R(std::numeric_limits<Scalar<R>>::max());
+  constexpr Scalar<R> number = std::numeric_limits<Scalar<R>>::max();
+  return R(number);
 }
 
 template <class T>
