@@ -52,11 +52,12 @@ template <class R>
 MR_HD R infinity() {
   return R(Scalar<R>(HUGE_VAL));
 }
-// The largest number below it.
+// The largest number below it. (A variable: the device compiler warns of a function of the host.)
+template <class T>
+inline constexpr T kLargest = std::numeric_limits<T>::max();
 template <class R>
 MR_HD R largest() {
-  constexpr Scalar<R> number = std::numeric_limits<Scalar<R>>::max();
-  return R(number);
+  return R(kLargest<Scalar<R>>);
 }
 
 template <class T>
