@@ -44,6 +44,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   find_path(MONOIDREDUCE_CUTE_INCLUDE cute/tensor.hpp DOC "folder of CuTe's headers, for a test alone")
   if(MONOIDREDUCE_CUTE_INCLUDE)
     add_cpp_test(test_cute_layouts tests/cpp/test_cute_layouts.cu)
+    set_target_properties(test_cute_layouts PROPERTIES CUDA_COMPILER_LAUNCHER "") # CuTe's headers, not a kernel, take memory
     target_include_directories(test_cute_layouts SYSTEM PRIVATE ${MONOIDREDUCE_CUTE_INCLUDE})
   else()
     message(STATUS "No test against CuTe: MONOIDREDUCE_CUTE_INCLUDE names no folder with cute/tensor.hpp")
