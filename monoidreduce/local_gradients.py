@@ -184,12 +184,13 @@ class Head:
         """
         if self.rows.dtype == torch.float16:
             _, exponent = torch.frexp(factor.abs().amax())
+            exponent = exponent.clamp(-126, 126).to(factor.dtype)
             scaled = _scale_rows(
                 self.rows, torch.ldexp(factor, -exponent), torch.empty_like(self.rows), places
             )
-            back = torch.ldexp(factor.new_ones(()), exponent)
+            back = torch.ldexp(factor.new_full((), _KEPT_SCALE), exponent)
             for part in _parts(out):
-                torch.mul(_product(kept.T[part], scaled), back, out=out[part])
+                torch.mul(_product(kept.T[part], scaled, 1 / _KEPT_SCALE), back, out=out[part])
         else:
             scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows), places)
             torch.addmm(out, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=out)
