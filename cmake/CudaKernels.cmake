@@ -14,7 +14,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND NOT other_archs)
     set(fitted ON)
   endif()
-  option(MONOIDREDUCE_PTXAS_GATE "Fail where a kernel spills registers, or its products wait for each other" ${fitted})
+  option(MONOIDREDUCE_PTXAS_GATE "Fail where a kernel spills registers, its products wait for each other, or a compiler takes much memory" ${fitted})
   if(MONOIDREDUCE_PTXAS_GATE)
     set(most_spilled 32) # bytes: a few values that a tile needs once
     set(most_memory 1048576) # KiB

@@ -1,4 +1,4 @@
-"""An MLP too wide for one kernel: products of hidden values, of which a part is held at a time.
+"""An MLP in parts: products of hidden values, of which a part is held at a time.
 
 For tensor-core kernels: all matrices are of a 16-bit type, sums of float32. A part is some rows and hidden
 units; either all rows or all units are in it.

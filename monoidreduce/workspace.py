@@ -1,6 +1,6 @@
 """How many bytes the linear losses may use for local gradients, between the passes and in the backward.
 
-And an MLP too wide for one kernel of a GPU, for hidden values.
+And an MLP that comes in parts on a GPU, for hidden values.
 """
 
 from __future__ import annotations

@@ -252,8 +252,8 @@ void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Lau
 void scale_rows(const RowScaling& arguments, const Launch& launch);
 // For kernels that leave rows out.
 void order_rows(const RowOrdering& arguments, const Launch& launch);
-// An MLP too wide for one kernel comes in parts, on the tier "sm90": what the caller multiplies is of Tier::part rows and
-// hidden units at a time. One of the two is all there are.
+// An MLP too wide for one kernel, or backward one of few hidden units, comes in parts: what the caller multiplies is of
+// Tier::part rows and hidden units at a time. One of the two is all there are.
 void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 namespace cuda {

@@ -1,5 +1,5 @@
 // The real types that monoids are instantiated with in the tensor-core kernels: float arithmetic, functions of one or
-// two instructions.
+// two instructions, but for the logarithm, which is taken once a row.
 //
 // Bits is for monoids made of exponentials of scores and logarithms of masses: scores come in units of log 2, exp
 // and log are to the base 2, and so are the frames and the outputs that are logarithms (natural = bits * ln 2). The
@@ -66,7 +66,6 @@ struct Natural {
   // tanh.approx is good to 2^-11: enough for bfloat16, which keeps 8 bits, not for float16.
   static constexpr bool kCoarse = std::is_same_v<E, __nv_bfloat16>;
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
-  __device__ __forceinline__ static float log(float x) { return arch::log2(x) * float(kLn2); }
   __device__ __forceinline__ static float sigmoid(float x) {
     return kCoarse ? 0.5f + 0.5f * arch::tanh(0.5f * x) : arch::reciprocal(1.f + exp(-x));
   }
