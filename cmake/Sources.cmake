@@ -24,6 +24,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
     csrc/cuda/reduce_losses.cu
+    csrc/cuda/local_products.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
@@ -56,6 +57,7 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/cross_entropy_gradient.cu
     csrc/cuda/sm90/distillation_forward.cu
     csrc/cuda/sm90/distillation_gradient.cu
+    csrc/cuda/sm90/local_products.cu
     csrc/cuda/sm90/mlp_backward.cu
     csrc/cuda/sm90/mlp_forward.cu
     csrc/cuda/sm90/mlp_gradient.cu

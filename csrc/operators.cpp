@@ -70,6 +70,8 @@ MR_DEFINE_ON_CUDA(distillation_local_gradient, DistillationLocalGradient)
 MR_DEFINE_ON_CUDA(logsumexp_local_gradient, LogSumExpLocalGradient)
 MR_DEFINE_ON_CUDA(scale_rows, RowScaling)
 MR_DEFINE_ON_CUDA(order_rows, RowOrdering)
+MR_DEFINE_ON_CUDA(rows_product, RowsProduct)
+MR_DEFINE_ON_CUDA(columns_product, ColumnsProduct)
 MR_DEFINE_ON_CUDA(mlp_hidden, MlpHidden)
 MR_DEFINE_ON_CUDA(mlp_local_gradient, MlpLocalGradient)
 

@@ -104,6 +104,24 @@ def order_rows(
     threads: int,
     stream: int,
 ) -> None: ...
+def rows_product(
+    a: Tensor,
+    b: Tensor,
+    factor: Tensor | None,
+    out: Tensor,
+    order: Tensor | None,
+    threads: int,
+    stream: int,
+) -> None: ...
+def columns_product(
+    a: Tensor,
+    b: Tensor,
+    scale: Tensor | None,
+    out: Tensor,
+    order: Tensor | None,
+    threads: int,
+    stream: int,
+) -> None: ...
 def distillation_forward(
     x: Tensor,
     weight: Tensor,

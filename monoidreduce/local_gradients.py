@@ -7,7 +7,7 @@ as the workspace holds. For tensor-core kernels: rows and columns are of a 16-bi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ _TILE_COLUMNS = 256
 # are read and written so often that matrix products no longer hide it.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _KEPT_SCALE = 2.0**11
-# Of a gradient in float32 before it is multiplied and rounded.
-_BYTES_OF_PRODUCT = 80 << 20
 
 
 def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) -> int:
@@ -74,27 +72,12 @@ def multipliable(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
 
 
-def _product(a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
-    """alpha * a @ b, in float32 from 16-bit matrices."""
-    product = a.new_empty((len(a), b.shape[1]), dtype=torch.float32)
-    if hasattr(torch.ops.aten.addmm, "dtype_out"):
-        return torch.addmm(product, a, b, out_dtype=torch.float32, beta=0, alpha=alpha, out=product)
-    return product.copy_(torch.addmm(b[:1], a, b, beta=0, alpha=alpha))  # torch before 2.8: rounded
-
-
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, in float32 from 16-bit matrices."""
     if hasattr(torch.ops.aten.addmm, "dtype_out"):
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:  # torch before 2.8: the product of each chunk is rounded
         total += a @ b
-
-
-def _parts(matrix: Tensor) -> Iterator[slice]:
-    """The rows of which a product is in float32 at a time, before it is multiplied and rounded."""
-    count = -(-4 * matrix.numel() // _BYTES_OF_PRODUCT)
-    step = -(-len(matrix) // count)
-    return (slice(first, first + step) for first in range(0, len(matrix), step))
 
 
 def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
@@ -127,6 +110,25 @@ def _scale_rows(
     return out
 
 
+def _rows_product(
+    local: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None
+) -> None:
+    """(factor[:, None] * local) @ columns of the rows that count: added to a float32 out, or written to
+    out[order]."""
+    _C.rows_product(
+        local, columns, factor, out, order, 1, torch._C._cuda_getCurrentRawStream(out.device.index)
+    )
+
+
+def _columns_product(
+    local: Tensor, rows: Tensor, scale: Tensor | None, out: Tensor, order: Tensor | None
+) -> None:
+    """out = scale * local.T @ rows over the rows that count."""
+    _C.columns_product(
+        local, rows, scale, out, order, 1, torch._C._cuda_getCurrentRawStream(out.device.index)
+    )
+
+
 class Head:
     """A pair of matrices, and the gradients by them and by one number a column: those that are needed.
 
@@ -134,11 +136,11 @@ class Head:
     column's gradient is written once, a row's is summed in float32. Numbers of columns are sums of local
     gradients that are not rounded yet: the kernel leaves those of 16 rows each.
 
+    hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
     kept: of the first columns, and factor: [rows], what they are to be multiplied by, 0 for rows that take no
     part.
     order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
-    written; where some are to be computed, `rows` is gathered. Products are of all rows: how many count is
-    not known where they are launched.
+    written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
     """
 
     def __init__(
@@ -147,26 +149,23 @@ class Head:
         columns: Tensor,
         columns_at_once: int,
         needed: list[bool],
+        *,
+        hopper: bool,
         kept: Tensor | None = None,
         factor: Tensor | None = None,
         order: Tensor | None = None,
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
-        self.order = order
+        self.hopper, self.order = hopper, order
         self.first = 0 if kept is None else kept.shape[1]  # column whose local gradients are not kept
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
         self.d_rows = None
+        whole = self.first == len(columns)
+        if needed[0]:  # if all is kept nothing is added, and a row is rounded once
+            self.d_rows = rows.new_zeros(rows.shape, dtype=rows.dtype if whole else torch.float32)
         if factor is not None and kept is not None:
-            places = None if order is None else order[:-1]
-            factor = factor if places is None else factor[places]
-            with torch.autocast(rows.device.type, enabled=False):
-                if self.d_columns is not None:  # before d_rows is there: this is when memory is short
-                    self._multiply_kept(kept, factor, places, self.d_columns[: self.first])
-                if needed[0]:
-                    self.d_rows = self._product_of_kept(kept, factor)
-        elif needed[0]:
-            self.d_rows = rows.new_zeros(rows.shape, dtype=torch.float32)
-        if order is not None and self.first < len(columns):
+            self._multiply_kept(kept, factor if order is None else factor[order[:-1]])
+        if order is not None and not whole:
             self.rows = gather_rows(self.rows, order)
         new = rows.new_empty if order is None else rows.new_zeros
         self.workspace = new((len(rows), columns_at_once))
@@ -176,41 +175,34 @@ class Head:
             groups = 16 * -(-len(rows) // 256)
             self.partial_sums = new((groups, columns_at_once), dtype=torch.float32)
 
-    def _multiply_kept(self, kept: Tensor, factor: Tensor, places: Tensor | None, out: Tensor) -> None:
-        """out = kept.T @ (factor[:, None] * rows).
+    def _multiply_kept(self, kept: Tensor, factor: Tensor) -> None:
+        """The products of kept local gradients, their rows multiplied by the factor.
 
         float16 ends at 65504, which factor times rows may exceed where the product does not: there the
         largest factor is brought to 1, and the product back by as much while it has float32's range.
         """
-        if self.rows.dtype == torch.float16:
-            _, exponent = torch.frexp(factor.abs().amax())
-            exponent = exponent.clamp(-126, 126).to(factor.dtype)
-            scaled = _scale_rows(
-                self.rows, torch.ldexp(factor, -exponent), torch.empty_like(self.rows), places
-            )
-            back = torch.ldexp(factor.new_full((), _KEPT_SCALE), exponent)
-            for part in _parts(out):
-                torch.mul(_product(kept.T[part], scaled, 1 / _KEPT_SCALE), back, out=out[part])
-        else:
-            scaled = _scale_rows(self.rows, factor * _KEPT_SCALE, torch.empty_like(self.rows), places)
-            torch.addmm(out, kept.T, scaled, beta=0, alpha=1 / _KEPT_SCALE, out=out)
-
-    def _product_of_kept(self, kept: Tensor, factor: Tensor) -> Tensor:
-        """Rounded where nothing is to be added."""
-        whole = self.first == len(self.columns)
-        total = self.rows.new_empty(self.rows.shape, dtype=self.rows.dtype if whole else torch.float32)
-        for part in _parts(total):
-            product = _product(kept[part], self.columns[: self.first])
-            if whole and self.order is not None:
-                _scale_rows(product, factor[part], total, self.order[:-1][part], scatters=True)
-            else:
-                _scale_rows(product, factor[part], total[part])
-        return total
+        columns = self.columns[: self.first]
+        if self.d_columns is not None:
+            down, back = factor, None
+            if self.rows.dtype == torch.float16:
+                _, exponent = torch.frexp(factor.abs().amax())
+                exponent = exponent.clamp(-126, 126).to(factor.dtype)
+                down, back = torch.ldexp(factor, -exponent), torch.ldexp(factor.new_ones(1), exponent)
+            order = None if self.order is None else self.order[:-1]
+            room = self.d_rows  # not used yet: this is when memory is short
+            if room is None or room.dtype != self.rows.dtype:
+                room = torch.empty_like(self.rows)
+            scaled = _scale_rows(self.rows, down, room, order)
+            _columns_product(kept, scaled, back, self.d_columns[: self.first], self.order)
+            if room is self.d_rows:
+                room.zero_()
+        if self.d_rows is not None:
+            _rows_product(kept, columns, factor, self.d_rows, self.order)
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""
         if self.d_rows is None or self.order is None or self.first == len(self.columns):
-            return self.d_rows
+            return self.d_rows  # already as the rows lie
         gradient = torch.empty_like(self.d_rows, dtype=self.rows.dtype)
         return _scale_rows(self.d_rows, _counts(self.order), gradient, self.order[:-1], scatters=True)
 
@@ -222,11 +214,17 @@ class Head:
         return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
 
     def add_products(self, part: slice) -> None:
-        local = self.local(part)
+        local, columns = self.local(part), self.columns[part]
         if self.d_rows is not None:
-            add_product(self.d_rows, local, self.columns[part])
+            if self.hopper:
+                _rows_product(local, columns, None, self.d_rows, self.order)
+            else:
+                add_product(self.d_rows, local, columns)
         if self.d_columns is not None:
-            torch.mm(local.T, self.rows, out=self.d_columns[part])
+            if self.hopper:
+                _columns_product(local, self.rows, None, self.d_columns[part], self.order)
+            else:
+                torch.mm(local.T, self.rows, out=self.d_columns[part])
         if self.sums is not None and self.partial_sums is not None:
             torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
 

@@ -698,7 +698,16 @@ def _cross_entropy_backward(
             elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
                 x = torch.where(counted[:, None], x, 0)
             at_once = 0 if whole else elements // len(x)
-            head = Head(x, weight, at_once, needed, kept[:, : len(weight)], factor, order)
+            head = Head(
+                x,
+                weight,
+                at_once,
+                needed,
+                hopper=tier == HOPPER,
+                kept=kept[:, : len(weight)],
+                factor=factor,
+                order=order,
+            )
 
             def store(part: slice) -> None:
                 _C.cross_entropy_local_gradient(
@@ -880,9 +889,21 @@ def _distillation_backward(
             elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
             at_once, teacher = 0 if whole else elements // len(x), None
-            student = Head(x, weight, at_once, [*needed[:2], False], kept[:, : len(weight)], factor, order)
+            hopper = tier == HOPPER
+            student = Head(
+                x,
+                weight,
+                at_once,
+                [*needed[:2], False],
+                hopper=hopper,
+                kept=kept[:, : len(weight)],
+                factor=factor,
+                order=order,
+            )
             if of_teacher:
-                teacher = Head(teacher_x, teacher_weight, at_once, [*needed[2:], False], order=order)
+                teacher = Head(
+                    teacher_x, teacher_weight, at_once, [*needed[2:], False], hopper=hopper, order=order
+                )
                 teacher_x = teacher.rows
             elif order is not None and not whole:
                 teacher_x = gather_rows(teacher_x, order)
@@ -1074,7 +1095,7 @@ def _logsumexp_backward(
         if tier != SIMT:
             inputs = (a, b)
             a, b = _padded(a), _padded_weight(b, tier)
-            head = Head(a, b, elements // len(a), [*needed, False])
+            head = Head(a, b, elements // len(a), [*needed, False], hopper=tier == HOPPER)
 
             def store(part: slice) -> None:
                 local = head.local(part)

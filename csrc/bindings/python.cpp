@@ -378,6 +378,20 @@ void define_scale_rows(py::module_& m) {
             threads, stream);
       },
       "target"_a, "mask"_a, "order"_a, "ignore_index"_a, "threads"_a, "stream"_a);
+  m.def(
+      "rows_product",
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"factor"> factor, Tensor<"out"> out, Tensor<"order"> order,
+         int threads, std::uintptr_t stream) {
+        run(rows_product, {.a = a, .b = b, .factor = factor, .out = out, .order = order}, threads, stream);
+      },
+      "a"_a, "b"_a, "factor"_a, "out"_a, "order"_a, "threads"_a, "stream"_a);
+  m.def(
+      "columns_product",
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"scale"> scale, Tensor<"out"> out, Tensor<"order"> order,
+         int threads, std::uintptr_t stream) {
+        run(columns_product, {.a = a, .b = b, .scale = scale, .out = out, .order = order}, threads, stream);
+      },
+      "a"_a, "b"_a, "scale"_a, "out"_a, "order"_a, "threads"_a, "stream"_a);
 }
 
 void define_distillation(py::module_& m) {

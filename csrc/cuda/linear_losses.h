@@ -22,7 +22,9 @@ MONOIDREDUCE_DECLARE_TIER
 }
 namespace sm90 {
 MONOIDREDUCE_DECLARE_TIER
-}
+void rows_product(const RowsProduct& arguments, const Launch& launch);
+void columns_product(const ColumnsProduct& arguments, const Launch& launch);
+}  // namespace sm90
 #undef MONOIDREDUCE_DECLARE_TIER
 
 }  // namespace monoidreduce::cuda

@@ -125,7 +125,8 @@ std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int
 }
 
 Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch) {
-  Tier tier = multiplied_tier(p, launch);
+  Tier tier = contraction_tier(p);
+  if (tier.name != kSm90) tier = multiplied_tier(p, launch);  // Hopper's products are kernels of this library
   if (tier.name == kSimt) return tier;
   const std::int64_t columns = lines_at_once(workspace, p.rows() * item_size(p.a.dtype), p.columns(), 256);
   if (columns == 0)

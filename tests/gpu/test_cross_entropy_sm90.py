@@ -387,6 +387,24 @@ def test_targets_out_of_range(gpu: torch.device) -> None:
     assert loss[:3].isnan().all() and loss[3:].isfinite().all()
 
 
+@pytest.mark.parametrize("workspace", (EVERYTHING, 1 << 20))
+def test_deterministic_mode_needs_no_setting_of_torch(
+    workspace: int, gpu: torch.device, deterministic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own products would raise without it; these are kernels of the library."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    options = {"workspace": workspace}
+    assert "/sm90/" in mr.explain("linear_cross_entropy", *inputs.values(), **options).backward
+    with monkeypatch.context() as refused:
+        for product in ("mm", "addmm", "matmul"):
+            refused.setattr(torch, product, None)
+        leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+        loss = mr.linear_cross_entropy(**inputs, **options)
+        gradients = torch.autograd.grad(loss, leaves)
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 def test_the_same_bits_every_time(gpu: torch.device) -> None:
     inputs = inputs_of("many_rows", torch.bfloat16, gpu)
     first = check_operator("linear_cross_entropy", inputs, upstream=[torch.tensor(2.0, device=gpu)])

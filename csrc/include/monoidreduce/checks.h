@@ -372,6 +372,30 @@ inline void check(const RowOrdering& x) {
   require(!x.mask.present() || x.mask.dtype == DType::kBool, "mask: expected bool, got ", name(x.mask.dtype));
 }
 
+inline Operands check_local(const TensorView& a, const TensorView& order, Axis& p, Axis& c) {
+  const Operands call("a", a);
+  require(a.is_cuda(), "a: expected a tensor on a CUDA device, got one on the CPU");
+  require(item_size(call.dtype) == 2, "a: expected a 16-bit type, got ", name(call.dtype));
+  call.strided("a", a, {p, c}, call.dtype);
+  check_order(order, call, p);
+  return call;
+}
+inline void check(const RowsProduct& x) {
+  Axis p{"P"}, c{"C"}, d{"D"};
+  const Operands call = check_local(x.a, x.order, p, c);
+  call.strided("b", x.b, {c, d}, call.dtype);
+  call.optional_contiguous("factor", x.factor, {p}, call.accumulator);
+  call.strided("out", x.out, {p, d}, call.result(x.out));
+}
+inline void check(const ColumnsProduct& x) {
+  Axis p{"P"}, c{"C"}, d{"D"};
+  const Operands call = check_local(x.a, x.order, p, c);
+  Axis one{"1", 1};
+  call.strided("b", x.b, {p, d}, call.dtype);
+  call.optional_contiguous("scale", x.scale, {one}, call.accumulator);
+  call.strided("out", x.out, {c, d}, call.dtype);
+}
+
 inline void check(const LossReduction& x) {
   Axis n{"N"}, values{"values", 1};
   const Operands call("losses", x.losses);

@@ -157,6 +157,23 @@ struct MlpBackward {
   std::int64_t workspace = 0;
 };
 
+// Products with local gradients a whose rows are in an order: those that count come first, the others are 0 up to the next
+// multiple of 64 and not read beyond. Of the 16-bit type of a where nothing else is said, lines on 16-byte boundaries.
+struct RowsProduct {
+  TensorView a, b;    // [P, C] [C, D]
+  TensorView factor;  // [P] float, what the product's rows are multiplied by; or absent
+  TensorView
+      out;  // [P, D]: float, added to; or of the type of a: row order[i] is written, of rows that count
+  TensorView order;  // [P + 1] int64, as order_rows writes it; absent: all count
+};
+// The transpose of a times b, over the rows that count.
+struct ColumnsProduct {
+  TensorView a, b;   // [P, C] [P, D]
+  TensorView scale;  // [1] float, what the product is multiplied by; or absent
+  TensorView out;    // [C, D]
+  TensorView order;
+};
+
 // Of an MLP in parts (Tier::part): act(x w1^T + bias1) of some rows and hidden units, those that x, w1 and bias1 hold. The
 // result is its product with w2.
 struct MlpHidden {
@@ -242,16 +259,19 @@ Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& l
 bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
               const Launch& launch);
 
-// On the tier "sm90" the gradients of a loss are products of local gradients, which the caller takes: it asks for those
+// On the tensor-core tiers the gradients of a loss are products of local gradients, which the caller takes: it asks for those
 // of scratch / N classes at a time (rounded up, the last time fewer), scratch being what the backward tier says, in
 // elements of the type of x.
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
-// For the products with local gradients that were kept.
+// Rows for the products with local gradients: gathered, multiplied, or put back.
 void scale_rows(const RowScaling& arguments, const Launch& launch);
 // For kernels that leave rows out.
 void order_rows(const RowOrdering& arguments, const Launch& launch);
+// The products, only on the tier "sm90".
+void rows_product(const RowsProduct& arguments, const Launch& launch);
+void columns_product(const ColumnsProduct& arguments, const Launch& launch);
 // An MLP too wide for one kernel, or backward one of few hidden units, comes in parts: what the caller multiplies is of
 // Tier::part rows and hidden units at a time. One of the two is all there are.
 void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
@@ -274,6 +294,8 @@ void distillation_local_gradient(const DistillationLocalGradient& arguments, con
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
 void scale_rows(const RowScaling& arguments, const Launch& launch);
 void order_rows(const RowOrdering& arguments, const Launch& launch);
+void rows_product(const RowsProduct& arguments, const Launch& launch);
+void columns_product(const ColumnsProduct& arguments, const Launch& launch);
 void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 }  // namespace cuda

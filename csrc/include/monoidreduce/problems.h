@@ -138,4 +138,24 @@ FoldProblem logsumexp_problem(const Arguments& x) {
           .range = {}};
 }
 
+// Products as scores: the width is what they are sums over.
+inline FoldProblem product_problem(const TensorView& a, const TensorView& b, const TensorView& order) {
+  return {.a = as_rows(a),
+          .b = as_rows(b),
+          .other_a = {},
+          .other_b = {},
+          .payload = {},
+          .bias = {},
+          .out_bias = {},
+          .score = {},
+          .range = {},
+          .order = order};
+}
+inline FoldProblem rows_product_problem(const RowsProduct& x) {
+  return product_problem(x.a, transposed(x.b), x.order);
+}
+inline FoldProblem columns_product_problem(const ColumnsProduct& x) {
+  return product_problem(transposed(x.a), transposed(x.b), x.order);
+}
+
 }  // namespace monoidreduce

@@ -17,10 +17,12 @@
 
 namespace monoidreduce::sm90 {
 
-// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240.
-template <int kColumns_, int kStages_, int kScores_ = 1>
+// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240. kRowsTransposed: rows lie side
+// by side, [width, rows], and an order is one of the width.
+template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false>
 struct ContractionTile {
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
+  static constexpr bool kRowsTransposed = kRowsTransposed_;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
@@ -37,7 +39,7 @@ struct ContractionTile {
 
 template <int kScores>
 struct ContractionArguments {
-  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows and column_lines lines
+  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
   int steps[kScores];                               // of 64 elements of the width
   bool transposed[kScores];                         // do columns lie side by side, [width, columns]
   TileSchedule schedule;                            // of all rows
@@ -52,11 +54,18 @@ struct alignas(kSharedAlignment) ContractionMemory {
   Ring<Tile::kStages> ring;
 };
 
+// Steps of the width, of those elements that count. One at least: the others are 0 then.
+template <class Tile>
+__device__ __forceinline__ int steps_of(const ContractionArguments<Tile::kScores>& p, int score,
+                                        int counted) {
+  return Tile::kRowsTransposed ? ::max((counted + kSlab - 1) / kSlab, 1) : p.steps[score];
+}
+
 // Loads the stages of every tile of the cluster. One thread a block.
 template <class Tile, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
-                                        const TileSchedule& schedule, Memory& memory, int cluster,
-                                        int block) {
+                                        const TileSchedule& schedule, int counted, Memory& memory,
+                                        int cluster, int block) {
   using RowsTile = SharedTile<Tile::kRows, kSlab>;
   using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
   constexpr int kAll = (1 << Tile::kBlocks) - 1;
@@ -70,9 +79,14 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
 #pragma unroll
       for (int score = 0; score < Tile::kScores; ++score) {
 #pragma unroll 1
-        for (int step = 0; step < p.steps[score]; ++step) {
+        for (int step = 0; step < steps_of<Tile>(p, score, counted); ++step) {
           arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
-          RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, row0, 0, 0}, arrived);
+          if constexpr (Tile::kRowsTransposed) {
+            using Slabs = SharedTile<kSlab, Tile::kRows>;
+            Slabs{memory.rows[at.stage]}.load(p.rows[score], {row0, step * kSlab, 0, 0}, arrived);
+          } else {
+            RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, row0, 0, 0}, arrived);
+          }
           const int line = block * Tile::column_lines(p.transposed[score]);
           unsigned char* const columns = memory.columns[at.stage] + line * kLineBytes;
           if (p.transposed[score]) {
@@ -107,8 +121,8 @@ struct Multiplier {
   // dots = rows . columns^T of a tile, 64 x kColumns.
   template <int kScore>
   __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2],
-                                      const ContractionArguments<Tile::kScores>& p) {
-    const int steps = p.steps[kScore];
+                                      const ContractionArguments<Tile::kScores>& p, int counted) {
+    const int steps = steps_of<Tile>(p, kScore, counted);
     // With fewer steps than stages, the first consumer could be more than a tile ahead.
     const bool staggered = kScore == 0 && steps >= Tile::kStages;
     if (staggered && warpgroup == 1) arch::sync_threads(kTurn, 2 * kWarpgroup);
@@ -138,16 +152,17 @@ struct Multiplier {
   // Of the stage that has arrived. The sums start at 0 where it is the first.
   template <bool kTransposed>
   __device__ __forceinline__ void multiply(float (&dots)[Tile::kColumns / 2], bool first) const {
+    using Rows = std::conditional_t<Tile::kRowsTransposed, AlongRows<kSlab>, AlongWidth<Tile::kRows>>;
     using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
-    const AlongWidth<Tile::kRows> rows(arch::shared_address(memory.rows[at.stage]) +
-                                       warpgroup * kFragmentRows * kLineBytes);
+    static_assert(kFragmentRows == kSlab);  // a warpgroup's rows are as many lines, or a slab
+    const Rows rows(arch::shared_address(memory.rows[at.stage]) + warpgroup * kFragmentRows * kLineBytes);
     const Columns columns(arch::shared_address(memory.columns[at.stage]));
     arch::pin(dots);
     arch::fence_products();
 #pragma unroll
     for (int k = 0; k < kSlab / kProductDepth; ++k)
-      arch::Wgmma<E, Tile::kColumns>::template shared<false, kTransposed>(dots, rows[k], columns[k],
-                                                                          !first || k != 0);
+      arch::Wgmma<E, Tile::kColumns>::template shared<Tile::kRowsTransposed, kTransposed>(
+          dots, rows[k], columns[k], !first || k != 0);
     arch::commit_products();
   }
 };
@@ -168,8 +183,10 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   using Memory = ContractionMemory<Tile, Epilogue>;
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  const int counted = p.order.counted();
   const TileSchedule schedule =
-      p.schedule.with_row_blocks((p.order.counted() + Tile::kRowBlock - 1) / Tile::kRowBlock);
+      Tile::kRowsTransposed ? p.schedule
+                            : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
   if (threadIdx.x == 0) {
     memory.ring.init(Tile::kBlocks * Tile::kConsumers);
     arch::fence_init();
@@ -182,7 +199,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<24>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce<Tile>(p, schedule, memory, cluster, block);
+      produce<Tile>(p, schedule, counted, memory, cluster, block);
     __syncwarp();
   } else {
     arch::take_registers<240>();
@@ -195,8 +212,8 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 #pragma unroll 1
       for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
         float dots[Tile::kScores][Tile::kColumns / 2];
-        multiplier.template run<0>(dots[0], p);
-        if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p);
+        multiplier.template run<0>(dots[0], p, counted);
+        if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p, counted);
         epilogue.tile(work, dots, row0, p.schedule.column_tile(group, tile) * Tile::kColumns, memory.epilogue,
                       warpgroup);
       }
@@ -210,14 +227,17 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   arch::wait_cluster();
 }
 
-// Of the products a . b^T of a problem. Columns are lines, or lie side by side.
+// Of the products a . b^T of a problem. Columns are lines, or lie side by side; rows lie side by side where the tile says so,
+// and then an order is one of the width.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
                  const char* name, const Launch& launch) {
-  ContractionArguments<Tile::kScores> arguments{.order = RowOrder(p)};
+  ContractionArguments<Tile::kScores> arguments{
+      .order = RowOrder(p.order, Tile::kRowsTransposed ? p.width() : p.rows())};
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
-    arguments.rows[score] = tensor_map(rows[score], Tile::kRows);
+    arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
+                                                  : tensor_map(rows[score], Tile::kRows);
     const bool transposed = columns[score].stride[3] != 1;
     arguments.transposed[score] = transposed;
     arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],

@@ -1,0 +1,61 @@
+#include "../element.h"
+#include "../linear_losses.h"
+#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/kernel/product_epilogue_sm90.cuh"
+#include "monoidreduce/problems.h"
+
+namespace monoidreduce::cuda::sm90 {
+namespace {
+
+using namespace monoidreduce::sm90;
+
+// Calls run(Tile{}) with the tile of fewer columns where it leaves less of the last turn of tiles empty: with 9 tiles of 256
+// columns in place of 12 of 192, 32 row blocks took 1.1 times as long on an H100.
+template <bool kRowsTransposed, class Run>
+void with_tile(const FoldProblem& p, Run run) {
+  using Wide = ContractionTile<256, 4, 1, kRowsTransposed>;
+  using Narrow = ContractionTile<192, 4, 1, kRowsTransposed>;
+  const auto cost = [&](auto tile) {
+    using Tile = decltype(tile);
+    const TileSchedule s = contraction_schedule<Tile>(p);
+    const std::int64_t tiles = std::int64_t{s.row_blocks} * s.column_tiles;
+    return (tiles + s.clusters - 1) / s.clusters * Tile::kColumns;
+  };
+  if (cost(Narrow{}) * 1.04 < cost(Wide{})) return run(Narrow{});
+  run(Wide{});
+}
+
+template <class E, class Tile, class Epilogue>
+void multiply(Tile tile, const FoldProblem& p, const Epilogue& epilogue, const char* name,
+              const Launch& launch) {
+  contraction<E>(tile, contraction_schedule<Tile>(p), p, epilogue, nullptr, name, launch);
+}
+
+}  // namespace
+
+void rows_product(const RowsProduct& x, const Launch& launch) {
+  const FoldProblem p = rows_product_problem(x);
+  const RowFactors factors{static_cast<const float*>(x.factor.data), RowOrder(p)};
+  const TensorView out = as_rows(x.out);
+  with_element(x.a.dtype, [&](auto element) {
+    using E = decltype(element);
+    with_tile<false>(p, [&](auto tile) {
+      if (x.out.dtype == DType::kFloat32)
+        multiply<E>(tile, p, AddEpilogue(factors, out), "rows_product", launch);
+      else
+        multiply<E>(tile, p, ScatterEpilogue<E>(factors, out), "rows_product", launch);
+    });
+  });
+}
+
+void columns_product(const ColumnsProduct& x, const Launch& launch) {
+  const FoldProblem p = columns_product_problem(x);
+  const TensorView outs[] = {as_rows(x.out)};
+  with_element(x.a.dtype, [&](auto element) {
+    using E = decltype(element);
+    const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data), SlabStores<1>(outs)};
+    with_tile<true>(p, [&](auto tile) { multiply<E>(tile, p, epilogue, "columns_product", launch); });
+  });
+}
+
+}  // namespace monoidreduce::cuda::sm90

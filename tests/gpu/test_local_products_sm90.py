@@ -1,0 +1,104 @@
+"""Products of local gradients on Hopper against float64: tails, rows left out, weights stored transposed."""
+
+import pytest
+import torch
+from calls import HALVES
+from specimens import name_of
+from torch import Tensor
+
+from monoidreduce import _C, local_gradients
+
+SIZES = [  # rows, columns, width, rows that count
+    (300, 520, 264, 300),
+    (1000, 777, 512, 640),
+    (1000, 1, 72, 3),
+    (129, 300, 2304, 0),
+    (2048, 512, 192, 1999),
+]
+
+
+def _problem(
+    rows: int, columns: int, counted: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Local gradients in whole tiles of columns, as the workspace has them, and an order of their rows."""
+    local = torch.zeros(rows, -(-columns // 256) * 256, dtype=dtype, device=device)
+    local[:counted, :columns] = torch.randn(counted, columns, device=device)
+    order = torch.cat([torch.randperm(rows, device=device), torch.tensor([counted], device=device)])
+    return local[:, :columns], order
+
+
+def _close(actual: Tensor, expected: Tensor, by: float) -> None:
+    assert actual.isfinite().all()
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    torch.testing.assert_close(actual.double(), expected, rtol=by, atol=by * largest)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows, columns, width, counted", SIZES)
+def test_rows_product(
+    rows: int,
+    columns: int,
+    width: int,
+    counted: int,
+    transposed: bool,
+    dtype: torch.dtype,
+    gpu: torch.device,
+) -> None:
+    local, order = _problem(rows, columns, counted, dtype, gpu)
+    whole = -(-columns // 8) * 8 if transposed else columns
+    weight = (
+        torch.randn(width, whole, device=gpu).to(dtype).T
+        if transposed
+        else torch.randn(whole, width, device=gpu).to(dtype)
+    )
+    weight = weight[:columns]
+    factor = torch.randn(rows, device=gpu)
+    factor[::5] = 0
+    product = factor[:, None].double() * (local.double() @ weight.double())
+
+    sums = torch.randn(rows, width, device=gpu)
+    expected = sums.double() + product
+    local_gradients._rows_product(local, weight, factor, sums, order)
+    _close(sums, expected, 1e-5)
+
+    out = torch.full((rows, width), 7.0, dtype=dtype, device=gpu)
+    local_gradients._rows_product(local, weight, factor, out, order)
+    places = order[:counted]
+    _close(out[places], product[:counted], float(torch.finfo(dtype).eps))
+    others = torch.ones(rows, dtype=torch.bool, device=gpu)
+    others[places] = False
+    assert (out[others] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("rows, columns, width, counted", SIZES)
+def test_columns_product(
+    rows: int, columns: int, width: int, counted: int, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    local, order = _problem(rows, columns, counted, dtype, gpu)
+    x = torch.randn(rows, width + 8, device=gpu).to(dtype)[:, :width]
+    x[counted + 64 :] = torch.nan  # is not read
+    expected = local[:counted].double().T @ x[:counted].double()
+    x[counted : counted + 64] = 1
+    out = torch.full((columns, width), torch.nan, dtype=dtype, device=gpu)
+    for scale in (None, torch.tensor([0.375], device=gpu)):
+        local_gradients._columns_product(local, x, scale, out, order)
+        _close(out, expected * (1 if scale is None else 0.375), float(torch.finfo(dtype).eps))
+
+
+def test_all_rows_count_without_an_order(gpu: torch.device) -> None:
+    local, _ = _problem(500, 300, 500, torch.bfloat16, gpu)
+    weight, x = (torch.randn(n, 128, device=gpu).bfloat16() for n in (300, 500))
+    sums, out = torch.zeros(500, 128, device=gpu), torch.empty_like(weight)
+    local_gradients._rows_product(local, weight, None, sums, None)
+    local_gradients._columns_product(local, x, None, out, None)
+    _close(sums, local.double() @ weight.double(), 1e-5)
+    _close(out, local.double().T @ x.double(), float(torch.finfo(torch.bfloat16).eps))
+
+
+def test_products_on_another_tier_raise(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "sm80")
+    local, order = _problem(64, 256, 64, torch.bfloat16, gpu)
+    with pytest.raises(ValueError, match="a: expected a product on the tier sm90, got sm80"):
+        _C.columns_product(local, local, None, local.new_empty(256, 256), order, 1, 0)
