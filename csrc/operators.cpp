@@ -35,7 +35,8 @@ MONOIDREDUCE_OPERATORS(MR_DEFINE)
 
 #define MR_DEFINE_TIER(name, Arguments)                                                  \
   Tier name(const Arguments& arguments, [[maybe_unused]] const Launch& launch) {         \
-    if (!leading(arguments).is_cuda()) return {cpu_isa(), "the tensors are on the CPU"}; \
+    const TensorView& tensor = leading(arguments);                                       \
+    if (!tensor.is_cuda()) return {cpu_isa(tensor.dtype), "the tensors are on the CPU"}; \
     return MR_TIER_ON_CUDA(name);                                                        \
   }
 MR_DEFINE_TIER(attention_forward_tier, AttentionForward)

@@ -269,15 +269,9 @@ def mlp_forward_tier(
     tf32: bool,
     deterministic: bool,
 ) -> tuple[str, str, bool, tuple[int, int]]: ...
-def mlp_backward_tier(
-    x: Tensor,
-    w1: Tensor,
-    w2: Tensor,
-    bias1: Tensor | None,
-    workspace: int,
-    tf32: bool,
-    deterministic: bool,
-) -> tuple[str, str, bool, tuple[int, int]]: ...
+
+mlp_backward_tier = mlp_forward_tier
+
 def cross_entropy_forward_tier(
     x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, logit_scale: float
 ) -> tuple[str, str, int, bool]: ...
@@ -361,6 +355,7 @@ def logsumexp_local_gradient(
     stream: int,
 ) -> None: ...
 def cpu_isa() -> str: ...
+def cpu_isa_of(t: Tensor) -> str: ...
 def cpu_isas() -> list[str]: ...
 def cpu_tiles(
     a: Tensor,

@@ -27,10 +27,11 @@ def info(argv: list[str]) -> int:
     for device in facts["cuda_devices"]:
         print(f"  {device}")
     none = "no GPU" if facts["build"]["cuda"] else "none, this build is CPU-only"
-    print(f"\n{'operator':<24}{'on the CPU':<16}on the GPU, at widths of 128")
+    print("\noperator                paths, at widths of 128")
     for operator, paths in facts["paths"].items():
-        by_dtype = ", ".join(f"{dtype} {path}" for dtype, path in (paths["cuda"] or {}).items())
-        print(f"{operator:<24}{paths['cpu']:<16}{by_dtype or none}")
+        for title, on, label in ((operator, "cpu", "CPU"), ("", "cuda", "GPU")):
+            by_dtype = ", ".join(f"{dtype} {path}" for dtype, path in (paths[on] or {}).items())
+            print(f"{title:<24}{label}: {by_dtype or none}")
     return 0
 
 

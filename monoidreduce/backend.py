@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,8 +94,8 @@ def backend_info() -> dict[str, Any]:
 
     Works without a GPU. Keys: "version", "torch", "build" (compiler, CUDA or not, and why), "cpu" (the
     instruction set in use, those that this build and processor have, threads), "cuda_devices" (those torch
-    sees, with their architecture), "paths" (operator -> "cpu" -> path, and "cuda" -> dtype -> path of a
-    forward call of 128 rows, columns and widths on the current GPU, None without a GPU or a build for one).
+    sees, with their architecture), "paths" (operator -> "cpu", "cuda" -> dtype -> path of a forward call of
+    128 rows, columns and widths, on the current GPU; "cuda" -> None without a GPU or a build for one).
     """
     build = _C.build_info()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -110,25 +110,25 @@ def backend_info() -> dict[str, Any]:
         ],
         "paths": {
             operator: {
-                "cpu": f"cpu/{_C.cpu_isa()}",
-                "cuda": _cuda_paths(operator) if build["cuda"] and count else None,
+                "cpu": _paths(operator, "cpu"),
+                "cuda": _paths(operator, "cuda") if build["cuda"] and count else None,
             }
             for operator in KERNELS
         },
     }
 
 
-def _cuda_paths(operator: str) -> dict[str, str]:
-    """The path of an ordinary call on the current GPU, by dtype."""
+def _paths(operator: str, device: str) -> dict[str, str]:
+    """The path of an ordinary call, by dtype."""
     tensors = {"attention": 3, "linear_cross_entropy": 2, "linear_distillation": 4, "mlp": 3}.get(operator, 2)
     shape = (1, 1, 128, 128) if operator == "attention" else (128, 128)
     paths = {}
     for dtype in FLOATING:
-        call = [torch.empty(shape, dtype=dtype, device="cuda")] * tensors
+        call = [torch.empty(shape, dtype=dtype, device=device)] * tensors
         if operator == "linear_cross_entropy":
-            call.append(torch.empty(128, dtype=torch.int64, device="cuda"))
-        _, device, tier, _ = explain(operator, *call).forward.split("/")
-        paths[_name(dtype)] = f"{device}/{tier}"
+            call.append(torch.zeros(128, dtype=torch.int64, device=device))
+        _, kind, tier, _ = explain(operator, *call).forward.split("/")
+        paths[_name(dtype)] = f"{kind}/{tier}"
     return paths
 
 
@@ -151,10 +151,10 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-        tiers, why, in_parts = _tiers(operator, tensors, options, dtype)
+        tiers, why, in_parts, adds_rows = _tiers(operator, tensors, options, dtype)
         asked = torch.are_deterministic_algorithms_enabled()
         products = in_parts or (operator in OF_PRODUCTS and tiers[1] != SIMT)
-        deterministic = asked or products
+        deterministic = asked or products or not adds_rows
         ordered = "/deterministic" if asked and not products else ""
         engines = [f"cuda/{tiers[0]}", f"cuda/{tiers[1]}{ordered}"]
         reasons = [
@@ -163,15 +163,19 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
             if asked
             else "gradients are matrix products of local gradients, added in a fixed order"
             if products
+            else "a gradient is summed by one block each, in a fixed order"
+            if not adds_rows
             else "gradients are added atomically; torch.use_deterministic_algorithms(True) fixes their order",
             *why,
         ]
     else:
-        engines, deterministic = [f"cpu/{_C.cpu_isa()}"] * 2, True
+        isa = _C.cpu_isa_of(torch.empty(0, dtype=dtype))
+        engines, deterministic = [f"cpu/{isa}"] * 2, True
         tiles = _tiles(operator, tensors, options, dtype)
         reasons = [
             f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
             f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
+            *([] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {_name(dtype)}"]),
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
@@ -205,10 +209,18 @@ def _tiles(
     return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
 
 
-def _tiers(
-    operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype
-) -> tuple[list[str], list[str], bool]:
-    """The tiers of the forward and the backward pass of a call on a GPU, why, and is it an MLP in parts."""
+class _Tiers(NamedTuple):
+    """The tiers of the forward and the backward pass, and why; is the backward pass an MLP's in parts, and
+    does it add to the rows' gradient or write it."""
+
+    names: list[str]
+    reasons: list[str]
+    in_parts: bool = False
+    adds_rows: bool = True
+
+
+def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype) -> _Tiers:
+    """The tiers of a call on a GPU."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     forward: Sequence[Any]
     backward: Sequence[Any]
@@ -225,7 +237,7 @@ def _tiers(
         forward, backward = (
             tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
         )
-        return *_named(forward, backward), all(backward[3])
+        return _Tiers(*_named(forward, backward), in_parts=all(backward[3]), adds_rows=backward[2])
     workspace = options.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
     if operator == "linear_cross_entropy":
@@ -240,7 +252,7 @@ def _tiers(
         keeps = bias is None and options.get("softcap") is None
         kept = ops.kept_classes(x, weight, workspace, scale=logit_scale) if keeps else 0
         tiers, why = _named(forward, backward)
-        return tiers, [*why, *_copies(tiers, x=x, weight=weight), *_keeping(tiers, kept, weight)], False
+        return _Tiers(tiers, [*why, *_copies(tiers, x=x, weight=weight), *_keeping(tiers, kept, weight)])
     if operator == "linear_distillation":
         x, weight, teacher_x, teacher_weight = (t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors)
         heads = (x, weight, teacher_x, teacher_weight)
@@ -259,7 +271,7 @@ def _tiers(
             )
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
-        return tiers, [*why, *copies, *_keeping(tiers, kept, weight)], False
+        return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
     if operator == "logsumexp_matmul":
         a, b = (t.to(dtype) for t in tensors)
         a, factor = a.reshape(-1, a.shape[-1]), float(options.get("scale", 1.0))
@@ -268,7 +280,7 @@ def _tiers(
             a, b, scale=factor, workspace=workspace, deterministic=deterministic
         )
         tiers, why = _named(forward, backward)
-        return tiers, [*why, *_copies(tiers, a=a, b=b)], False
+        return _Tiers(tiers, [*why, *_copies(tiers, a=a, b=b)])
     q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
     bias = options.get("bias")
     bias = None if bias is not None and functional.raises_rows(bias) else bias
@@ -288,7 +300,7 @@ def _tiers(
     backward = _C.attention_backward_tier(
         grad_out, q, k, v, bias, **numbers, sums_bias_gradient=sums, deterministic=deterministic
     )
-    return *_named(forward, backward), False
+    return _Tiers(*_named(forward, backward), adds_rows=backward[3])
 
 
 def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], list[str]]:

@@ -58,6 +58,23 @@ def test_explanation_of_a_call(device: torch.device) -> None:
         assert mr.explain("logsumexp_matmul", x, weight).forward.endswith("/bfloat16")
 
 
+def cpu_path(dtype: torch.dtype) -> str:
+    """avx512bf16 is avx512 with instructions for bfloat16."""
+    isa = mr._C.cpu_isa()
+    return "cpu/avx512" if isa == "avx512bf16" and dtype != torch.bfloat16 else f"cpu/{isa}"
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_the_code_that_runs_on_the_cpu_is_named(dtype: torch.dtype) -> None:
+    a, b = torch.randn(3, 8, dtype=dtype), torch.randn(11, 8, dtype=dtype)
+    explanation = mr.explain("logsumexp_matmul", a, b)
+    assert explanation.forward == f"logsumexp_forward/{cpu_path(dtype)}/{name_of(dtype)}"
+    assert explanation.architecture == mr._C.cpu_isa()
+    left_to = f"{mr._C.cpu_isa()} has nothing of its own for {name_of(dtype)}"
+    assert (left_to in explanation.reasons) == (cpu_path(dtype) != f"cpu/{mr._C.cpu_isa()}")
+
+
 def panel_rows(dtype: torch.dtype) -> int:
     """Two vectors of the accumulation type."""
     vector = {"avx2": 32, "avx512": 64, "avx512bf16": 64}.get(mr._C.cpu_isa(), 16)
@@ -141,7 +158,7 @@ def test_backend_info() -> None:
     assert set(info["cpu"]["isas"]) <= set(info["build"]["cpu_isas"])
     assert set(info["paths"]) == {specimen.operator for specimen in WITH_KERNELS}
     for paths in info["paths"].values():
-        assert paths["cpu"] == f"cpu/{info['cpu']['isa']}"
+        assert paths["cpu"] == {name_of(dtype): cpu_path(dtype) for dtype in DTYPES}
         assert (paths["cuda"] is not None) == (info["build"]["cuda"] and torch.cuda.is_available())
     if not torch.cuda.is_available():
         assert info["cuda_devices"] == []
@@ -154,7 +171,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert mr.__version__ in printed and info["build"]["compiler"] in printed
     for operator, paths in info["paths"].items():
         (line,) = (line for line in printed.splitlines() if line.startswith(operator + " "))
-        assert paths["cpu"] in line
+        assert all(f"{dtype} {path}" in line for dtype, path in paths["cpu"].items())
 
 
 @pytest.mark.parametrize(

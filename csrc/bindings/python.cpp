@@ -140,27 +140,17 @@ void define_tiers(py::module_& m) {
 }
 
 // (tier, reason, does it add to the rows' gradient, (rows, hidden units) of a part).
-void define_mlp_tiers(py::module_& m) {
-  const auto tuple = [](const Tier& tier) {
-    return std::make_tuple(tier.name, tier.reason, tier.adds_rows,
-                           std::make_tuple(tier.part.rows, tier.part.columns));
-  };
+template <class Call>
+void define_mlp_tier(py::module_& m, const char* name, Tier (*tier_of)(const Call&, const Launch&)) {
   m.def(
-      "mlp_forward_tier",
-      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
-              bool tf32, bool deterministic) {
-        MlpForward call;
+      name,
+      [tier_of](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
+                std::int64_t workspace, bool tf32, bool deterministic) {
+        Call call;
         call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
-        return tuple(mlp_forward_tier(call, {1, nullptr, deterministic, tf32}));
-      },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "workspace"_a, "tf32"_a, "deterministic"_a);
-  m.def(
-      "mlp_backward_tier",
-      [tuple](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, std::int64_t workspace,
-              bool tf32, bool deterministic) {
-        MlpBackward call;
-        call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
-        return tuple(mlp_backward_tier(call, {1, nullptr, deterministic, tf32}));
+        const Tier tier = tier_of(call, {1, nullptr, deterministic, tf32});
+        return std::make_tuple(tier.name, tier.reason, tier.adds_rows,
+                               std::make_tuple(tier.part.rows, tier.part.columns));
       },
       "x"_a, "w1"_a, "w2"_a, "bias1"_a, "workspace"_a, "tf32"_a, "deterministic"_a);
 }
@@ -575,7 +565,8 @@ PYBIND11_MODULE(_C, m) {
   Torch::load();
   define_attention(m);
   define_tiers(m);
-  define_mlp_tiers(m);
+  define_mlp_tier(m, "mlp_forward_tier", &mlp_forward_tier);
+  define_mlp_tier(m, "mlp_backward_tier", &mlp_backward_tier);
   define_loss_tiers(m);
   define_cross_entropy(m);
   define_local_gradients(m);
@@ -585,7 +576,8 @@ PYBIND11_MODULE(_C, m) {
   define_mlp_parts(m);
   define_logsumexp(m);
   m.def("build_info", &build_info);
-  m.def("cpu_isa", &cpu_isa);
+  m.def("cpu_isa", py::overload_cast<>(&cpu_isa));
+  m.def("cpu_isa_of", [](Tensor<"t"> t) { return cpu_isa(TensorView(t).dtype); }, "t"_a);
   m.def("cpu_isas", &cpu_isas);
   define_cpu_tiles(m);
   m.def("path_counts", &path_counts);

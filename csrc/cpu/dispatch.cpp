@@ -94,7 +94,7 @@ const Engine& engine(DType dtype) {
 }
 
 void count(const char* op, DType dtype) {
-  count_path(op, std::string("cpu/") + engine().isa + "/" + name(dtype));
+  count_path(op, std::string("cpu/") + engine(dtype).isa + "/" + name(dtype));
 }
 
 }  // namespace
@@ -115,6 +115,8 @@ CpuTiles cpu_tiles(const FoldProblem& problem, bool bias_gradient, int threads) 
 }
 
 const char* cpu_isa() { return cpu::engine().isa; }
+
+const char* cpu_isa(DType dtype) { return cpu::engine(dtype).isa; }
 
 std::vector<std::string> cpu_isas() {
   std::vector<std::string> names;

@@ -38,8 +38,9 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
     obstacles.both = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
-  tier.scratch =
-      tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2] : BackwardScratch(x, nullptr, launch).size;
+  const bool in_turn = tier.name == kSm80 && launch.deterministic;
+  tier.scratch = tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2]
+                                    : BackwardScratch(x, nullptr, in_turn).size;
   return tier;
 }
 

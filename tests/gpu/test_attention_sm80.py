@@ -25,6 +25,7 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     test_non_finite_inputs,
     test_non_finite_inputs_beside_excluded_columns,
     test_non_finite_upstream_gradient,
+    test_only_a_tier_that_takes_turns_has_memory_for_them,
     test_some_gradients,
     test_transposed_views,
     test_upstream_gradients,

@@ -11,6 +11,7 @@ from specimens import Inputs, Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
+from monoidreduce import functional
 
 # Batch, heads, column heads, rows, columns, width, value width. But for one row, so many heads that rows are
 # not few (test_attention_split_sm90.py).
@@ -162,6 +163,34 @@ def test_forward_is_bitwise_reproducible(gpu: torch.device) -> None:
 def test_deterministic_mode_is_explained(gpu: torch.device, tier: str, deterministic: None) -> None:
     explanation = mr.explain("attention", *inputs_of("ragged", torch.bfloat16, gpu).values(), causal=True)
     assert explanation.backward == f"attention_backward/cuda/{tier}/deterministic/bfloat16"
+
+
+def test_gradients_of_wide_rows_are_written_once(gpu: torch.device) -> None:
+    """Over a width of 128 each gradient has a pass of its own: the same bits in any mode."""
+    call = Specimen("attention", "attention", attention_inputs, options={"causal": True, "return_lse": True})
+    inputs = inputs_of("wide_long", torch.bfloat16, gpu)
+    explanation = mr.explain("attention", *inputs.values(), causal=True)
+    assert explanation.deterministic and not any("atomically" in reason for reason in explanation.reasons)
+    grads = upstreams(call, inputs)
+    assert_same_bits(*(results(call, inputs, grads) for _ in range(2)))
+
+    narrow = mr.explain("attention", *inputs_of("long", torch.bfloat16, gpu).values(), causal=True)
+    assert not narrow.deterministic and any("atomically" in reason for reason in narrow.reasons)
+
+
+def test_only_a_tier_that_takes_turns_has_memory_for_them(gpu: torch.device, tier: str) -> None:
+    q, k, v = inputs_of("ragged", torch.bfloat16, gpu).values()
+    _, _, default, _ = _backward_tier(q, k, v, deterministic=False)
+    name, _, in_order, _ = _backward_tier(q, k, v, deterministic=True)
+    assert name == tier and (in_order > default) == (tier == "sm80")
+
+
+def _backward_tier(*tensors: torch.Tensor, deterministic: bool) -> tuple[str, str, int, bool]:
+    q, _, v = tensors
+    grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
+    return mr._C.attention_backward_tier(
+        grad_out, *tensors, None, 1.0, 0.0, *functional.bounds(False, None), False, False, deterministic
+    )
 
 
 def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@
 namespace monoidreduce::cuda::sm90 {
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  attention_backward_passes<Biases::kTiles>(x, launch,
+  attention_backward_passes<Biases::kTiles>(x, false, launch,
                                             [&](auto element, const auto& scores, const auto& problem,
                                                 const auto& wanted, const BackwardScratch& scratch) {
                                               backward_kernels<decltype(element), false>(

@@ -320,6 +320,7 @@ const TensorView& leading(const Arguments& arguments) {
 // this build and this processor both have, unless the environment variable MONOIDREDUCE_CPU_ISA names another;
 // decided once, at the first call.
 const char* cpu_isa();
+const char* cpu_isa(DType dtype);  // whose code computes on that type: avx512bf16 has none but for bfloat16
 std::vector<std::string> cpu_isas();  // what MONOIDREDUCE_CPU_ISA may be here, worst first
 
 // What the CPU engine computes at a time. Forward: a panel of rows by a tile of columns; backward: a chunk of
