@@ -7,7 +7,6 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/distillation.cpp
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/reduce_losses.cpp
-    csrc/cpu/logsumexp.cpp
     csrc/cpu/mlp.cpp)
 
 # Compiled once, for the oldest processor of the family: argument checks, the choice of device and instruction set.

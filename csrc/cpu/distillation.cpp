@@ -9,30 +9,39 @@ namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 namespace {
 
-template <DistillationLoss kLoss>
-struct Of {
-  template <class R>
-  using Monoid = Distillation<R, kLoss>;
+// The monoid of the loss that `kind` names, for loops over elements (with_named of cpu/panels.h). The rest of a fold asks for
+// identity, which is the same for all, combine and project.
+template <class R>
+struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
+  using State = DistillationState<R>;
+  using Output = DistillationOutput<R>;
+  DistillationLoss kind;
+
+  template <class F>
+  void with_named(F f) const {
+    switch (kind) {
+      case DistillationLoss::kCrossEntropy:
+        return f(Distillation<R, DistillationLoss::kCrossEntropy>{});
+      case DistillationLoss::kForwardKL:
+        return f(Distillation<R, DistillationLoss::kForwardKL>{});
+      case DistillationLoss::kReverseKL:
+        return f(Distillation<R, DistillationLoss::kReverseKL>{});
+    }
+  }
+  State combine(State a, State b) const {
+    with_named([&](const auto& m) { a = m.combine(a, b); });
+    return a;
+  }
+  Output project(State s) const {
+    Output p;
+    with_named([&](const auto& m) { p = m.project(s); });
+    return p;
+  }
 };
 
-// f(zero of the accumulation type, Of<the loss>).
-template <class Arguments, class F>
-void with_distillation(const Arguments& x, F f) {
-  with_accumulator(x.x.dtype, [&](auto zero) {
-    switch (x.options.loss) {
-      case DistillationLoss::kCrossEntropy:
-        return f(zero, Of<DistillationLoss::kCrossEntropy>{});
-      case DistillationLoss::kForwardKL:
-        return f(zero, Of<DistillationLoss::kForwardKL>{});
-      case DistillationLoss::kReverseKL:
-        return f(zero, Of<DistillationLoss::kReverseKL>{});
-    }
-  });
-}
-
-template <class T, DistillationLoss kLoss, class Arguments>
-DistillationRows<T, kLoss> distillation_rows(const Arguments& x, Of<kLoss>) {
-  DistillationRows<T, kLoss> rows{};
+template <class T, class Arguments>
+DistillationRows<T> distillation_rows(const Arguments& x) {
+  DistillationRows<T> rows{};
   rows.mask = static_cast<const bool*>(x.mask.data);
   rows.mask_stride = x.mask.stride[0];
   rows.rows = x.x.size[0];
@@ -43,18 +52,19 @@ DistillationRows<T, kLoss> distillation_rows(const Arguments& x, Of<kLoss>) {
 }  // namespace
 
 void distillation_forward(const DistillationForward& x, const Launch& launch) {
-  with_distillation(x, [&](auto zero, auto of) {
+  with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    auto rows = distillation_rows<T>(x, of);
+    DistillationRows<T> rows = distillation_rows<T>(x);
     rows.loss = static_cast<T*>(x.loss.data);
-    fold_forward<decltype(of)::template Monoid, T>({}, distillation_problem(x), rows, {}, launch.threads);
+    fold_forward<NamedDistillation, T>({{}, x.options.loss}, distillation_problem(x), rows, {},
+                                       launch.threads);
   });
 }
 
 void distillation_backward(const DistillationBackward& x, const Launch& launch) {
-  with_distillation(x, [&](auto zero, auto of) {
+  with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    auto rows = distillation_rows<T>(x, of);
+    DistillationRows<T> rows = distillation_rows<T>(x);
     rows.grad_loss = row_vector<T>(x.grad_loss);
     const FoldGradients gradients{.grad_out = {},
                                   .d_a = as_rows(x.d_x),
@@ -63,8 +73,8 @@ void distillation_backward(const DistillationBackward& x, const Launch& launch) 
                                   .d_other_b = as_rows(x.d_teacher_weight),
                                   .d_payload = {},
                                   .d_bias = {}};
-    fold_backward<decltype(of)::template Monoid, T>({}, distillation_problem(x), rows, gradients,
-                                                    launch.threads);
+    fold_backward<NamedDistillation, T>({{}, x.options.loss}, distillation_problem(x), rows, gradients,
+                                        launch.threads);
   });
 }
 

@@ -16,8 +16,8 @@ void with_types(DType dtype, DistillationLoss loss, Run run) {
   with_accumulation(dtype, [&](auto zero) { with_loss(loss, [&](auto kind) { run(zero, kind); }); });
 }
 
-template <class T, DistillationLoss kLoss, class Arguments>
-DistillationRows<T, kLoss> rows_of(const Arguments& x) {
+template <class T, class Arguments>
+DistillationRows<T> rows_of(const Arguments& x) {
   return {.mask = data<bool>(x.mask),
           .mask_stride = x.mask.stride[0],
           .rows = x.x.size[0],
@@ -68,7 +68,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
   if (tier.name != kSimt) return count_tier("distillation_forward", tier, x.x.dtype);
   with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
     using T = decltype(zero);
-    auto rows = rows_of<T, loss()>(x);
+    auto rows = rows_of<T>(x);
     rows.loss = data<T>(x.loss);
     fold_forward<false>(Distillation<T, loss()>{}, distillation_problem(x), rows, {}, launch);
   });
@@ -78,7 +78,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
 void distillation_backward(const DistillationBackward& x, const Launch& launch) {
   with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
     using T = decltype(zero);
-    auto rows = rows_of<T, loss()>(x);
+    auto rows = rows_of<T>(x);
     rows.grad_loss = row_vector<T>(x.grad_loss);
     const FoldGradients wanted{.d_a = as_rows(x.d_x),
                                .d_b = as_rows(x.d_weight),

@@ -14,8 +14,8 @@ namespace monoidreduce::cuda {
 
 template <DistillationLoss kLoss>
 struct DistillationResults {
-  DistillationRows<float, kLoss> rows;
-  using State = typename Distillation<Bits, kLoss>::State;
+  DistillationRows<float> rows;
+  using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ void store(std::int64_t row, const State& s) const {
     // In bits: there the frames are the very scores that the expectation is made of, and equal ones cancel.
@@ -35,8 +35,7 @@ struct DistillationResults {
 // Of which all losses have the states.
 using DistillationStates = Distillation<Bits, DistillationLoss::kCrossEntropy>;
 
-template <DistillationLoss kLoss>
-DistillationRows<float, kLoss> rows_of(const DistillationForward& x) {
+inline DistillationRows<float> rows_of(const DistillationForward& x) {
   return {.mask = static_cast<const bool*>(x.mask.data),
           .mask_stride = x.mask.stride[0],
           .rows = x.x.size[0],
@@ -51,15 +50,15 @@ void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     with_loss(x.options.loss, [&](auto loss) {
-      run(element, Distillation<Bits, loss()>{}, scores, DistillationResults<loss()>{rows_of<loss()>(x)});
+      run(element, Distillation<Bits, loss()>{}, scores, DistillationResults<loss()>{rows_of(x)});
     });
   });
 }
 
-template <class R, DistillationLoss kLoss>
+template <class R>
 struct DistillationGradientRows {
-  DistillationRows<float, kLoss> rows;
-  using Output = typename Distillation<R, kLoss>::Output;
+  DistillationRows<float> rows;
+  using Output = DistillationOutput<R>;
 
   __device__ int label(std::int64_t) const { return -1; }
   // Without a part in the loss a row weighs nothing, whatever its statistics.
@@ -84,7 +83,7 @@ void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch
     with_loss(x.options.loss, [&](auto loss) {
       using E = decltype(element);
       using R = Fast<E>;
-      const DistillationGradientRows<R, loss()> rows{
+      const DistillationGradientRows<R> rows{
           {.mask = static_cast<const bool*>(x.mask.data),
            .mask_stride = x.mask.stride[0],
            .rows = x.x.size[0],

@@ -238,7 +238,7 @@ void check_rows(Checks& checks) {
   checks.section("DistillationRows", "mask");
   const bool mask[] = {true, false};
   double stats[10], row_loss[2];
-  const DistillationRows<double, DistillationLoss::kForwardKL> pair{mask, 1, 2, row_loss, stats, {g_loss, 1}};
+  const DistillationRows<double> pair{mask, 1, 2, row_loss, stats, {g_loss, 1}};
   for (int row = 0; row < 2; ++row) pair.store(row, {{1, 2}, {3, 4}, 5, 6});
   CHECK(checks, pair.active(0) && !pair.active(1) && row_loss[0] == 6 && row_loss[1] == 0);
   CHECK(checks, same(Values(stats, stats + 10), {1, 1, 2, 2, 3, 3, 4, 4, 5, 5}), Values(stats, stats + 10));

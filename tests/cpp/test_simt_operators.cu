@@ -304,12 +304,12 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
                            .teacher_weight = teacher_weight.view(),
                            .options = options};
   const FoldProblem problem = distillation_problem(host);
-  const DistillationRows<double, kLoss> rows{.mask = reinterpret_cast<const bool*>(kept.data()),
-                                             .mask_stride = 1,
-                                             .rows = c.n,
-                                             .loss = loss.values.data(),
-                                             .stats = stats.values.data(),
-                                             .grad_loss = {grad_loss.values.data(), 1}};
+  const DistillationRows<double> rows{.mask = reinterpret_cast<const bool*>(kept.data()),
+                                      .mask_stride = 1,
+                                      .rows = c.n,
+                                      .loss = loss.values.data(),
+                                      .stats = stats.values.data(),
+                                      .grad_loss = {grad_loss.values.data(), 1}};
   const Distillation<double, kLoss> monoid;
   reference_forward<false>(monoid, problem, false, rows, {});
   reference_backward<false>(monoid, problem, false, rows,

@@ -13,7 +13,7 @@ using KeepingTile = ContractionTile<192, 4, 2>;
 
 // The gradient by the student's scores, of the losses under the teacher: share of student - share of teacher.
 struct DistillationTerms {
-  DistillationRows<float, DistillationLoss::kForwardKL> rows;
+  DistillationRows<float> rows;
   __device__ bool active(std::int64_t row) const { return rows.active(row); }
   __device__ RowTerms<2> terms(std::int64_t row) const {
     const auto p = rows.product(row);
@@ -51,8 +51,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
     if constexpr (std::decay_t<decltype(m)>::kUnderTeacher) {
       const KeptWeights<2> kept = kept_of(x, fold_floats<DistillationStates, Tile>(problem));
       fold_keeping<E, KeepingTile>(m, scores, problem, results, x.scratch.data, kept, launch);
-      weights_to_gradients<E>(kept, DistillationTerms{rows_of<DistillationLoss::kForwardKL>(x)}, problem,
-                              launch);
+      weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
     }
   });
 }

@@ -73,14 +73,14 @@ struct CrossEntropyRows {
   }
 };
 
-template <class T, DistillationLoss kLoss>
+template <class T>
 struct DistillationRows {
   const bool* mask;  // [rows], false: not a token; null: all are
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
   T* stats;  // [5, rows]: student lse (high, low), teacher lse (high, low), expectation
   RowVector<T> grad_loss;
-  using Output = typename Distillation<T, kLoss>::Output;
+  using Output = DistillationOutput<T>;
 
   MR_HD bool active(std::int64_t row) const { return !mask || mask[row * mask_stride]; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }

@@ -13,24 +13,32 @@ namespace monoidreduce {
 
 enum class DistillationLoss : int { kCrossEntropy = 0, kForwardKL = 1, kReverseKL = 2 };
 
+// The same for every loss.
+template <class R>
+struct DistillationFrame {
+  R student, teacher;
+};
+template <class R>
+struct DistillationState {
+  typename LogSumExp<R>::State student, teacher;
+  R cross;  // mass of the expectation, in the frame of the distribution that it is taken under
+};
+template <class R>
+struct DistillationOutput {
+  LogNumber<R> student_lse, teacher_lse;
+  R expectation, loss;  // backward reads all but the loss
+};
+
 template <class R, DistillationLoss kLoss>
 struct Distillation {
   LogSumExp<R> softmax;
   using Real = R;
-  struct Frame {
-    R student, teacher;
-  };
-  struct Output {
-    LogNumber<R> student_lse, teacher_lse;
-    R expectation, loss;  // backward reads all but the loss
-  };
+  using Frame = DistillationFrame<R>;
+  using State = DistillationState<R>;
+  using Output = DistillationOutput<R>;
   using Upstream = R;  // gradient by loss(output)
   static constexpr int kScores = 2;
   static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
-  struct State {
-    typename LogSumExp<R>::State student, teacher;
-    R cross;  // mass of the expectation, in the frame of the distribution that it is taken under
-  };
   MR_HD State identity() const { return {softmax.identity(), softmax.identity(), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD State combine(State a, State b) const {
