@@ -8,8 +8,8 @@ namespace {
 using namespace monoidreduce::sm90;
 
 // TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482. Of width 128 on an H100, full
-// and causal, with 128 / 176 / 192 columns: 2k 611 / 598 / 602 and 499 / 475 / 486, 4k 651 / 640 / 647 and 585 / 571 / 581, 8k
-// 673 / 675 / 685 and 643 / 639 / 649.
+// and causal, with 128 columns, which leave room for a second place of the rows, and with 192: 2k 643 / 627 and 533 / 502, 4k
+// 640 / 639 and 615 / 604, 8k 638 / 663 and 634 / 644.
 constexpr std::int64_t kFewColumns = 4096;
 
 // B: element type of biases of scores, or void.

@@ -118,8 +118,7 @@ template <class B, int kConsumers_, int kLines, int kColumns, int kOthers>
 struct BiasRings {
   static constexpr int kConsumers = kConsumers_;
   using Tile = BiasTile<B, kLines, kColumns>;
-  static constexpr int kMost = (227 << 10) - 1024 - 512;  // of a block, less what aligns it, and its barriers
-  static constexpr int kStages = kOthers + 2 * kConsumers * Tile::kBytes <= kMost ? 2 : 1;
+  static constexpr int kStages = kOthers + 2 * kConsumers * Tile::kBytes <= kSharedBytes ? 2 : 1;
   using Position = RingPosition<kStages>;
 
   unsigned char tiles[kConsumers][kStages][Tile::kBytes];

@@ -10,6 +10,8 @@
 
 namespace monoidreduce {
 
+// That a block may have, less what aligns it, and its barriers.
+inline constexpr int kSharedBytes = (227 << 10) - 1024 - 512;
 inline constexpr int kSlab = 64;        // elements of a line
 inline constexpr int kLineBytes = 128;  // of a slab
 template <class E>

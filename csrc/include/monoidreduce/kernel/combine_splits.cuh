@@ -25,12 +25,11 @@ struct PartialRows {
   }
 };
 
-// What a split leaves of lines [0, 64) of its job's rows. state: joined here.
+// What a split leaves of lines [0, 64) of its job's rows.
 template <PayloadMonoid M, class Job, int kSize>
-__device__ __forceinline__ void store_partial_rows(const M& m, typename M::State (&state)[2],
+__device__ __forceinline__ void store_partial_rows(const typename M::State (&state)[2],
                                                    const float (&sums)[kSize], const FoldShape& shape,
                                                    const Job& job, const PartialRows<M>& to) {
-  join_lanes(m, state);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int line = fragment_row(r);

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                          const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   static_assert(Tile::kConsumers == 1 && Tile::kRows == kPackedLines);
   extern __shared__ unsigned char shared_bytes[];
-  using Worker = Consumer<E, Tile, M, Scores>;
+  using Worker = Consumer<E, Tile, M, Scores, PackedJob>;
   auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) memory.init();
@@ -34,20 +34,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return;
   }
   Worker consumer{m, scores, p.shape, memory, 0};
-  RingPosition<1> row_at;
-  RingPosition<Tile::kStages> at;
-  typename Worker::BiasPosition bias_at;
   while (true) {
-    memory.row_ring.wait(row_at);
-    row_at.advance();
-    const int index = memory.job[0];
-    if (index >= schedule.jobs()) break;
-    const PackedJob job = schedule(index);
-    consumer.run(job, at, bias_at);
+    const PackedJob job = consumer.receive();
+    if (job.tiles < 0) break;
+    consumer.run(job);
+    consumer.release_rows();
     if (packing.splits == 1)
       finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, 0, rows, p.out);
     else
-      store_partial_rows(m, consumer.state, consumer.sums, p.shape, job, partial);
+      store_partial_rows<M>(consumer.state, consumer.sums, p.shape, job, partial);
   }
 }
 
@@ -80,8 +75,9 @@ void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packin
   launch_kernel("fold_few_rows_sm90", &fold_few_rows_kernel<E, Tile, M, Scores, Rows>,
                 static_cast<unsigned>(std::min<std::int64_t>(packed_tiles(p, packing) * packing.splits,
                                                              multiprocessors(p.a.cuda_device))),
-                Tile::kThreads, sizeof(ForwardMemory<Tile, BiasElement<Scores>>) + kSharedAlignment,
-                launch.stream, arguments, packing, partial, m, scores, rows);
+                Tile::kThreads,
+                sizeof(ForwardMemory<Tile, BiasElement<Scores>, PackedJob>) + kSharedAlignment, launch.stream,
+                arguments, packing, partial, m, scores, rows);
   if (packing.splits > 1) combine_splits<E>(m, partial, packing.splits, shape, rows, OutputRows(out), launch);
 }
 

@@ -136,8 +136,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
   arch::wait_copies<0>();  // of rows that no column was kept by
 #pragma unroll
-  for (int f = 0; f < kFragments; ++f)
+  for (int f = 0; f < kFragments; ++f) {
+    join_lanes(m, state[f]);
     finish_rows<E>(m, state[f], sums[f], p.shape, job, f * kFragmentRows, rows, p.out);
+  }
 }
 
 // Rows: as finish_rows (row_fragment.cuh) takes them.

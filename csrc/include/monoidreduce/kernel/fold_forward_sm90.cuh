@@ -5,8 +5,8 @@
 //
 // One warpgroup loads (the copy engine does the work), the others each own 64 rows. A consumer multiplies the scores
 // of the next tile while it folds this one, and the consumers take turns: one multiplies while another folds. That goes
-// on from one job to the next, for which each consumer has its rows in a place of its own: one finishes its rows while
-// another begins.
+// on from one job to the next, for which each consumer has its rows in places of its own: one finishes its rows while
+// another begins. Results leave through the place that the rows came to.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -35,6 +35,7 @@ struct ForwardTile {
 
 struct ForwardArguments {
   arch::TensorMap rows, columns, payload;  // boxes: a consumer's, kColumns, kColumns or kPayloadWidth lines
+  arch::TensorMap rounded;                 // out, of a warp's lines; not where out is of floats
   OutputRows out;
   unsigned long long* counter;  // RowSchedule::counter
   FoldShape shape;
@@ -47,25 +48,36 @@ using PayloadTile =
                        SharedTile<Tile::kPayloadWidth, (Tile::kColumns + kSlab - 1) / kSlab * kSlab>,
                        SharedTile<Tile::kColumns, Tile::kPayloadWidth>>;
 
-// B: element type of the biases of scores, or void.
-template <class Tile, class B>
-struct alignas(kSharedAlignment) ForwardMemory {
-  using Rows = SharedTile<kFragmentRows, Tile::kWidth>;
-  static constexpr int kOperands =
-      Tile::kConsumers * Rows::kBytes +
-      Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
+inline constexpr int kWarpRows = kFragmentRows / 4;
 
-  unsigned char rows[Tile::kConsumers][Rows::kBytes];
+// B: element type of the biases of scores, or void.
+template <class Tile, class B, class Job_>
+struct alignas(kSharedAlignment) ForwardMemory {
+  using Job = Job_;
+  using Rows = SharedTile<kFragmentRows, Tile::kWidth>;
+  static_assert(Tile::kPayloadWidth <= Tile::kWidth);  // results have room in the rows' place
+  static constexpr int kStreamed =
+      Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
+  // Of a consumer: two where they fit, so that the next job's rows come while this one's are in use.
+  static constexpr int kPlaces = std::is_void_v<B> && Tile::kConsumers > 1 &&
+                                         kStreamed + 2 * Tile::kConsumers* Rows::kBytes <= kSharedBytes
+                                     ? 2
+                                     : 1;
+  static constexpr int kRowStages = kPlaces * Tile::kConsumers;
+  static constexpr int kOperands = kRowStages * Rows::kBytes + kStreamed;
+
+  unsigned char rows[kRowStages][Rows::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
   unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
-  int job[Tile::kConsumers];        // whose rows are there, or the number of jobs: there are no more
-  Ring<Tile::kConsumers> row_ring;  // a stage a consumer
+  Job job[kRowStages];        // whose rows are there; less than no tiles: there are no more
+  Ring<kRowStages> row_ring;  // the consumers' places in turn
   Ring<Tile::kStages> column_ring, payload_ring;
 
   // By one thread, before any other uses it.
   __device__ __forceinline__ void init() {
-    row_ring.init(1);
+    constexpr int kWarps = 4;  // of a consumer
+    row_ring.init(kWarps);
     column_ring.init(Tile::kConsumers);
     payload_ring.init(Tile::kConsumers);
     biases.init();
@@ -76,10 +88,11 @@ struct alignas(kSharedAlignment) ForwardMemory {
 // Loads the tiles of every job of the block. One thread.
 template <class Tile, class B, class Schedule>
 __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedule& schedule,
-                                        ForwardMemory<Tile, B>& memory) {
-  using RowsTile = typename ForwardMemory<Tile, B>::Rows;
+                                        ForwardMemory<Tile, B, typename Schedule::Job>& memory) {
+  using Memory = ForwardMemory<Tile, B, typename Schedule::Job>;
+  using RowsTile = typename Memory::Rows;
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
-  RingPosition<Tile::kConsumers> row_at;
+  RingPosition<Memory::kRowStages> row_at;
   RingPosition<Tile::kStages> at;
   typename decltype(memory.biases)::Position bias_at;
   int index = blockIdx.x;
@@ -100,32 +113,35 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
           p.payload, payload_box, memory.payload_ring.acquire(at, PayloadTile<Tile>::kBytes));
       at.advance();
     };
-    // The first tile of columns before the rows: those wait for the last job's last product of scores.
-    if (job.tiles > 0) load_columns(job.first_tile);
-    constexpr int kBytesOfLine = RowsTile::kBytes / kFragmentRows;
+    const auto load_rows = [&] {
+      constexpr int kBytesOfLine = RowsTile::kBytes / kFragmentRows;
 #pragma unroll 1
-    for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
-      RowsTile{memory.rows[w]}.load(
-          p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch},
-          memory.row_ring.acquire(row_at, kBytesOfLine * (schedule.lines() / Tile::kConsumers),
-                                  [&] { memory.job[w] = index; }));
-    }
+      for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
+        RowsTile{memory.rows[row_at.stage]}.load(
+            p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch},
+            memory.row_ring.acquire(row_at, kBytesOfLine * (schedule.lines() / Tile::kConsumers),
+                                    [&] { memory.job[row_at.stage] = job; }));
+      }
+    };
+    // What is free first comes first: a second place of the rows, or else columns, as the rows wait for the last job's result.
+    if (Memory::kPlaces == 2) load_rows();
+    if (job.tiles > 0) load_columns(job.first_tile);
+    if (Memory::kPlaces == 1) load_rows();
 #pragma unroll 1
     for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
   }
 #pragma unroll 1
   for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
-    memory.row_ring.acquire(row_at, 0, [&] { memory.job[w] = index; });
+    memory.row_ring.acquire(row_at, 0, [&] { memory.job[row_at.stage].tiles = -1; });
 }
 
-// A consumer's rows of one job.
-template <class E, class Tile, PayloadMonoid M, class Scores>
+// A consumer, with the rows of one job.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Job>
 struct Consumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
   static constexpr int kTurn = 1;  // named barrier kTurn + w lets consumer w issue its products
-  static constexpr int kTogether = kTurn + Tile::kConsumers;  // kTogether + w: of all threads of consumer w
-  using Memory = ForwardMemory<Tile, BiasElement<Scores>>;
+  using Memory = ForwardMemory<Tile, BiasElement<Scores>, Job>;
   using BiasPosition = typename decltype(Memory::biases)::Position;
 
   const M& m;
@@ -133,6 +149,9 @@ struct Consumer {
   const FoldShape& shape;
   Memory& memory;
   const int warpgroup;
+  RingPosition<Memory::kRowStages> row_at{warpgroup, 0};
+  RingPosition<Tile::kStages> at{};
+  BiasPosition bias_at{};
 
   float scores[kColumns / 2];
   float sums[kPayloadWidth / 2];
@@ -142,9 +161,24 @@ struct Consumer {
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
 
+  // The next job, when its rows are there.
+  __device__ __forceinline__ Job receive() {
+    memory.row_ring.wait(row_at);
+    return memory.job[row_at.stage];
+  }
+  // By each warp, when it needs neither the rows nor their place any more. Other rows may come.
+  __device__ __forceinline__ void release_rows() {
+    __syncwarp();
+    if (arch::elect()) {
+      arch::wait_stores_read<0>();
+      memory.row_ring.release(row_at);
+    }
+    for (int w = 0; w < Tile::kConsumers; ++w) row_at.advance();
+  }
+
   // scores = rows . columns^T; asynchronous.
-  __device__ __forceinline__ void multiply_scores(RingPosition<Tile::kStages> at) {
-    const AlongWidth<kFragmentRows> rows(arch::shared_address(memory.rows[warpgroup]));
+  __device__ __forceinline__ void multiply_scores() {
+    const AlongWidth<kFragmentRows> rows(arch::shared_address(memory.rows[row_at.stage]));
     const AlongWidth<kColumns> columns(arch::shared_address(memory.columns[at.stage]));
     memory.column_ring.wait(at);
     arch::pin(scores);
@@ -168,8 +202,7 @@ struct Consumer {
     arch::commit_products();
   }
 
-  template <class Job>
-  __device__ __forceinline__ void fold(const Job& job, int tile, BiasPosition& bias_at) {
+  __device__ __forceinline__ void fold(const Job& job, int tile) {
     arch::pin(scores);
     const auto fold = [&](const auto& scores_of) {
       fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
@@ -191,51 +224,73 @@ struct Consumer {
       arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
-  // All column tiles of a job, from positions at and bias_at on.
-  template <class Job>
-  __device__ __forceinline__ void run(const Job& job, RingPosition<Tile::kStages>& at,
-                                      BiasPosition& bias_at) {
+  // All column tiles of a job. state: whole then.
+  __device__ __forceinline__ void run(const Job& job) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
 #pragma unroll
     for (float& sum : sums) sum = 0.f;
-    if (job.tiles == 0) {
-      // Nothing else keeps the warps together here, and what job it is stands in memory until the release.
-      arch::sync_threads(kTogether + warpgroup, kWarpgroup);
-      if (leads()) memory.row_ring.release({warpgroup});
-      return;
-    }
+    if (job.tiles == 0) return;
 
     wait_turn();
-    multiply_scores(at);
+    multiply_scores();
     end_turn();
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
-    fold(job, job.first_tile, bias_at);
+    fold(job, job.first_tile);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
     for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
       const RingPosition<Tile::kStages> before = at;
       at.advance();
       wait_turn();
-      multiply_scores(at);
+      multiply_scores();
       multiply_payload(before);
       end_turn();
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
-      fold(job, tile, bias_at);
+      fold(job, tile);
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);
       rescale_fragment<M>(sums, scale);
       round_fragment<E>(weights, scores);
     }
-    if (leads()) memory.row_ring.release({warpgroup});  // the next job's rows may come
     multiply_payload(at);
+    join_lanes(m, state);
     arch::wait_products<0>();
     arch::pin(sums);
     if (leads()) memory.payload_ring.release(at);
     at.advance();
+  }
+
+  // The result of a job. The place of a warp's lines is that of rows which no other warp reads: none waits for another.
+  template <class Rows>
+  __device__ __forceinline__ void store_rounded(const Rows& rows, const ForwardArguments& p) {
+    normalise_sums(m, state, sums, rows);
+    const Job job = memory.job[row_at.stage];  // again: registers are few before
+    const int first = warpgroup * kFragmentRows;
+    unsigned char* const place = memory.rows[row_at.stage];
+#pragma unroll
+    for (int slab = 0; slab < kPayloadWidth / kSlab; ++slab) {
+      std::uint32_t rounded[kSlabElements / 2];
+      round_fragment<E>(rounded,
+                        reinterpret_cast<const float (&)[kSlabElements]>(sums[slab * kSlabElements]));
+      store_fragment<kFragmentRows>(
+          arch::shared_address(place) + slab * SharedTile<kFragmentRows, kSlab>::kBytes, 0, rounded);
+    }
+    arch::fence_async_shared();
+    __syncwarp();
+    if (arch::elect()) {
+      const int line = fragment_row(0) / kWarpRows * kWarpRows;
+#pragma unroll
+      for (int slab = 0; slab < kPayloadWidth / kSlab; ++slab) {
+        arch::store(p.rounded, {slab * kSlab, job.row0 + first + line, job.head, job.batch},
+                    place + (slab * kFragmentRows + line) * kLineBytes);
+      }
+      arch::commit_stores();
+    }
+    finish_states(m, state, sums, shape, job, first, rows);
   }
 };
 
@@ -245,7 +300,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
                         const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   extern __shared__ unsigned char shared_bytes[];
-  using Worker = Consumer<E, Tile, M, Scores>;
+  using Worker = Consumer<E, Tile, M, Scores, RowJob>;
   using Schedule = RowSchedule<Tile::kRows, Tile::kColumns>;
   auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
@@ -259,19 +314,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
     Worker consumer{m, scores, p.shape, memory, warpgroup};
-    const Schedule schedule{p.shape, p.counter};
-    RingPosition<Tile::kConsumers> row_at{warpgroup, 0};
-    RingPosition<Tile::kStages> at;
-    typename Worker::BiasPosition bias_at;
     if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
     while (true) {
-      memory.row_ring.wait(row_at);
-      const int index = memory.job[warpgroup];
-      if (index >= schedule.jobs()) break;
-      const RowJob job = schedule(index);
-      consumer.run(job, at, bias_at);
-      row_at.parity ^= 1;
-      finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows, p.out);
+      const RowJob job = consumer.receive();
+      if (job.tiles < 0) break;
+      consumer.run(job);
+      if (Rows::kRounded || p.out.rounded)
+        consumer.store_rounded(rows, p);
+      else
+        finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows,
+                       p.out);
+      consumer.release_rows();
     }
   }
 }
@@ -288,6 +341,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
       .columns = tensor_map(p.b, Tile::kColumns),
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kPayloadWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
+      .rounded = out.dtype == DType::kFloat32 ? arch::TensorMap{} : tensor_map(out, kWarpRows),
       .out = OutputRows(out),
       .counter = counter,
       .shape = shape,
@@ -299,8 +353,8 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
   launch_kernel(
       "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
       static_cast<unsigned>(std::min<std::int64_t>(heads * row_tiles, multiprocessors(p.a.cuda_device))),
-      Tile::kThreads, sizeof(ForwardMemory<Tile, BiasElement<Scores>>) + kSharedAlignment, launch.stream,
-      arguments, m, scores, rows);
+      Tile::kThreads, sizeof(ForwardMemory<Tile, BiasElement<Scores>, RowJob>) + kSharedAlignment,
+      launch.stream, arguments, m, scores, rows);
 }
 
 }  // namespace monoidreduce::sm90

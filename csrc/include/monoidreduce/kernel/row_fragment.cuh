@@ -70,29 +70,45 @@ __device__ __forceinline__ float normalisation(const M& m, const typename M::Sta
   return !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
 }
 
-// The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: joined here.
-//
-// Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
-// output(sums), which makes of the payload's fold what is written; kRounded: is out always of type E.
-template <class E, PayloadMonoid M, class Job, class Rows, int kSize>
-__device__ __forceinline__ void finish_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
-                                            const FoldShape& shape, const Job& job, int first,
-                                            const Rows& rows, const OutputRows& out) {
-  join_lanes(m, state);
+// Turns the payload's sums into what is written. state: whole. Rows: as finish_rows takes them.
+template <PayloadMonoid M, class Rows, int kSize>
+__device__ __forceinline__ void normalise_sums(const M& m, const typename M::State (&state)[2],
+                                               float (&sums)[kSize], const Rows& rows) {
   const float factor[2] = {normalisation(m, state[0]), normalisation(m, state[1])};
-  float probe[2] = {0.f, 0.f};  // NaN if a result is not finite
 #pragma unroll
   for (int i = 0; i < kSize; ++i) sums[i] *= factor[row_of_element(i)];
   rows.output(sums);
+}
+
+// P_i of lines [first, + 64) of a job's rows. state: whole; sums: as they are written.
+template <PayloadMonoid M, class Job, class Rows, int kSize>
+__device__ __forceinline__ void finish_states(const M& m, const typename M::State (&state)[2],
+                                              const float (&sums)[kSize], const FoldShape& shape,
+                                              const Job& job, int first, const Rows& rows) {
+  float probe[2] = {0.f, 0.f};  // NaN if a result is not finite
+  if (shape.partial()) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) probe[row_of_element(i)] += sums[i] * 0.f;
+    for (int i = 0; i < kSize; ++i) probe[row_of_element(i)] += sums[i] * 0.f;
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int line = first + fragment_row(r);
     const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
     if (job.has(shape, line) && threadIdx.x % kLanesOfRow == 0)
-      rows.store(flat_row(shape, job, line), m.project(state[r]), !shape.partial() || sum == 0.f);
+      rows.store(flat_row(shape, job, line), m.project(state[r]), sum == 0.f);
   }
+}
+
+// The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: whole.
+//
+// Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
+// output(sums), which makes of the payload's fold what is written; kRounded: is out always of type E.
+template <class E, PayloadMonoid M, class Job, class Rows, int kSize>
+__device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
+                                            float (&sums)[kSize], const FoldShape& shape, const Job& job,
+                                            int first, const Rows& rows, const OutputRows& out) {
+  normalise_sums(m, state, sums, rows);
+  finish_states(m, state, sums, shape, job, first, rows);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int line = first + fragment_row(r);
