@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend
 
 import monoidreduce as mr
 from bench.attention import through
-from bench.harness import AGREEMENT, Contender, Stopwatch, differences, dtype_name, summary
+from bench.harness import AGREEMENT, Contender, Stopwatch, differences, dtype_name, in_turn, summary
 
 ROUNDS = 20
 DTYPE = torch.bfloat16
@@ -69,10 +69,9 @@ def measure_decode(device: torch.device, quick: bool) -> list[dict[str, Any]]:
                     raise
                 absent[name] = f"{type(error).__name__}: {error}".splitlines()[0]
         times: dict[str, list[float]] = {name: [] for name in running}
-        for _ in range(ROUNDS):
-            for name, call in running.items():
-                watch.time(functools.partial(call, *inputs))
-                times[name] += watch.milliseconds()
+        for name in in_turn(list(running), ROUNDS):
+            watch.time(functools.partial(running[name], *inputs))
+            times[name] += watch.milliseconds()
         rows.append(
             {
                 "op": "attention",

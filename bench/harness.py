@@ -184,6 +184,16 @@ def differences(results: list[Tensor], expected: list[Tensor]) -> list[float]:
     return [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs]
 
 
+def in_turn(names: list[str], rounds: int) -> Iterator[str]:
+    """Every name once a round, in an order drawn at random.
+
+    So none always follows the same other: near its power limit a GPU is slower after some.
+    """
+    orders = random.Random(0)
+    for _ in range(rounds):
+        yield from orders.sample(names, len(names))
+
+
 def summary(milliseconds: list[float]) -> dict[str, float]:
     """Median and the 20th and 80th percentile."""
     fifths = statistics.quantiles(milliseconds, n=5, method="inclusive")
@@ -239,11 +249,8 @@ def _time_case(case: Case, seconds: float) -> dict[str, Any]:
     round_seconds = sum(run_once(problem, watch)[0][-1] for problem in problems.values()) / 1e3
     rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / round_seconds)))
     times: dict[str, list[list[float]]] = {name: [] for name in problems}
-    # At random, so that none always follows the same other: near its power limit a GPU is slower after some.
-    orders = random.Random(0)
-    for _ in range(rounds):
-        for name in orders.sample(list(problems), len(problems)):
-            times[name].append(run_once(problems[name], watch)[0])
+    for name in in_turn(list(problems), rounds):
+        times[name].append(run_once(problems[name], watch)[0])
     phases = {}
     for index, phase in enumerate(PHASES):
         milliseconds = {name: summary([laps[index] for laps in measured]) for name, measured in times.items()}

@@ -134,6 +134,25 @@ def decode_table(rows: list[Row], copy_gbytes: float) -> str:
     )
 
 
+def forward_table(rows: list[Row]) -> str:
+    """Milliseconds of each, the product's share of them, and on a GPU what memory ours take."""
+
+    def cell(row: Row, name: str) -> str:
+        milliseconds = row["milliseconds"][name]["median"]
+        if name == product:
+            return f"{milliseconds:.3g}"
+        text = f"{milliseconds:.3g}, {row['milliseconds'][product]['median'] / milliseconds:.2f}"
+        peak = row["peak_bytes"].get(name)
+        return text if peak is None else f"{text}, {peak / 2**20:.1f} MiB"
+
+    names = in_order(row["milliseconds"] for row in rows)
+    product = names[-1]
+    return _table(
+        ["cross_entropy", *names],
+        [[in_words(row["parameters"]), *(cell(row, name) for name in names)] for row in rows],
+    )
+
+
 def accuracy_table(rows: list[Row]) -> str:
     """One operator's relative errors by contender, a column for each standard deviation of the logits."""
 
@@ -256,6 +275,13 @@ def tables(document: Row) -> str:
             "Decode: median microseconds of attention with one query a head, keys and values read a second, "
             f"share of the {machine['copy_gbytes']:.0f} GB/s of a copy.",
             decode_table(decode, machine["copy_gbytes"]),
+        ]
+    forward = document.get("forward", [])
+    if forward:
+        parts += [
+            "Forward alone, without gradients: median milliseconds, the share of them that the product of the "
+            "logits takes by itself, peak memory.",
+            forward_table(forward),
         ]
     if absent := not_measured(document["speed"] + accuracy + decode):
         parts += [f"Not measured:\n{absent}"]

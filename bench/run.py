@@ -20,6 +20,7 @@ import torch
 
 from bench.accuracy import measure_accuracy
 from bench.decode import measure_decode
+from bench.forward import measure_forward
 from bench.harness import time_case
 from bench.machine import environment
 from bench.memory import measure_memory
@@ -29,7 +30,7 @@ from bench.report import tables
 from monoidreduce.demo.report import PLOT_FORMATS
 
 OPERATORS = ("attention", "cross_entropy", "distillation", "mlp", "logsumexp")
-OTHERS = ("decode", "accuracy", "memory", "overhead")
+OTHERS = ("decode", "forward", "accuracy", "memory", "overhead")
 SECONDS = 8.0  # for each case
 
 
@@ -50,6 +51,9 @@ def bench(
             yield document
     if "decode" in what:
         document["decode"] = measure_decode(device, quick)
+        yield document
+    if "forward" in what:
+        document["forward"] = measure_forward(device, quick)
         yield document
     if "accuracy" in what:
         document["accuracy"] = measure_accuracy(device, quick)

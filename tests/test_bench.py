@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, report, run
 from bench.decode import measure_decode
+from bench.forward import PRODUCT, measure_forward
 from bench.harness import (
     Case,
     Stopwatch,
@@ -455,6 +456,23 @@ def test_decode_is_measured_and_reported() -> None:
     row["bytes"] = 10**9
     cells = report.decode_table(rows, 4000.0).splitlines()[-1].split("|")
     assert [cell.strip() for cell in cells[2:4]] == ["500 us, 2000 GB/s, 50%", "1e+03 us, 1000 GB/s, 25%"]
+
+
+def test_forward_passes_are_measured_and_reported() -> None:
+    rows = measure_forward(CPU, quick=True)
+    (row,) = rows
+    assert set(row["milliseconds"]) == {PRODUCT, "monoidreduce"} and not row["peak_bytes"]
+    row["milliseconds"] = {PRODUCT: {"median": 9.0}, "monoidreduce": {"median": 10.0}}
+    row["peak_bytes"] = {"monoidreduce": 3 << 20}
+    cells = report.forward_table(rows).splitlines()[-1].split("|")
+    assert [cell.strip() for cell in cells[2:4]] == ["10, 0.90, 3.0 MiB", "9"]
+
+
+def test_each_round_has_every_name_in_an_order_of_its_own() -> None:
+    names = ["a", "b", "c", "d"]
+    order = list(harness.in_turn(names, 20))
+    rounds = [tuple(order[at : at + 4]) for at in range(0, 80, 4)]
+    assert all(sorted(one) == names for one in rounds) and len(set(rounds)) > 5
 
 
 # Plots
