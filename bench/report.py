@@ -279,7 +279,7 @@ def tables(document: Row) -> str:
     forward = document.get("forward", [])
     if forward:
         parts += [
-            "Forward alone, without gradients: median milliseconds, the share of them that the product of the "
+            "Forward alone, without gradients: median milliseconds, the share of it that the product of the "
             "logits takes by itself, peak memory.",
             forward_table(forward),
         ]

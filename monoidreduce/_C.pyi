@@ -89,7 +89,7 @@ def cross_entropy_backward(
 ) -> None: ...
 def scale_rows(
     x: Tensor,
-    factor: Tensor,
+    factor: Tensor | None,
     out: Tensor,
     order: Tensor | None,
     scatters: bool,

@@ -6,7 +6,6 @@ as the workspace holds. For tensor-core kernels: rows and columns are of a 16-bi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -15,22 +14,22 @@ from torch import Tensor
 from monoidreduce import _C
 
 __all__ = [
+    "KEPT_UPSTREAM",
     "Head",
     "add_product",
     "columns_to_keep",
     "gather_rows",
-    "kept_upstream",
     "multipliable",
     "multiply_local_gradients",
     "order_rows",
-    "over_kept_upstream",
 ]
 
 _TILE_COLUMNS = 256
 # Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
 # are read and written so often that matrix products no longer hide it.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
-_KEPT_SCALE = 2.0**11
+# The upstream gradient that local gradients are kept for: small ones stay above the least number of float16.
+KEPT_UPSTREAM = 2.0**11
 
 
 def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) -> int:
@@ -46,25 +45,6 @@ def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) ->
         return columns
     left = min(fitting, max(_BYTES_TO_RECOMPUTE_IN // bytes_of_tile, 1))
     return min(fitting - left, fitting // scores) * _TILE_COLUMNS
-
-
-def kept_upstream(scale: float, count: Tensor | None, like: Tensor) -> Tensor:
-    """[1]: the upstream gradient that local gradients are kept for, scale / count times a power of two.
-
-    What they are multiplied by when the real one is known then is a power of two, if that is scale / count
-    times one: rows multiplied by it are not rounded. A power of two more keeps small gradients above the
-    least number of float16. Few operations: what they are for waits for them.
-    """
-    kept_for = math.frexp(scale)[0] * _KEPT_SCALE
-    if count is None:
-        return like.new_full((1,), kept_for)
-    return kept_for / torch.frexp(count).mantissa.reshape(1)
-
-
-def over_kept_upstream(slope: float, scale: float, count: Tensor | None) -> Tensor | float:
-    """slope / kept_upstream(scale, count)."""
-    over = slope / (math.frexp(scale)[0] * _KEPT_SCALE)
-    return over if count is None else over * torch.frexp(count).mantissa
 
 
 def multipliable(matrix: Tensor) -> Tensor:
@@ -88,22 +68,18 @@ def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, igno
     return order
 
 
-def _counts(order: Tensor) -> Tensor:
-    """[N]: 1 where a row counts, 0 for the others, in this order."""
-    return (torch.arange(len(order) - 1, device=order.device) < order[-1]).float()
-
-
 def gather_rows(rows: Tensor, order: Tensor) -> Tensor:
     """The rows in this order, those that do not count as zeros."""
-    return _scale_rows(rows, _counts(order), torch.empty_like(rows), order[:-1])
+    return _scale_rows(rows, None, torch.empty_like(rows), order)
 
 
 def _scale_rows(
-    rows: Tensor, factor: Tensor, out: Tensor, order: Tensor | None = None, scatters: bool = False
+    rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, scatters: bool = False
 ) -> Tensor:
     """out = factor[:, None] * rows, in one pass, and 0 where factor is: 0 times NaN is NaN.
 
-    order: the rows are rows[order], or they are written to out[order] if it scatters.
+    factor: if None, 1 for rows that count, else 0. order: that of the factors; rows are taken in it, or put
+    into out if it scatters.
     """
     stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
     _C.scale_rows(rows, factor, out, order, scatters, 1, stream)
@@ -137,8 +113,8 @@ class Head:
     gradients that are not rounded yet: the kernel leaves those of 16 rows each.
 
     hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
-    kept: of the first columns, and factor: [rows], what they are to be multiplied by, 0 for rows that take no
-    part.
+    kept: of the first columns, for KEPT_UPSTREAM, and upstream: [rows], the real one, 0 for rows that take no
+    part; uniform: is it the same number for all that do. slope: a score's derivative by its dot product.
     order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
     written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
     """
@@ -152,7 +128,9 @@ class Head:
         *,
         hopper: bool,
         kept: Tensor | None = None,
-        factor: Tensor | None = None,
+        upstream: Tensor | None = None,
+        uniform: bool = False,
+        slope: float = 1.0,
         order: Tensor | None = None,
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
@@ -163,8 +141,9 @@ class Head:
         whole = self.first == len(columns)
         if needed[0]:  # if all is kept nothing is added, and a row is rounded once
             self.d_rows = rows.new_zeros(rows.shape, dtype=rows.dtype if whole else torch.float32)
-        if factor is not None and kept is not None:
-            self._multiply_kept(kept, factor if order is None else factor[order[:-1]])
+        if upstream is not None and kept is not None:
+            placed = upstream.contiguous() if order is None else upstream[order[:-1]]
+            self._multiply_kept(kept, placed, uniform, slope / KEPT_UPSTREAM)
         if order is not None and not whole:
             self.rows = gather_rows(self.rows, order)
         new = rows.new_empty if order is None else rows.new_zeros
@@ -175,36 +154,48 @@ class Head:
             groups = 16 * -(-len(rows) // 256)
             self.partial_sums = new((groups, columns_at_once), dtype=torch.float32)
 
-    def _multiply_kept(self, kept: Tensor, factor: Tensor) -> None:
-        """The products of kept local gradients, their rows multiplied by the factor.
-
-        float16 ends at 65504, which factor times rows may exceed where the product does not: there the
-        largest factor is brought to 1, and the product back by as much while it has float32's range.
-        """
-        columns = self.columns[: self.first]
+    def _multiply_kept(self, kept: Tensor, upstream: Tensor, uniform: bool, over: float) -> None:
+        """The products of kept local gradients, their rows multiplied by over * upstream."""
+        factor = over * upstream
         if self.d_columns is not None:
-            down, back = factor, None
-            if self.rows.dtype == torch.float16:
-                _, exponent = torch.frexp(factor.abs().amax())
-                exponent = exponent.clamp(-126, 126).to(factor.dtype)
-                down, back = torch.ldexp(factor, -exponent), torch.ldexp(factor.new_ones(1), exponent)
-            order = None if self.order is None else self.order[:-1]
             room = self.d_rows  # not used yet: this is when memory is short
             if room is None or room.dtype != self.rows.dtype:
                 room = torch.empty_like(self.rows)
-            scaled = _scale_rows(self.rows, down, room, order)
-            _columns_product(kept, scaled, back, self.d_columns[: self.first], self.order)
+            if uniform:
+                rows, scale = self._counted_rows(room), factor[:1]
+            else:
+                rows, scale = self._scaled_rows(upstream, over, room)
+            _columns_product(kept, rows, scale, self.d_columns[: self.first], self.order)
             if room is self.d_rows:
                 room.zero_()
         if self.d_rows is not None:
-            _rows_product(kept, columns, factor, self.d_rows, self.order)
+            _rows_product(kept, self.columns[: self.first], factor, self.d_rows, self.order)
+
+    def _counted_rows(self, room: Tensor) -> Tensor:
+        """The rows in their order, in `room` where it is one."""
+        if self.order is None:
+            return self.rows
+        return _scale_rows(self.rows, None, room, self.order)
+
+    def _scaled_rows(self, upstream: Tensor, over: float, room: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows in their order times upstream, in `room`, and [1] what is left to multiply them by.
+
+        float16 ends at 65504, which upstream times rows may exceed where their product with local gradients
+        does not: there the largest is brought to 1, and the product back by as much while it is in float32.
+        """
+        scale = upstream.new_full((1,), over)
+        if self.rows.dtype == torch.float16:
+            _, exponent = torch.frexp(upstream.abs().amax())
+            exponent = exponent.clamp(-126, 126).to(upstream.dtype)
+            upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
+        return _scale_rows(self.rows, upstream, room, self.order), scale
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""
         if self.d_rows is None or self.order is None or self.first == len(self.columns):
             return self.d_rows  # already as the rows lie
         gradient = torch.empty_like(self.d_rows, dtype=self.rows.dtype)
-        return _scale_rows(self.d_rows, _counts(self.order), gradient, self.order[:-1], scatters=True)
+        return _scale_rows(self.d_rows, None, gradient, self.order, scatters=True)
 
     def local(self, part: slice) -> Tensor:
         return self.workspace[:, : part.stop - part.start]

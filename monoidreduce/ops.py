@@ -24,13 +24,12 @@ from torch.autograd.function import _SingleLevelFunction
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
 from monoidreduce.local_gradients import (
+    KEPT_UPSTREAM,
     Head,
     columns_to_keep,
     gather_rows,
-    kept_upstream,
     multiply_local_gradients,
     order_rows,
-    over_kept_upstream,
 )
 from monoidreduce.mlp_parts import multiply_hidden, multiply_hidden_gradients
 from monoidreduce.workspace import get_workspace
@@ -550,11 +549,6 @@ def _left(workspace: int, kept: Tensor, classes: int) -> int:
     return workspace if kept.shape[1] >= classes else workspace - 2 * kept.numel()
 
 
-def _kept_scale(slope: float, tokens: Tensor, count: Tensor | None, reduction: str) -> float:
-    """The scale that local gradients are kept for, where a score's derivative by its dot product is slope."""
-    return slope / max(tokens.numel(), 1) if reduction == "mean" and count is None else slope
-
-
 # Linear cross entropy
 
 
@@ -611,9 +605,7 @@ def _cross_entropy(
     kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale)
     scratch = first_kept = kept_for = order = None
     if kept.numel():
-        first_kept = kept[:, : len(weight)]
-        count = _count(target != ignore_index, reduction, lse)
-        kept_for = kept_upstream(_kept_scale(logit_scale, lse, count, reduction), count, lse)
+        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), KEPT_UPSTREAM)
     if x.is_cuda:
         tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, first_kept, logit_scale)
         if tier != SIMT:
@@ -686,12 +678,9 @@ def _cross_entropy_backward(
         if tier != SIMT:
             inputs = (x, weight)
             x, weight = _padded(x), _padded_weight(weight, tier)
-            whole, factor = kept.shape[1] >= len(weight), None
+            whole, upstream, order = kept.shape[1] >= len(weight), None, None
             if kept.numel() and grad_loss is not None:
                 upstream = torch.where(counted, grad_loss, 0)
-                scale = _kept_scale(logit_scale, lse, count, reduction)
-                factor = upstream * over_kept_upstream(logit_scale, scale, count)
-            order = None
             if tier == HOPPER and not lse_of_ignored:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
                 grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
@@ -705,7 +694,9 @@ def _cross_entropy_backward(
                 needed,
                 hopper=tier == HOPPER,
                 kept=kept[:, : len(weight)],
-                factor=factor,
+                upstream=upstream,
+                uniform=reduction != "none" and order is not None,
+                slope=logit_scale,
                 order=order,
             )
 
@@ -810,8 +801,7 @@ def _distillation(
     scratch = first_kept = teacher_kept = kept_for = order = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
-        count = _count(mask, reduction, losses)
-        kept_for = kept_upstream(_kept_scale(1 / temperature, losses, count, reduction), count, losses)
+        kept_for = losses.new_full((1,), KEPT_UPSTREAM)
     if x.is_cuda:
         tier, _, elements, _ = _C.distillation_forward_tier(
             x, weight, teacher_x, teacher_weight, first_kept, temperature
@@ -878,12 +868,9 @@ def _distillation_backward(
             inputs = (x, weight, teacher_x, teacher_weight)
             x, teacher_x = _padded(x), _padded(teacher_x)
             weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
-            whole, factor = kept.shape[1] >= len(weight), None
+            whole, upstream, order = kept.shape[1] >= len(weight), None, None
             if kept.numel():
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
-                scale = _kept_scale(1 / temperature, grad_losses, count, reduction)
-                factor = upstream * over_kept_upstream(1 / temperature, scale, count)
-            order = None
             if tier == HOPPER and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
             elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
@@ -897,7 +884,9 @@ def _distillation_backward(
                 [*needed[:2], False],
                 hopper=hopper,
                 kept=kept[:, : len(weight)],
-                factor=factor,
+                upstream=upstream,
+                uniform=reduction != "none",
+                slope=1 / temperature,
                 order=order,
             )
             if of_teacher:

@@ -356,7 +356,7 @@ void define_scale_rows(py::module_& m) {
       "scale_rows",
       [](Tensor<"x"> x, Tensor<"factor"> factor, Tensor<"out"> out, Tensor<"order"> order, bool scatters,
          int threads, std::uintptr_t stream) {
-        run(scale_rows, {.x = x, .factor = factor, .out = out, .order = order, .scatters = scatters}, threads,
+        run(scale_rows, {.x = x, .out = out, .factor = factor, .order = order, .scatters = scatters}, threads,
             stream);
       },
       "x"_a, "factor"_a, "out"_a, "order"_a, "scatters"_a, "threads"_a, "stream"_a);

@@ -11,9 +11,12 @@ import monoidreduce as mr
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
 @pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
-def test_tensors_of_another_device_than_the_current(specimen: Specimen, deterministic: None) -> None:
-    inputs = specimen.inputs(torch.float32, torch.device("cuda:0"))
+def test_tensors_of_another_device_than_the_current(
+    specimen: Specimen, dtype: torch.dtype, deterministic: None
+) -> None:
+    inputs = specimen.inputs(dtype, torch.device("cuda:0"))
     grads = upstreams(specimen, inputs)
     expected = results(specimen, inputs, grads)
     there = {name: t.to("cuda:1") for name, t in inputs.items()}

@@ -339,20 +339,19 @@ inline void check(const DistillationLocalGradient& x) {
 }
 
 inline void check(const RowScaling& x) {
-  Axis p{"P"}, n{"N"}, d{"D"};
-  const bool gathers = x.order.present() && !x.scatters;
+  Axis p{"P"}, d{"D"};
   const Operands call("x", x.x);
   require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
   require(call.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
-  require(x.order.present() || !x.scatters, "order: expected a tensor to scatter by, got none");
-  call.strided("x", x.x, {gathers ? n : p, d}, call.dtype);
+  require(x.order.present() || (x.factor.present() && !x.scatters), "order: expected a tensor, got none");
+  call.strided("x", x.x, {p, d}, call.dtype);
   require(d.size % 8 == 0, "x: expected a width that is a multiple of 8, got ", d.size);
-  call.contiguous("factor", x.factor, {p}, DType::kFloat32);
-  call.optional_contiguous("order", x.order, {p}, DType::kInt64);
+  call.optional_contiguous("factor", x.factor, {p}, DType::kFloat32);
+  check_order(x.order, call, p);
   const DType out = x.out.dtype;
   require(is_floating(out) && out != DType::kFloat64, "out: expected float32 or a 16-bit type, got ",
           name(out));
-  call.strided("out", x.out, {x.scatters ? n : p, d}, out);
+  call.strided("out", x.out, {p, d}, out);
 }
 
 // What is a floating tensor elsewhere, indices are here: Operands does not fit.

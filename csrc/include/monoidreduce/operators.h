@@ -128,10 +128,11 @@ struct DistillationLocalGradient {
 
 // out_i = factor_i x_i, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
 // multiple of 8, rows dense and on 16-byte boundaries. With an order the rows of x are taken from there, or, if it scatters,
-// those of out are put there.
+// those of out are put there; without a factor it is 1 for rows that count, else 0.
 struct RowScaling {
-  TensorView x, factor, out;  // [P, D] [P] float [P, D]; what the order is of [N, D]
-  TensorView order;           // [P] int64, indices in [0, N); or absent
+  TensorView x, out;  // [P, D]
+  TensorView factor;  // [P] float, in the order; or absent
+  TensorView order;   // [P + 1] int64, as order_rows writes it; or absent
   bool scatters = false;
 };
 
