@@ -14,7 +14,7 @@ from torch import Tensor
 from monoidreduce import _C
 
 __all__ = [
-    "KEPT_UPSTREAM",
+    "UNIT_UPSTREAM",
     "Head",
     "add_product",
     "columns_to_keep",
@@ -28,8 +28,9 @@ _TILE_COLUMNS = 256
 # Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
 # are read and written so often that matrix products no longer hide it.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
-# The upstream gradient that local gradients are kept for: small ones stay above the least number of float16.
-KEPT_UPSTREAM = 2.0**11
+# The upstream gradient that local gradients by scores are for where a factor makes it the real one later:
+# float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
+UNIT_UPSTREAM = 2.0**7
 
 
 def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) -> int:
@@ -113,8 +114,10 @@ class Head:
     gradients that are not rounded yet: the kernel leaves those of 16 rows each.
 
     hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
-    kept: of the first columns, for KEPT_UPSTREAM, and upstream: [rows], the real one, 0 for rows that take no
-    part; uniform: is it the same number for all that do. slope: a score's derivative by its dot product.
+    kept: of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one, 0 for rows that
+    take no part. uniform: is it the same number for all that do; then those that are computed are to be for
+    UNIT_UPSTREAM too, so that rounding them to 16 bits rounds no upstream gradient: that would be the same
+    error in the largest of each row. slope: a score's derivative by its dot product.
     order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
     written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
     """
@@ -141,9 +144,15 @@ class Head:
         whole = self.first == len(columns)
         if needed[0]:  # if all is kept nothing is added, and a row is rounded once
             self.d_rows = rows.new_zeros(rows.shape, dtype=rows.dtype if whole else torch.float32)
-        if upstream is not None and kept is not None:
+        self.factor = self.scale = None  # of the products of what is computed: by rows, and of all
+        if upstream is not None:
             placed = upstream.contiguous() if order is None else upstream[order[:-1]]
-            self._multiply_kept(kept, placed, uniform, slope / KEPT_UPSTREAM)
+            over = slope / UNIT_UPSTREAM
+            if uniform:
+                self.factor = over * placed
+                self.scale = self.factor[:1]
+            if kept is not None and kept.numel():
+                self._multiply_kept(kept, placed, over)
         if order is not None and not whole:
             self.rows = gather_rows(self.rows, order)
         new = rows.new_empty if order is None else rows.new_zeros
@@ -154,21 +163,21 @@ class Head:
             groups = 16 * -(-len(rows) // 256)
             self.partial_sums = new((groups, columns_at_once), dtype=torch.float32)
 
-    def _multiply_kept(self, kept: Tensor, upstream: Tensor, uniform: bool, over: float) -> None:
+    def _multiply_kept(self, kept: Tensor, upstream: Tensor, over: float) -> None:
         """The products of kept local gradients, their rows multiplied by over * upstream."""
-        factor = over * upstream
         if self.d_columns is not None:
             room = self.d_rows  # not used yet: this is when memory is short
             if room is None or room.dtype != self.rows.dtype:
                 room = torch.empty_like(self.rows)
-            if uniform:
-                rows, scale = self._counted_rows(room), factor[:1]
-            else:
+            if self.scale is None:
                 rows, scale = self._scaled_rows(upstream, over, room)
+            else:
+                rows, scale = self._counted_rows(room), self.scale
             _columns_product(kept, rows, scale, self.d_columns[: self.first], self.order)
             if room is self.d_rows:
                 room.zero_()
         if self.d_rows is not None:
+            factor = over * upstream if self.factor is None else self.factor
             _rows_product(kept, self.columns[: self.first], factor, self.d_rows, self.order)
 
     def _counted_rows(self, room: Tensor) -> Tensor:
@@ -197,6 +206,10 @@ class Head:
         gradient = torch.empty_like(self.d_rows, dtype=self.rows.dtype)
         return _scale_rows(self.d_rows, None, gradient, self.order, scatters=True)
 
+    def sums_gradient(self) -> Tensor | None:
+        """By the numbers of columns, as they enter dot products."""
+        return self.sums if self.sums is None or self.scale is None else self.sums * self.scale
+
     def local(self, part: slice) -> Tensor:
         return self.workspace[:, : part.stop - part.start]
 
@@ -208,12 +221,12 @@ class Head:
         local, columns = self.local(part), self.columns[part]
         if self.d_rows is not None:
             if self.hopper:
-                _rows_product(local, columns, None, self.d_rows, self.order)
+                _rows_product(local, columns, self.factor, self.d_rows, self.order)
             else:
                 add_product(self.d_rows, local, columns)
         if self.d_columns is not None:
             if self.hopper:
-                _columns_product(local, self.rows, None, self.d_columns[part], self.order)
+                _columns_product(local, self.rows, self.scale, self.d_columns[part], self.order)
             else:
                 torch.mm(local.T, self.rows, out=self.d_columns[part])
         if self.sums is not None and self.partial_sums is not None:

@@ -24,7 +24,7 @@ from torch.autograd.function import _SingleLevelFunction
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
 from monoidreduce.local_gradients import (
-    KEPT_UPSTREAM,
+    UNIT_UPSTREAM,
     Head,
     columns_to_keep,
     gather_rows,
@@ -544,6 +544,12 @@ def _empty_kept(
     return x.new_empty((x.shape[0], -(-columns // 8) * 8))
 
 
+def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
+    """Upstream gradients with which a kernel's local gradients, by dot products, are those by scores for
+    UNIT_UPSTREAM."""
+    return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
+
+
 def _left(workspace: int, kept: Tensor, classes: int) -> int:
     """The bytes of the workspace that local gradients of the other classes are computed in."""
     return workspace if kept.shape[1] >= classes else workspace - 2 * kept.numel()
@@ -605,7 +611,7 @@ def _cross_entropy(
     kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale)
     scratch = first_kept = kept_for = order = None
     if kept.numel():
-        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), KEPT_UPSTREAM)
+        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
         tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, first_kept, logit_scale)
         if tier != SIMT:
@@ -679,7 +685,7 @@ def _cross_entropy_backward(
             inputs = (x, weight)
             x, weight = _padded(x), _padded_weight(weight, tier)
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            if kept.numel() and grad_loss is not None:
+            if tier == HOPPER and grad_loss is not None and grad_lse is None:
                 upstream = torch.where(counted, grad_loss, 0)
             if tier == HOPPER and not lse_of_ignored:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
@@ -687,6 +693,9 @@ def _cross_entropy_backward(
             elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
                 x = torch.where(counted[:, None], x, 0)
             at_once = 0 if whole else elements // len(x)
+            uniform = upstream is not None and order is not None and reduction != "none"
+            if uniform:
+                grad_loss = _unit_upstream(lse, logit_scale)
             head = Head(
                 x,
                 weight,
@@ -695,7 +704,7 @@ def _cross_entropy_backward(
                 hopper=tier == HOPPER,
                 kept=kept[:, : len(weight)],
                 upstream=upstream,
-                uniform=reduction != "none" and order is not None,
+                uniform=uniform,
                 slope=logit_scale,
                 order=order,
             )
@@ -720,7 +729,8 @@ def _cross_entropy_backward(
                 )
 
             multiply_local_gradients(store, len(weight), [head])
-            dbias = None if head.sums is None else head.sums / logit_scale
+            dbias = head.sums_gradient()
+            dbias = None if dbias is None else dbias / logit_scale
             computed = (_cut(head.rows_gradient(), inputs[0]), _cut(head.d_columns, inputs[1]), dbias)
             return _rounded(computed, (*inputs, bias), needed[:3])
     dx = _gradient(x, needed[0])
@@ -801,7 +811,7 @@ def _distillation(
     scratch = first_kept = teacher_kept = kept_for = order = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
-        kept_for = losses.new_full((1,), KEPT_UPSTREAM)
+        kept_for = losses.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
         tier, _, elements, _ = _C.distillation_forward_tier(
             x, weight, teacher_x, teacher_weight, first_kept, temperature
@@ -869,14 +879,16 @@ def _distillation_backward(
             x, teacher_x = _padded(x), _padded(teacher_x)
             weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            if kept.numel():
+            if tier == HOPPER:
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
             if tier == HOPPER and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
             elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
             at_once, teacher = 0 if whole else elements // len(x), None
-            hopper = tier == HOPPER
+            hopper, uniform = tier == HOPPER, tier == HOPPER and reduction != "none"
+            if uniform:
+                grad_losses = _unit_upstream(grad_losses, 1 / temperature)
             student = Head(
                 x,
                 weight,
@@ -885,13 +897,21 @@ def _distillation_backward(
                 hopper=hopper,
                 kept=kept[:, : len(weight)],
                 upstream=upstream,
-                uniform=reduction != "none",
+                uniform=uniform,
                 slope=1 / temperature,
                 order=order,
             )
             if of_teacher:
                 teacher = Head(
-                    teacher_x, teacher_weight, at_once, [*needed[2:], False], hopper=hopper, order=order
+                    teacher_x,
+                    teacher_weight,
+                    at_once,
+                    [*needed[2:], False],
+                    hopper=hopper,
+                    upstream=upstream,
+                    uniform=uniform,
+                    slope=1 / temperature,
+                    order=order,
                 )
                 teacher_x = teacher.rows
             elif order is not None and not whole:
