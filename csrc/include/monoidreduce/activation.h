@@ -94,13 +94,14 @@ struct Gelu {
 };
 
 // The tanh form of GELU: 0.5 z (1 + tanh(u)) with u = sqrt(2/pi) (z + 0.044715 z^3), written as z *
-// sigmoid(2u).
+// sigmoid(2u). In few instructions: a backward pass on tensor cores has both its value and its derivative to take for every
+// pair. (H100, 16384 rows and units, width 128: with four more, 631 us instead of 577.)
 struct GeluTanh {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117;
   static constexpr double kCubic = 0.044715;
   template <class R>
   MR_HD static R gate(R z) {
-    return Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * z * z));
+    return Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * (z * z)));
   }
   template <class R>
   MR_HD static R value(R z) {
@@ -109,9 +110,9 @@ struct GeluTanh {
   template <class R>
   MR_HD static R derivative(R z) {
     const R s = gate(z);
-    const R slope = Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(3 * kTwoSqrt2OverPi * kCubic) * z * z;
-    const R bell = s * (R(1) - s);  // 0 where the slope may overflow
-    return s + select(bell == R(0), R(0), z * bell * slope);
+    const R slope = Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(3 * kTwoSqrt2OverPi * kCubic) * (z * z);
+    const R bell = s - s * s;  // 0 where the slope may overflow
+    return s + bell * select(bell == R(0), R(0), z * slope);
   }
 };
 

@@ -9,8 +9,9 @@ namespace monoidreduce {
 // What the backward pass knows of a row of the fold.
 template <class M>
 struct RowResidual {
-  typename M::Output product;     // P_i
-  typename M::Upstream upstream;  // RowPolicy::upstream
+  typename M::Output product;  // P_i
+  // RowPolicy::upstream. -0 where there is none: to add it takes no instruction.
+  typename M::Upstream upstream{-0.f};
 };
 
 struct Unseen {
