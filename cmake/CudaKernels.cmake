@@ -19,14 +19,15 @@ if(MONOIDREDUCE_WITH_CUDA)
     set(most_spilled 32) # bytes: a few values that a tile needs once
     set(most_memory 1048576) # KiB
     # A few more, once a tile or a job.
-    set_source_files_properties(
-      csrc/cuda/sm80/mlp_backward.cu csrc/cuda/sm80/mlp_forward.cu csrc/cuda/sm90/attention_forward.cu
-      csrc/cuda/sm90/mlp_forward.cu csrc/cuda/sm90/mlp_hidden.cu PROPERTIES COMPILE_DEFINITIONS MONOIDREDUCE_MAY_SPILL=48)
+    set_source_files_properties(csrc/cuda/sm80/mlp_forward.cu csrc/cuda/sm90/mlp_hidden.cu
+                                PROPERTIES COMPILE_DEFINITIONS MONOIDREDUCE_MAY_SPILL=48)
     # Before any other launcher: a compiler cache repeats what the compiler printed.
     target_compile_options(monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
     set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_gate.sh ${most_spilled}
                                      ${most_memory} ${CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
+  # The compiler's -O is for the host's code, which launches kernels; theirs is ptxas's, 3.
+  string(REPLACE "-O3" "-O2" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   add_library(cuda_kernels OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_CUDA_SOURCES})

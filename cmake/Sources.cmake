@@ -1,12 +1,13 @@
 # Every source file of the project, by how it is compiled. Nothing is globbed: a file that is not listed is not built.
 
-# Compiled once per instruction set, into the namespace that MR_CPU_ISA names.
+# Compiled once per instruction set, all together (cmake/PythonModule.cmake), into the namespace that MR_CPU_ISA names.
 set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/attention.cpp
     csrc/cpu/cross_entropy.cpp
     csrc/cpu/distillation.cpp
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/reduce_losses.cpp
+    csrc/cpu/logsumexp.cpp
     csrc/cpu/mlp.cpp)
 
 # Compiled once, for the oldest processor of the family: argument checks, the choice of device and instruction set.

@@ -1,5 +1,4 @@
-// Attention on the CPU, a softmax-weighted payload, and logsumexp_matmul, the same fold without one: one source, so that the
-// fold is compiled once.
+// Attention on the CPU: softmax-weighted payload, LogSumExp over keys.
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/problems.h"
@@ -66,30 +65,6 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
       fill_zero(x.d_v);
     }
     fold_backward<LogSumExp, T>({}, problem, rows, gradients, launch.threads);
-  });
-}
-
-void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
-  with_accumulator(x.a.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
-    fold_forward<LogSumExp, T>({}, logsumexp_problem(x), rows, {}, launch.threads);
-  });
-}
-
-void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch) {
-  with_accumulator(x.a.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data),
-                                row_vector<T>(x.grad_lse)};
-    const FoldGradients gradients{.grad_out = {},
-                                  .d_a = as_rows(x.d_a),
-                                  .d_b = as_rows(x.d_b),
-                                  .d_other_a = {},
-                                  .d_other_b = {},
-                                  .d_payload = {},
-                                  .d_bias = {}};
-    fold_backward<LogSumExp, T>({}, logsumexp_problem(x), rows, gradients, launch.threads);
   });
 }
 

@@ -7,7 +7,6 @@
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
-namespace {
 
 // The monoid of the loss that `kind` names, for loops over elements (with_named of cpu/panels.h). The rest of a fold asks for
 // identity, which is the same for all, combine and project.
@@ -38,6 +37,8 @@ struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
     return p;
   }
 };
+
+namespace {
 
 template <class T, class Arguments>
 DistillationRows<T> distillation_rows(const Arguments& x) {

@@ -8,7 +8,6 @@
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
-namespace {
 
 // The sum of the activation that `kind` names, for loops over elements (with_named of cpu/panels.h); whatever else a fold asks
 // of its monoid is the same for all, and the base's.
@@ -38,8 +37,6 @@ struct NamedSum : Sum<R> {
     }
   }
 };
-
-}  // namespace
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {

@@ -47,7 +47,7 @@ SOURCES = """
     operators.cpp path_counter.cpp
     bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/fold_tiles.cpp
-    cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
+    cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation.h cuda/distillation_passes.cuh
     cuda/element.h cuda/linear_losses.h cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu

@@ -87,7 +87,7 @@ MR_HD Float16 narrow<Float16>(double x) {
   return narrow<Float16>(static_cast<float>(x));
 }
 
-// Calls f with a null pointer of the element type, so that a loop is compiled for each type.
+// Calls f with a null pointer of the element type, which is a floating one, so that a loop is compiled for each type.
 template <class F>
 MR_HD void with_element_type(DType dtype, F f) {
   switch (dtype) {
@@ -100,7 +100,7 @@ MR_HD void with_element_type(DType dtype, F f) {
     case DType::kFloat64:
       return f(static_cast<double*>(nullptr));
     default:
-      return;
+      __builtin_unreachable();
   }
 }
 
