@@ -202,7 +202,7 @@ class Head:
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""
         if self.d_rows is None or self.order is None or self.first == len(self.columns):
-            return self.d_rows  # already as the rows lie
+            return self.d_rows
         gradient = torch.empty_like(self.d_rows, dtype=self.rows.dtype)
         return _scale_rows(self.d_rows, None, gradient, self.order, scatters=True)
 

@@ -372,7 +372,7 @@ void define_scale_rows(py::module_& m) {
       "rows_product",
       [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"factor"> factor, Tensor<"out"> out, Tensor<"order"> order,
          int threads, std::uintptr_t stream) {
-        run(rows_product, {.a = a, .b = b, .factor = factor, .out = out, .order = order}, threads, stream);
+        run(rows_product, {.a = a, .b = b, .out = out, .factor = factor, .order = order}, threads, stream);
       },
       "a"_a, "b"_a, "factor"_a, "out"_a, "order"_a, "threads"_a, "stream"_a);
   m.def(

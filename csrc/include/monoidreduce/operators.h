@@ -160,12 +160,11 @@ struct MlpBackward {
 
 // Products with local gradients a whose rows are in an order: those that count come first, the others are 0 up to the next
 // multiple of 64 and not read beyond. Of the 16-bit type of a where nothing else is said, lines on 16-byte boundaries.
+// out: of floats, added to; or of the type of a: row order[i] is written for place i, if it counts.
 struct RowsProduct {
-  TensorView a, b;    // [P, C] [C, D]
-  TensorView factor;  // [P] float, what the product's rows are multiplied by; or absent
-  TensorView
-      out;  // [P, D]: float, added to; or of the type of a: row order[i] is written, of rows that count
-  TensorView order;  // [P + 1] int64, as order_rows writes it; absent: all count
+  TensorView a, b, out;  // [P, C] [C, D] [P, D]
+  TensorView factor;     // [P] float, what the product's rows are multiplied by; or absent
+  TensorView order;      // [P + 1] int64, as order_rows writes it; absent: all count
 };
 // The transpose of a times b, over the rows that count.
 struct ColumnsProduct {
