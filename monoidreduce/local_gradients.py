@@ -22,12 +22,16 @@ __all__ = [
     "multipliable",
     "multiply_local_gradients",
     "order_rows",
+    "room_to_gather",
 ]
 
 _TILE_COLUMNS = 256
 # Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
 # are read and written so often that matrix products no longer hide it.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
+# In a forward pass, which may need little else. A part ends with some clusters idle: on an H100 for 0.04 %
+# of their time in parts of 4864 rows of width 4096 and 32000 classes, for 2 % in those of 4096 rows.
+_BYTES_OF_GATHERED = 38 << 20
 # The upstream gradient that local gradients by scores are for where a factor makes it the real one later:
 # float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
 UNIT_UPSTREAM = 2.0**7
@@ -67,6 +71,14 @@ def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, igno
     stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
     _C.order_rows(target, mask, order, ignore_index, 1, stream)
     return order
+
+
+def room_to_gather(*operands: Tensor) -> list[Tensor]:
+    """What a forward pass gathers the rows of its operands in, as many at a time as that holds."""
+    row_block = 256
+    bytes_of_row = sum(rows.element_size() * rows.shape[1] for rows in operands)
+    fitting = max(_BYTES_OF_GATHERED // bytes_of_row // row_block, 1) * row_block
+    return [rows.new_empty((min(len(rows), fitting), rows.shape[1])) for rows in operands]
 
 
 def gather_rows(rows: Tensor, order: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from monoidreduce.local_gradients import (
     gather_rows,
     multiply_local_gradients,
     order_rows,
+    room_to_gather,
 )
 from monoidreduce.mlp_parts import multiply_hidden, multiply_hidden_gradients
 from monoidreduce.workspace import get_workspace
@@ -609,7 +610,7 @@ def _cross_entropy(
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     keeps = keep and bias is None and softcap == 0
     kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale)
-    scratch = first_kept = kept_for = order = None
+    scratch = first_kept = kept_for = order = gathered = None
     if kept.numel():
         first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
@@ -620,7 +621,7 @@ def _cross_entropy(
             tier == HOPPER and keep and not lse_of_ignored
         ):  # gathering takes memory, as its backward pass does
             order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
-            x = gather_rows(x, order)
+            (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
     _C.cross_entropy_forward(
         x,
@@ -635,6 +636,7 @@ def _cross_entropy(
         first_kept,
         kept_for,
         order,
+        gathered,
         reduction == "mean",
         logit_scale,
         softcap,
@@ -808,7 +810,7 @@ def _distillation(
     losses, stats = _statistics(x, x.shape[0]), _statistics(x, 5, x.shape[0])
     keeps = keep and kind != "reverse_kl"
     kept = _empty_kept(x, weight, keeps, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
-    scratch = first_kept = teacher_kept = kept_for = order = None
+    scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
         kept_for = losses.new_full((1,), UNIT_UPSTREAM)
@@ -822,7 +824,7 @@ def _distillation(
             scratch = _statistics(x, elements)
         if tier == HOPPER and keep and mask is not None:
             order = order_rows(x, target=None, mask=mask)
-            x, teacher_x = gather_rows(x, order), gather_rows(teacher_x, order)
+            gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
     _C.distillation_forward(
         x,
@@ -838,6 +840,8 @@ def _distillation(
         teacher_kept,
         kept_for,
         order,
+        gathered,
+        teacher_gathered,
         reduction == "mean",
         DISTILLATION_LOSSES.index(kind),
         temperature,

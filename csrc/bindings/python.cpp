@@ -231,8 +231,9 @@ void define_cross_entropy(py::module_& m) {
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
          Tensor<"loss"> loss, Tensor<"reduced"> reduced, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
          Tensor<"scratch"> scratch, Tensor<"kept"> kept, Tensor<"kept_upstream"> kept_upstream,
-         Tensor<"order"> order, bool mean, double logit_scale, double softcap, std::int64_t ignore_index,
-         double label_smoothing, double z_loss, int threads, std::uintptr_t stream) {
+         Tensor<"order"> order, Tensor<"gathered"> gathered, bool mean, double logit_scale, double softcap,
+         std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
+         std::uintptr_t stream) {
         run(cross_entropy_forward,
             {.x = x,
              .weight = weight,
@@ -245,6 +246,7 @@ void define_cross_entropy(py::module_& m) {
              .kept = kept,
              .kept_upstream = kept_upstream,
              .order = order,
+             .gathered = gathered,
              .options = {logit_scale, softcap, label_smoothing, z_loss, ignore_index, 0}},
             {.losses = loss,
              .target = target,
@@ -255,8 +257,8 @@ void define_cross_entropy(py::module_& m) {
             threads, stream);
       },
       "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, "scratch"_a,
-      "kept"_a, "kept_upstream"_a, "order"_a, "mean"_a, "logit_scale"_a, "softcap"_a, "ignore_index"_a,
-      "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
+      "kept"_a, "kept_upstream"_a, "order"_a, "gathered"_a, "mean"_a, "logit_scale"_a, "softcap"_a,
+      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,
@@ -391,7 +393,8 @@ void define_distillation(py::module_& m) {
          Tensor<"teacher_weight"> teacher_weight, Tensor<"mask"> mask, Tensor<"loss"> loss,
          Tensor<"reduced"> reduced, Tensor<"stats"> stats, Tensor<"scratch"> scratch, Tensor<"kept"> kept,
          Tensor<"teacher_kept"> teacher_kept, Tensor<"kept_upstream"> kept_upstream, Tensor<"order"> order,
-         bool mean, int kind, double temperature, int threads, std::uintptr_t stream) {
+         Tensor<"gathered"> gathered, Tensor<"teacher_gathered"> teacher_gathered, bool mean, int kind,
+         double temperature, int threads, std::uintptr_t stream) {
         run(distillation_forward,
             {.x = x,
              .weight = weight,
@@ -405,13 +408,15 @@ void define_distillation(py::module_& m) {
              .teacher_kept = teacher_kept,
              .kept_upstream = kept_upstream,
              .order = order,
+             .gathered = gathered,
+             .teacher_gathered = teacher_gathered,
              .options = {static_cast<DistillationLoss>(kind), temperature, 0}},
             {.losses = loss, .target = {}, .mask = mask, .reduced = reduced, .ignore_index = 0, .mean = mean},
             threads, stream);
       },
       "x"_a, "weight"_a, "teacher_x"_a, "teacher_weight"_a, "mask"_a, "loss"_a, "reduced"_a, "stats"_a,
-      "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "order"_a, "mean"_a, "kind"_a,
-      "temperature"_a, "threads"_a, "stream"_a);
+      "scratch"_a, "kept"_a, "teacher_kept"_a, "kept_upstream"_a, "order"_a, "gathered"_a,
+      "teacher_gathered"_a, "mean"_a, "kind"_a, "temperature"_a, "threads"_a, "stream"_a);
   m.def(
       "distillation_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"teacher_x"> teacher_x,

@@ -3,6 +3,7 @@
 
 #include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/problems.h"
 #include "operator.h"
 
@@ -19,13 +20,13 @@ struct alignas(16) Vector {
 template <class T, class U>
 __global__ void __launch_bounds__(kThreads)
     scale_rows_kernel(const T* rows, std::int64_t pitch, const float* factors, U* out, std::int64_t out_pitch,
-                      const std::int64_t* order, std::int64_t places, bool scatters, std::int64_t vectors,
+                      const __grid_constant__ RowOrder order, bool scatters, std::int64_t vectors,
                       int vectors_of_row) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= vectors) return;
   const std::int64_t place = i / vectors_of_row, column = i % vectors_of_row * kVector;
-  const std::int64_t row = order == nullptr ? place : order[place];
-  const float factor = factors != nullptr ? factors[place] : place < order[places] ? 1.f : 0.f;
+  const std::int64_t row = order[static_cast<int>(place)];
+  const float factor = factors != nullptr ? factors[place] : place < order.counted() ? 1.f : 0.f;
   const auto in = *reinterpret_cast<const Vector<T>*>(rows + (scatters ? place : row) * pitch + column);
   Vector<U> scaled;
 #pragma unroll
@@ -47,7 +48,8 @@ void with_type(DType dtype, Run run) {
 void scale_rows(const RowScaling& x, const Launch& launch) {
   for (const TensorView& t : {x.x, x.out}) require_dense_lines(as_rows(t));
   const DeviceGuard device(x.x.cuda_device);
-  const std::int64_t places = x.x.size[0], vectors = places * x.x.size[1] / kVector;
+  const std::int64_t places = x.scatters ? x.x.size[0] : x.out.size[0],
+                     vectors = places * x.x.size[1] / kVector;
   if (vectors == 0) return;
   with_type(x.x.dtype, [&](auto from) {
     with_type(x.out.dtype, [&](auto to) {
@@ -55,8 +57,9 @@ void scale_rows(const RowScaling& x, const Launch& launch) {
       using U = decltype(to);
       launch_kernel("scale_rows", &scale_rows_kernel<T, U>, blocks_for((vectors + kThreads - 1) / kThreads),
                     kThreads, 0, launch.stream, static_cast<const T*>(x.x.data), x.x.stride[0],
-                    data<float>(x.factor), data<U>(x.out), x.out.stride[0], data<std::int64_t>(x.order),
-                    places, x.scatters, vectors, static_cast<int>(x.x.size[1] / kVector));
+                    data<float>(x.factor), data<U>(x.out), x.out.stride[0],
+                    RowOrder(x.order, places, x.first_place), x.scatters, vectors,
+                    static_cast<int>(x.x.size[1] / kVector));
     });
   });
 }

@@ -255,6 +255,23 @@ def test_ignored_rows(size: str, ignored: float, bias: bool, workspace: float, g
     assert not loss[not_counted].any() and not dx[not_counted].any()
 
 
+@pytest.mark.parametrize("kept", (False, True), ids=("recomputed", "kept"))
+@pytest.mark.parametrize("ignored", (0.0, 0.3, 0.9))
+def test_rows_gathered_in_parts(
+    ignored: float, kept: bool, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are full, ragged and empty."""
+    inputs = inputs_of("many_rows", torch.bfloat16, gpu, ignored=ignored)
+    rows = len(inputs["x"])
+    monkeypatch.setattr(local_gradients, "_BYTES_OF_GATHERED", 1)
+    (room,) = local_gradients.room_to_gather(inputs["x"])
+    assert len(room) < rows / 10 and rows % len(room) != 0
+    options = {"reduction": "none", "workspace": EVERYTHING if kept else 256 * 2 * rows}
+    check_operator("linear_cross_entropy", inputs, options)
+    loss = mr.linear_cross_entropy(**inputs, **options)
+    assert not loss[inputs["target"] == -100].any()
+
+
 @pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))
 def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)

@@ -148,6 +148,19 @@ def test_masked_rows(size: str, share: float, workspace: int, teacher_grad: bool
     assert not any(t[~mask].any() for t in (loss, dx, dteacher_x))
 
 
+@pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
+def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = inputs_of("many_rows", torch.bfloat16, gpu)
+    rows = len(inputs["x"])
+    inputs["mask"] = torch.rand(rows, device=gpu) < 0.6
+    monkeypatch.setattr(local_gradients, "_BYTES_OF_GATHERED", 1)
+    room, _ = local_gradients.room_to_gather(inputs["x"], inputs["teacher_x"])
+    assert len(room) < rows / 10 and rows % len(room) != 0
+    options = {"reduction": "none", "workspace": workspace * rows * 1024, "loss": "forward_kl"}
+    check_operator("linear_distillation", inputs, options)
+    assert not mr.linear_distillation(**inputs, **options)[~inputs["mask"]].any()
+
+
 def test_garbage_in_masked_rows(gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, mask=True)
     excluded = ~inputs["mask"]

@@ -53,8 +53,10 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](auto m) {
-      fold_keeping<E, Tile>(m, scores, problem, CrossEntropyResults{rows, miss}, x.scratch.data, kept,
-                            launch);
+      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
+                              kept.from(part.first_place), launch);
+      });
     };
     if (x.options.label_smoothing != 0) {
       run(CrossEntropy<Bits>{});

@@ -1,4 +1,5 @@
 #include "../distillation_passes.cuh"
+#include "../gathered_rows.h"
 #include "../linear_losses.h"
 #include "monoidreduce/kernel/weights_to_gradients.cuh"
 
@@ -46,11 +47,17 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   distillation_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
     using E = decltype(element);
-    if (!x.kept.present())
-      return fold_contraction<E, Tile>(m, scores, problem, results, x.scratch.data, launch);
+    if (!x.kept.present()) {
+      return in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
+      });
+    }
     if constexpr (std::decay_t<decltype(m)>::kUnderTeacher) {
       const KeptWeights<2> kept = kept_of(x, fold_floats<DistillationStates, Tile>(problem));
-      fold_keeping<E, KeepingTile>(m, scores, problem, results, x.scratch.data, kept, launch);
+      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
+                                     launch);
+      });
       weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
     }
   });

@@ -232,6 +232,16 @@ inline void check_order(const TensorView& order, const Operands& call, const Axi
   call.optional_contiguous("order", order, {places}, DType::kInt64);
 }
 
+// What rows in an order are gathered in.
+inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order,
+                           const Operands& call, Axis& width) {
+  require(gathered.present() == order.present(), name,
+          ": expected a tensor if and only if there is an order, got ", gathered.present() ? "one" : "none");
+  Axis at_once{"R"};
+  call.optional_contiguous(name, gathered, {at_once, width}, call.dtype);
+  require(!gathered.present() || at_once.size > 0, name, ": expected room for a row, got none");
+}
+
 inline void check(const CrossEntropyForward& x) {
   CrossEntropyAxes s;
   const Operands call = check_cross_entropy_inputs(x, s);
@@ -242,6 +252,7 @@ inline void check(const CrossEntropyForward& x) {
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
+  check_gathered("gathered", x.gathered, x.order, call, s.d);
   require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
           "kept: expected none where there is a bias or softcap, got a tensor");
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
@@ -309,6 +320,10 @@ inline void check(const DistillationForward& x) {
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
+  check_gathered("gathered", x.gathered, x.order, call, s.d);
+  check_gathered("teacher_gathered", x.teacher_gathered, x.order, call, s.e);
+  require(!x.order.present() || x.gathered.size[0] == x.teacher_gathered.size[0],
+          "teacher_gathered: expected as many rows as gathered, got ", x.teacher_gathered.size[0]);
   if (!x.kept.present()) return;
   Axis some{"K", x.kept.size[1]};
   call.strided("teacher_kept", x.teacher_kept, {s.n, some}, call.dtype);

@@ -30,11 +30,14 @@ struct FoldProblem {
   ColumnRange range;
   TensorView order =
       {};  // [M + 1] int64, of one batch and head: the rows that count, the others, and how many count; or absent
+  // Where rows with an order come in parts, these are the places from the first one on, of so many; 0: all.
+  std::int64_t first_place = 0, places = 0;
 
   std::int64_t batch() const { return a.size[0]; }
   std::int64_t heads() const { return a.size[1]; }
   std::int64_t column_heads() const { return b.size[1]; }
   std::int64_t rows() const { return a.size[2]; }
+  std::int64_t all_rows() const { return places == 0 ? rows() : places; }
   std::int64_t columns() const { return b.size[2]; }
   std::int64_t width() const { return a.size[3]; }
   std::int64_t other_width() const { return other_a.present() ? other_a.size[3] : 0; }

@@ -59,9 +59,10 @@ struct CrossEntropyForward {
   // tier "sm90", without a bias or softcap.
   TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
   TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. x, as
-  // scale_rows gathers it, and kept are in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
+  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. kept is
+  // in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
   TensorView order;
+  TensorView gathered;  // [R, D] where there is an order: room for x in it, R rows at a time
   CrossEntropyOptions options;
 };
 struct CrossEntropyBackward {
@@ -80,7 +81,8 @@ struct CrossEntropyLocalGradient {
   TensorView
       sums;  // [R, S] float, where there is a bias: those of 16 rows each; R, S: N, C in whole tiles of 256
   TensorView
-      order;  // as in the forward pass; out and sums are in this order, and of rows that do not count 0 or not written
+      order;  // as in the forward pass; x, as scale_rows gathers it, out and sums are in this order, the latter of
+              // rows that do not count 0 or not written
   std::int64_t first_class = 0, classes = 0;
   CrossEntropyOptions options;
 };
@@ -96,9 +98,9 @@ struct DistillationForward {
   TensorView scratch;                                     // as for cross entropy
   // As for cross entropy: those by the student's dot products. teacher_kept: what they are made of, as large. Not for the
   // reverse KL.
-  TensorView kept, teacher_kept;  // [N, K]
-  TensorView kept_upstream;       // [1]
-  TensorView order;               // as for cross entropy
+  TensorView kept, teacher_kept;                 // [N, K]
+  TensorView kept_upstream;                      // [1]
+  TensorView order, gathered, teacher_gathered;  // as for cross entropy; [R, D] and [R, E]
   DistillationOptions options;
 };
 struct DistillationBackward {
@@ -128,12 +130,14 @@ struct DistillationLocalGradient {
 
 // out_i = factor_i x_i, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
 // multiple of 8, rows dense and on 16-byte boundaries. With an order the rows of x are taken from there, or, if it scatters,
-// those of out are put there; without a factor it is 1 for rows that count, else 0.
+// those of out are put there; without a factor it is 1 for rows that count, else 0. out may be of some places alone, those
+// from first_place on.
 struct RowScaling {
   TensorView x, out;  // [P, D]
   TensorView factor;  // [P] float, in the order; or absent
   TensorView order;   // [P + 1] int64, as order_rows writes it; or absent
   bool scatters = false;
+  std::int64_t first_place = 0;
 };
 
 // The rows that count, and then the others, both as they follow each other; last, how many count.

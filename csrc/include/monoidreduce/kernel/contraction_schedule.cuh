@@ -7,18 +7,19 @@
 
 namespace monoidreduce {
 
-// On as many clusters as the device has, or there are tiles. Tile: kBlocks of a cluster, its tiles kRowBlock x kColumns.
+// On as many clusters as the device has, or there are tiles. Tile: kBlocks of a cluster, its tiles kRowBlock x kColumns. A
+// part of the rows has the schedule of all, but for the number of row blocks: scratch for all serves it.
 template <class Tile>
 TileSchedule contraction_schedule(const FoldProblem& p) {
   const auto divide_up = [](std::int64_t a, int b) { return static_cast<int>((a + b - 1) / b); };
-  const int device = p.a.cuda_device, row_blocks = divide_up(p.rows(), Tile::kRowBlock),
+  const int device = p.a.cuda_device, row_blocks = divide_up(p.all_rows(), Tile::kRowBlock),
             column_tiles = divide_up(p.columns(), Tile::kColumns);
   const int clusters = static_cast<int>(std::min<std::int64_t>(multiprocessors(device) / Tile::kBlocks,
                                                                std::int64_t{row_blocks} * column_tiles));
   // Half of the second-level cache, that of a Hopper GPU at most: columns pass through the rest.
   const std::int64_t cache_bytes = std::min(24 << 20, attribute(cudaDevAttrL2CacheSize, device) / 2);
   const std::int64_t block_bytes = (p.width() + p.other_width()) * item_size(p.a.dtype) * Tile::kRowBlock;
-  return {clusters, row_blocks, column_tiles,
+  return {clusters, divide_up(p.rows(), Tile::kRowBlock), column_tiles,
           static_cast<int>(std::clamp<std::int64_t>(cache_bytes / block_bytes, 1, clusters))};
 }
 

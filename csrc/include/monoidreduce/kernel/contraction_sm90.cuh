@@ -233,7 +233,7 @@ template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
                  const char* name, const Launch& launch) {
   ContractionArguments<Tile::kScores> arguments{
-      .order = RowOrder(p.order, Tile::kRowsTransposed ? p.width() : p.rows())};
+      .order = RowOrder(p.order, Tile::kRowsTransposed ? p.width() : p.rows(), p.first_place)};
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
     arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)

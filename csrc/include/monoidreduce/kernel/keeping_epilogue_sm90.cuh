@@ -22,6 +22,12 @@ struct KeptWeights {
   int columns, tile_columns;
 
   __host__ __device__ int tiles() const { return (columns + tile_columns - 1) / tile_columns; }
+  // Of the rows from this one on.
+  KeptWeights from(std::int64_t row) const {
+    KeptWeights part = *this;
+    for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * tiles();
+    return part;
+  }
 };
 
 // M: of Bits, its weights those of a LogSumExp for each score.

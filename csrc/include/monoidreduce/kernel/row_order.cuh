@@ -11,15 +11,22 @@ namespace monoidreduce {
 // others, which are not computed. How many count is known on the device alone. What is known of a row is found by its number.
 // In a product over rows, its width are the places.
 struct RowOrder {
-  const std::int64_t* order;  // null: all count, and are taken as they lie
-  int rows;
+  const std::int64_t* order;  // of the first of these places; null: all rows count, and are taken as they lie
+  const std::int64_t* all_counted;
+  int rows, first;
 
-  RowOrder(const TensorView& order, std::int64_t rows)
-      : order(static_cast<const std::int64_t*>(order.data)), rows(static_cast<int>(rows)) {}
-  explicit RowOrder(const FoldProblem& p) : RowOrder(p.order, p.rows()) {}
+  RowOrder(const TensorView& view, std::int64_t rows, std::int64_t first = 0)
+      : order(static_cast<const std::int64_t*>(view.data)),
+        all_counted(nullptr),
+        rows(static_cast<int>(rows)),
+        first(static_cast<int>(first)) {
+    if (order != nullptr) all_counted = order + view.size[0] - 1, order += first;
+  }
+  explicit RowOrder(const FoldProblem& p) : RowOrder(p.order, p.rows(), p.first_place) {}
 
+  // Of these places.
   __device__ __forceinline__ int counted() const {
-    return order == nullptr ? rows : static_cast<int>(order[rows]);
+    return order == nullptr ? rows : ::min(::max(static_cast<int>(*all_counted) - first, 0), rows);
   }
   __device__ __forceinline__ std::int64_t operator[](int place) const {
     return order == nullptr ? place : order[place];
