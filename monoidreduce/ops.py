@@ -687,15 +687,16 @@ def _cross_entropy_backward(
             inputs = (x, weight)
             x, weight = _padded(x), _padded_weight(weight, tier)
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            if tier == HOPPER and grad_loss is not None and grad_lse is None:
+            ordered = tier == HOPPER and not lse_of_ignored
+            uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
+            if grad_loss is not None and (uniform or kept.shape[1]):
                 upstream = torch.where(counted, grad_loss, 0)
-            if tier == HOPPER and not lse_of_ignored:
+            if ordered:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
                 grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
             elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
                 x = torch.where(counted[:, None], x, 0)
             at_once = 0 if whole else elements // len(x)
-            uniform = upstream is not None and order is not None and reduction != "none"
             if uniform:
                 grad_loss = _unit_upstream(lse, logit_scale)
             head = Head(
@@ -883,14 +884,14 @@ def _distillation_backward(
             x, teacher_x = _padded(x), _padded(teacher_x)
             weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            if tier == HOPPER:
+            hopper, uniform = tier == HOPPER, tier == HOPPER and reduction != "none"
+            if uniform or kept.shape[1]:
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
-            if tier == HOPPER and mask is not None:
+            if hopper and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
             elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
             at_once, teacher = 0 if whole else elements // len(x), None
-            hopper, uniform = tier == HOPPER, tier == HOPPER and reduction != "none"
             if uniform:
                 grad_losses = _unit_upstream(grad_losses, 1 / temperature)
             student = Head(
