@@ -68,6 +68,9 @@ void check_accuracy(const Reference& reference, Checks& checks) {
     const double scale = reference.cut ? std::fabs(z) : std::fabs(expected);
     CHECK(checks, near(value, expected, relative * scale + smallest * (1 + std::fabs(z))), z, value,
           expected);
+    const double beside = value_beside_derivative<Activation>(z);
+    CHECK(checks, near(beside, expected, relative * scale + smallest * (1 + std::fabs(z))), z, beside,
+          expected);
     checks.section(reference.name, "derivative");
     const double derivative = Activation::derivative(z), slope = static_cast<double>(reference.derivative(z));
     CHECK(checks,
@@ -99,6 +102,8 @@ void check_far_out(const Reference& reference, Checks& checks) {
     for (const R x : {static_cast<R>(z), static_cast<R>(-z)}) {
       const double value = Activation::value(x), expected = rounded(reference.value(x));
       CHECK(checks, near(value, expected, 1e-6 * magnitude({expected})), x, value, expected);
+      const double beside = value_beside_derivative<Activation>(x);
+      CHECK(checks, near(beside, expected, 1e-6 * magnitude({expected})), x, beside, expected);
       const double derivative = Activation::derivative(x), slope = rounded(reference.derivative(x));
       CHECK(checks, near(derivative, slope, 1e-6 * magnitude({slope})), x, derivative, slope);
     }

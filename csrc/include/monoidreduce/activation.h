@@ -94,17 +94,23 @@ struct Gelu {
 };
 
 // The tanh form of GELU: 0.5 z (1 + tanh(u)) with u = sqrt(2/pi) (z + 0.044715 z^3), written as z *
-// sigmoid(2u). In few instructions: a backward pass on tensor cores has both its value and its derivative to take for every
-// pair. (H100, 16384 rows and units, width 128: with four more, 631 us instead of 577.)
+// sigmoid(2u). Tensor cores wait for it: on an H100, 16384 rows and units of width 64 and 128, a forward pass takes 155 and
+// 198 us with the cube formed in this order, 169 and 207 in the other, in as many instructions.
 struct GeluTanh {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117;
   static constexpr double kCubic = 0.044715;
+  template <class R>
+  MR_HD static R value(R z) {
+    return z * Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * z * z));
+  }
+  // The square serves the derivative too. (The backward pass, width 128: with four instructions more for the two, 631 us
+  // instead of 577.)
   template <class R>
   MR_HD static R gate(R z) {
     return Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * (z * z)));
   }
   template <class R>
-  MR_HD static R value(R z) {
+  MR_HD static R value_beside_derivative(R z) {
     return z * gate(z);
   }
   template <class R>
@@ -115,5 +121,15 @@ struct GeluTanh {
     return s + bell * select(bell == R(0), R(0), z * slope);
   }
 };
+
+// The value, for who takes the derivative too.
+template <class Activation, class R>
+MR_HD R value_beside_derivative(R z) {
+  if constexpr (requires { Activation::value_beside_derivative(z); }) {
+    return Activation::value_beside_derivative(z);
+  } else {
+    return Activation::value(z);
+  }
+}
 
 }  // namespace monoidreduce

@@ -39,7 +39,7 @@ struct Sum {
 
   MR_HD R rescale(Frame, Frame) const { return R(1); }
   MR_HD R weight(Element<R> e, Frame) const { return Activation::value(e.score); }
-  MR_HD R share(Element<R> e, R) const { return Activation::value(e.score); }
+  MR_HD R share(Element<R> e, R) const { return value_beside_derivative<Activation>(e.score); }
   MR_HD R mass(State s) const { return s.mass; }
 };
 
