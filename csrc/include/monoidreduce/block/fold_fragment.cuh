@@ -52,21 +52,6 @@ __device__ __forceinline__ bool is_finite(const float (&tile)[kSize]) {
   return probe == 0.f;
 }
 
-// Turns a tile into weights in the frames of its rows, and adds their mass. kScored: does the tile hold scores, or dot
-// products still.
-template <bool kScored, PayloadMonoid M, class Scores, int kSize>
-__device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
-                                               float (&tile)[kSize], const Scores& scores) {
-  using R = typename M::Real;
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    typename M::State& row = state[row_of_element(i)];
-    const Element<R> e{kScored ? R(tile[i]) : scores.value(R(tile[i]), i), R(0), 0, -1};
-    tile[i] = m.weight(e, m.frame_of(row)).x;
-    row = m.accumulate(row, e);
-  }
-}
-
 // From here on it matters that a frame is a rounded score, and the scores in a multiply-add are not.
 inline constexpr float kFarScore = 1 << 22;
 
@@ -93,17 +78,18 @@ __device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kS
   return __any_sync(0xffffffffu, far);
 }
 
-// Folds a tile into the states of the thread's two rows and turns it into the payload's weights. A state holds the
-// mass of the thread's own columns, in the frame of the whole row. scale: what the payload sums so far must be
-// multiplied by.
+// Brings the states of the thread's two rows into frames that a tile fits. scale: what the payload sums so far must be
+// multiplied by. Returns whether the tile's scores must be rounded.
 template <PayloadMonoid M, class Scores, int kSize>
-__device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
-                                              const Scores& scores, typename M::Real (&scale)[2]) {
+__device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&state)[2],
+                                               const float (&tile)[kSize], const Scores& scores,
+                                               typename M::Real (&scale)[2]) {
   using R = typename M::Real;
-  bool far = false;
-  if constexpr (!std::is_empty_v<typename M::Frame>) {
+  if constexpr (std::is_empty_v<typename M::Frame>) {
+    return false;
+  } else {
     R top[2];
-    far = find_largest(top, tile, scores);
+    const bool far = find_largest(top, tile, scores);
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       const auto before = m.frame_of(state[row]);
@@ -111,17 +97,52 @@ __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&st
       scale[row] = m.rescale(before, frame);
       state[row] = m.reframe(state[row], frame);
     }
+    return far;
   }
-  if constexpr (Scores::kMonotone) {
-    if (far) {
+}
+
+// Turns a tile into the payload's weights in the frames of its rows, and adds their mass: a state holds that of the thread's
+// own columns.
+template <PayloadMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
+                                               float (&tile)[kSize], const Scores& scores) {
+  using R = typename M::Real;
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) tile[i] = scores.rounded(R(tile[i])).x;
-      weigh_fragment<true>(m, state, tile, scores);
-    } else {
-      weigh_fragment<false>(m, state, tile, scores);
-    }
+  for (int i = 0; i < kSize; ++i) {
+    typename M::State& row = state[row_of_element(i)];
+    const Element<R> e{scores.value(R(tile[i]), i), R(0), 0, -1};
+    tile[i] = m.weight(e, m.frame_of(row)).x;
+    row = m.accumulate(row, e);
+  }
+}
+
+// Dot products become rounded scores, where scores grow with them: all others are scores already.
+template <class R, class Scores, int kSize>
+__device__ __forceinline__ void round_scores(float (&tile)[kSize], const Scores& scores) {
+  if constexpr (Scores::kMonotone) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) tile[i] = scores.rounded(R(tile[i])).x;
+  }
+}
+// The policy of a tile after that, if it was rounded.
+template <class Scores>
+__device__ __forceinline__ decltype(auto) after_rounding(const Scores& scores, bool rounded) {
+  if constexpr (Scores::kMonotone)
+    return scores.of_scores(rounded);
+  else
+    return (scores);
+}
+
+// Folds a tile into the states of the thread's two rows and turns it into the payload's weights. scale: as of
+// frame_fragment.
+template <PayloadMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
+                                              const Scores& scores, typename M::Real (&scale)[2]) {
+  if (frame_fragment(m, state, tile, scores, scale) && Scores::kMonotone) {
+    round_scores<typename M::Real>(tile, scores);
+    weigh_fragment(m, state, tile, after_rounding(scores, true));
   } else {
-    weigh_fragment<true>(m, state, tile, scores);
+    weigh_fragment(m, state, tile, after_rounding(scores, false));
   }
 }
 

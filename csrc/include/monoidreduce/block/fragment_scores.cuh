@@ -8,6 +8,7 @@
 //                         are meant, and an absent score is an absent dot product
 //   value(x, i)           the score of element i, of which the fragment holds x; it may fuse with what uses it
 //   rounded(x)            the same, as a number of its own
+//   of_scores(held)       where scores grow with dot products: the policy of a fragment that holds rounded scores, or not
 //   prepare(tile, row0, column0)
 //                         dot products become what the fragment is to hold; row0, column0: of the tile
 //   prepare_transposed(tile, row0, column0)
@@ -62,6 +63,7 @@ struct BiasedScores {
   }
   __device__ __forceinline__ R value(R score, int) const { return score; }
   __device__ __forceinline__ R rounded(R score) const { return score; }
+  __device__ __forceinline__ const BiasedScores& of_scores(bool) const { return *this; }
   __device__ __forceinline__ R unit() const { return R(1); }
   template <int kSize>
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
@@ -88,6 +90,11 @@ struct ScaledScores {
   __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int, int) const {}
   __device__ __forceinline__ R value(R dot, int) const { return dot * R(scale); }
   __device__ __forceinline__ R rounded(R dot) const { return __fmul_rn(dot.x, scale); }
+  __device__ __forceinline__ ScaledScores of_scores(bool held) const {
+    ScaledScores policy = *this;
+    if (held) policy.scale = 1.f;
+    return policy;
+  }
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
   template <int kSize>
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}

@@ -20,12 +20,11 @@ struct OutputRows {
         rounded(t.dtype != DType::kFloat32) {}
 };
 
-// Folds a tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, into the states of the
-// thread's two rows and turns it into the payload's weights. scale: what the payload sums so far must be multiplied by.
+// A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of
+// scores holds, and absent scores where a row does not keep a column.
 template <PayloadMonoid M, class Scores, class Job, int kSize>
-__device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
-                                          const Scores& scores, const FoldShape& shape, const Job& job,
-                                          int first, int column0, typename M::Real (&scale)[2]) {
+__device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
+                                           const FoldShape& shape, const Job& job, int first, int column0) {
   constexpr int kColumns = 2 * kSize;
   scores.prepare(tile, job.row_of(first), column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
@@ -34,6 +33,15 @@ __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)
     find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
   }
+}
+
+// Folds a tile of dot products into the states of the thread's two rows and turns it into the payload's weights. scale: what
+// the payload sums so far must be multiplied by.
+template <PayloadMonoid M, class Scores, class Job, int kSize>
+__device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
+                                          const Scores& scores, const FoldShape& shape, const Job& job,
+                                          int first, int column0, typename M::Real (&scale)[2]) {
+  score_rows(m, tile, scores, shape, job, first, column0);
   fold_fragment(m, state, tile, scores, scale);
 }
 
