@@ -33,7 +33,7 @@ struct PayloadEpilogue {
       pull_fragment(m, scores, [](int) { return RowResidual<M>{}; }, dots[0], dots[1]);
     } else {
       typename M::State states[2] = {m.identity(), m.identity()};
-      weigh_fragment<false>(m, states, dots[0], scores);
+      weigh_fragment(m, states, dots[0], scores);
     }
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
