@@ -69,11 +69,6 @@ struct BackwardMemory {
   int job;
 };
 
-// A tile of rows of a head.
-struct RowTile {
-  int head, row0;
-};
-
 // Row tiles of every head of the group, one after another.
 template <bool kResiduals, class E, class Tile>
 struct BackwardFeed {
@@ -82,17 +77,17 @@ struct BackwardFeed {
   BackwardMemory<E, Tile>& memory;
 
   __device__ __forceinline__ int steps() const { return job.tiles * p.shape.group; }
-  // A division only where heads share columns: two of them a tile are 2 % of the kernel (H100, width 128).
-  __device__ __forceinline__ RowTile tile(int step) const {
+  // Divided only where heads share columns: two divisions a tile are 2 % of the kernel (H100, width 128).
+  __device__ __forceinline__ int head(int step) const {
     const int group = p.shape.group;
-    int head = job.column_head * group, tile = step;
-    if (group != 1) head += step / job.tiles, tile = step % job.tiles;
-    return {head, (job.first_tile + tile) * Tile::kRows};
+    return group == 1 ? job.column_head : job.column_head * group + step / job.tiles;
+  }
+  __device__ __forceinline__ int row0(int step) const {
+    return (job.first_tile + (p.shape.group == 1 ? step : step % job.tiles)) * Tile::kRows;
   }
   __device__ __forceinline__ void request(int step) const {
     if (step < steps()) {
-      const int stage = step % Tile::kStages;
-      const auto [head, row0] = tile(step);
+      const int stage = step % Tile::kStages, head = this->head(step), row0 = this->row0(step);
       load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth, E>(arch::shared_address(memory.rows[stage]),
                                                               p.rows.head(job.batch, head), row0, 0);
       load_tile<Tile::kThreads, Tile::kRows, Tile::kWidth, E>(arch::shared_address(memory.grad_out[stage]),
@@ -267,9 +262,7 @@ struct BackwardWorker {
 
   // One tile of rows of one head.
   __device__ __forceinline__ void run_tile(int step) {
-    const int stage = feed.receive(step);
-    const RowTile tile = feed.tile(step);
-    const int head = tile.head, row0 = tile.row0;
+    const int stage = feed.receive(step), head = feed.head(step), row0 = feed.row0(step);
     float dots[kFragments][kHalfRows / 2], u[kFragments][kHalfRows / 2];
     multiply_transposed<false>(dots, memory.columns, memory.rows[stage]);
     multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[stage]);
