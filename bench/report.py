@@ -237,12 +237,17 @@ def missed(document: Row) -> list[str]:
     return speed + memory + overhead
 
 
+def _short(commit: str) -> str:
+    """As git abbreviates it, if it is a whole hash."""
+    return commit[:12] if len(commit) == 40 and "-" not in commit else commit
+
+
 def tables(document: Row) -> str:
     """The whole report of one run, in Markdown. Old results have no peers, no decode and no accuracy."""
     machine = document["environment"]
     parts = [
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, monoidreduce "
-        f"{machine['monoidreduce']} ({machine['commit']}), {machine['date']}, `{machine['command']}`"
+        f"{machine['monoidreduce']} ({_short(machine['commit'])}), {machine['date']}, `{machine['command']}`"
     ]
     if machine["load_average"] > QUIET * machine["threads"]:
         parts.append(
