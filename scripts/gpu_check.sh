@@ -47,12 +47,14 @@ gpu_tests() {
   "$PYTHON" -m pytest -q $PARALLEL -m gpu tests --ignore tests/packaging
 }
 
-# The caching allocator would hide an access beyond one tensor that falls into another.
+# The caching allocator would hide an access beyond one tensor that falls into another. A few tests at a time: with the tool each
+# takes about half a gigabyte more of the GPU's memory, until its process ends.
 memcheck() {
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --target-processes all \
-    --kernel-name kernel_substring=monoidreduce --error-exitcode 3 \
-    "$PYTHON" -m pytest -q $PARALLEL -m gpu tests --ignore tests/packaging -k "$SMALL or $TENSOR_CORES" \
-    -p no:cacheprovider
+  local tests
+  tests=$("$PYTHON" -m pytest -q --collect-only -m gpu tests --ignore tests/packaging -k "$SMALL or $TENSOR_CORES" | grep ::) &&
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 xargs -d '\n' -n 64 compute-sanitizer --tool memcheck --target-processes all \
+      --kernel-name kernel_substring=monoidreduce --error-exitcode 3 \
+      "$PYTHON" -m pytest -q $PARALLEL -p no:cacheprovider <<<"$tests"
 }
 
 # Of the SIMT kernels, from C++: on kernels that the copy engine feeds, racecheck ends in an internal error.
