@@ -391,7 +391,7 @@ inline void check_weights(const Subject& subject, Checks& checks) {
     const double total = m.normalized ? m.mass(state) : 1, spread = std::max(most - least, 0.);
     for (const Item& e : row) {
       const double share = m.share(e, m.project(state)), weight = m.weight(e, m.frame_of(state));
-      const double slack = m.epsilon * 8 * (1 + spread) * weight + 2 * m.smallest_normal;
+      const double slack = m.epsilon * 8 * (1 + spread) * magnitude({weight}) + 2 * m.smallest_normal;
       CHECK(checks, near(share * total, weight, slack), share, weight, total, e.score, state);
     }
   }
