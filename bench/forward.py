@@ -15,6 +15,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from bench.harness import Stopwatch, dtype_name, in_turn, on_tier, summary
+from monoidreduce.demo.memory import peak, start_peak
 
 ROUNDS = 12
 DTYPE = torch.bfloat16
@@ -32,12 +33,11 @@ def sizes(device: torch.device, quick: bool) -> list[dict[str, int]]:
     ]
 
 
-def _peak_bytes(call: Callable[[], object]) -> int:
-    """What a call on a GPU allocates at most."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
+def _peak_bytes(call: Callable[[], object], device: torch.device) -> int:
+    """What a call holds at most, its result included."""
+    before = start_peak(device)
     call()
-    return torch.cuda.max_memory_allocated() - before
+    return peak(device) - before
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def measure_forward(device: torch.device, quick: bool) -> list[dict[str, Any]]:
                 "parameters": size,
                 "milliseconds": {name: summary(measured) for name, measured in times.items()},
                 "peak_bytes": {
-                    name: _peak_bytes(call)
+                    name: _peak_bytes(call, device)
                     for name, call in calls.items()
                     if device.type == "cuda" and name != PRODUCT
                 },

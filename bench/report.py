@@ -239,7 +239,7 @@ def missed(document: Row) -> list[str]:
 
 def _short(commit: str) -> str:
     """As git abbreviates it, if it is a whole hash."""
-    return commit[:12] if len(commit) == 40 and "-" not in commit else commit
+    return commit[:12] if len(commit) == 40 else commit
 
 
 def tables(document: Row) -> str:

@@ -420,6 +420,12 @@ def test_report_states_what_was_reached() -> None:
     assert text.endswith("All targets met.")
 
 
+def test_report_abbreviates_a_whole_hash() -> None:
+    measured = document(total_target=1.0)
+    measured["environment"]["commit"] = "0123456789" * 4
+    assert "monoidreduce 1.2.3 (012345678901), 2030-01-01" in report.tables(measured)
+
+
 def test_report_states_what_was_missed() -> None:
     text = report.tables(document(total_target=1.2, load_average=3.5, flat=False))
     assert "1.00x, 1.2x **MISSED**" in text

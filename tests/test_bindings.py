@@ -445,6 +445,16 @@ WRONG_ELSEWHERE: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
         mlp_arguments(out=torch.zeros(2, 4).T),
         "out: expected a contiguous tensor, got stride 4 in axis 1",
     ),
+    "room for no order": (
+        _C.cross_entropy_forward,
+        cross_entropy_arguments(gathered=torch.zeros(4, 3)),
+        "gathered: expected a tensor if and only if there is an order, got one",
+    ),
+    "room for no order of a teacher": (
+        _C.distillation_forward,
+        distillation_arguments(teacher_gathered=torch.zeros(4, 2)),
+        "teacher_gathered: expected a tensor if and only if there is an order, got one",
+    ),
     "activation": (
         _C.mlp_forward,
         mlp_arguments(activation=8),

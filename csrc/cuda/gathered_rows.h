@@ -1,6 +1,8 @@
 // Rows in an order, for kernels that read them as they lie: they are gathered, as many at a time as there is room for.
 #pragma once
 
+#include <algorithm>
+
 #include "monoidreduce/operators.h"
 #include "monoidreduce/problems.h"
 

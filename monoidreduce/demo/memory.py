@@ -32,7 +32,7 @@ def can_measure(device: torch.device) -> bool:
     return device.type == "cuda" or os.access("/proc/self/clear_refs", os.W_OK)
 
 
-def _start_peak(device: torch.device) -> int:
+def start_peak(device: torch.device) -> int:
     """Resets the peak; returns the bytes in use now."""
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -42,7 +42,8 @@ def _start_peak(device: torch.device) -> int:
     return _status("VmRSS")
 
 
-def _peak(device: torch.device) -> int:
+def peak(device: torch.device) -> int:
+    """The most bytes in use at a time since start_peak."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
@@ -62,13 +63,13 @@ def peak_growth(problem: Problem) -> int:
     The larger of two: the forward's peak less the output, the peak of both passes less output and gradients.
     """
     device = problem.grad_output.device
-    before = _start_peak(device)
+    before = start_peak(device)
     output = problem.forward()
     held = output.nbytes
-    forward = _peak(device) - before - held
+    forward = peak(device) - before - held
     gradients = torch.autograd.grad(output, problem.inputs, problem.grad_output)
     held += sum(gradient.nbytes for gradient in gradients)
-    return max(0, forward, _peak(device) - before - held)
+    return max(0, forward, peak(device) - before - held)
 
 
 def measure(build: str, warm_up: dict[str, Any], sizes: list[dict[str, Any]]) -> list[int]:
