@@ -29,9 +29,9 @@ _TILE_COLUMNS = 256
 # Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
 # are read and written so often that matrix products no longer hide it.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
-# What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But a
-# part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns of
-# tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
+# What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
+# a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
+# of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
 _BYTES_OF_GATHERED = 38 << 20
 # The upstream gradient that local gradients by scores are for where a factor makes it the real one later:
 # float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
