@@ -3,6 +3,7 @@
 
 #include "element.h"
 #include "mlp.h"
+#include "monoidreduce/arch/async_copy.cuh"
 #include "monoidreduce/block/fast_real.cuh"
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/monoids/sum.h"
@@ -23,13 +24,15 @@ struct MlpRows {
   template <int kSize>
   __device__ __forceinline__ void output(float (&sums)[kSize]) const {
     // A pointer that moves, and one condition a load: addresses of all columns, or a branch around them, took more registers
-    // than the sums leave (108 and 540 bytes of spills at width 256).
-    const E* at = bias2 + fragment_column(0) * stride;
+    // than the sums leave (108 and 540 bytes of spills at width 256). So did what follows from the thread's number, where it was
+    // shared by the fragments (44 bytes).
+    const int first = arch::thread_again() % 4 * 2, there = bias2 ? width - first : 0;
+    const E* at = bias2 + first * stride;
 #pragma unroll
     for (int i = 0; i < kSize; i += 4, at += 8 * stride) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float x = bias2 && fragment_column(i + e) < width ? static_cast<float>(at[e * stride]) : 0.f;
+        const float x = 2 * i + e < there ? static_cast<float>(at[e * stride]) : 0.f;
         sums[i + e] += x, sums[i + e + 2] += x;
       }
     }
