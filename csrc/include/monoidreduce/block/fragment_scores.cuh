@@ -37,10 +37,13 @@ struct BiasedScores {
   int columns;
   __device__ __forceinline__ const BiasedScores& of_head(int, int) const { return *this; }
   __device__ __forceinline__ const BiasedScores& pulled(int, int, int, int) const { return *this; }
-  __device__ __forceinline__ float bias_of(int column) const {
-    // The load without a condition: then all loads of a tile are on their way together.
-    const float x = static_cast<float>(bias[::min(column, columns - 1) * stride]);
-    return column < columns ? x : 0.f;
+  // Of the n-th column from first on.
+  __device__ __forceinline__ float bias_of(int first, int n) const {
+    // The load without a condition: then all loads of a tile are on their way together. The condition compares n, a constant:
+    // numbers of all the columns would take registers until the loads are there.
+    const int left = columns - first;
+    const float x = static_cast<float>(bias[(first + ::min(n, left - 1)) * stride]);
+    return n < left ? x : 0.f;
   }
   template <int kSize>
   __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int column0) const {
@@ -49,7 +52,7 @@ struct BiasedScores {
     for (int i = 0; i < kSize; i += 4) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const float x = bias_of(column0 + fragment_column(i + e));
+        const float x = bias_of(column0 + fragment_column(0), 2 * i + e);
         tile[i + e] += x, tile[i + e + 2] += x;
       }
     }
@@ -57,7 +60,7 @@ struct BiasedScores {
   template <int kSize>
   __device__ __forceinline__ void prepare_transposed(float (&tile)[kSize], int, int column0) const {
     if (bias == nullptr) return;
-    const float x[2] = {bias_of(column0 + fragment_row(0)), bias_of(column0 + fragment_row(1))};
+    const float x[2] = {bias_of(column0 + fragment_row(0), 0), bias_of(column0 + fragment_row(0), 8)};
 #pragma unroll
     for (int i = 0; i < kSize; ++i) tile[i] += x[row_of_element(i)];
   }

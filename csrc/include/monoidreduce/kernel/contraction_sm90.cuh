@@ -184,9 +184,12 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
-  const TileSchedule schedule =
-      Tile::kRowsTransposed ? p.schedule
-                            : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
+  // By each role for itself: where the consumers spill what both have, the producer loads it from there too.
+  const auto find_schedule = [&] {
+    return Tile::kRowsTransposed
+               ? p.schedule
+               : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
+  };
   if (threadIdx.x == 0) {
     memory.ring.init(Tile::kBlocks * Tile::kConsumers);
     arch::fence_init();
@@ -199,10 +202,11 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<24>();
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce<Tile>(p, schedule, counted, memory, cluster, block);
+      produce<Tile>(p, find_schedule(), counted, memory, cluster, block);
     __syncwarp();
   } else {
     arch::take_registers<240>();
+    const TileSchedule schedule = find_schedule();
     Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
 #pragma unroll 1
     for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
