@@ -18,9 +18,6 @@ if(MONOIDREDUCE_WITH_CUDA)
   if(MONOIDREDUCE_PTXAS_GATE)
     set(most_spilled 32) # bytes: a few values that a tile needs once
     set(most_memory 1048576) # KiB
-    # A few more, once a tile or a job.
-    set_source_files_properties(csrc/cuda/sm80/mlp_forward.cu csrc/cuda/sm80/mlp_backward.cu csrc/cuda/sm90/mlp_hidden.cu
-                                PROPERTIES COMPILE_DEFINITIONS MONOIDREDUCE_MAY_SPILL=48)
     # Before any other launcher: a compiler cache repeats what the compiler printed.
     target_compile_options(monoidreduce_flags INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
     set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_gate.sh ${most_spilled}

@@ -3,16 +3,15 @@
 #
 #   sh ptxas_gate.sh LIMIT MEMORY compiler arguments...
 #
-# LIMIT: bytes that a kernel may spill, stores and loads each; the macro MONOIDREDUCE_MAY_SPILL is another limit, for one
-# source. MEMORY: of a process, in KiB. The arguments tell ptxas to be verbose; what it then says of kernels is not passed on,
-# all else is. Where GNU time is installed, it measures: OBJECT.cost gets the seconds of the processor and the memory.
+# LIMIT: bytes that a kernel may spill, stores and loads each. MEMORY: of a process, in KiB. The arguments tell ptxas to be
+# verbose; what it then says of kernels is not passed on, all else is. Where GNU time is installed, it measures: OBJECT.cost
+# gets the seconds of the processor and the memory.
 limit=$1
 most_memory=$2
 shift 2
 for argument; do
   case $argument in
     *.cu) source=$argument ;;
-    -DMONOIDREDUCE_MAY_SPILL=*) limit=${argument#*=} ;;
   esac
   [ "$previous" = -o ] && object=$argument
   previous=$argument

@@ -39,12 +39,12 @@ def compile_printing(source, tmp_path):
     """Run the gate on a compiler that prints this; return the status, the output, and is there an object."""
     compiled = tmp_path / "kernel.o"
 
-    def run(text: str, *options: str, status: int = 0, memory: int = 1 << 20) -> tuple[int, str, bool]:
+    def run(text: str, *, status: int = 0, memory: int = 1 << 20) -> tuple[int, str, bool]:
         compiler = tmp_path / "compiler.sh"
         compiler.write_text(f"cat >&2 <<'END'\n{text}\nEND\ntouch '{compiled}'\nexit {status}\n")
         gate = ["sh", source / "cmake/ptxas_gate.sh", "32", str(memory), "sh", compiler]
         process = subprocess.run(
-            [*gate, *options, "-c", "kernel.cu", "-o", compiled],
+            [*gate, "-c", "kernel.cu", "-o", compiled],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,13 +64,6 @@ def test_spills_are_errors_that_name_kernel_file_and_figure(spills, compile_prin
     assert status != 0 and not built
     figures = "more than 32 bytes spilled: {stored} stored, {loaded} loaded".format(**spills)
     assert output.splitlines()[0] == f"kernel.cu: error: {figures}, for sm_90a, by tight()"
-
-
-def test_a_source_may_have_a_limit_of_its_own(compile_printing):
-    text = STATISTICS.format(stored=60, loaded=64)
-    assert compile_printing(text, "-DMONOIDREDUCE_MAY_SPILL=64") == (0, "", True)
-    status, output, _ = compile_printing(text, "-DMONOIDREDUCE_MAY_SPILL=63")
-    assert status != 0 and "more than 63 bytes spilled" in output
 
 
 def test_serialized_products_are_errors(compile_printing):
