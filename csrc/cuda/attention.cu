@@ -39,8 +39,13 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
   const bool in_turn = tier.name == kSm80 && launch.deterministic;
+  JobSharing sharing;
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) sharing = sm90::backward_sharing(problem);
+  }
+  if (sharing.in_parts > 0) tier.reason += message("; ", sharing.in_parts, " tiles of columns in parts");
   tier.scratch = tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2]
-                                    : BackwardScratch(x, nullptr, in_turn).size;
+                                    : BackwardScratch(x, nullptr, in_turn, sharing).size;
   return tier;
 }
 

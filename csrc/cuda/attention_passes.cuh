@@ -10,6 +10,7 @@
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/problems.h"
 #include "operator.h"
+#include "tensor_cores.h"
 
 namespace monoidreduce::cuda {
 
@@ -75,22 +76,32 @@ struct BackwardScratch {
   RowResiduals residuals;
   RowMarks marks;
   Turns turns{};  // where sums are to have one order
+  float* sharing;
+  ClearedWords cleared;  // of sharing
   std::int64_t size;
 
-  BackwardScratch(const AttentionBackward& x, float* at, bool in_turn) {
+  BackwardScratch(const AttentionBackward& x, float* at, bool in_turn, const JobSharing& how) {
     constexpr std::int64_t kPadding = 128;
     const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
     const std::int64_t padded = (x.q.size[2] + kPadding - 1) / kPadding * kPadding;
     const std::int64_t row_units = padded / RowMarks::kUnit,
                        column_units = (x.k.size[2] + RowMarks::kUnit - 1) / RowMarks::kUnit;
-    const std::int64_t parts[5] = {heads * padded, heads * padded, heads * row_units,
-                                   column_heads * column_units, in_turn ? Turns::words_of(heads, padded) : 0};
-    float* part[5];
+    constexpr int kParts = 6;
+    const std::int64_t parts[kParts] = {heads * padded,
+                                        heads * padded,
+                                        heads * row_units,
+                                        column_heads * column_units,
+                                        in_turn ? Turns::words_of(heads, padded) : 0,
+                                        how.floats};
+    float* part[kParts];
     size = 0;
-    for (int n = 0; n < 5; ++n) part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
+    for (int n = 0; n < kParts; ++n)
+      part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
     residuals = {part[0], part[1], static_cast<int>(padded)};
     marks = {part[2], part[3], static_cast<int>(row_units), static_cast<int>(column_units)};
     if (in_turn) turns = {reinterpret_cast<unsigned*>(part[4]), static_cast<int>(padded / Turns::kRows)};
+    sharing = part[5];
+    cleared = {reinterpret_cast<unsigned*>(sharing + how.floats - how.words), how.words};
   }
 };
 
@@ -110,15 +121,16 @@ struct RepairedGradientRows {
 
 // run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
 template <Biases kBiases, class Elements = Halves, class Run>
-void attention_backward_passes(const AttentionBackward& x, bool in_turn, const Launch& launch, Run run) {
+void attention_backward_passes(const AttentionBackward& x, bool in_turn, const JobSharing& sharing,
+                               const Launch& launch, Run run) {
   const FoldProblem problem = attention_problem(x);
-  const BackwardScratch scratch(x, data<float>(x.scratch), in_turn);
+  const BackwardScratch scratch(x, data<float>(x.scratch), in_turn, sharing);
   const float scale = static_cast<float>(x.options.scale);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {
     prepare_rows<decltype(element)>(
         {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)}, scratch.residuals,
-        scratch.marks, launch);
+        scratch.marks, scratch.cleared, launch);
     with_attention_scores<kBiases, decltype(element)>(
         problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
   });

@@ -8,6 +8,15 @@
 
 namespace monoidreduce::cuda {
 
+// The memory by which blocks share jobs: floats of scratch on a boundary of 16 bytes, the last of them words that are 0 at first.
+struct JobSharing {
+  std::int64_t floats = 0, words = 0;
+  int in_parts = 0;  // jobs of which several blocks have a part
+
+  // A counter hands out jobs.
+  static JobSharing by_counter() { return {.floats = 2, .words = 2}; }
+};
+
 #define MONOIDREDUCE_DECLARE_TIER                                                    \
   void attention_forward(const AttentionForward& arguments, const Launch& launch);   \
   void attention_backward(const AttentionBackward& arguments, const Launch& launch); \
@@ -26,6 +35,8 @@ MONOIDREDUCE_DECLARE_TIER
 std::optional<Packing> few_rows(const FoldProblem& p);
 std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing);
 void attention_few_rows(const AttentionForward& arguments, const Packing& packing, const Launch& launch);
+// How blocks share the jobs of the backward pass up to a width of 128.
+JobSharing backward_sharing(const FoldProblem& p);
 // Is the sum over columns spread over blocks, in any order (Tier::adds_rows); else a pass of its own takes it.
 inline bool backward_adds_rows(const FoldProblem& p, const Launch& launch) {
   return !launch.deterministic && p.width() <= 128 && p.payload_width() <= 128;

@@ -27,7 +27,8 @@ HEADERS = """
     kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh
     kernel/fold_epilogue.cuh kernel/fold_few_rows_sm90.cuh kernel/fold_forward_simt.cuh
     kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/gradient_epilogue.cuh
-    kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/launch.cuh kernel/packed_schedule.cuh
+    kernel/handover.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/last_round.h kernel/launch.cuh
+    kernel/packed_schedule.cuh
     kernel/packing.h kernel/payload_epilogue.cuh kernel/product_epilogue_sm90.cuh
     kernel/quad_stores_sm80.cuh kernel/repair.cuh kernel/row_fragment.cuh kernel/row_order.cuh
     kernel/row_prologue.cuh kernel/row_residuals.cuh

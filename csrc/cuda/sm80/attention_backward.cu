@@ -9,7 +9,7 @@ using namespace monoidreduce::sm80;
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
   attention_backward_passes<Biases::kElements, HalvesAndFloat>(
-      x, launch.deterministic, launch,
+      x, launch.deterministic, {}, launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
         using E = decltype(element);

@@ -95,7 +95,7 @@ struct PassJob {
       first_head = job.head / shape.group, end_head = first_head + 1;
       first_tile = job.first_tile, end_tile = job.first_tile + job.tiles;
     } else {
-      const ColumnJob<Tile::kStreamed, Tile::kStaying> job(shape, index);
+      const ColumnJob job = column_job<Tile::kStreamed, Tile::kStaying>(shape, index);
       batch = job.batch, staying_head = job.column_head, line0 = job.column0;
       first_head = job.column_head * shape.group, end_head = first_head + shape.group;
       first_tile = job.first_tile, end_tile = job.first_tile + job.tiles;

@@ -79,7 +79,7 @@ struct BackwardMemory {
 template <bool kResiduals, class E, class Tile>
 struct BackwardFeed {
   const BackwardArguments& p;
-  const ColumnJob<Tile::kRows, Tile::kColumns>& job;
+  const ColumnJob& job;
   BackwardMemory<E, Tile>& memory;
 
   __device__ __forceinline__ int steps() const { return job.tiles * p.shape.group; }
@@ -157,7 +157,7 @@ struct BackwardWorker {
   const M& m;
   const Scores& all_scores;
   const BackwardArguments& p;
-  const ColumnJob<kRows, kColumns>& job;
+  const ColumnJob& job;
   BackwardMemory<E, Tile>& memory;
   const BackwardFeed<kResiduals, E, Tile> feed{p, job, memory};
   const int warp = threadIdx.x / 32, half = warp / (Tile::kWarps / 2),
@@ -422,7 +422,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   using Worker = BackwardWorker<E, Tile, M, Scores>;
   const int number = Worker::kInTurn ? p.turns.job(&memory.job) : blockIdx.x,
             parts = std::is_same_v<E, float> ? p.parts : 1;
-  ColumnJob<Tile::kRows, Tile::kColumns> job(p.shape, number / parts);
+  ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, number / parts);
   job.take_part(number % parts, parts);
   Worker worker{m, scores, p, job, memory};
   worker.run();

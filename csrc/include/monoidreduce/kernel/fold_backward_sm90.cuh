@@ -16,7 +16,9 @@
 #include "monoidreduce/block/matrix.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
+#include "monoidreduce/kernel/handover.cuh"
 #include "monoidreduce/kernel/kept.cuh"
+#include "monoidreduce/kernel/packing.h"
 #include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
@@ -26,10 +28,12 @@ namespace monoidreduce::sm90 {
 
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
 // gradient lie with their columns adjacent, [payload width, columns]. kAddsRows: is d_rows wanted; it is the one sum that
-// several blocks add to, in any order, so the deterministic mode takes it from fold_backward_pass.
+// several blocks add to, in any order, so the deterministic mode takes it from fold_backward_pass. kStays: does a block take one
+// job after another, for which activations leave too few registers.
 template <int kWidth_, int kRows_, bool kTransposed_, bool kAddsRows_>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_, kAddsRows = kAddsRows_;
+  static constexpr bool kStays = !kTransposed;
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
@@ -39,6 +43,11 @@ struct BackwardTile {
   static_assert(kRows % kSlab == 0);
 };
 
+// What consumers leave of a part: their gradients of columns and payload.
+template <class Tile>
+using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, 2 * Tile::kWidth / 2 / 4>;
+
+template <class Tile>
 struct BackwardArguments {
   arch::TensorMap rows, grad_out, columns, payload;  // boxes of kRows, kRows, kColumns, kColumns lines
   arch::TensorMap d_rows;                            // float; boxes of kSharedRows lines
@@ -47,6 +56,8 @@ struct BackwardArguments {
   RowResiduals residuals;
   RowMarks marks;
   FoldShape shape;
+  JobNumbers jobs;
+  ColumnHandover<Tile> parts;
   BiasSource bias;  // boxes of kRows lines; or nothing
 };
 
@@ -70,81 +81,108 @@ struct alignas(kSharedAlignment) BackwardMemory {
   float d_rows[Tile::kConsumers][kSlab / kFloatLine][Tile::kSharedRows][kFloatLine];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, Tile::kRows, kFragmentRows, kOperands> biases;
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
+  ColumnJob job;  // whose columns are there; less than no tiles: there are no more
   Ring<Tile::kStages> row_ring, grad_ring;
-  arch::Mbarrier columns_arrived;
-};
+  Ring<1> column_ring;
 
-template <class Tile>
-using ColumnJobOf = ColumnJob<Tile::kRows, Tile::kColumns>;
+  // By one thread, before any other uses it.
+  __device__ __forceinline__ void init() {
+    row_ring.init(Tile::kConsumers);
+    grad_ring.init(Tile::kConsumers);
+    column_ring.init(Tile::kConsumers + (Tile::kAddsRows ? 1 : 0));
+    biases.init();
+    arch::fence_init();
+  }
+};
 
 // Named barriers: both consumers; and of each, its share of d_rows is complete, or has been read.
 inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
 
-// kResiduals: does the monoid's pull read anything of the rows.
+// Loads the tiles of every job of the block. One thread. kResiduals: does the monoid's pull read anything of the rows.
 template <bool kResiduals, class Tile, class B>
-__device__ __forceinline__ void produce(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
-                                        BackwardMemory<Tile, B>& memory) {
+__device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, BackwardMemory<Tile, B>& memory) {
   using RowsTile = typename BackwardMemory<Tile, B>::RowsTile;
   using ColumnsTile = typename BackwardMemory<Tile, B>::ColumnsTile;
   using PayloadTile = typename BackwardMemory<Tile, B>::PayloadTile;
   constexpr int kValueBytes = kResiduals ? Tile::kRows * sizeof(float) : 0;
-  arch::arrive_expect(&memory.columns_arrived, 2 * ColumnsTile::kBytes);
-  const arch::Box columns{0, job.column0, job.column_head, job.batch};
-  ColumnsTile{memory.columns}.load(p.columns, columns, &memory.columns_arrived);
-  const arch::Box payload =
-      Tile::kTransposed ? arch::Box{job.column0, 0, job.column_head, job.batch} : columns;
-  PayloadTile{memory.payload}.load(p.payload, payload, &memory.columns_arrived);
+  RingPosition<1> columns_at;
   RingPosition<Tile::kStages> at;
   typename decltype(memory.biases)::Position bias_at;
-  for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
-    const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
 #pragma unroll 1
-    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
-      const int row0 = tile * Tile::kRows;
-      const arch::Box box{0, row0, head, job.batch};
-      arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes);
-      RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
-      if constexpr (kResiduals)
-        arch::load(memory.product[at.stage], p.residuals.product + values + row0, kValueBytes, arrived);
-      arrived = memory.grad_ring.acquire(at, RowsTile::kBytes + kValueBytes);
-      RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
-      if constexpr (kResiduals)
-        arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
-      if constexpr (!std::is_void_v<B>) {
-        memory.biases.load(p.bias, bias_at, [&](int w) {
-          return arch::Box{job.column0 + w * kFragmentRows, row0, head, job.batch};
-        });
+  for (int number = p.jobs.first(); number < p.jobs.end(); number = p.jobs.next(number)) {
+    const ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
+    const auto load_columns = [&] {
+      arch::Mbarrier* const arrived =
+          memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] { memory.job = job; });
+      columns_at.advance();
+      const arch::Box columns{0, job.column0, job.column_head, job.batch};
+      ColumnsTile{memory.columns}.load(p.columns, columns, arrived);
+      const arch::Box payload =
+          Tile::kTransposed ? arch::Box{job.column0, 0, job.column_head, job.batch} : columns;
+      PayloadTile{memory.payload}.load(p.payload, payload, arrived);
+    };
+    // The first tile of rows finds room before the columns do, whose place the last job's gradients leave through.
+    bool first = true;
+    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+#pragma unroll 1
+      for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
+        const int row0 = tile * Tile::kRows;
+        const arch::Box box{0, row0, head, job.batch};
+        arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+        RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
+        if constexpr (kResiduals)
+          arch::load(memory.product[at.stage], p.residuals.product + values + row0, kValueBytes, arrived);
+        arrived = memory.grad_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+        RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
+        if constexpr (kResiduals)
+          arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
+        if (first) load_columns(), first = false;
+        if constexpr (!std::is_void_v<B>) {
+          memory.biases.load(p.bias, bias_at, [&](int w) {
+            return arch::Box{job.column0 + w * kFragmentRows, row0, head, job.batch};
+          });
+        }
+        at.advance();
       }
-      at.advance();
     }
+    if (first) load_columns();
   }
+  memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
 }
 
 // Adds the consumers' shares of d_rows to global memory. One warp.
 template <class Tile, class Memory>
-__device__ __forceinline__ void add_rows(const BackwardArguments& p, const ColumnJobOf<Tile>& job,
-                                         Memory& memory) {
+__device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory) {
   constexpr int kThreads = kWarpgroup + 32;
   for (int w = 0; w < Tile::kConsumers; ++w) arch::arrive_threads(kShareFree + w, kThreads);
-  for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
 #pragma unroll 1
-    for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
+  for (RingPosition<1> columns_at;; columns_at.advance()) {
+    memory.column_ring.wait(columns_at);
+    const ColumnJob job = memory.job;
+    __syncwarp();
+    if (arch::elect()) memory.column_ring.release(columns_at);
+    if (job.tiles < 0) return;
+    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+#pragma unroll 1
+      for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
 #pragma unroll
-      for (int w = 0; w < Tile::kConsumers; ++w) {
-        arch::sync_threads(kShareReady + w, kThreads);
-        if (arch::elect()) {
+        for (int w = 0; w < Tile::kConsumers; ++w) {
+          arch::sync_threads(kShareReady + w, kThreads);
+          if (arch::elect()) {
 #pragma unroll
-          for (int slab = 0; slab < 2; ++slab) {
-            const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
-                      row = Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0;
-            arch::reduce_add(p.d_rows, {inner + slab * 32, tile * Tile::kRows + row, head, job.batch},
-                             memory.d_rows[w][slab]);
+            for (int slab = 0; slab < 2; ++slab) {
+              const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
+                        row = Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0;
+              arch::reduce_add(p.d_rows, {inner + slab * 32, tile * Tile::kRows + row, head, job.batch},
+                               memory.d_rows[w][slab]);
+            }
+            arch::commit_stores();
+            arch::wait_stores_read<0>();
           }
-          arch::commit_stores();
-          arch::wait_stores_read<0>();
+          __syncwarp();
+          arch::arrive_threads(kShareFree + w, kThreads);
         }
-        __syncwarp();
-        arch::arrive_threads(kShareFree + w, kThreads);
       }
     }
   }
@@ -205,17 +243,19 @@ struct BackwardConsumer {
 
   const M& m;
   const Scores& scores;
-  const FoldShape& shape;
-  const RowMarks& marks;
+  const BackwardArguments<Tile>& p;
   Memory& memory;
   const int warpgroup;
-  const bool bias_wanted;
+
+  RingPosition<1> columns_at{};
+  RingPosition<Tile::kStages> at{};
+  typename decltype(Memory::biases)::Position bias_at{};
 
   float d_columns[kWidth / 2], d_payload[kWidth / 2];
-  float d_bias[2] = {0.f, 0.f};  // of the thread's own rows, where it is wanted
-  typename decltype(Memory::biases)::Position bias_at;
+  float d_bias[2];  // of the thread's own rows, where it is wanted
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
+  __device__ __forceinline__ bool bias_wanted() const { return kBiasedByColumn<Scores> && p.d_column_bias; }
 
   // product^T = own 64 of a tile of columns . rows^T; asynchronous. kAdjacent: does the tile of columns lie with its
   // columns adjacent.
@@ -263,8 +303,7 @@ struct BackwardConsumer {
   }
 
   // One tile of rows of one head.
-  __device__ __forceinline__ void run_tile(RingPosition<Tile::kStages> at, const ColumnJobOf<Tile>& job,
-                                           int head, int row0) {
+  __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0) {
     const int own_column0 = job.column0 + warpgroup * kFragmentRows;
     float dots[kRows / 2], u[kRows / 2];
     memory.row_ring.wait(at);
@@ -285,13 +324,13 @@ struct BackwardConsumer {
         return RowResidual<M>{};
       }
     };
-    const bool full = shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
+    const bool full = p.shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
     const auto pull = [&](const auto& scores, auto&& see) {
       scores.prepare_transposed(dots, row0, own_column0);
       pull_fragment(m, scores, residual, dots, u, see);
       if (!full) {
         Kept kept[2];
-        find_kept_rows(kept, shape, row0, own_column0);
+        find_kept_rows(kept, p.shape, row0, own_column0);
         clear_fragment(kept, dots);
         clear_fragment(kept, u);
       }
@@ -302,7 +341,7 @@ struct BackwardConsumer {
       const auto own_scores =
           scores.pulled(Biases(memory.biases.wait(warpgroup, bias_at), scores.rows_share));
       if (scores.d_bias.data) {
-        BiasGradient gradient(scores, shape, job.batch, head, row0, own_column0);
+        BiasGradient gradient(scores, p.shape, job.batch, head, row0, own_column0);
         pull(own_scores, gradient);
         gradient.finish();
       } else {
@@ -312,7 +351,7 @@ struct BackwardConsumer {
     } else {
       pull(scores, Unseen{});
     }
-    if (bias_wanted) {
+    if (bias_wanted()) {
 #pragma unroll
       for (int i = 0; i < kRows / 2; ++i) d_bias[row_of_element(i)] += u[i];
     }
@@ -342,7 +381,7 @@ struct BackwardConsumer {
     accumulate(d_columns, dz, memory.rows[at.stage]);
     arch::wait_products<1>();
     arch::pin(share);
-    if ((shape.sieved || (!full && !shape.band.all())) && !is_finite(share)) mark_rows(job, head, row0);
+    if ((p.shape.sieved || (!full && !p.shape.band.all())) && !is_finite(share)) mark_rows(job, head, row0);
     arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
     store_share(share);
     arch::fence_async_shared();
@@ -367,36 +406,51 @@ struct BackwardConsumer {
     }
   }
 
-  __device__ __forceinline__ void run(const ColumnJobOf<Tile>& job) {
+  // The next job, when its columns are there.
+  __device__ __forceinline__ const ColumnJob& receive() {
+    memory.column_ring.wait(columns_at);
+    return memory.job;  // where it is: registers are few
+  }
+
+  // All tiles of rows of a job.
+  __device__ __forceinline__ void run(const ColumnJob& job) {
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
-    arch::wait(&memory.columns_arrived, 0);
-    RingPosition<Tile::kStages> at;
-    for (int head = job.column_head * shape.group; head < (job.column_head + 1) * shape.group; ++head) {
+    d_bias[0] = d_bias[1] = 0.f;
+    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
 #pragma unroll 1
       for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
-        run_tile(at, job, head, tile * kRows);
+        run_tile(job, head, tile * kRows);
         at.advance();
       }
     }
   }
 
   // The rows whose gradients the share goes to.
-  __device__ __forceinline__ void mark_rows(const ColumnJobOf<Tile>& job, int head, int row0) const {
+  __device__ __forceinline__ void mark_rows(const ColumnJob& job, int head, int row0) const {
     const int row = row0 + (kWidth == kSlab ? warpgroup * Tile::kSharedRows : 0);
-    marks.row(std::int64_t{job.batch} * shape.heads + head, row) = 1.f;
+    p.marks.row(std::int64_t{job.batch} * p.shape.heads + head, row) = 1.f;
+  }
+
+  // When the columns are not needed any more, and what left through their place has been read. Others may come.
+  __device__ __forceinline__ void release_columns() {
+    if (leads()) {
+      arch::wait_stores_read<0>();
+      memory.column_ring.release(columns_at);
+    }
+    columns_at.advance();
   }
 
   // The gradients of the columns, through the tiles that they came from.
-  __device__ __forceinline__ void finish(const ColumnJobOf<Tile>& job, const BackwardArguments& p) {
+  __device__ __forceinline__ void store_columns(const ColumnJob& job) {
     arch::sync_threads(kBothConsumers,
                        2 * kWarpgroup);  // the other consumer's last product has read the columns
     std::uint32_t rounded[kWidth / 4];
     const int first = warpgroup * kFragmentRows;
-    if (shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
+    if (p.shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
       const std::int64_t column_head =
-          std::int64_t{job.batch} * (shape.heads / shape.group) + job.column_head;
-      if (job.column0 + first < shape.columns) marks.column(column_head, job.column0 + first) = 1.f;
+          std::int64_t{job.batch} * (p.shape.heads / p.shape.group) + job.column_head;
+      if (job.column0 + first < p.shape.columns) p.marks.column(column_head, job.column0 + first) = 1.f;
     }
     round_fragment<E>(rounded, d_columns);
     store_fragment<kColumns>(arch::shared_address(memory.columns), first, rounded);
@@ -407,17 +461,17 @@ struct BackwardConsumer {
     } else {
       store_fragment<kColumns>(arch::shared_address(memory.payload), first, rounded);
     }
-    if (bias_wanted) {
+    if (bias_wanted()) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
         const int column = job.column0 + first + fragment_row(r);
-        if (threadIdx.x % kLanesOfRow == 0 && column < shape.columns) p.d_column_bias[column] = sum;
+        if (threadIdx.x % kLanesOfRow == 0 && column < p.shape.columns) p.d_column_bias[column] = sum;
       }
     }
     arch::fence_async_shared();
     arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) {
+    if (leads()) {
       for (int slab = 0; slab < kWidth / kSlab; ++slab) {
         const arch::Box at{slab * kSlab, job.column0 + first, job.column_head, job.batch};
         const int offset = (slab * kColumns + first) * kLineBytes;
@@ -429,69 +483,100 @@ struct BackwardConsumer {
                     memory.payload + warpgroup * kWidth * kLineBytes);
       }
       arch::commit_stores();
-      arch::wait_stores_read<0>();
     }
-    if constexpr (Tile::kAddsRows)
-      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
+  }
+
+  // Of a part: leaves what it has, or if it has the job's last tile joins all parts. Are they joined now.
+  __device__ __forceinline__ bool join_parts(const JobParts& of_job) {
+    constexpr int kOfOne = kWidth / 2 / 4;
+    const ColumnHandover<Tile>& parts = p.parts;
+    const auto part = [&](int n) -> float* {
+      return n < kOfOne ? &d_columns[4 * n] : &d_payload[4 * (n - kOfOne)];
+    };
+    if (static_cast<int>(blockIdx.x) != of_job.last_block) {
+      parts.leave([&](int n) {
+        const float* const own = part(n);
+        return float4{own[0], own[1], own[2], own[3]};
+      });
+      arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);  // all have read which job it is
+      return false;
+    }
+#pragma unroll 1
+    for (int block = of_job.first_block; block < of_job.last_block; ++block) {
+      const float4* const other = parts.take(block);
+#pragma unroll
+      for (int n = 0; n < 2 * kOfOne; ++n) {
+        const float4 quad = other[n * ColumnHandover<Tile>::kThreads];
+        float* const own = part(n);
+        own[0] += quad.x, own[1] += quad.y, own[2] += quad.z, own[3] += quad.w;
+      }
+    }
+    return true;
   }
 };
 
 template <class E, class Tile, PayloadMonoid M, class Scores>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
-    fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
+    fold_backward_kernel(const __grid_constant__ BackwardArguments<Tile> p, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores) {
   extern __shared__ unsigned char shared_bytes[];
   using Consumer = BackwardConsumer<E, Tile, M, Scores>;
   auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
-  if (threadIdx.x == 0) {
-    memory.row_ring.init(Tile::kConsumers);
-    memory.grad_ring.init(Tile::kConsumers);
-    memory.biases.init();
-    arch::init(&memory.columns_arrived, 1);
-    arch::fence_init();
-  }
+  if (threadIdx.x == 0) memory.init();
   __syncthreads();
 
-  // Each role finds the job itself: what is known before they part takes registers of the loads, which have 24.
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<24>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
-    const ColumnJobOf<Tile> job(p.shape, blockIdx.x);
     if (warp == 0) {
-      if (arch::elect()) produce<Consumer::kResiduals>(p, job, memory);
+      if (arch::elect()) produce<Consumer::kResiduals>(p, memory);
     } else if (Tile::kAddsRows && warp == 1) {
-      add_rows<Tile>(p, job, memory);
+      add_rows<Tile>(p, memory);
     }
   } else {
     arch::take_registers<240>();
-    const ColumnJobOf<Tile> job(p.shape, blockIdx.x);
-    Consumer consumer{m,
-                      scores,
-                      p.shape,
-                      p.marks,
-                      memory,
-                      warpgroup,
-                      kBiasedByColumn<Scores> && p.d_column_bias != nullptr};
-    consumer.run(job);
-    consumer.finish(job, p);
+    Consumer consumer{m, scores, p, memory, warpgroup};
+    do {
+      const ColumnJob& job = consumer.receive();
+      if (job.tiles < 0) break;
+      consumer.run(job);
+      if (Tile::kTransposed || job.parts.whole() || consumer.join_parts(job.parts))
+        consumer.store_columns(job);
+      consumer.release_columns();
+    } while (Tile::kStays);
+    if constexpr (Tile::kAddsRows)
+      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
   }
+}
+
+// Jobs in parts: of attention, where every row keeps every column.
+template <class Tile>
+LastRound backward_last_round(const FoldProblem& p) {
+  if (Tile::kTransposed || is_partial(p)) return {};
+  return last_round(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns),
+                    parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
 
 // wanted: grad_out and every gradient of the problem's rows (float, added to; with Tile::kAddsRows), columns and payload
 // (element type E, written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+// sharing: a counter of jobs, 0 at first, or where every row keeps every column ColumnHandover of backward_last_round, if it has
+// parts; on a boundary of 16 bytes.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
+                   const RowResiduals& residuals, const RowMarks& marks, float* sharing,
+                   const Launch& launch) {
   // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
   // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
   // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
   const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
                                  (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t(0));
   const FoldShape shape(p, section_of(p, p.rows() * row_bytes * (p.heads() / p.column_heads()), 1));
-  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns;
-  const BackwardArguments arguments{
+  const LastRound last = backward_last_round<Tile>(p);
+  const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last,
+                        p.range.all() ? nullptr : reinterpret_cast<unsigned long long*>(sharing));
+  const BackwardArguments<Tile> arguments{
       .rows = tensor_map(p.a, Tile::kRows),
       .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
       .columns = tensor_map(p.b, Tile::kColumns),
@@ -505,10 +590,13 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .residuals = residuals,
       .marks = marks,
       .shape = shape,
+      .jobs = jobs,
+      .parts = {sharing, last},
       .bias = bias_source<BiasElement<Scores>>(p.bias, Tile::kRows)};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
-                blocks_for(p.batch() * p.column_heads() * column_tiles), Tile::kThreads,
+                Tile::kStays ? jobs.blocks(multiprocessors(p.a.cuda_device)) : blocks_for(jobs.whole),
+                Tile::kThreads,
                 sizeof(typename BackwardConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
                 launch.stream, arguments, m, scores);
 }

@@ -1,6 +1,6 @@
 // What attention's backward pass needs of each row, in the form that its kernel loads: the log-sum-exp in bits, and
 // centre_i = g_i - <G_i, out_i> times the scale of the scores. g is the gradient by the log-sum-exp, G that by the
-// output. Also clears the marks.
+// output. Also clears the marks, and the words by which blocks share jobs.
 #pragma once
 
 #include "monoidreduce/arch/mma.cuh"
@@ -30,6 +30,12 @@ struct RowMarks {
   __device__ __forceinline__ float& column(std::int64_t head, std::int64_t column) const {
     return columns[head * column_units + column / kUnit];
   }
+};
+
+// Words that are to be 0.
+struct ClearedWords {
+  unsigned* words;
+  std::int64_t count;
 };
 
 struct RowInputs {
@@ -68,13 +74,16 @@ __device__ __forceinline__ float as_factor(float x) {
 template <class E, int kLanes>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_rows(const __grid_constant__ RowInputs x, const __grid_constant__ RowResiduals to,
-                 const __grid_constant__ RowMarks marks) {
+                 const __grid_constant__ RowMarks marks, const __grid_constant__ ClearedWords cleared) {
   constexpr int kRows = kPrepareThreads / kLanes;
   const int heads = static_cast<int>(x.out.size[1]), rows = static_cast<int>(x.out.size[2]),
             width = static_cast<int>(x.out.size[3]), blocks_of_head = to.padded_rows / kRows;
   const int batch_head = blockIdx.x / blocks_of_head, batch = batch_head / heads, head = batch_head % heads;
   const int row = (blockIdx.x - batch_head * blocks_of_head) * kRows + threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * kPrepareThreads + threadIdx.x; n < cleared.count;
+       n += std::int64_t{gridDim.x} * kPrepareThreads)
+    cleared.words[n] = 0;
   const auto offset = [&](const TensorView& t) {
     return batch * t.stride[0] + head * t.stride[1] + row * t.stride[2];
   };
@@ -92,6 +101,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
   if (lane != 0) return;
+
   float product = INFINITY,
         upstream = 0.f;  // a row that weighs nothing: beyond the last, or without a column
   if (row < rows) {
@@ -114,13 +124,14 @@ static __global__ void clear_marks(float* marks, std::int64_t count) {
 }
 
 template <class E>
-void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& marks, const Launch& launch) {
+void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& marks,
+                  const ClearedWords& cleared, const Launch& launch) {
   const DeviceGuard device(x.out.cuda_device);
   const std::int64_t padded = x.out.size[0] * x.out.size[1] * to.padded_rows;
   const auto run = [&](auto lanes) {
     constexpr int kLanes = decltype(lanes)::value;
     launch_kernel("prepare_rows", &prepare_rows<E, kLanes>, blocks_for(padded * kLanes / kPrepareThreads),
-                  kPrepareThreads, 0, launch.stream, x, to, marks);
+                  kPrepareThreads, 0, launch.stream, x, to, marks, cleared);
   };
   if (x.out.size[3] <= 64) {
     run(std::integral_constant<int, 8>{});

@@ -1,13 +1,14 @@
 // Which rows a block works on, and in what order: blocks stay on their multiprocessors and take one job after another.
 //
-// A job is a tile of rows of one batch and head. Heads go in sections whose columns stay in the second-level cache
-// together; in a section the longest jobs come first, so that the last ones to start are short. Jobs of different
-// lengths are handed out by a counter, those of one length in turn.
+// A job is a tile of rows, or of columns, of one batch and head. Heads go in sections whose operands stay in the second-level
+// cache together; in a section the longest jobs come first, so that the last ones to start are short. Jobs of different
+// lengths are handed out by a counter; those of one length in turn, and the last of them may be in parts (last_round.h).
 #pragma once
 
 #include <algorithm>
 
 #include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/last_round.h"
 
 namespace monoidreduce {
 
@@ -133,27 +134,57 @@ struct RowSchedule {
   }
 };
 
+// The blocks that have a part of a job; none where it is whole.
+struct JobParts {
+  int first_block = -1, last_block = -1;
+  __device__ __forceinline__ bool whole() const { return first_block < 0; }
+};
+
+// The numbers of the jobs of the calling block: those of whole ones, and then those of its parts of the last round.
+struct JobNumbers {
+  unsigned long long* counter;  // in global memory, 0 at first; or null
+  int whole;                    // jobs
+  LastRound last;
+
+  JobNumbers(std::int64_t jobs, const LastRound& last, unsigned long long* counter)
+      : counter(counter), whole(static_cast<int>(jobs) - last.jobs), last(last) {}
+
+  // Blocks of the grid.
+  unsigned blocks(int multiprocessors) const {
+    return static_cast<unsigned>(std::min(std::max(whole, last.blocks), multiprocessors));
+  }
+  __device__ __forceinline__ int end() const { return whole + 2 * last.blocks; }
+  __device__ __forceinline__ int first() const { return or_part(blockIdx.x); }
+  __device__ __forceinline__ int next(int number) const {
+    if (counter) return gridDim.x + static_cast<int>(atomicAdd(counter, 1ull));
+    if (number < whole) return or_part(number + gridDim.x);
+    return which(number) == 1 ? number + 1 : end();
+  }
+  __device__ __forceinline__ bool is_part(int number) const { return number >= whole; }
+  __device__ __forceinline__ LastRound::Part part(int number) const {
+    return last.part(blockIdx.x, which(number));
+  }
+  __device__ __forceinline__ JobParts blocks_of(int part_job) const {
+    return {last.first_block(part_job), last.last_block(part_job)};
+  }
+
+ private:
+  // A block's second part comes first: it does not end its job (handover.cuh).
+  __device__ __forceinline__ int which(int number) const { return 1 - (number - whole) % 2; }
+  // The number, if it is a whole job's, else that of the block's next part, if it has any.
+  __device__ __forceinline__ int or_part(int number) const {
+    if (number < whole) return number;
+    if (static_cast<int>(blockIdx.x) >= last.blocks) return end();
+    return whole + 2 * blockIdx.x + (last.part(blockIdx.x, 1).tiles > 0 ? 0 : 1);
+  }
+};
+
 // A tile of columns and the rows that keep any of them, for every head of its group.
-template <int kRows, int kColumns>
 struct ColumnJob {
   int batch, column_head, column0;
   int first_tile, tiles;  // of rows, a head
+  JobParts parts{};
 
-  __device__ __forceinline__ ColumnJob(const FoldShape& shape, int index) {
-    const int column_heads = shape.heads / shape.group, all = shape.batch * column_heads;
-    const int column_tiles = (shape.columns + kColumns - 1) / kColumns;
-    const int section = index / (shape.section * column_tiles), first_head = section * shape.section;
-    const int within = index - first_head * column_tiles, heads_here = ::min(shape.section, all - first_head);
-    const int rank = within / heads_here, batch_head = first_head + within % heads_here;
-    // With the end of a row's columns bounded, early columns have more rows, and go first.
-    batch = shape.batch_of(batch_head, column_heads), column_head = shape.head_of(batch_head, column_heads);
-    column0 = rank * kColumns;
-    const int last_column = ::min(column0 + kColumns, shape.columns) - 1;
-    const int begin = ::max(column0 - shape.band.right, 0);
-    const int end = ::min(last_column + shape.band.left + 1, shape.rows);
-    first_tile = begin / kRows;
-    tiles = ::max((end + kRows - 1) / kRows - first_tile, 0);
-  }
   // One of several parts of the rows.
   __device__ __forceinline__ void take_part(int part, int parts) {
     const auto begin_of = [&](int n) { return static_cast<int>(std::int64_t{tiles} * n / parts); };
@@ -161,5 +192,32 @@ struct ColumnJob {
     first_tile += begin, tiles = end - begin;
   }
 };
+
+template <int kRows, int kColumns>
+__device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, int index) {
+  const int column_heads = shape.heads / shape.group, all = shape.batch * column_heads;
+  const int column_tiles = (shape.columns + kColumns - 1) / kColumns;
+  const int section = index / (shape.section * column_tiles), first_head = section * shape.section;
+  const int within = index - first_head * column_tiles, heads_here = ::min(shape.section, all - first_head);
+  const int rank = within / heads_here, batch_head = first_head + within % heads_here;
+  // With the end of a row's columns bounded, early columns have more rows, and go first.
+  const int column0 = rank * kColumns, last_column = ::min(column0 + kColumns, shape.columns) - 1;
+  const int begin = ::max(column0 - shape.band.right, 0);
+  const int end = ::min(last_column + shape.band.left + 1, shape.rows);
+  const int first_tile = begin / kRows;
+  return {shape.batch_of(batch_head, column_heads), shape.head_of(batch_head, column_heads), column0,
+          first_tile, ::max((end + kRows - 1) / kRows - first_tile, 0)};
+}
+// One of those that the calling block takes.
+template <int kRows, int kColumns>
+__device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, const JobNumbers& numbers,
+                                                int number) {
+  if (!numbers.is_part(number)) return column_job<kRows, kColumns>(shape, number);
+  const LastRound::Part part = numbers.part(number);
+  ColumnJob job = column_job<kRows, kColumns>(shape, numbers.whole + part.job);
+  job.first_tile += part.first_tile, job.tiles = part.tiles;
+  job.parts = numbers.blocks_of(part.job);
+  return job;
+}
 
 }  // namespace monoidreduce

@@ -1,0 +1,119 @@
+"""Attention's backward pass on Hopper where fewer tiles of keys are left than blocks, and are in parts."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from calls import HALVES, assert_same_bits, check_captured, results, upstreams
+from specimens import Inputs, Specimen, attention_inputs, name_of
+from tolerance import check_operator
+
+import monoidreduce as mr
+
+# Batch, heads, column heads, rows, columns, width, value width; and how many tiles are in parts.
+SIZES: dict[str, tuple[tuple[int, ...], int]] = {
+    "several_rounds": ((1, 12, 12, 1500, 4500, 128, 128), 36),
+    "one_tile_left": ((1, 19, 19, 900, 890, 128, 128), 1),
+    "short_rows": ((1, 46, 46, 300, 3000, 128, 128), 0),
+    "long_rows": ((3, 23, 23, 3000, 200, 128, 128), 6),
+    "grouped": ((1, 12, 4, 2300, 2700, 128, 128), 88),
+    "narrow": ((1, 10, 10, 2500, 3900, 64, 64), 46),
+    "ragged_narrow": ((2, 5, 5, 2501, 3907, 40, 24), 46),
+    "unequal": ((1, 9, 9, 2000, 4000, 128, 72), 24),
+    "wide": ((1, 9, 9, 2000, 2000, 256, 192), 0),
+    "nearly_full_round": ((1, 10, 10, 1000, 1600, 128, 128), 0),
+}
+
+
+def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **bias: Any) -> Inputs:
+    return attention_inputs(*SIZES[size][0], dtype=dtype, device=device, **bias)
+
+
+def tiles_in_parts(inputs: Inputs, **options: Any) -> int:
+    """As explain says."""
+    q, k, v, *bias = inputs.values()
+    reasons = mr.explain("attention", q, k, v, bias=bias[0] if bias else None, **options).reasons
+    found = (re.match(r"backward: .*; (\d+) tiles of columns in parts$", text) for text in reasons)
+    return sum(int(match[1]) for match in found if match)
+
+
+@pytest.fixture(autouse=True)
+def as_many_blocks(gpu: torch.device) -> None:
+    if torch.cuda.get_device_properties(gpu).multi_processor_count != 132:
+        pytest.skip("the sizes are for 132 multiprocessors")
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", ({}, {"softcap": 5.0}), ids=("full", "softcap"))
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes(size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    inputs = inputs_of(size, dtype, gpu)
+    assert tiles_in_parts(inputs, **options) == SIZES[size][1]
+    check_operator("attention", inputs, {"return_lse": True, **options})
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
+def test_upstream_gradients(layout: str, gpu: torch.device) -> None:
+    check_operator("attention", inputs_of("grouped", torch.bfloat16, gpu), upstream=layout)
+
+
+def test_views(gpu: torch.device) -> None:
+    """[B, N, H, D] in memory."""
+    inputs = inputs_of("ragged_narrow", torch.bfloat16, gpu)
+    views = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
+    check_operator("attention", views, {"return_lse": True})
+
+
+@pytest.mark.parametrize("kind", ("full", "of_heads", "of_columns", "float", "keep", "keep_columns"))
+@pytest.mark.parametrize("size", ("several_rounds", "narrow"))
+def test_biases(size: str, kind: str, gpu: torch.device) -> None:
+    batch, heads, _, rows, columns, *_ = SIZES[size][0]
+    bias: dict[str, Any] = {
+        "full": {"bias": (batch, heads, rows, columns)},
+        "of_heads": {"bias": (heads, rows, columns)},
+        "of_columns": {"bias": (batch, 1, 1, columns)},
+        "float": {"bias": (heads, rows, columns), "bias_dtype": torch.float32},
+        "keep": {"keep": (batch, heads, rows, columns)},
+        "keep_columns": {"keep": (batch, 1, 1, columns)},
+    }[kind]
+    inputs = inputs_of(size, torch.bfloat16, gpu, **bias)
+    # Where a bias excludes elements, gradients that are not finite are marked, and marks are of whole ones.
+    assert tiles_in_parts(inputs) == (0 if kind.startswith("keep") else SIZES[size][1])
+    check_operator("attention", inputs, {"return_lse": True})
+
+
+@pytest.mark.parametrize("size", ("several_rounds", "grouped", "narrow"))
+def test_bits_are_reproducible(size: str, gpu: torch.device) -> None:
+    """Parts are joined in one order: all but the queries' gradient, which is added to."""
+    call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    grads = upstreams(call, inputs)
+    first = results(call, inputs, grads)
+    for _ in range(3):
+        again = results(call, inputs, grads)
+        for name in ("out0", "out1", "d_k", "d_v"):
+            assert_same_bits({name: first[name]}, {name: again[name]})
+
+
+def test_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
+    inputs = inputs_of("several_rounds", torch.bfloat16, gpu)
+    assert tiles_in_parts(inputs) > 0
+    call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
+    check_operator("attention", inputs, {"return_lse": True})
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
+
+
+def test_graph_capture(gpu: torch.device, deterministic: None) -> None:
+    call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
+    inputs = inputs_of("narrow", torch.bfloat16, gpu)
+    grads = upstreams(call, inputs)
+    check_captured(lambda: tuple(results(call, inputs, grads).values()))
+
+
+@pytest.mark.parametrize("options", ({"causal": True}, {"window": (50, 10)}), ids=("causal", "window"))
+def test_jobs_of_different_lengths_are_whole(options: dict[str, Any], gpu: torch.device) -> None:
+    assert tiles_in_parts(inputs_of("several_rounds", torch.bfloat16, gpu), **options) == 0
