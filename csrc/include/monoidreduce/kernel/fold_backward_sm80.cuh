@@ -71,7 +71,7 @@ struct BackwardMemory {
   unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
   unsigned char weights[WeightsTile::kBytes], dz[WeightsTile::kBytes];  // a line is a column of the fold
   float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
-  RowTile tile[Tile::kStages];  // what the stage holds
+  RowTile tile[Tile::kStages];  // what the stage holds: registers of the products would be spilled for it
   int job;
 };
 

@@ -6,7 +6,8 @@
 //   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by the copy engine
 //
 // Two warpgroups each own 64 of the 128 columns; a third loads and adds. Columns are shared by a group of heads:
-// their gradient is summed in registers over all of them.
+// their gradient is summed in registers over all of them. A block takes one tile of columns after another, and of the last
+// ones a part (last_round.h): a job's first rows come while the gradients of the one before leave.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -551,7 +552,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// Jobs in parts: of attention, where every row keeps every column.
+// Jobs in parts: of attention, where every row keeps every column. A part costs as much as two tiles of rows besides its own, as a
+// block's start did (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens).
 template <class Tile>
 LastRound backward_last_round(const FoldProblem& p) {
   if (Tile::kTransposed || is_partial(p)) return {};

@@ -101,7 +101,6 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
   if (lane != 0) return;
-
   float product = INFINITY,
         upstream = 0.f;  // a row that weighs nothing: beyond the last, or without a column
   if (row < rows) {
