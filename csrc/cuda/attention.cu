@@ -37,8 +37,8 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias))
     obstacles.both = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch, obstacles);
-  tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
-  const bool in_turn = tier.name == kSm80 && launch.deterministic;
+  tier.adds_rows = tier.name != kSm90 || sm90::gradients_at_once(problem);
+  const bool in_turn = tier.name != kSimt && tier.adds_rows && launch.deterministic;
   JobSharing sharing;
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sharing = sm90::backward_sharing(problem);

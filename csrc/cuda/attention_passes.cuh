@@ -77,7 +77,7 @@ struct BackwardScratch {
   RowMarks marks;
   Turns turns{};  // where sums are to have one order
   float* sharing;
-  ClearedWords cleared;  // of sharing
+  ClearedWords cleared;  // of sharing and turns
   std::int64_t size;
 
   BackwardScratch(const AttentionBackward& x, float* at, bool in_turn, const JobSharing& how) {
@@ -87,21 +87,19 @@ struct BackwardScratch {
     const std::int64_t row_units = padded / RowMarks::kUnit,
                        column_units = (x.k.size[2] + RowMarks::kUnit - 1) / RowMarks::kUnit;
     constexpr int kParts = 6;
-    const std::int64_t parts[kParts] = {heads * padded,
-                                        heads * padded,
-                                        heads * row_units,
-                                        column_heads * column_units,
-                                        in_turn ? Turns::words_of(heads, padded) : 0,
-                                        how.floats};
+    const std::int64_t parts[kParts] = {heads * padded,    heads * padded,
+                                        heads * row_units, column_heads * column_units,
+                                        how.floats,        in_turn ? Turns::words_of(heads, padded) : 0};
     float* part[kParts];
     size = 0;
     for (int n = 0; n < kParts; ++n)
       part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
     residuals = {part[0], part[1], static_cast<int>(padded)};
     marks = {part[2], part[3], static_cast<int>(row_units), static_cast<int>(column_units)};
-    if (in_turn) turns = {reinterpret_cast<unsigned*>(part[4]), static_cast<int>(padded / Turns::kRows)};
-    sharing = part[5];
-    cleared = {reinterpret_cast<unsigned*>(sharing + how.floats - how.words), how.words};
+    sharing = part[4];
+    if (in_turn) turns = {part[5], padded};
+    float* const first = sharing + how.floats - how.words;  // the words are last, and turns begin behind them
+    cleared = {reinterpret_cast<unsigned*>(first), part[5] + parts[5] - first};
   }
 };
 

@@ -19,7 +19,7 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
   Tier tier = fastest_tier(
       problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch,
       {.both = mlp_obstacle(x), .sm80 = launch.deterministic ? "the deterministic mode is asked for" : ""});
-  tier.adds_rows = tier.name != kSm90 || sm90::backward_adds_rows(problem, launch);
+  tier.adds_rows = tier.name != kSm90 || (sm90::gradients_at_once(problem) && !launch.deterministic);
   return tier;
 }
 

@@ -14,7 +14,7 @@ struct JobSharing {
   int in_parts = 0;  // jobs of which several blocks have a part
 
   // A counter hands out jobs.
-  static JobSharing by_counter() { return {.floats = 2, .words = 2}; }
+  static JobSharing by_counter() { return {.floats = 1, .words = 1}; }
 };
 
 #define MONOIDREDUCE_DECLARE_TIER                                                    \
@@ -35,12 +35,10 @@ MONOIDREDUCE_DECLARE_TIER
 std::optional<Packing> few_rows(const FoldProblem& p);
 std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing);
 void attention_few_rows(const AttentionForward& arguments, const Packing& packing, const Launch& launch);
-// How blocks share the jobs of the backward pass up to a width of 128.
+// Does one kernel take all gradients, so that blocks add to those of the rows (Tier::adds_rows); else each has a pass.
+inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
+// How blocks share the jobs of that kernel, of attention.
 JobSharing backward_sharing(const FoldProblem& p);
-// Is the sum over columns spread over blocks, in any order (Tier::adds_rows); else a pass of its own takes it.
-inline bool backward_adds_rows(const FoldProblem& p, const Launch& launch) {
-  return !launch.deterministic && p.width() <= 128 && p.payload_width() <= 128;
-}
 }  // namespace sm90
 #undef MONOIDREDUCE_DECLARE_TIER
 

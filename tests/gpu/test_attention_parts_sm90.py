@@ -107,6 +107,30 @@ def test_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
     assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
 
 
+@pytest.mark.parametrize("options", ({}, {"causal": True}), ids=("full", "causal"))
+@pytest.mark.parametrize("in_order", (False, True), ids=("any_order", "deterministic"))
+def test_streams_at_once(in_order: bool, options: dict[str, Any], gpu: torch.device) -> None:
+    """Blocks wait for blocks while another stream's kernels, whose blocks wait too, hold multiprocessors."""
+    call = Specimen("attention", "attention", attention_inputs, options=options)
+    batches = [inputs_of(size, torch.bfloat16, gpu) for size in ("several_rounds", "one_tile_left", "narrow")]
+    torch.use_deterministic_algorithms(in_order)
+    try:
+        grads = [upstreams(call, inputs) for inputs in batches]
+        expected = [results(call, *pair) for pair in zip(batches, grads, strict=True)]
+        torch.cuda.synchronize()
+        got: list[list[Inputs]] = []
+        for pair in zip(batches, grads, strict=True):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                got.append([results(call, *pair) for _ in range(20)])
+        torch.cuda.synchronize()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    names = ("out0", "d_q", "d_k", "d_v") if in_order else ("out0", "d_k", "d_v")
+    for runs, once in zip(got, expected, strict=True):
+        for run in runs:
+            assert_same_bits({name: run[name] for name in names}, {name: once[name] for name in names})
+
+
 def test_graph_capture(gpu: torch.device, deterministic: None) -> None:
     call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
     inputs = inputs_of("narrow", torch.bfloat16, gpu)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, results, upstreams
-from specimens import Specimen, attention_inputs, name_of
+from calls import HALVES
+from specimens import name_of
 from test_attention_sm90 import (  # noqa: F401  the same tests, collected here for this tier
     OPTIONS,
     SIZES,
@@ -15,9 +15,11 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     inputs_of,
     paths,
     test_bias_of_any_strides,
+    test_blocks_that_take_turns_have_memory_for_them,
     test_deterministic_mode,
     test_deterministic_mode_is_explained,
     test_deterministic_mode_with_a_bias,
+    test_deterministic_mode_with_many_tiles,
     test_forward_is_bitwise_reproducible,
     test_gradient_of_the_log_sum_exp_alone,
     test_graph_capture,
@@ -25,7 +27,6 @@ from test_attention_sm90 import (  # noqa: F401  the same tests, collected here 
     test_non_finite_inputs,
     test_non_finite_inputs_beside_excluded_columns,
     test_non_finite_upstream_gradient,
-    test_only_a_tier_that_takes_turns_has_memory_for_them,
     test_some_gradients,
     test_transposed_views,
     test_upstream_gradients,
@@ -43,23 +44,6 @@ def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtyp
     check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
     assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
-
-
-@pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
-@pytest.mark.parametrize("width", (64, 128, 256))
-def test_deterministic_mode_with_many_tiles(
-    width: int, options: dict[str, Any], gpu: torch.device, deterministic: None
-) -> None:
-    """More tiles of columns add to a row's gradient than blocks run at a time."""
-    inputs = attention_inputs(1, 4, 2, 4000, 20000, width, width, dtype=torch.bfloat16, device=gpu)
-    call = Specimen("attention", "attention", attention_inputs, options=options)
-    grads = upstreams(call, inputs)
-    first = results(call, inputs, grads)
-    for _ in range(3):
-        assert_same_bits(results(call, inputs, grads), first)
-    torch.use_deterministic_algorithms(False)
-    for name, expected in results(call, inputs, grads).items():
-        torch.testing.assert_close(first[name], expected, rtol=2e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

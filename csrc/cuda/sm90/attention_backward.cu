@@ -3,19 +3,37 @@
 #include "backward_kernels.cuh"
 
 namespace monoidreduce::cuda::sm90 {
+namespace {
+
+// Tiles of columns whose rows are in parts.
+JobSharing columns_in_parts(const FoldProblem& p) {
+  const auto parts = [&](auto width, auto biased) -> JobSharing {
+    using Tile = TileAtOnce<width(), biased(), false, monoidreduce::sm90::RowSums::kAnyOrder>;
+    const LastRound last = monoidreduce::sm90::backward_last_round<Tile>(p);
+    using Parts = monoidreduce::sm90::ColumnHandover<Tile>;
+    return {Parts::floats(last), Parts::words(last), last.jobs};
+  };
+  if (std::max(p.width(), p.payload_width()) > 64) return parts(constant<128>, std::false_type{});
+  return p.bias.present() ? parts(constant<64>, std::true_type{}) : parts(constant<64>, std::false_type{});
+}
+
+}  // namespace
 
 JobSharing backward_sharing(const FoldProblem& p) {
-  return p.range.all() ? columns_in_parts<false>(p) : JobSharing::by_counter();
+  if (!gradients_at_once(p)) return {};
+  return p.range.all() ? columns_in_parts(p) : JobSharing::by_counter();
 }
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  attention_backward_passes<Biases::kTiles>(x, false, backward_sharing(attention_problem(x)), launch,
-                                            [&](auto element, const auto& scores, const auto& problem,
-                                                const auto& wanted, const BackwardScratch& scratch) {
-                                              backward_kernels<decltype(element), false>(
-                                                  LogSumExp<Bits>{}, scores, problem, wanted,
-                                                  scratch.residuals, scratch.marks, scratch.sharing, launch);
-                                            });
+  const FoldProblem problem = attention_problem(x);
+  attention_backward_passes<Biases::kTiles>(
+      x, launch.deterministic && gradients_at_once(problem), backward_sharing(problem), launch,
+      [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
+          const BackwardScratch& scratch) {
+        backward_kernels<decltype(element), false>(LogSumExp<Bits>{}, scores, problem, wanted,
+                                                   scratch.residuals, scratch.marks, scratch.turns,
+                                                   scratch.sharing, launch);
+      });
 }
 
 }  // namespace monoidreduce::cuda::sm90

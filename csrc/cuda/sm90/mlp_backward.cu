@@ -7,7 +7,7 @@ namespace monoidreduce::cuda::sm90 {
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
   mlp_backward_pass(
       x, [&](auto element, const auto& m, const auto& scores, const auto& problem, const auto& wanted) {
-        backward_kernels<decltype(element), true>(m, scores, problem, wanted, {}, {}, nullptr, launch);
+        backward_kernels<decltype(element), true>(m, scores, problem, wanted, {}, {}, {}, nullptr, launch);
       });
 }
 

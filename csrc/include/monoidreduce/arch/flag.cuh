@@ -13,4 +13,9 @@ __device__ __forceinline__ void add_release(unsigned* at, unsigned x) {
   asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(at), "r"(x) : "memory");
 }
 
+// What a value that was acquired told of comes before the copies to global memory that are issued after it.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
 }  // namespace monoidreduce::arch

@@ -74,6 +74,11 @@ __device__ __forceinline__ void reduce_add(const TensorMap& map, Box at, const v
 
 // Stores and reductions issued since the last commit become one group.
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most kGroups groups are not done: what the others wrote is seen.
+template <int kGroups>
+__device__ __forceinline__ void wait_stores() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kGroups) : "memory");
+}
 // Waits until at most kGroups groups still read shared memory.
 template <int kGroups>
 __device__ __forceinline__ void wait_stores_read() {

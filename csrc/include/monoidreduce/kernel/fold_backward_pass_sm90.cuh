@@ -1,5 +1,5 @@
-// One gradient of a fold with a payload on Hopper, by a pass of its own: for widths whose gradients do not fit into
-// registers together, and where sums must have one order. What the gradient is of stays, what it is summed over streams.
+// One gradient of a fold with a payload on Hopper, by a pass of its own: for widths whose gradients do not fit into registers
+// together, and for the MLP's rows where sums must have one order. What the gradient is of stays, what it is summed over streams.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed
 //   rows          rows, grad_out       columns, payload         u = second . second^T       dz      . columns
@@ -13,7 +13,6 @@
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
-#include "monoidreduce/block/bias_tile.cuh"
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
@@ -54,13 +53,10 @@ struct PassArguments {
   RowResiduals residuals;
   RowMarks marks;
   FoldShape shape;
-  BiasSource bias;  // boxes of a consumer's lines; or nothing
 };
 
-// B: element type of the biases of scores, or void.
-template <class Tile, class B>
+template <class Tile>
 struct alignas(kSharedAlignment) PassMemory {
-  static_assert(Tile::kOfRows || std::is_void_v<B>);
   using StayingTile = SharedTile<Tile::kStaying, Tile::kWidth>;
   using StreamedTile = SharedTile<Tile::kStreamed, Tile::kWidth>;
   static constexpr int kOthers = Tile::kOfPayload ? 0 : 1;
@@ -74,8 +70,6 @@ struct alignas(kSharedAlignment) PassMemory {
 
   unsigned char staying[1 + kOthers][StayingTile::kBytes];  // the first, in the end, is the gradient
   unsigned char streamed[Tile::kStages][StreamedTile::kBytes];
-  static constexpr int kOperands = (1 + kOthers) * StayingTile::kBytes + Tile::kStages * StreamedTile::kBytes;
-  [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kStreamed, kOperands> biases;
   float product[Tile::kStages][Tile::kStreamed], upstream[Tile::kStages][Tile::kStreamed];  // of rows
   Ring<Tile::kStages> ring;
   arch::Mbarrier stayed;
@@ -103,10 +97,10 @@ struct PassJob {
   }
 };
 
-template <bool kResiduals, class Tile, class B>
+template <bool kResiduals, class Tile>
 __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Tile>& job,
-                                        PassMemory<Tile, B>& memory) {
-  using Memory = PassMemory<Tile, B>;
+                                        PassMemory<Tile>& memory) {
+  using Memory = PassMemory<Tile>;
   using StayingTile = typename Memory::StayingTile;
   using StreamedTile = typename Memory::StreamedTile;
   constexpr bool kRowsStream = kResiduals && !Tile::kOfRows;
@@ -120,7 +114,6 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
     typename Memory::OtherStayingTile{memory.staying[1]}.load(p.staying[1], other, &memory.stayed);
   }
   RingPosition<Tile::kStages> at;
-  typename decltype(memory.biases)::Position bias_at;
   for (int head = job.first_head; head < job.end_head; ++head) {
     const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
 #pragma unroll 1
@@ -147,11 +140,6 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
       } else {
         load_second(), load_first();
       }
-      if constexpr (!std::is_void_v<B>) {
-        memory.biases.load(p.bias, bias_at, [&](int w) {
-          return arch::Box{line, job.line0 + w * kFragmentRows, job.staying_head, job.batch};
-        });
-      }
     }
   }
 }
@@ -161,7 +149,7 @@ struct PassConsumer {
   using R = typename M::Real;
   static constexpr int kWidth = Tile::kWidth, kStreamed = Tile::kStreamed;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
-  using Memory = PassMemory<Tile, BiasElement<Scores>>;
+  using Memory = PassMemory<Tile>;
   using Position = RingPosition<Tile::kStages>;
   static constexpr int kBothConsumers = 1, kOneConsumer = 2;  // named barriers
   static constexpr int kTurn = 4;                             // kTurn + w lets consumer w issue its products
@@ -177,7 +165,6 @@ struct PassConsumer {
   std::uint32_t pulled[kStreamed / 4];
   float own_product[2], own_upstream[2];  // of the rows that stay
   float d_bias[2] = {0.f, 0.f};           // of the columns that stay, where it is wanted
-  typename decltype(Memory::biases)::Position bias_at;
 
   __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
   __device__ __forceinline__ int own_line() const { return job.line0 + warpgroup * kFragmentRows; }
@@ -244,29 +231,20 @@ struct PassConsumer {
       }
     };
     const FoldShape& shape = p.shape;
-    const auto pull = [&](const auto& scores_of) {
-      Kept kept[2];
-      bool full;
-      if constexpr (Tile::kOfRows) {
-        scores_of.prepare(scores, own_line(), line);
-        full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
-        if (!full) find_kept_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
-      } else {
-        scores_of.prepare_transposed(scores, line, own_line());
-        full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
-        if (!full) find_kept_rows(kept, shape, line, own_line());
-      }
-      pull_fragment(m, scores_of, residual, scores, u);
-      if (!full) clear_fragment(kept, Tile::kOfPayload ? scores : u);
-      scores_of.finish_transposed(scores, u, line, own_line());
-    };
-    if constexpr (kBiasedByTile<Scores>) {
-      using Biases = typename decltype(Memory::biases)::Tile::OfRows;
-      pull(scores_of.pulled(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
-      memory.biases.release(warpgroup, bias_at);
+    Kept kept[2];
+    bool full;
+    if constexpr (Tile::kOfRows) {
+      scores_of.prepare(scores, own_line(), line);
+      full = shape.keeps_all(own_line(), kFragmentRows, line, kStreamed);
+      if (!full) find_kept_columns(kept, shape, [&](int of) { return own_line() + of; }, line);
     } else {
-      pull(scores_of);
+      scores_of.prepare_transposed(scores, line, own_line());
+      full = shape.keeps_all(line, kStreamed, own_line(), kFragmentRows);
+      if (!full) find_kept_rows(kept, shape, line, own_line());
     }
+    pull_fragment(m, scores_of, residual, scores, u);
+    if (!full) clear_fragment(kept, Tile::kOfPayload ? scores : u);
+    scores_of.finish_transposed(scores, u, line, own_line());
     if (Tile::kOf == GradientOf::kColumns && p.d_column_bias) {
 #pragma unroll
       for (int i = 0; i < kStreamed / 2; ++i) d_bias[row_of_element(i)] += u[i];
@@ -430,7 +408,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) {
     memory.ring.init(Tile::kConsumers);
-    memory.biases.init();
     arch::init(&memory.stayed, 1);
     arch::fence_init();
   }
@@ -469,8 +446,7 @@ void fold_backward_pass(const M& m, const Scores& scores, const FoldProblem& p, 
                           .d_column_bias = static_cast<float*>(wanted.d_bias.data),
                           .residuals = residuals,
                           .marks = marks,
-                          .shape = shape,
-                          .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
+                          .shape = shape};
   if constexpr (Tile::kOfRows) {
     arguments.staying[0] = tensor_map(p.a, Tile::kStaying);
     arguments.staying[1] = tensor_map(wanted.grad_out, Tile::kStaying);

@@ -208,12 +208,14 @@ struct BackwardWorker {
         [&](auto& words, int k, int n) { right.load(words, k, n); });
   }
 
+  // The warp's share of a tile of rows. Computed again each time: kept, it takes registers of the products in between.
+  __device__ __forceinline__ static int share() { return arch::thread_again() / 32; }
   // The warp's share of d_rows = dz . columns, added to global memory. full: does every row of the tile keep every column.
   __device__ __forceinline__ void add_rows(int head, int row0, bool full) const {
 #pragma unroll 1
     for (int width = 0; width < Tile::kWarpWidth; width += kShareWidth)
       add_share(head, row0, full, warp / Tile::kRowGroups * Tile::kWarpWidth + width);
-    if constexpr (kInTurn) p.turns.pass(std::int64_t{job.batch} * p.shape.heads + head, row0);
+    if constexpr (kInTurn) p.turns.pass(std::int64_t{job.batch} * p.shape.heads + head, row0, share());
   }
   __device__ __forceinline__ void add_share(int head, int row0, bool full, int first_width) const {
     constexpr int kParts = Tile::kShareRows / 16;
@@ -223,7 +225,7 @@ struct BackwardWorker {
         ColumnsOfElements<kColumns, E>(arch::shared_address(memory.columns)).from(0, first_width);
     // Behind the tiles of columns before this one that rows of the tile keep.
     if constexpr (kInTurn)
-      p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0,
+      p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0, share(),
                     job.column0 / kColumns - p.shape.band.begin(row0) / kColumns);
     float share[kParts][kShareWidth / 2];
     clear(share);
@@ -435,7 +437,7 @@ std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles) {
 }
 
 // wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
-// written, contiguous). residuals and marks: as prepare_rows (row_residuals.cuh) left them. turns: cleared here.
+// written, contiguous). residuals, marks and turns: as prepare_rows (row_residuals.cuh) left them.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
@@ -464,7 +466,6 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
                                     .shape = shape,
                                     .parts = static_cast<int>(parts)};
   const DeviceGuard device(p.a.cuda_device);
-  turns.clear(p.batch() * p.heads(), launch.stream);
   if (parts > 1) {
     for (const TensorView* t : {&wanted.d_b, &wanted.d_payload})
       check_cuda(

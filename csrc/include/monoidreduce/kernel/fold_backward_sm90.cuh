@@ -3,11 +3,14 @@
 //   scores^T  = columns . rows^T          u^T = payload . grad_out^T        from shared memory
 //   weights^T, dz^T                       the monoid's pull, in registers
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
-//   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by the copy engine
+//   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by the copy engine, in any order
+//                                         or one tile of columns after another
 //
 // Two warpgroups each own 64 of the 128 columns; a third loads and adds. Columns are shared by a group of heads:
 // their gradient is summed in registers over all of them. A block takes one tile of columns after another, and of the last
 // ones a part (last_round.h): a job's first rows come while the gradients of the one before leave.
+//
+// Where tiles of columns add in turn, the last rows go first: those of a causal head all begin with the same ones.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -19,34 +22,48 @@
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/handover.cuh"
 #include "monoidreduce/kernel/kept.cuh"
-#include "monoidreduce/kernel/packing.h"
+#include "monoidreduce/kernel/parts.h"
 #include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
+#include "monoidreduce/kernel/turns.cuh"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::sm90 {
 
+// How d_rows is summed, the one sum that several blocks add to: in any order; or in turn, with the same bits in every run; or by
+// fold_backward_pass.
+enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
+
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
-// gradient lie with their columns adjacent, [payload width, columns]. kAddsRows: is d_rows wanted; it is the one sum that
-// several blocks add to, in any order, so the deterministic mode takes it from fold_backward_pass. kStays: does a block take one
-// job after another, for which activations leave too few registers.
-template <int kWidth_, int kRows_, bool kTransposed_, bool kAddsRows_>
+// gradient lie with their columns adjacent, [payload width, columns]. kStays: does a block take one job after another, for which
+// activations leave too few registers.
+template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
 struct BackwardTile {
-  static constexpr bool kTransposed = kTransposed_, kAddsRows = kAddsRows_;
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr bool kAddsRows = kRowSums != RowSums::kElsewhere, kInTurn = kRowSums == RowSums::kInTurn;
   static constexpr bool kStays = !kTransposed;
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  // That add to d_rows. In turn one waits until what it adds is there, so each consumer has its own. (H100, width 128, 8k: one for
+  // both, 6.8 ms; two, 5.1. In any order two are no faster.)
+  static constexpr int kAddingWarps = kInTurn ? kConsumers : kAddsRows ? 1 : 0;
   // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
   static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
   static_assert(kRows % kSlab == 0);
+  static_assert(kStays || !kInTurn);
+
+  // The first row of a job's n-th tile.
+  __device__ __forceinline__ static int row0(const ColumnJob& job, int n) {
+    return (job.first_tile + (kInTurn ? job.tiles - 1 - n : n)) * kRows;
+  }
 };
 
 // What consumers leave of a part: their gradients of columns and payload.
 template <class Tile>
-using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, 2 * Tile::kWidth / 2 / 4>;
+using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, Tile::kWidth / 4>;
 
 template <class Tile>
 struct BackwardArguments {
@@ -56,6 +73,7 @@ struct BackwardArguments {
   float* d_column_bias;                              // [columns], written; or null
   RowResiduals residuals;
   RowMarks marks;
+  Turns turns;
   FoldShape shape;
   JobNumbers jobs;
   ColumnHandover<Tile> parts;
@@ -90,7 +108,7 @@ struct alignas(kSharedAlignment) BackwardMemory {
   __device__ __forceinline__ void init() {
     row_ring.init(Tile::kConsumers);
     grad_ring.init(Tile::kConsumers);
-    column_ring.init(Tile::kConsumers + (Tile::kAddsRows ? 1 : 0));
+    column_ring.init(Tile::kConsumers + Tile::kAddingWarps);
     biases.init();
     arch::fence_init();
   }
@@ -127,8 +145,8 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
     for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
       const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
 #pragma unroll 1
-      for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
-        const int row0 = tile * Tile::kRows;
+      for (int n = 0; n < job.tiles; ++n) {
+        const int row0 = Tile::row0(job, n);
         const arch::Box box{0, row0, head, job.batch};
         arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes);
         RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
@@ -152,11 +170,16 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
 }
 
-// Adds the consumers' shares of d_rows to global memory. One warp.
+// Adds the consumers' shares of d_rows to global memory. One warp of those that add.
 template <class Tile, class Memory>
-__device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory) {
+__device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
   constexpr int kThreads = kWarpgroup + 32;
-  for (int w = 0; w < Tile::kConsumers; ++w) arch::arrive_threads(kShareFree + w, kThreads);
+  const auto each_share = [&](auto&& run) {
+#pragma unroll
+    for (int w = 0; w < Tile::kConsumers; w += Tile::kAddingWarps)
+      run(Tile::kAddingWarps == 1 ? w : adding_warp);
+  };
+  each_share([](int w) { arch::arrive_threads(kShareFree + w, kThreads); });
 #pragma unroll 1
   for (RingPosition<1> columns_at;; columns_at.advance()) {
     memory.column_ring.wait(columns_at);
@@ -165,25 +188,34 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
     if (arch::elect()) memory.column_ring.release(columns_at);
     if (job.tiles < 0) return;
     for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
 #pragma unroll 1
-      for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
-#pragma unroll
-        for (int w = 0; w < Tile::kConsumers; ++w) {
+      for (int n = 0; n < job.tiles; ++n) {
+        const int row0 = Tile::row0(job, n);
+        each_share([&](int w) {
+          if constexpr (Tile::kInTurn) {
+            // Behind the tiles of columns before this one that rows of the tile keep.
+            p.turns.await(batch_head, row0, w,
+                          job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns);
+            arch::fence_async_global();
+          }
           arch::sync_threads(kShareReady + w, kThreads);
           if (arch::elect()) {
+            const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
+                      row = row0 + (Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0);
 #pragma unroll
-            for (int slab = 0; slab < 2; ++slab) {
-              const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
-                        row = Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0;
-              arch::reduce_add(p.d_rows, {inner + slab * 32, tile * Tile::kRows + row, head, job.batch},
-                               memory.d_rows[w][slab]);
-            }
+            for (int slab = 0; slab < 2; ++slab)
+              arch::reduce_add(p.d_rows, {inner + slab * 32, row, head, job.batch}, memory.d_rows[w][slab]);
             arch::commit_stores();
             arch::wait_stores_read<0>();
           }
           __syncwarp();
           arch::arrive_threads(kShareFree + w, kThreads);
-        }
+          if constexpr (Tile::kInTurn) {
+            if (arch::elect()) arch::wait_stores<0>();
+            p.turns.pass(batch_head, row0, w);
+          }
+        });
       }
     }
   }
@@ -420,8 +452,8 @@ struct BackwardConsumer {
     d_bias[0] = d_bias[1] = 0.f;
     for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
 #pragma unroll 1
-      for (int tile = job.first_tile; tile < job.first_tile + job.tiles; ++tile) {
-        run_tile(job, head, tile * kRows);
+      for (int n = 0; n < job.tiles; ++n) {
+        run_tile(job, head, Tile::row0(job, n));
         at.advance();
       }
     }
@@ -533,8 +565,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
     if (warp == 0) {
       if (arch::elect()) produce<Consumer::kResiduals>(p, memory);
-    } else if (Tile::kAddsRows && warp == 1) {
-      add_rows<Tile>(p, memory);
+    } else if (warp <= Tile::kAddingWarps) {
+      add_rows<Tile>(p, memory, warp - 1);
     }
   } else {
     arch::take_registers<240>();
@@ -543,8 +575,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const ColumnJob& job = consumer.receive();
       if (job.tiles < 0) break;
       consumer.run(job);
-      if (Tile::kTransposed || job.parts.whole() || consumer.join_parts(job.parts))
-        consumer.store_columns(job);
+      if (!Tile::kStays || job.parts.whole() || consumer.join_parts(job.parts)) consumer.store_columns(job);
       consumer.release_columns();
     } while (Tile::kStays);
     if constexpr (Tile::kAddsRows)
@@ -556,28 +587,34 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 // block's start did (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens).
 template <class Tile>
 LastRound backward_last_round(const FoldProblem& p) {
-  if (Tile::kTransposed || is_partial(p)) return {};
+  if (!Tile::kStays || is_partial(p)) return {};
   return last_round(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns),
                     parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
 
 // wanted: grad_out and every gradient of the problem's rows (float, added to; with Tile::kAddsRows), columns and payload
-// (element type E, written). residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+// (element type E, written). residuals and marks: as prepare_rows (row_residuals.cuh) left them, and turns, if they are taken.
 // sharing: a counter of jobs, 0 at first, or where every row keeps every column ColumnHandover of backward_last_round, if it has
 // parts; on a boundary of 16 bytes.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, float* sharing,
+                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
                    const Launch& launch) {
   // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
   // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
   // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
   const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
                                  (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t(0));
-  const FoldShape shape(p, section_of(p, p.rows() * row_bytes * (p.heads() / p.column_heads()), 1));
+  const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
+  // In turn several heads at a time, where all jobs are equally long too: of as many tiles of columns of one head as there are
+  // blocks, the last waits long before it adds for the first time. (Width 128, 8k and 16k: 5.1 and 11.2 ms, in sections twice as
+  // large 5.2 and 10.6.)
+  const FoldShape shape(p, Tile::kInTurn ? cached_heads(p, group_bytes, 1) : section_of(p, group_bytes, 1));
   const LastRound last = backward_last_round<Tile>(p);
-  const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last,
-                        p.range.all() ? nullptr : reinterpret_cast<unsigned long long*>(sharing));
+  unsigned* const counter = Tile::kInTurn   ? turns.words
+                            : p.range.all() ? nullptr
+                                            : reinterpret_cast<unsigned*>(sharing);
+  const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last, counter);
   const BackwardArguments<Tile> arguments{
       .rows = tensor_map(p.a, Tile::kRows),
       .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
@@ -591,6 +628,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .d_column_bias = static_cast<float*>(wanted.d_bias.data),
       .residuals = residuals,
       .marks = marks,
+      .turns = turns,
       .shape = shape,
       .jobs = jobs,
       .parts = {sharing, last},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "monoidreduce/kernel/parts.h"
 #include "monoidreduce/math.h"
 
 namespace monoidreduce {
@@ -45,7 +46,7 @@ inline LastRound last_round(std::int64_t jobs, std::int64_t tiles, int blocks, i
   const std::int64_t left = jobs % blocks, all = left * tiles;
   if (left == 0 || tiles < of_part || all >= std::int64_t{1} << 31) return {};
   const std::int64_t sharing = std::min<std::int64_t>(blocks, all / of_part);
-  if ((all + sharing - 1) / sharing + 2 * of_part >= tiles) return {};
+  if (parts_of(all, sharing) + 2 * of_part >= tiles) return {};
   return {static_cast<int>(left), static_cast<int>(tiles), static_cast<int>(sharing)};
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/parts.h"
 
 namespace monoidreduce {
 
@@ -13,9 +14,6 @@ struct Packing {
   int splits;       // jobs that share the columns of a tile
 };
 inline constexpr int kPackedLines = 64;
-
-// How many parts of at most so many something is.
-constexpr std::int64_t parts_of(std::int64_t all, std::int64_t most) { return (all + most - 1) / most; }
 
 // Tiles of rows.
 inline std::int64_t packed_tiles(const FoldProblem& p, const Packing& packing) {

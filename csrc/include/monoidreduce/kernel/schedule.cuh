@@ -83,12 +83,16 @@ struct FoldShape {
   }
 };
 
-// Batch-heads of a section: one where all jobs are equally long and none share a bias, else as many as leave what a group
-// of them reads, bytes, in the second-level cache.
-inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
+// How many batch-heads leave what a group of them reads, bytes, in the second-level cache.
+inline std::int64_t cached_heads(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
   constexpr std::int64_t kCacheBytes = 32 << 20;
-  if (p.range.all() && !heads_share_bias(p) && !batches_share_bias(p)) return 1;
   return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
+}
+
+// Batch-heads of a section: one where all jobs are equally long and none share a bias.
+inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
+  if (p.range.all() && !heads_share_bias(p) && !batches_share_bias(p)) return 1;
+  return cached_heads(p, bytes, group);
 }
 
 // The lines of a job's tile are rows of one head. (PackedJob's are those of several heads.)
@@ -140,13 +144,14 @@ struct JobParts {
   __device__ __forceinline__ bool whole() const { return first_block < 0; }
 };
 
-// The numbers of the jobs of the calling block: those of whole ones, and then those of its parts of the last round.
+// The numbers of the jobs of the calling block: those of whole ones, and then those of its parts of the last round. With a
+// counter a block's jobs come after all that have been taken, and these are under way.
 struct JobNumbers {
-  unsigned long long* counter;  // in global memory, 0 at first; or null
-  int whole;                    // jobs
+  unsigned* counter;  // in global memory, 0 at first; or null
+  int whole;          // jobs
   LastRound last;
 
-  JobNumbers(std::int64_t jobs, const LastRound& last, unsigned long long* counter)
+  JobNumbers(std::int64_t jobs, const LastRound& last, unsigned* counter)
       : counter(counter), whole(static_cast<int>(jobs) - last.jobs), last(last) {}
 
   // Blocks of the grid.
@@ -154,10 +159,9 @@ struct JobNumbers {
     return static_cast<unsigned>(std::min(std::max(whole, last.blocks), multiprocessors));
   }
   __device__ __forceinline__ int end() const { return whole + 2 * last.blocks; }
-  __device__ __forceinline__ int first() const { return or_part(blockIdx.x); }
+  __device__ __forceinline__ int first() const { return or_part(counter ? taken() : blockIdx.x); }
   __device__ __forceinline__ int next(int number) const {
-    if (counter) return gridDim.x + static_cast<int>(atomicAdd(counter, 1ull));
-    if (number < whole) return or_part(number + gridDim.x);
+    if (number < whole) return or_part(counter ? taken() : number + gridDim.x);
     return which(number) == 1 ? number + 1 : end();
   }
   __device__ __forceinline__ bool is_part(int number) const { return number >= whole; }
@@ -169,6 +173,7 @@ struct JobNumbers {
   }
 
  private:
+  __device__ __forceinline__ int taken() const { return static_cast<int>(atomicAdd(counter, 1u)); }
   // A block's second part comes first: it does not end its job (handover.cuh).
   __device__ __forceinline__ int which(int number) const { return 1 - (number - whole) % 2; }
   // The number, if it is a whole job's, else that of the block's next part, if it has any.

@@ -5,27 +5,25 @@
 
 #include "monoidreduce/arch/async_copy.cuh"
 #include "monoidreduce/arch/flag.cuh"
-#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/kernel/parts.h"
 
 namespace monoidreduce {
 
 struct Turns {
-  static constexpr int kRows = 8;  // that one word is for, at least
+  static constexpr int kRows = 8;          // that one word is for, at least
+  static constexpr int kRowsOfTile = 128;  // at most
 
-  // How many blocks have started; then [batch, heads, of_head], how many have added. Null: they add in any order.
-  unsigned* words;
-  int of_head;
+  // How many jobs have been taken; then [batch, heads, of_head], how many have added. 0 at first. Null: they add in any order.
+  unsigned* words = nullptr;
+  int of_head = 0;
 
-  static std::int64_t words_of(std::int64_t batch_heads, std::int64_t padded_rows) {
-    return 1 + batch_heads * (padded_rows / kRows);
+  Turns() = default;
+  Turns(float* scratch, std::int64_t rows)
+      : words(reinterpret_cast<unsigned*>(scratch)), of_head(static_cast<int>(words_of(1, rows)) - 1) {}
+  // Floats of scratch.
+  static std::int64_t words_of(std::int64_t batch_heads, std::int64_t rows) {
+    return 1 + batch_heads * parts_of(rows, kRowsOfTile) * (kRowsOfTile / kRows);
   }
-  void clear(std::int64_t batch_heads, void* stream) const {
-    if (words)
-      check_cuda(cudaMemsetAsync(words, 0, (1 + batch_heads * of_head) * sizeof *words,
-                                 static_cast<cudaStream_t>(stream)),
-                 "cudaMemsetAsync");
-  }
-
   // The number of the calling block's job. Where blocks wait for each other it is their number in the order in which they
   // start: those with a smaller one, whom alone a block waits for, are under way. shared: a word that the block shares.
   __device__ __forceinline__ int job(int* shared) const {
@@ -34,26 +32,25 @@ struct Turns {
     __syncthreads();
     return *shared;
   }
-  // By a warp, of its share of the rows from row0 on: until so many have added to it. What they added is seen after it.
-  __device__ __forceinline__ void await(std::int64_t batch_head, int row0, unsigned before) const {
+  // By a warp, of the rows from row0 on, or its share of them: until so many have added to it. What they added is seen after it.
+  __device__ __forceinline__ void await(std::int64_t batch_head, int row0, int share, unsigned before) const {
     if (words == nullptr) return;
-    while (arch::load_acquire(of_warp(batch_head, row0)) != before) {
+    while (arch::load_acquire(word(batch_head, row0, share)) != before) {
     }
     __syncwarp();
   }
   // When the warp has added.
-  __device__ __forceinline__ void pass(std::int64_t batch_head, int row0) const {
+  __device__ __forceinline__ void pass(std::int64_t batch_head, int row0, int share) const {
     if (words == nullptr) return;
     __syncwarp();
-    if (arch::thread_again() % 32 == 0) arch::add_release(of_warp(batch_head, row0), 1);
+    if (arch::thread_again() % 32 == 0) arch::add_release(word(batch_head, row0, share), 1);
   }
 
  private:
-  // Computed again each time: kept, it takes registers of the products in between. 2^32 words are for more rows than any GPU
-  // holds.
-  __device__ __forceinline__ unsigned* of_warp(std::int64_t batch_head, int row0) const {
+  // 2^32 words are for more rows than any GPU holds.
+  __device__ __forceinline__ unsigned* word(std::int64_t batch_head, int row0, int share) const {
     const unsigned head = static_cast<unsigned>(batch_head);
-    return words + 1 + (head * of_head + row0 / kRows + arch::thread_again() / 32);
+    return words + 1 + (head * of_head + row0 / kRows + share);
   }
 };
 
