@@ -41,7 +41,7 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   const bool in_turn = tier.name != kSimt && tier.adds_rows && launch.deterministic;
   JobSharing sharing;
   if constexpr (kWithSm90) {
-    if (tier.name == kSm90) sharing = sm90::backward_sharing(problem);
+    if (tier.name == kSm90) sharing = sm90::backward_sharing(problem, launch);
   }
   if (sharing.in_parts > 0) tier.reason += message("; ", sharing.in_parts, " tiles of columns in parts");
   tier.scratch = tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2]

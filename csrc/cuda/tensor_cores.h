@@ -38,7 +38,7 @@ void attention_few_rows(const AttentionForward& arguments, const Packing& packin
 // Does one kernel take all gradients, so that blocks add to those of the rows (Tier::adds_rows); else each has a pass.
 inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
 // How blocks share the jobs of that kernel, of attention.
-JobSharing backward_sharing(const FoldProblem& p);
+JobSharing backward_sharing(const FoldProblem& p, const Launch& launch);
 }  // namespace sm90
 #undef MONOIDREDUCE_DECLARE_TIER
 

@@ -14,7 +14,6 @@ constexpr int kBlocks = 132;
 
 void check_parts(const LastRound& last, Checks& checks) {
   std::vector<int> found(static_cast<std::size_t>(last.jobs) * last.tiles);  // parts that a tile is in
-  std::vector<int> owner(found.size());                                      // the block of a tile
   std::vector<int> left(last.blocks);                                        // parts for others to join
   int least = last.tiles, most = 0;
   for (int block = 0; block < last.blocks; ++block) {
@@ -36,19 +35,13 @@ void check_parts(const LastRound& last, Checks& checks) {
       checks.section("last round", "a block leaves one part, and a second one, which comes first, is left");
       left[block] += !ends;
       CHECK(checks, left[block] <= 1 && (which == 0 || !ends), last.jobs, last.tiles, block, which);
-      for (int tile = 0; tile < part.tiles; ++tile) {
-        const std::size_t at = std::size_t(part.job) * last.tiles + part.first_tile + tile;
-        ++found[at], owner[at] = block;
-      }
+      for (int tile = 0; tile < part.tiles; ++tile)
+        ++found[std::size_t(part.job) * last.tiles + part.first_tile + tile];
     }
     least = std::min(least, share), most = std::max(most, share);
   }
   checks.section("last round", "every tile once");
   CHECK(checks, std::all_of(found.begin(), found.end(), [](int n) { return n == 1; }), last.jobs, last.tiles);
-  checks.section("last round", "a job waits for the one before in earlier blocks only");
-  bool earlier = true;
-  for (std::size_t at = last.tiles; at < owner.size(); ++at) earlier &= owner[at - last.tiles] < owner[at];
-  CHECK(checks, earlier, last.jobs, last.tiles);
   checks.section("last round", "shares are even");
   CHECK(checks, most - least <= 1, last.jobs, last.tiles, least, most);
   checks.section("last round", "what is joined has been left");

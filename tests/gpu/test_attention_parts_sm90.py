@@ -98,9 +98,9 @@ def test_bits_are_reproducible(size: str, gpu: torch.device) -> None:
             assert_same_bits({name: first[name]}, {name: again[name]})
 
 
-def test_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
+def test_jobs_that_wait_for_each_other_are_whole(gpu: torch.device, deterministic: None) -> None:
     inputs = inputs_of("several_rounds", torch.bfloat16, gpu)
-    assert tiles_in_parts(inputs) > 0
+    assert tiles_in_parts(inputs) == 0
     call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
     check_operator("attention", inputs, {"return_lse": True})
     grads = upstreams(call, inputs)
@@ -131,11 +131,17 @@ def test_streams_at_once(in_order: bool, options: dict[str, Any], gpu: torch.dev
             assert_same_bits({name: run[name] for name in names}, {name: once[name] for name in names})
 
 
-def test_graph_capture(gpu: torch.device, deterministic: None) -> None:
+def test_graph_capture(gpu: torch.device) -> None:
     call = Specimen("attention", "attention", attention_inputs, options={"return_lse": True})
     inputs = inputs_of("narrow", torch.bfloat16, gpu)
+    assert tiles_in_parts(inputs) > 0
     grads = upstreams(call, inputs)
-    check_captured(lambda: tuple(results(call, inputs, grads).values()))
+
+    def step() -> tuple[torch.Tensor, ...]:
+        found = results(call, inputs, grads)
+        return found["out0"], found["out1"], found["d_k"], found["d_v"]  # d_q is added to in any order
+
+    check_captured(step)
 
 
 @pytest.mark.parametrize("options", ({"causal": True}, {"window": (50, 10)}), ids=("causal", "window"))

@@ -19,15 +19,15 @@ JobSharing columns_in_parts(const FoldProblem& p) {
 
 }  // namespace
 
-JobSharing backward_sharing(const FoldProblem& p) {
-  if (!gradients_at_once(p)) return {};
+JobSharing backward_sharing(const FoldProblem& p, const Launch& launch) {
+  if (!gradients_at_once(p) || launch.deterministic) return {};  // turns have a counter of their own
   return p.range.all() ? columns_in_parts(p) : JobSharing::by_counter();
 }
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
   attention_backward_passes<Biases::kTiles>(
-      x, launch.deterministic && gradients_at_once(problem), backward_sharing(problem), launch,
+      x, launch.deterministic && gradients_at_once(problem), backward_sharing(problem, launch), launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
         backward_kernels<decltype(element), false>(LogSumExp<Bits>{}, scores, problem, wanted,

@@ -584,10 +584,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 }
 
 // Jobs in parts: of attention, where every row keeps every column. A part costs as much as two tiles of rows besides its own, as a
-// block's start did (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens).
+// block's start did (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens). In turn all jobs are
+// whole: parts start at the same time, each in the middle of rows that it has to wait for (16k: 19 ms, of which the last of 16
+// rounds took more than half).
 template <class Tile>
 LastRound backward_last_round(const FoldProblem& p) {
-  if (!Tile::kStays || is_partial(p)) return {};
+  if (!Tile::kStays || Tile::kInTurn || is_partial(p)) return {};
   return last_round(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns),
                     parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
@@ -606,10 +608,12 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
   const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
                                  (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t(0));
   const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
-  // In turn several heads at a time, where all jobs are equally long too: of as many tiles of columns of one head as there are
-  // blocks, the last waits long before it adds for the first time. (Width 128, 8k and 16k: 5.1 and 11.2 ms, in sections twice as
-  // large 5.2 and 10.6.)
-  const FoldShape shape(p, Tile::kInTurn ? cached_heads(p, group_bytes, 1) : section_of(p, group_bytes, 1));
+  // In turn several heads at a time, where all jobs are equally long too, and at least a few: the more tiles of columns of one head
+  // wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms, 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
+  constexpr std::int64_t kLeast = 4;
+  const std::int64_t in_turn =
+      std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());
+  const FoldShape shape(p, Tile::kInTurn ? in_turn : section_of(p, group_bytes, 1));
   const LastRound last = backward_last_round<Tile>(p);
   unsigned* const counter = Tile::kInTurn   ? turns.words
                             : p.range.all() ? nullptr
