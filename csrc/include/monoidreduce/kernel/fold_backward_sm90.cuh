@@ -10,7 +10,7 @@
 // their gradient is summed in registers over all of them. A block takes one tile of columns after another, and of the last
 // ones a part (last_round.h): a job's first rows come while the gradients of the one before leave.
 //
-// Where tiles of columns add in turn, the last rows go first: those of a causal head all begin with the same ones.
+// Where tiles of columns add in turn, all are whole, and the last rows go first: tiles of a causal head all begin with those.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -46,8 +46,8 @@ struct BackwardTile {
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // That add to d_rows. In turn one waits until what it adds is there, so each consumer has its own. (H100, width 128, 8k: one for
-  // both, 6.8 ms; two, 5.1. In any order two are no faster.)
+  // That add to d_rows. In turn one waits until what it adds is there, so each consumer has its own. (H100, width 128,
+  // causal, 8k and 16k: one for both 2.82 and 5.2 ms, two 2.70 and 5.0. In any order two are no faster.)
   static constexpr int kAddingWarps = kInTurn ? kConsumers : kAddsRows ? 1 : 0;
   // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
@@ -585,8 +585,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
 // Jobs in parts: of attention, where every row keeps every column. A part costs as much as two tiles of rows besides its own, as a
 // block's start did (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens). In turn all jobs are
-// whole: parts start at the same time, each in the middle of rows that it has to wait for (16k: 19 ms, of which the last of 16
-// rounds took more than half).
+// whole: parts start at the same time, each in the middle of rows that it has to wait for (16k: 19 ms, more than half of them, by a
+// model that gives the same, in the last of 16 rounds).
 template <class Tile>
 LastRound backward_last_round(const FoldProblem& p) {
   if (!Tile::kStays || Tile::kInTurn || is_partial(p)) return {};
@@ -597,7 +597,7 @@ LastRound backward_last_round(const FoldProblem& p) {
 // wanted: grad_out and every gradient of the problem's rows (float, added to; with Tile::kAddsRows), columns and payload
 // (element type E, written). residuals and marks: as prepare_rows (row_residuals.cuh) left them, and turns, if they are taken.
 // sharing: a counter of jobs, 0 at first, or where every row keeps every column ColumnHandover of backward_last_round, if it has
-// parts; on a boundary of 16 bytes.
+// parts; on a boundary of 16 bytes. Where turns are taken it is not read.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
@@ -611,9 +611,9 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
   // In turn several heads at a time, where all jobs are equally long too, and at least a few: the more tiles of columns of one head
   // wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms, 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
   constexpr std::int64_t kLeast = 4;
-  const std::int64_t in_turn =
+  const std::int64_t heads_in_turn =
       std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());
-  const FoldShape shape(p, Tile::kInTurn ? in_turn : section_of(p, group_bytes, 1));
+  const FoldShape shape(p, Tile::kInTurn ? heads_in_turn : section_of(p, group_bytes, 1));
   const LastRound last = backward_last_round<Tile>(p);
   unsigned* const counter = Tile::kInTurn   ? turns.words
                             : p.range.all() ? nullptr

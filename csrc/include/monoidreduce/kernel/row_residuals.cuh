@@ -1,6 +1,6 @@
 // What attention's backward pass needs of each row, in the form that its kernel loads: the log-sum-exp in bits, and
 // centre_i = g_i - <G_i, out_i> times the scale of the scores. g is the gradient by the log-sum-exp, G that by the
-// output. Also clears the marks, and the words by which blocks share jobs.
+// output. Also clears the marks, and the words by which blocks share jobs and take turns.
 #pragma once
 
 #include "monoidreduce/arch/mma.cuh"

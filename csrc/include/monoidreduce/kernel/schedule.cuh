@@ -2,7 +2,8 @@
 //
 // A job is a tile of rows, or of columns, of one batch and head. Heads go in sections whose operands stay in the second-level
 // cache together; in a section the longest jobs come first, so that the last ones to start are short. Jobs of different
-// lengths are handed out by a counter; those of one length in turn, and the last of them may be in parts (last_round.h).
+// lengths, and columns' jobs that wait for each other (turns.cuh), are handed out by a counter. Others have a fixed order, and the
+// last of them may be in parts (last_round.h).
 #pragma once
 
 #include <algorithm>

@@ -5,25 +5,24 @@
 
 #include "monoidreduce/arch/async_copy.cuh"
 #include "monoidreduce/arch/flag.cuh"
-#include "monoidreduce/kernel/parts.h"
 
 namespace monoidreduce {
 
 struct Turns {
-  static constexpr int kRows = 8;          // that one word is for, at least
-  static constexpr int kRowsOfTile = 128;  // at most
+  static constexpr int kRows = 8;  // that one word is for, at least
 
   // How many jobs have been taken; then [batch, heads, of_head], how many have added. 0 at first. Null: they add in any order.
   unsigned* words = nullptr;
   int of_head = 0;
 
   Turns() = default;
-  Turns(float* scratch, std::int64_t rows)
-      : words(reinterpret_cast<unsigned*>(scratch)), of_head(static_cast<int>(words_of(1, rows)) - 1) {}
-  // Floats of scratch.
-  static std::int64_t words_of(std::int64_t batch_heads, std::int64_t rows) {
-    return 1 + batch_heads * parts_of(rows, kRowsOfTile) * (kRowsOfTile / kRows);
+  Turns(float* scratch, std::int64_t padded_rows)
+      : words(reinterpret_cast<unsigned*>(scratch)), of_head(static_cast<int>(padded_rows / kRows)) {}
+  // Of scratch.
+  static std::int64_t words_of(std::int64_t batch_heads, std::int64_t padded_rows) {
+    return 1 + batch_heads * (padded_rows / kRows);
   }
+
   // The number of the calling block's job. Where blocks wait for each other it is their number in the order in which they
   // start: those with a smaller one, whom alone a block waits for, are under way. shared: a word that the block shares.
   __device__ __forceinline__ int job(int* shared) const {
