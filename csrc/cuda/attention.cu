@@ -38,14 +38,14 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
     obstacles.both = "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch, obstacles);
   tier.adds_rows = tier.name != kSm90 || sm90::gradients_at_once(problem);
-  const bool in_turn = tier.name != kSimt && tier.adds_rows && launch.deterministic;
   JobSharing sharing;
+  if (tier.name == kSm80) sharing = sm80::backward_sharing(problem, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sharing = sm90::backward_sharing(problem, launch);
   }
   if (sharing.in_parts > 0) tier.reason += message("; ", sharing.in_parts, " tiles of columns in parts");
   tier.scratch = tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2]
-                                    : BackwardScratch(x, nullptr, in_turn, sharing).size;
+                                    : BackwardScratch(x, nullptr, sharing).size;
   return tier;
 }
 

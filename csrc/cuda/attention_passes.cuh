@@ -71,7 +71,7 @@ void attention_forward_passes(const AttentionForward& x, const Launch& launch, R
   repair_forward(LogSumExp<double>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
 }
 
-// The backward pass's scratch: parts of floats, one behind the other. in_turn: do blocks take turns to add.
+// The backward pass's scratch: parts of floats, one behind the other.
 struct BackwardScratch {
   RowResiduals residuals;
   RowMarks marks;
@@ -80,7 +80,7 @@ struct BackwardScratch {
   ClearedWords cleared;  // of sharing and turns
   std::int64_t size;
 
-  BackwardScratch(const AttentionBackward& x, float* at, bool in_turn, const JobSharing& how) {
+  BackwardScratch(const AttentionBackward& x, float* at, const JobSharing& how) {
     constexpr std::int64_t kPadding = 128;
     const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
     const std::int64_t padded = (x.q.size[2] + kPadding - 1) / kPadding * kPadding;
@@ -89,7 +89,7 @@ struct BackwardScratch {
     constexpr int kParts = 6;
     const std::int64_t parts[kParts] = {heads * padded,    heads * padded,
                                         heads * row_units, column_heads * column_units,
-                                        how.floats,        in_turn ? Turns::words_of(heads, padded) : 0};
+                                        how.floats,        how.in_turn ? Turns::words_of(heads, padded) : 0};
     float* part[kParts];
     size = 0;
     for (int n = 0; n < kParts; ++n)
@@ -97,7 +97,7 @@ struct BackwardScratch {
     residuals = {part[0], part[1], static_cast<int>(padded)};
     marks = {part[2], part[3], static_cast<int>(row_units), static_cast<int>(column_units)};
     sharing = part[4];
-    if (in_turn) turns = {part[5], padded};
+    if (how.in_turn) turns = {part[5], padded};
     float* const first = sharing + how.floats - how.words;  // the words are last, and turns begin behind them
     cleared = {reinterpret_cast<unsigned*>(first), part[5] + parts[5] - first};
   }
@@ -119,10 +119,10 @@ struct RepairedGradientRows {
 
 // run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
 template <Biases kBiases, class Elements = Halves, class Run>
-void attention_backward_passes(const AttentionBackward& x, bool in_turn, const JobSharing& sharing,
-                               const Launch& launch, Run run) {
+void attention_backward_passes(const AttentionBackward& x, const JobSharing& sharing, const Launch& launch,
+                               Run run) {
   const FoldProblem problem = attention_problem(x);
-  const BackwardScratch scratch(x, data<float>(x.scratch), in_turn, sharing);
+  const BackwardScratch scratch(x, data<float>(x.scratch), sharing);
   const float scale = static_cast<float>(x.options.scale);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {

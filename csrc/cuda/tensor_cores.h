@@ -8,13 +8,13 @@
 
 namespace monoidreduce::cuda {
 
-// The memory by which blocks share jobs: floats of scratch on a boundary of 16 bytes, the last of them words that are 0 at first.
+// How the blocks of attention's backward pass share its jobs.
 struct JobSharing {
+  // Scratch for it, on a boundary of 16 bytes, the last of it words that are 0 at first. A counter of jobs, where in_parts is 0.
   std::int64_t floats = 0, words = 0;
   int in_parts = 0;  // jobs of which several blocks have a part
-
-  // A counter hands out jobs.
-  static JobSharing by_counter() { return {.floats = 1, .words = 1}; }
+  bool in_turn =
+      false;  // do blocks take turns to add to the rows' gradients (turns.cuh, whose scratch is not counted here)
 };
 
 #define MONOIDREDUCE_DECLARE_TIER                                                    \
@@ -24,7 +24,9 @@ struct JobSharing {
   void mlp_backward(const MlpBackward& arguments, const Launch& launch);             \
   /* Of an MLP in parts. */                                                          \
   void mlp_hidden(const MlpHidden& arguments, const Launch& launch);                 \
-  void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
+  void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);  \
+  /* Of attention. */                                                                \
+  JobSharing backward_sharing(const FoldProblem& p, const Launch& launch);
 namespace sm80 {
 MONOIDREDUCE_DECLARE_TIER
 }
@@ -37,8 +39,6 @@ std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing);
 void attention_few_rows(const AttentionForward& arguments, const Packing& packing, const Launch& launch);
 // Does one kernel take all gradients, so that blocks add to those of the rows (Tier::adds_rows); else each has a pass.
 inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
-// How blocks share the jobs of that kernel, of attention.
-JobSharing backward_sharing(const FoldProblem& p, const Launch& launch);
 }  // namespace sm90
 #undef MONOIDREDUCE_DECLARE_TIER
 

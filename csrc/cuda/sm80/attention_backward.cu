@@ -7,9 +7,13 @@ namespace monoidreduce::cuda::sm80 {
 
 using namespace monoidreduce::sm80;
 
+JobSharing backward_sharing(const FoldProblem&, const Launch& launch) {
+  return {.in_turn = launch.deterministic};
+}
+
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
   attention_backward_passes<Biases::kElements, HalvesAndFloat>(
-      x, launch.deterministic, {}, launch,
+      x, backward_sharing(attention_problem(x), launch), launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
         using E = decltype(element);

@@ -20,20 +20,19 @@ JobSharing columns_in_parts(const FoldProblem& p) {
 }  // namespace
 
 JobSharing backward_sharing(const FoldProblem& p, const Launch& launch) {
-  if (!gradients_at_once(p) || launch.deterministic) return {};  // turns have a counter of their own
-  return p.range.all() ? columns_in_parts(p) : JobSharing::by_counter();
+  if (!gradients_at_once(p)) return {};
+  if (launch.deterministic) return {.in_turn = true};  // turns have a counter of their own
+  if (!p.range.all()) return {.floats = 1, .words = 1};
+  return columns_in_parts(p);
 }
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  const FoldProblem problem = attention_problem(x);
-  attention_backward_passes<Biases::kTiles>(
-      x, launch.deterministic && gradients_at_once(problem), backward_sharing(problem, launch), launch,
-      [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
-          const BackwardScratch& scratch) {
-        backward_kernels<decltype(element), false>(LogSumExp<Bits>{}, scores, problem, wanted,
-                                                   scratch.residuals, scratch.marks, scratch.turns,
-                                                   scratch.sharing, launch);
-      });
+  const auto run = [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
+                       const BackwardScratch& scratch) {
+    backward_kernels<decltype(element), false>(LogSumExp<Bits>{}, scores, problem, wanted, scratch.residuals,
+                                               scratch.marks, scratch.turns, scratch.sharing, launch);
+  };
+  attention_backward_passes<Biases::kTiles>(x, backward_sharing(attention_problem(x), launch), launch, run);
 }
 
 }  // namespace monoidreduce::cuda::sm90

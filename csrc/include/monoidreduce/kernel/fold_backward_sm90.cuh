@@ -37,12 +37,12 @@ enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
 // gradient lie with their columns adjacent, [payload width, columns]. kStays: does a block take one job after another, for which
-// activations leave too few registers.
+// activations leave too few registers. kHasParts: and at last parts of some (backward_last_round).
 template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_;
   static constexpr bool kAddsRows = kRowSums != RowSums::kElsewhere, kInTurn = kRowSums == RowSums::kInTurn;
-  static constexpr bool kStays = !kTransposed;
+  static constexpr bool kStays = !kTransposed, kHasParts = kStays && !kInTurn;
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
@@ -575,7 +575,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const ColumnJob& job = consumer.receive();
       if (job.tiles < 0) break;
       consumer.run(job);
-      if (!Tile::kStays || job.parts.whole() || consumer.join_parts(job.parts)) consumer.store_columns(job);
+      if (!Tile::kHasParts || job.parts.whole() || consumer.join_parts(job.parts))
+        consumer.store_columns(job);
       consumer.release_columns();
     } while (Tile::kStays);
     if constexpr (Tile::kAddsRows)
@@ -589,7 +590,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 // model that gives the same, in the last of 16 rounds).
 template <class Tile>
 LastRound backward_last_round(const FoldProblem& p) {
-  if (!Tile::kStays || Tile::kInTurn || is_partial(p)) return {};
+  if (!Tile::kHasParts || is_partial(p)) return {};
   return last_round(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns),
                     parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
