@@ -8,7 +8,7 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// The monoid of the loss that `kind` names, for loops over elements (with_named of cpu/panels.h). The rest of a fold asks for
+// The monoid of the loss that `kind` names, for loops over elements (with_named). The rest of a fold asks for
 // identity, which is the same for all, combine and project.
 template <class R>
 struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {

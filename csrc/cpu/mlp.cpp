@@ -9,35 +9,6 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// The sum of the activation that `kind` names, for loops over elements (with_named of cpu/panels.h); whatever else a fold asks
-// of its monoid is the same for all, and the base's.
-template <class R>
-struct NamedSum : Sum<R> {
-  ActivationKind kind;
-
-  template <class F>
-  void with_named(F f) const {
-    switch (kind) {
-      case ActivationKind::kRelu:
-        return f(Sum<R, Relu>{});
-      case ActivationKind::kRelu2:
-        return f(Sum<R, Relu2>{});
-      case ActivationKind::kGelu:
-        return f(Sum<R, Gelu>{});
-      case ActivationKind::kGeluTanh:
-        return f(Sum<R, GeluTanh>{});
-      case ActivationKind::kSilu:
-        return f(Sum<R, Silu>{});
-      case ActivationKind::kTanh:
-        return f(Sum<R, Tanh>{});
-      case ActivationKind::kSigmoid:
-        return f(Sum<R, Sigmoid>{});
-      case ActivationKind::kIdentity:
-        return f(Sum<R, Identity>{});
-    }
-  }
-};
-
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);

@@ -1,7 +1,6 @@
-// What the MLP's CUDA files share: the activation as a type, and what keeps a call from tensor cores.
+// What the MLP's CUDA files share: what keeps a call from tensor cores.
 #pragma once
 
-#include "monoidreduce/activation.h"
 #include "monoidreduce/error.h"
 #include "monoidreduce/problems.h"
 #include "tier.h"
@@ -25,29 +24,5 @@ std::string mlp_obstacle(const Arguments& x) {
 Tier mlp_forward_parts(const Tier& fused, const FoldProblem& p, std::int64_t workspace, const Launch& launch);
 Tier mlp_backward_parts(const Tier& fused, const FoldProblem& p, std::int64_t workspace,
                         const Launch& launch);
-
-// Calls run(Activation{}) with the activation that kind names.
-template <class Run>
-void with_activation(ActivationKind kind, Run run) {
-  using enum ActivationKind;
-  switch (kind) {
-    case kRelu:
-      return run(Relu{});
-    case kRelu2:
-      return run(Relu2{});
-    case kGelu:
-      return run(Gelu{});
-    case kGeluTanh:
-      return run(GeluTanh{});
-    case kSilu:
-      return run(Silu{});
-    case kTanh:
-      return run(Tanh{});
-    case kSigmoid:
-      return run(Sigmoid{});
-    case kIdentity:
-      return run(Identity{});
-  }
-}
 
 }  // namespace monoidreduce::cuda

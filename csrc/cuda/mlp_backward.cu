@@ -70,15 +70,13 @@ void mlp_backward(const MlpBackward& x, const Launch& launch) {
   }
   if (!simt) return count_tier("mlp_backward", tier, x.x.dtype, launch.deterministic);
   with_accumulation(x.x.dtype, [&](auto zero) {
-    with_activation(x.activation, [&](auto activation) {
-      using T = decltype(zero);
-      const FoldGradients wanted{.grad_out = as_rows(x.grad_out),
-                                 .d_a = as_rows(x.d_x),
-                                 .d_b = as_rows(x.d_w1),
-                                 .d_payload = as_rows(transposed(x.d_w2)),
-                                 .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
-      fold_backward<true>(Sum<T, decltype(activation)>{}, mlp_problem(x), SumRows<T>{}, wanted, launch);
-    });
+    using T = decltype(zero);
+    const FoldGradients wanted{.grad_out = as_rows(x.grad_out),
+                               .d_a = as_rows(x.d_x),
+                               .d_b = as_rows(x.d_w1),
+                               .d_payload = as_rows(transposed(x.d_w2)),
+                               .d_bias = as_column_bias(x.d_bias1, x.x.size[0])};
+    fold_backward<true>(NamedSum<T>{{}, x.activation}, mlp_problem(x), SumRows<T>{}, wanted, launch);
   });
   count_simt("mlp_backward", x.x.dtype, launch.deterministic);
 }

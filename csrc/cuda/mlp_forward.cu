@@ -32,11 +32,9 @@ void mlp_forward(const MlpForward& x, const Launch& launch) {
   }
   if (tier.name != kSimt) return count_tier("mlp_forward", tier, x.x.dtype);
   with_accumulation(x.x.dtype, [&](auto zero) {
-    with_activation(x.activation, [&](auto activation) {
-      using T = decltype(zero);
-      fold_forward<true>(Sum<T, decltype(activation)>{}, mlp_problem(x, x.bias2), SumRows<T>{},
-                         as_rows(x.out), launch);
-    });
+    using T = decltype(zero);
+    fold_forward<true>(NamedSum<T>{{}, x.activation}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out),
+                       launch);
   });
   count_simt("mlp_forward", x.x.dtype);
 }

@@ -43,13 +43,11 @@ struct MlpRows {
 template <class Elements = Halves, class Arguments, class Run>
 void with_mlp_monoid(const Arguments& x, Run run) {
   Elements::with(x.x.dtype, [&](auto element) {
-    with_activation(x.activation, [&](auto activation) {
-      using E = decltype(element);
-      using R = Fast<E>;
-      const BiasedScores<R, E> scores{data<const E>(x.bias1), x.bias1.stride[0],
-                                      static_cast<int>(x.w1.size[0])};
-      run(element, Sum<R, decltype(activation)>{}, scores);
-    });
+    using E = decltype(element);
+    using R = Fast<E>;
+    const BiasedScores<R, E> scores{data<const E>(x.bias1), x.bias1.stride[0],
+                                    static_cast<int>(x.w1.size[0])};
+    run(element, NamedSum<R>{{}, x.activation}, scores);
   });
 }
 

@@ -113,6 +113,17 @@ struct WithPayload {
   }
 };
 
+// Calls f(m), or f with the monoid that m names at run time (NamedSum of monoids/sum.h): f, a loop over elements, is compiled for
+// each of those, what is around it once.
+template <class M, class F>
+MR_HD void with_named(const M& m, F&& f) {
+  if constexpr (requires { m.with_named(f); }) {
+    m.with_named(f);
+  } else {
+    f(m);
+  }
+}
+
 // Folds count elements into state: one join of frames for the tile, then one pass that adds mass. element(c)
 // gives element c.
 template <FramedMonoid M, class ElementAt>

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "monoidreduce/activation.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/distillation.h"
 
@@ -147,7 +148,6 @@ struct RowOrdering {
   std::int64_t ignore_index = -100;
 };
 
-enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
   TensorView out;                      // [B, N]

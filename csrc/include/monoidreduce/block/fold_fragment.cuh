@@ -107,13 +107,15 @@ template <PayloadMonoid M, class Scores, int kSize>
 __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
                                                float (&tile)[kSize], const Scores& scores) {
   using R = typename M::Real;
+  with_named(m, [&](const auto& m) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    typename M::State& row = state[row_of_element(i)];
-    const Element<R> e{scores.value(R(tile[i]), i), R(0), 0, -1};
-    tile[i] = m.weight(e, m.frame_of(row)).x;
-    row = m.accumulate(row, e);
-  }
+    for (int i = 0; i < kSize; ++i) {
+      typename M::State& row = state[row_of_element(i)];
+      const Element<R> e{scores.value(R(tile[i]), i), R(0), 0, -1};
+      tile[i] = m.weight(e, m.frame_of(row)).x;
+      row = m.accumulate(row, e);
+    }
+  });
 }
 
 // Dot products become rounded scores, where scores grow with them: all others are scores already.

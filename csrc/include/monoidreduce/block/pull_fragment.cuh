@@ -25,16 +25,18 @@ template <PayloadMonoid M, class Scores, class Residual, int kSize, class See = 
 __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
                                               float (&tile)[kSize], float (&u)[kSize], See&& see = {}) {
   using R = typename M::Real;
+  with_named(m, [&](const auto& m) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) {
-    const R x(tile[i]);
-    const Element<R> e{scores.value(x, i), R(0), 0, -1};
-    const RowResidual<M> row = residual(i);
-    const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
-    see(i, pulled.score.x);
-    u[i] = scores.chain(pulled.score, x).x;
-    tile[i] = pulled.weight.x;
-  }
+    for (int i = 0; i < kSize; ++i) {
+      const R x(tile[i]);
+      const Element<R> e{scores.value(x, i), R(0), 0, -1};
+      const RowResidual<M> row = residual(i);
+      const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
+      see(i, pulled.score.x);
+      u[i] = scores.chain(pulled.score, x).x;
+      tile[i] = pulled.weight.x;
+    }
+  });
 }
 
 }  // namespace monoidreduce

@@ -444,17 +444,6 @@ inline void add_non_finite(const PanelTile<M, T>& tile, const NonFinite<T>& take
   }
 }
 
-// Calls f(m), or f with the monoid that m names at run time (NamedSum of csrc/cpu/mlp.cpp): f is compiled for each of those,
-// what is around it once.
-template <class M, class F>
-MR_HD void with_named(const M& m, F f) {
-  if constexpr (requires { m.with_named(f); }) {
-    m.with_named(f);
-  } else {
-    f(m);
-  }
-}
-
 // M<T> as M<Pack>: a monoid's parameters, if it has any, do not depend on its real type.
 template <template <class> class M, class T>
 inline M<LanePack<T>> as_packs(const M<T>& m) {

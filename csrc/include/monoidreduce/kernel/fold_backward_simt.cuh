@@ -94,30 +94,32 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
     upstream = rows.upstream(flat_row);
     label = static_cast<Index<T>>(rows.label(flat_row));
   }
+  with_named(m, [&](const auto& m) {
 #pragma unroll 2
-  for (int n = 0; n < kLaneElements; ++n) {
-    const int place = element_column(n) * kPitch + element_row();
-    const std::int64_t column = at.column0 + element_column(n);
-    T first = T(0), second = T(0);
-    if (valid[n]) {
-      const T dot = memory.first[place], bias_value = score_bias(bias, row, column);
-      const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
-      Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label};
-      if constexpr (kPayload) {
-        const auto pulled = pull(m, e, product, upstream, second_dot);
-        first = pulled.score;
-        second = pulled.weight;
-      } else {
-        if constexpr (M::kScores == 2) e.other = score.value(second_dot, T(0));
-        const Gradient<T> pulled = pull(m, e, product, upstream);
-        first = pulled.score;
-        if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
+    for (int n = 0; n < kLaneElements; ++n) {
+      const int place = element_column(n) * kPitch + element_row();
+      const std::int64_t column = at.column0 + element_column(n);
+      T first = T(0), second = T(0);
+      if (valid[n]) {
+        const T dot = memory.first[place], bias_value = score_bias(bias, row, column);
+        const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
+        Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label};
+        if constexpr (kPayload) {
+          const auto pulled = pull(m, e, product, upstream, second_dot);
+          first = pulled.score;
+          second = pulled.weight;
+        } else {
+          if constexpr (M::kScores == 2) e.other = score.value(second_dot, T(0));
+          const Gradient<T> pulled = pull(m, e, product, upstream);
+          first = pulled.score;
+          if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
+        }
+        if (slope_wanted) first *= score.slope(dot, bias_value);
       }
-      if (slope_wanted) first *= score.slope(dot, bias_value);
+      memory.first[place] = first;
+      if (p.pairs == 2) memory.second[place] = second;
     }
-    memory.first[place] = first;
-    if (p.pairs == 2) memory.second[place] = second;
-  }
+  });
 }
 
 // to += scale times the tile in memory.first (its transpose, along the rows) times 64 rows of from.

@@ -64,15 +64,17 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
     if constexpr (kPayload)
       frame = reduce_lanes<kRowLanes>(frame, [&](const auto& f, const auto& g) { return m.join(f, g); });
     state = m.reframe(state, frame);
+    with_named(m, [&](const auto& m) {
 #pragma unroll 4
-    for (int n = 0; n < kLaneElements; ++n) {
-      T weight = T(0);
-      if (valid[n]) {
-        state = m.accumulate(state, element(n));
-        if constexpr (kPayload) weight = m.weight(element(n), frame);
+      for (int n = 0; n < kLaneElements; ++n) {
+        T weight = T(0);
+        if (valid[n]) {
+          state = m.accumulate(state, element(n));
+          if constexpr (kPayload) weight = m.weight(element(n), frame);
+        }
+        if constexpr (kPayload) weigh(n, weight);
       }
-      if constexpr (kPayload) weigh(n, weight);
-    }
+    });
     if constexpr (kPayload) {
       return m.rescale(before, frame);
     } else {

@@ -43,4 +43,16 @@ struct Sum {
   MR_HD R mass(State s) const { return s.mass; }
 };
 
+// The sum of the activation that `kind` names, for loops over elements (with_named); whatever else a fold asks of its monoid is
+// the same for all, and the base's.
+template <class R>
+struct NamedSum : Sum<R> {
+  ActivationKind kind;
+
+  template <class F>
+  MR_HD void with_named(F&& f) const {
+    with_activation(kind, [&](auto activation) { f(Sum<R, decltype(activation)>{}); });
+  }
+};
+
 }  // namespace monoidreduce
