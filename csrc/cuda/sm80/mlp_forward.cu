@@ -21,13 +21,10 @@ struct Tiles<float> : FloatForwardTiles<true> {};
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
-  // A kernel for each activation: where a branch to it separates a warp's two products, none of the activations hides behind the
-  // second. (H100, 16384 rows: width 64, bfloat16 0.151 ms with gelu_tanh, 0.174 with one kernel for all; float 0.153, 0.201; width
-  // 128, 0.224, 0.245 and 0.244, 0.294.)
   mlp_forward_pass<HalvesAndFloat>(x, [&](auto element, const auto& named, const auto& scores,
                                           const auto& problem, const auto& rows, const TensorView& out) {
     using E = decltype(element);
-    with_named(named, [&](const auto& m) {
+    with_own_kernel(named, [&](const auto& m) {
       with_forward_tile<Tiles<E>>(
           width, [&](auto tile) { fold_forward<E, decltype(tile)>(m, scores, problem, rows, out, launch); });
     });

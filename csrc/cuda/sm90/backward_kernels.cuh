@@ -1,6 +1,7 @@
 // The kernels that a backward fold takes on Hopper, by width and mode.
 #pragma once
 
+#include "../mlp.h"
 #include "../tensor_cores.h"
 #include "monoidreduce/kernel/fold_backward_pass_sm90.cuh"
 #include "monoidreduce/kernel/fold_backward_sm90.cuh"
@@ -32,18 +33,19 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
   };
   constexpr bool kBiased = kBiasedByTile<Scores>;
   const auto at_once = [&](auto width) {
-    const auto run = [&](auto row_sums) {
+    const auto run = [&](const auto& m, auto row_sums) {
       using Tile = TileAtOnce<width(), kBiased, kTransposed, row_sums()>;
       fold_backward<E, Tile>(m, scores, p, wanted, residuals, marks, turns, sharing, launch);
     };
-    if (!launch.deterministic) return run(constant<RowSums::kAnyOrder>);
+    if (!launch.deterministic)
+      return with_own_kernel(m, [&](const auto& own) { run(own, constant<RowSums::kAnyOrder>); });
     if constexpr (kTransposed) {
       // An MLP is one head. In turn, its tiles of columns wait for each other for longer than the pass takes: at width 128, 16384
       // rows and units, 0.85 ms instead of 0.78 (H100; with one warp that adds).
       pass(PassTile<kRows, width(), kTransposed>{});
-      run(constant<RowSums::kElsewhere>);
+      run(m, constant<RowSums::kElsewhere>);
     } else {
-      run(constant<RowSums::kInTurn>);
+      run(m, constant<RowSums::kInTurn>);
     }
   };
   const std::int64_t width = std::max(p.width(), p.payload_width());
@@ -52,10 +54,7 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     return at_once(constant<128>);
   }
   if constexpr (!kBiased) {
-    // The MLP has eight activations: too many kernels for what a width of 192 saves.
-    if constexpr (!kTransposed) {
-      if (width <= 192) return three_passes(constant<192>);
-    }
+    if (width <= 192) return three_passes(constant<192>);
     three_passes(constant<256>);
   }
 }

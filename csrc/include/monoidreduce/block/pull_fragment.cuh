@@ -19,7 +19,7 @@ struct Unseen {
 };
 
 // What Scores::prepare or prepare_transposed (fragment_scores.cuh) left becomes the payload's weights, and u = <G_i, v_j> the
-// derivative by the dot product. residual(i): of the row of element i. D is linear in the upstream gradient, so the
+// derivative by the dot product. residual(i): RowResidual of the row of element i. D is linear in the upstream gradient, so the
 // unit of the scores goes into u and, beforehand, into the row's part. see(i, g): is shown the derivative by score i.
 template <PayloadMonoid M, class Scores, class Residual, int kSize, class See = Unseen>
 __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
@@ -30,7 +30,7 @@ __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, 
     for (int i = 0; i < kSize; ++i) {
       const R x(tile[i]);
       const Element<R> e{scores.value(x, i), R(0), 0, -1};
-      const RowResidual<M> row = residual(i);
+      const auto row = residual(i);
       const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
       see(i, pulled.score.x);
       u[i] = scores.chain(pulled.score, x).x;

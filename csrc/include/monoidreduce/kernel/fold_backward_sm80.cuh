@@ -289,45 +289,47 @@ struct BackwardWorker {
       return all_scores.pulled(job.batch, head, own_row0, column0(f));
     };
     Operand weights, dz;
+    with_named(m, [&](const auto& m) {
 #pragma unroll
-    for (int first = 0; first < kFragments; first += kTogether) {
-#pragma unroll
-      for (int f = first; f < first + kTogether; ++f) {
-        const auto& scores = scores_of(f);
-        scores.prepare_transposed(dots[f], own_row0, column0(f));
-        Kept kept[2];
-        if constexpr (kBiasedByElement<Scores>) find_kept_rows(kept, p.shape, own_row0, column0(f));
-        pull_fragment(m, scores, residual, dots[f], u[f], [&](int i, float g) {
-          if constexpr (kBiasedByElement<Scores>) {
-            if (all_scores.d_bias.data && kept[row_of_element(i)](i)) scores.add_bias_gradient(i, g);
-          }
-        });
-      }
-      if (!full) {
+      for (int first = 0; first < kFragments; first += kTogether) {
 #pragma unroll
         for (int f = first; f < first + kTogether; ++f) {
-          Kept kept[2];
-          find_kept_rows(kept, p.shape, own_row0, column0(f));
-          if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it would clear
-          clear_fragment(kept, u[f]);
+          const auto& scores = scores_of(f);
+          scores.prepare_transposed(dots[f], own_row0, column0(f));
+          [[maybe_unused]] Kept kept[2];
+          if constexpr (kBiasedByElement<Scores>) find_kept_rows(kept, p.shape, own_row0, column0(f));
+          pull_fragment(m, scores, residual, dots[f], u[f], [&](int i, float g) {
+            if constexpr (kBiasedByElement<Scores>) {
+              if (all_scores.d_bias.data && kept[row_of_element(i)](i)) scores.add_bias_gradient(i, g);
+            }
+          });
+        }
+        if (!full) {
+#pragma unroll
+          for (int f = first; f < first + kTogether; ++f) {
+            Kept kept[2];
+            find_kept_rows(kept, p.shape, own_row0, column0(f));
+            if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it would clear
+            clear_fragment(kept, u[f]);
+          }
+        }
+        // Until now warps read dz of the tile before: with one stage, until this one was received.
+        if (Tile::kStages == 2 && first == 0) __syncthreads();
+#pragma unroll
+        for (int f = first; f < first + kTogether; ++f) {
+          scores_of(f).finish_transposed(dots[f], u[f], own_row0, column0(f));
+          if (kBiasedByColumn<Scores> && p.d_column_bias) {
+#pragma unroll
+            for (int i = 0; i < kHalfRows / 2; ++i) d_bias[f][row_of_element(i)] += u[f][i];
+          }
+          round_fragment<E>(weights[f], dots[f]);
+          round_fragment<E>(dz[f], u[f]);
+          const int line = f * Tile::kStep + own_line, element = half * kHalfRows;
+          store_operand<E, kColumns>(arch::shared_address(memory.weights), line, element, weights[f]);
+          store_operand<E, kColumns>(arch::shared_address(memory.dz), line, element, dz[f]);
         }
       }
-      // Until now warps read dz of the tile before: with one stage, until this one was received.
-      if (Tile::kStages == 2 && first == 0) __syncthreads();
-#pragma unroll
-      for (int f = first; f < first + kTogether; ++f) {
-        scores_of(f).finish_transposed(dots[f], u[f], own_row0, column0(f));
-        if (kBiasedByColumn<Scores> && p.d_column_bias) {
-#pragma unroll
-          for (int i = 0; i < kHalfRows / 2; ++i) d_bias[f][row_of_element(i)] += u[f][i];
-        }
-        round_fragment<E>(weights[f], dots[f]);
-        round_fragment<E>(dz[f], u[f]);
-        const int line = f * Tile::kStep + own_line, element = half * kHalfRows;
-        store_operand<E, kColumns>(arch::shared_address(memory.weights), line, element, weights[f]);
-        store_operand<E, kColumns>(arch::shared_address(memory.dz), line, element, dz[f]);
-      }
-    }
+    });
     __syncthreads();
 
     accumulate_own(d_payload, weights, memory.grad_out[stage]);
