@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bench.harness import Stopwatch, attempt, differences, dtype_name, run_once
@@ -37,6 +38,21 @@ OPERATORS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]]
 }
 
 
+class Float32Logits(torch.autograd.Function):
+    """x @ weight.T in float32, of factors of 16 bits, as are those of its gradients. On GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.mm(x, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        rounded = grad.to(x.dtype)
+        return rounded @ weight, rounded.T @ x
+
+
 def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Integers stay as they are."""
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
@@ -48,6 +64,11 @@ def measure_errors(op: str, device: torch.device, std: float, parameters: dict[s
     case = importlib.import_module(f"bench.{op}").case(DTYPE, device, std=std, **parameters)
     # The careful way to write it in torch: logits are products, and statistics, in float32.
     case.contenders["torch, float32 logits"] = lambda *inputs: definition(*_in(torch.float32, inputs))
+    if op == "cross_entropy" and device.type == "cuda":
+        # The same of 16-bit products: what rounding the gradients by the logits once costs.
+        case.contenders["torch, float32 logits of 16-bit products"] = lambda x, weight, target: (
+            F.cross_entropy(Float32Logits.apply(x, weight), target)
+        )
     watch = Stopwatch(device)
     inputs, grad = case.drawn()
     exact = _in(torch.float64, inputs)

@@ -18,6 +18,7 @@ SIZES = {  # rows, hidden, width in, width out
     "narrow": (77, 264, 8, 24),
     "unequal": (140, 328, 104, 40),
     "long": (700, 3000, 128, 120),
+    "three_slabs": (200, 456, 192, 136),
     "wide": (200, 456, 256, 200),
 }
 
