@@ -1,6 +1,6 @@
 # Every source file of the project, by how it is compiled. Nothing is globbed: a file that is not listed is not built.
 
-# Compiled once per instruction set, all together (cmake/PythonModule.cmake), into the namespace that MR_CPU_ISA names.
+# Compiled once per instruction set, all together (cmake/HostCode.cmake), into the namespace that MR_CPU_ISA names.
 set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/attention.cpp
     csrc/cpu/cross_entropy.cpp
@@ -48,17 +48,18 @@ set(MONOIDREDUCE_CUDA_ARCH_SOURCES
     csrc/cuda/sm80/mlp_backward.cu
     csrc/cuda/sm80/mlp_backward_tf32.cu)
 
-# Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them.
+# Compiled by nvcc for sm_90a alone, when CUDA is on and the architectures have 9.0 among them. The quickest come last, so that all
+# processors have work to the end.
 set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/attention_backward.cu
     csrc/cuda/sm90/attention_few_rows.cu
     csrc/cuda/sm90/attention_forward.cu
-    csrc/cuda/sm90/cross_entropy_forward.cu
-    csrc/cuda/sm90/cross_entropy_gradient.cu
-    csrc/cuda/sm90/distillation_forward.cu
-    csrc/cuda/sm90/distillation_gradient.cu
-    csrc/cuda/sm90/local_products.cu
     csrc/cuda/sm90/mlp_backward.cu
     csrc/cuda/sm90/mlp_forward.cu
     csrc/cuda/sm90/mlp_gradient.cu
-    csrc/cuda/sm90/mlp_hidden.cu)
+    csrc/cuda/sm90/mlp_hidden.cu
+    csrc/cuda/sm90/distillation_forward.cu
+    csrc/cuda/sm90/distillation_gradient.cu
+    csrc/cuda/sm90/cross_entropy_forward.cu
+    csrc/cuda/sm90/cross_entropy_gradient.cu
+    csrc/cuda/sm90/local_products.cu)

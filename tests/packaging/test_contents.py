@@ -42,7 +42,8 @@ CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"
 BUILD = """
     CHANGELOG.md CMakeLists.txt LICENSE MANIFEST.in README.md pyproject.toml setup.py
     cmake/CppTests.cmake cmake/CpuIsa.cmake cmake/CudaKernels.cmake cmake/CudaToolchain.cmake
-    cmake/Install.cmake cmake/PythonModule.cmake cmake/Sources.cmake cmake/ptxas_gate.sh
+    cmake/HostCode.cmake cmake/Install.cmake cmake/PythonModule.cmake cmake/Sources.cmake
+    cmake/ptxas_gate.sh
 """
 SOURCES = """
     operators.cpp path_counter.cpp
