@@ -334,6 +334,8 @@ def _register(
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
+        if all(grad is None for grad in grads):  # what followed the op has no gradient either
+            return *(None,) * input_count, *of_options
         gradients = iter(backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed))
         return *[next(gradients) if wanted else None for wanted in needed], *of_options
 

@@ -42,6 +42,56 @@ def all_gradients(specimen: Specimen, inputs: Inputs) -> dict[str, Tensor]:
     )
 
 
+# By operator: sizes at which every element is perturbed in turn.
+TINY: dict[str, dict[str, Any]] = {
+    "attention": {"batch": 1, "heads": 2, "kv_heads": 1, "m": 5, "n": 6, "width": 3, "value_width": 2},
+    "linear_cross_entropy": {"rows": 5, "classes": 7, "width": 3},
+    "linear_distillation": {"rows": 4, "classes": 6, "width": 3, "teacher_width": 2},
+    "mlp": {"rows": 4, "width": 3, "hidden": 5, "outputs": 2},
+    "logsumexp_matmul": {"rows": 4, "columns": 6, "width": 3},
+}
+BIASES = {"bias": (1, 2, 1, 6)}, {"keep": (1, 1, 5, 6)}
+
+
+@pytest.mark.parametrize("specimen", [s for s in SPECIMENS if s.operator in TINY], ids=name_of)
+def test_gradcheck(specimen: Specimen, device: torch.device) -> None:
+    """Against finite differences, and with outputs whose upstream gradient is not defined."""
+    arguments = specimen.arguments | TINY[specimen.operator]
+    for bias in BIASES:
+        if bias.keys() <= specimen.arguments.keys():
+            arguments |= bias
+    inputs = specimen.make(dtype=torch.float64, device=device, **arguments)
+    names = list(floating(inputs))
+
+    def run(*leaves: Tensor) -> tuple[Tensor, ...]:
+        outputs = call(specimen, {**inputs, **dict(zip(names, leaves, strict=True))})
+        return tuple(output for output in outputs if output.requires_grad)
+
+    leaves = [inputs[name].detach().requires_grad_() for name in names]
+    assert torch.autograd.gradcheck(run, leaves, atol=1e-6, rtol=1e-5)
+
+
+class Stopped(torch.autograd.Function):
+    """The identity, which passes no gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_an_upstream_gradient_may_be_undefined(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    leaves = {name: t.detach().requires_grad_() for name, t in floating(inputs).items()}
+    stopped = [Stopped.apply(output) for output in call(specimen, {**inputs, **leaves})]
+    torch.stack([output.sum() for output in stopped]).sum().backward()
+    assert all(leaf.grad is None or not leaf.grad.any() for leaf in leaves.values())
+
+
 @pytest.mark.parametrize("specimen", SPECIMENS, ids=name_of)
 def test_every_subset_of_inputs_may_require_gradients(specimen: Specimen, device: torch.device) -> None:
     inputs = specimen.inputs(torch.float32, device)
