@@ -79,7 +79,11 @@ def check_int(name: str, value: Any, expected: str = "an int") -> None:
 def check_finite(name: str, value: Any, expected: str = "a finite number") -> None:
     if isinstance(value, bool) or not isinstance(value, (float, Real)):  # a float is soon found to be one
         raise TypeError(mismatch(name, expected, repr(value)))
-    if not -math.inf < float(value) < math.inf:
+    try:
+        finite = math.isfinite(float(value))
+    except OverflowError:  # of an int, which has no infinity
+        finite = False
+    if not finite:
         raise ValueError(mismatch(name, expected, repr(value)))
 
 

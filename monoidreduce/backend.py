@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monoidreduce import _C, functional, ops
-from monoidreduce._validate import FLOATING, check_choice
+from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
 from monoidreduce.ops import HOPPER, SIMT, accumulation_dtype
 from monoidreduce.workspace import get_workspace
@@ -148,6 +148,8 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     check_choice("op", operator, tuple(KERNELS))
     dtype = _checked_dtype(operator, tensors, options)
     device, tiles, in_parts = tensors[0].device, None, False
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(mismatch("tensors", "tensors on the CPU or on a GPU", device))
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")

@@ -47,7 +47,17 @@ __all__ = [
 Window = tuple[int | None, int | None] | list[int | None]
 
 REDUCTIONS = ("none", "mean", "sum")
-INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+INTEGERS = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
+)
+FAR = 1 << 62  # more keys than there are: positions plus windows still fit 64 bits
 DEVICES = ("cpu", "cuda", "meta")
 
 
@@ -128,7 +138,7 @@ def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
             raise TypeError(mismatch("window", expected, repr(window)))
         if side is not None and side < 0:
             raise ValueError(mismatch("window", expected, repr(window)))
-    left, right = (-1 if side is None else side for side in window)
+    left, right = (-1 if side is None else min(side, FAR) for side in window)
     return left, 0 if causal else right
 
 
@@ -147,11 +157,11 @@ def _differentiated(*tensors: Tensor) -> bool:
 def workspace_bytes(workspace: int | None) -> int | None:
     """None, in a traced call, stands for what get_workspace() says when the backward runs."""
     if workspace is None:
-        return None if torch.compiler.is_compiling() else get_workspace()
+        return None if torch.compiler.is_compiling() else min(get_workspace(), FAR)
     check_int("workspace", workspace, "None or an int >= 0")
     if workspace < 0:
         raise ValueError(mismatch("workspace", "None or an int >= 0", workspace))
-    return workspace
+    return min(workspace, FAR)
 
 
 @overload
@@ -401,6 +411,8 @@ def linear_cross_entropy(
         targets = targets.long()
     check_choice("reduction", reduction, REDUCTIONS)
     check_int("ignore_index", ignore_index)
+    if not -(1 << 63) <= ignore_index < 1 << 63:
+        raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
     check_finite("logit_scale", logit_scale)
     check_finite("z_loss", z_loss)
     check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")

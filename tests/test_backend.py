@@ -132,6 +132,12 @@ def test_tiles_grow_with_the_threads_on_a_problem() -> None:
     assert mr.explain("attention", q, q, q, bias=bias.requires_grad_()).tiles[1] == (rows, 240)
 
 
+def test_calls_on_other_devices_are_refused() -> None:
+    q = torch.empty(1, 1, 4, 8, device="meta")
+    with pytest.raises(ValueError, match="tensors: expected tensors on the CPU or on a GPU, got meta"):
+        mr.explain("attention", q, q, q)
+
+
 def test_no_tiles_are_named_on_a_gpu(device: torch.device) -> None:
     a, b = torch.randn(3, 8, device=device), torch.randn(11, 8, device=device)
     explanation = mr.explain("logsumexp_matmul", a, b)

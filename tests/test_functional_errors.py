@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -311,7 +312,10 @@ def test_targets_out_of_range_on_the_cpu(wrong: int) -> None:
     assert torch.isfinite(loss)
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint32, torch.uint64],
+)
 def test_targets_of_every_integer_dtype(dtype: torch.dtype) -> None:
     arguments = linear_cross_entropy()
     expected = mr.linear_cross_entropy(**arguments)
@@ -320,6 +324,38 @@ def test_targets_of_every_integer_dtype(dtype: torch.dtype) -> None:
     )
     with pytest.raises(IndexError, match="target"):
         call("linear_cross_entropy", target=torch.full((2, 5), 100, dtype=dtype))
+
+
+@pytest.mark.parametrize("index", [2**63, -(2**63) - 1, 10**30])
+def test_ignore_index_has_64_bits(index: int) -> None:
+    assert_raises(
+        ValueError, "ignore_index", "64 bits", str(index), "linear_cross_entropy", ignore_index=index
+    )
+
+
+@pytest.mark.parametrize("index", [2**63 - 1, -(2**63)])
+def test_any_index_of_64_bits_may_be_ignored(index: int) -> None:
+    assert torch.isfinite(call("linear_cross_entropy", ignore_index=index))
+
+
+def test_an_int_may_be_too_large_for_a_float() -> None:
+    wrong = 10**400
+    assert_raises(ValueError, "scale", "finite", str(wrong), "attention", scale=wrong)
+
+
+@pytest.mark.parametrize("far", [2**31, 2**62, sys.maxsize, 2**63, 10**30])
+@pytest.mark.parametrize("sides", ["left", "right", "both"])
+def test_a_window_beyond_all_keys_is_none(sides: str, far: int) -> None:
+    """Each position plus a side must fit 64 bits."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 6, 8), torch.randn(1, 1, 6, 8)
+    window = (far if sides != "right" else 1, far if sides != "left" else 1)
+    same = (None if sides != "right" else 1, None if sides != "left" else 1)
+    assert torch.equal(mr.attention(q, k, v, window=window), mr.attention(q, k, v, window=same))
+
+
+def test_a_workspace_beyond_all_memory_is_all_of_it() -> None:
+    assert torch.isfinite(call("linear_cross_entropy", workspace=10**30))
 
 
 @pytest.mark.gpu
