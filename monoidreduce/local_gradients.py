@@ -45,10 +45,10 @@ def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) ->
     """
     if rows == 0 or columns == 0:
         return 0
-    bytes_of_tile = 2 * _TILE_COLUMNS * rows
-    tiles, fitting = -(-columns // _TILE_COLUMNS), workspace // bytes_of_tile
-    if fitting // scores >= tiles:
+    if 2 * rows * columns * scores <= workspace:
         return columns
+    bytes_of_tile = 2 * _TILE_COLUMNS * rows
+    fitting = workspace // bytes_of_tile
     left = min(fitting, max(_BYTES_TO_RECOMPUTE_IN // bytes_of_tile, 1))
     return min(fitting - left, fitting // scores) * _TILE_COLUMNS
 
