@@ -1,0 +1,170 @@
+"""The operators at sizes, layouts, options, masks and upstream gradients that nobody chose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import torch
+from hypothesis import HealthCheck, given, settings
+from specimens import (
+    LAYOUTS,
+    Inputs,
+    attention_inputs,
+    cross_entropy_inputs,
+    distillation_inputs,
+    logsumexp_inputs,
+    mlp_inputs,
+)
+from tolerance import check_operator
+
+from monoidreduce.ops import ACTIVATIONS, DISTILLATION_LOSSES
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+FEW = st.integers(1, 3)
+SIZES = st.one_of(st.integers(1, 9), st.integers(10, 140))  # less than a tile of any engine, and around one
+WIDTHS = st.one_of(st.integers(1, 9), st.sampled_from((16, 24, 33, 64, 72)))
+DTYPES = st.sampled_from((torch.float64, torch.float32, torch.bfloat16, torch.float16))
+REDUCTIONS = st.sampled_from(("none", "mean", "sum"))
+SIDES = st.one_of(st.none(), st.integers(0, 150))
+# The device is the same for all examples of a test.
+generated = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+
+
+def placed(draw: Draw, make: Callable[..., Inputs], device: torch.device, **arguments: Any) -> Inputs:
+    """Inputs of some dtype, each in a layout of its own."""
+    torch.manual_seed(draw(st.integers(0, 2**20)))
+    inputs = make(dtype=draw(DTYPES), device=device, **arguments)
+    layouts = {name: draw(st.sampled_from((None, *LAYOUTS))) for name in inputs}
+    return {
+        name: t if (layout := layouts[name]) is None else LAYOUTS[layout](t) for name, t in inputs.items()
+    }
+
+
+def some_of(draw: Draw, options: dict[str, st.SearchStrategy[Any]]) -> dict[str, Any]:
+    return {name: draw(values) for name, values in options.items() if draw(st.booleans())}
+
+
+def check(draw: Draw, operator: str, inputs: Inputs, options: dict[str, Any]) -> None:
+    """The gradients of some inputs, for upstream gradients in some layout."""
+    floating = [name for name, t in inputs.items() if t.is_floating_point()]
+    wanted = [name for name in floating if draw(st.booleans())] or floating
+    layout = draw(st.sampled_from(("strided", "sliced", "expanded", "contiguous")))
+    check_operator(operator, inputs, options, differentiate=wanted, upstream=layout)
+
+
+@generated
+@given(data=st.data())
+def test_attention(data: st.DataObject, device: torch.device) -> None:
+    draw = data.draw
+    batch, kv_heads, group, m, n = draw(FEW), draw(FEW), draw(FEW), draw(SIZES), draw(SIZES)
+    full = (batch, group * kv_heads, m, n)
+    shape = tuple(size if draw(st.booleans()) else 1 for size in full)
+    masks: list[dict[str, Any]] = [{}, {"bias": shape}, {"keep": shape}]
+    inputs = placed(
+        draw,
+        attention_inputs,
+        device,
+        batch=batch,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        m=m,
+        n=n,
+        width=draw(WIDTHS),
+        value_width=draw(WIDTHS),
+        **draw(st.sampled_from(masks)),
+    )
+    options = some_of(
+        draw,
+        {
+            "causal": st.just(True),
+            "window": st.tuples(SIDES, SIDES),
+            "softcap": st.floats(0.5, 30),
+            "scale": st.floats(-0.5, 1),
+            "return_lse": st.just(True),
+        },
+    )
+    check(draw, "attention", inputs, options)
+
+
+@generated
+@given(data=st.data())
+def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None:
+    draw = data.draw
+    inputs = placed(
+        draw,
+        cross_entropy_inputs,
+        device,
+        rows=draw(SIZES),
+        classes=draw(SIZES),
+        width=draw(WIDTHS),
+        bias=draw(st.booleans()),
+        ignored=draw(st.floats(0, 1)),
+    )
+    options = some_of(
+        draw,
+        {
+            "reduction": REDUCTIONS,
+            "label_smoothing": st.floats(0, 1),
+            "z_loss": st.floats(0, 0.1),
+            "softcap": st.floats(1, 30),
+            "logit_scale": st.floats(0.1, 2),
+            "return_lse": st.just(True),
+            "workspace": st.integers(0, 1 << 20),
+        },
+    )
+    check(draw, "linear_cross_entropy", inputs, options)
+
+
+@generated
+@given(data=st.data())
+def test_linear_distillation(data: st.DataObject, device: torch.device) -> None:
+    draw = data.draw
+    inputs = placed(
+        draw,
+        distillation_inputs,
+        device,
+        rows=draw(SIZES),
+        classes=draw(SIZES),
+        width=draw(WIDTHS),
+        teacher_width=draw(WIDTHS),
+        mask=draw(st.booleans()),
+    )
+    options = some_of(
+        draw,
+        {
+            "loss": st.sampled_from(DISTILLATION_LOSSES),
+            "temperature": st.floats(0.5, 4),
+            "reduction": REDUCTIONS,
+            "workspace": st.integers(0, 1 << 20),
+        },
+    )
+    check(draw, "linear_distillation", inputs, options | {"teacher_grad": True})
+
+
+@generated
+@given(data=st.data())
+def test_mlp(data: st.DataObject, device: torch.device) -> None:
+    draw = data.draw
+    inputs = placed(
+        draw,
+        mlp_inputs,
+        device,
+        rows=draw(SIZES),
+        width=draw(WIDTHS),
+        hidden=draw(SIZES),
+        outputs=draw(WIDTHS),
+        bias1=draw(st.booleans()),
+        bias2=draw(st.booleans()),
+    )
+    check(draw, "mlp", inputs, some_of(draw, {"activation": st.sampled_from(ACTIVATIONS)}))
+
+
+@generated
+@given(data=st.data())
+def test_logsumexp_matmul(data: st.DataObject, device: torch.device) -> None:
+    draw = data.draw
+    inputs = placed(draw, logsumexp_inputs, device, rows=draw(SIZES), columns=draw(SIZES), width=draw(WIDTHS))
+    check(draw, "logsumexp_matmul", inputs, some_of(draw, {"scale": st.floats(0.1, 2)}))
