@@ -53,6 +53,20 @@ class Float32Logits(torch.autograd.Function):
         return rounded @ weight, rounded.T @ x
 
 
+def cross_entropy_of_products(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(Float32Logits.apply(x, weight), target)
+
+
+def forward_kl_of_products(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+    student, teacher = (
+        Float32Logits.apply(*of).log_softmax(-1) for of in ((x, weight), (teacher_x, teacher_weight))
+    )
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+
+
+OF_16_BIT_PRODUCTS = {"cross_entropy": cross_entropy_of_products, "distillation": forward_kl_of_products}
+
+
 def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Integers stay as they are."""
     return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
@@ -64,11 +78,9 @@ def measure_errors(op: str, device: torch.device, std: float, parameters: dict[s
     case = importlib.import_module(f"bench.{op}").case(DTYPE, device, std=std, **parameters)
     # The careful way to write it in torch: logits are products, and statistics, in float32.
     case.contenders["torch, float32 logits"] = lambda *inputs: definition(*_in(torch.float32, inputs))
-    if op == "cross_entropy" and device.type == "cuda":
+    if device.type == "cuda":
         # The same of 16-bit products: what rounding the gradients by the logits once costs.
-        case.contenders["torch, float32 logits of 16-bit products"] = lambda x, weight, target: (
-            F.cross_entropy(Float32Logits.apply(x, weight), target)
-        )
+        case.contenders["torch, float32 logits of 16-bit products"] = OF_16_BIT_PRODUCTS[op]
     watch = Stopwatch(device)
     inputs, grad = case.drawn()
     exact = _in(torch.float64, inputs)

@@ -1,4 +1,4 @@
-"""Draws results: speed against length and width, time against memory, error against scale of the logits."""
+"""Draws results: speed and memory against sizes, time against memory, error against scale of the logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.report import in_words
 Row = dict[str, Any]
 Panel = Callable[[Any], None]  # draws on a matplotlib Axes
 HALF = "bfloat16"  # what is drawn: the dtype in which there are peers
-SWEEPS = {"attention": "L", "mlp": "d", "cross_entropy": "V"}
+SWEEPS = {"attention": ("L", "d"), "mlp": ("d",), "cross_entropy": ("V",)}
 
 
 def _color(name: str, names: list[str]) -> Any:
@@ -24,44 +24,75 @@ def _color(name: str, names: list[str]) -> Any:
     return importlib.import_module("matplotlib").colormaps["tab20"](peers.index(name))
 
 
-def _fixed(row: Row) -> dict[str, Any]:
-    """The parameters that a sweep leaves as they are."""
-    swept = {SWEEPS[row["op"]], "B", "H"}  # batch and heads follow from length and width
+def _fixed(row: Row, axis: str) -> dict[str, Any]:
+    """The parameters that a sweep over one leaves as they are."""
+    swept = {axis, "B", "H"}  # batch and heads follow from length and width
     return {name: value for name, value in row["parameters"].items() if name not in swept}
 
 
-def sweeps(rows: list[Row]) -> list[list[Row]]:
-    """The rows of one operator that differ in what it sweeps over alone, where there are several."""
-    groups: dict[str, list[Row]] = {}
+def sweeps(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    """What is swept over, and the rows of one operator that differ in it alone, in its order, where there are
+    several."""
+    groups: dict[str, tuple[str, list[Row]]] = {}
     for row in rows:
-        if row["dtype"] == HALF and row["op"] in SWEEPS:
-            groups.setdefault(f"{row['op']} {_fixed(row)}", []).append(row)
-    return [group for group in groups.values() if len(group) > 1]
+        if row["dtype"] == HALF:
+            for axis in SWEEPS.get(row["op"], ()):
+                groups.setdefault(f"{row['op']} {axis} {_fixed(row, axis)}", (axis, []))[1].append(row)
+    return [
+        (axis, sorted(group, key=lambda row: row["parameters"][axis]))
+        for axis, group in groups.values()
+        if len(group) > 1
+    ]
 
 
-def _speed(rows: list[Row], phase: str, roof: float, names: list[str]) -> Panel:
-    """TFLOP/s of each contender against what is swept over, under the rate of a matrix product."""
-    axis = SWEEPS[rows[0]["op"]]
-    rows = sorted(rows, key=lambda row: row["parameters"][axis])
+def _swept(
+    axes: Any, axis: str, rows: list[Row], value: Callable[[Row, str], float | None], names: list[str]
+) -> None:
+    """A line for each contender: its value against what is swept over, where it has one."""
+    for name in names:
+        points = [(row["parameters"][axis], y) for row in rows if (y := value(row, name)) is not None]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=name, color=_color(name, names))
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel=axis)
+
+
+def _speed(axis: str, rows: list[Row], phase: str, roof: float, names: list[str]) -> Panel:
+    """TFLOP/s of each contender, under the roofline: no case here is bound by memory."""
+
+    def rate(row: Row, name: str) -> float | None:
+        measured = row["phases"][phase]
+        if name not in measured["speedup"]:
+            return None
+        return float(measured["gflops"] / measured["speedup"][name] / 1e3)
 
     def draw(axes: Any) -> None:
-        for name in names:
-            points = [
-                (
-                    row["parameters"][axis],
-                    row["phases"][phase]["gflops"] / row["phases"][phase]["speedup"][name] / 1e3,
-                )
-                for row in rows
-                if name in row["phases"][phase]["speedup"]
-            ]
-            if points:
-                axes.plot(*zip(*points, strict=True), marker="o", label=name, color=_color(name, names))
-        axes.axhline(roof / 1e3, color="gray", linestyle="--", label="matrix product")
-        title = f"{rows[0]['op']} {phase}\n{in_words(_fixed(rows[0]))}"
-        axes.set_xscale("log", base=2)
-        axes.set(title=title, xlabel=axis, ylabel="TFLOP/s", ylim=(0, None))
+        _swept(axes, axis, rows, rate, names)
+        axes.axhline(roof / 1e3, color="gray", linestyle="--", label="roofline: matrix product")
+        title = f"{rows[0]['op']} {phase}\n{in_words(_fixed(rows[0], axis))}"
+        axes.set(title=title, ylabel="TFLOP/s", ylim=(0, None))
 
     return draw
+
+
+def _peaks(axis: str, rows: list[Row], names: list[str]) -> Panel:
+    """Peak memory of each contender beyond inputs, outputs and gradients."""
+
+    def mebibytes(row: Row, name: str) -> float | None:
+        peak = row["peak_bytes"].get(name)
+        return None if peak is None else float(peak / 2**20)
+
+    def draw(axes: Any) -> None:
+        _swept(axes, axis, rows, mebibytes, names)
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set(title=f"{rows[0]['op']}\n{in_words(_fixed(rows[0], axis))}", ylabel="peak MiB")
+
+    return draw
+
+
+def is_of_workspaces(name: str) -> bool:
+    """Is a contender ours with some workspace, on the tier that dispatch chooses."""
+    return name.startswith("monoidreduce") and name != "monoidreduce, sm80"
 
 
 def _memory(row: Row, names: list[str]) -> Panel:
@@ -70,10 +101,10 @@ def _memory(row: Row, names: list[str]) -> Panel:
     def draw(axes: Any) -> None:
         times = row["phases"]["total"]["milliseconds"]
         points = {name: (row["peak_bytes"][name] / 2**20, times[name]["median"]) for name in times}
-        own = sorted(point for name, point in points.items() if name.startswith("monoidreduce"))
+        own = sorted(point for name, point in points.items() if is_of_workspaces(name))
         axes.plot(*zip(*own, strict=True), marker="o", label="monoidreduce", color="black")
         for name, (mebibytes, milliseconds) in points.items():
-            if not name.startswith("monoidreduce"):
+            if not is_of_workspaces(name):
                 axes.plot(mebibytes, milliseconds, "o", label=name, color=_color(name, names))
         axes.set_xscale("log")
         axes.set(
@@ -114,7 +145,11 @@ def panels(document: Row) -> list[Panel]:
             + [name for row in accuracy for name in row["errors"]]
         )
     )
-    drawn = [_speed(rows, phase, roof, names) for rows in sweeps(speed) for phase in ("forward", "backward")]
+    drawn = []
+    for axis, rows in sweeps(speed):
+        drawn += [_speed(axis, rows, phase, roof, names) for phase in ("forward", "backward")]
+        if all("peak_bytes" in row for row in rows):
+            drawn.append(_peaks(axis, rows, names))
     drawn += [
         _memory(row, names)
         for row in speed

@@ -497,8 +497,22 @@ def test_plots_are_of_what_was_swept_over() -> None:
         for causal in (0, 1)
     ]
     rows = [measured("attention", parameters) for parameters in [*lengths, lengths[0] | {"d": 64}]]
-    groups = [[row["parameters"]["L"] for row in group] for group in plot.sweeps(rows)]
-    assert groups == [[512, 256], [512, 256]]
+    groups = [(axis, [row["parameters"][axis] for row in group]) for axis, group in plot.sweeps(rows)]
+    assert groups == [("L", [256, 512]), ("d", [64, 128]), ("L", [256, 512])]
+
+
+def test_the_curve_over_workspaces_has_no_other_tier() -> None:
+    """The curve is ours with the kernels of dispatch's choice; a forced tier is a point of its own."""
+    pyplot = pytest.importorskip("matplotlib.figure")
+    times = {"monoidreduce": 3.0, "monoidreduce, 1 GiB": 2.0, "monoidreduce, sm80": 9.0, "torch": 4.0}
+    row = measured("cross_entropy", {"N": 8, "V": 64}) | {
+        "peak_bytes": dict.fromkeys(times, 1 << 20) | {"monoidreduce, 1 GiB": 1 << 30}
+    }
+    row["phases"]["total"]["milliseconds"] = {name: {"median": time} for name, time in times.items()}
+    axes = pyplot.Figure().subplots()
+    plot._memory(row, list(times))(axes)
+    drawn = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert drawn == {"monoidreduce": [3.0, 2.0], "monoidreduce, sm80": [9.0], "torch": [4.0]}
 
 
 def test_plot_is_written(tmp_path: Path) -> None:
@@ -506,8 +520,8 @@ def test_plot_is_written(tmp_path: Path) -> None:
     results = document(total_target=1.0)
     results["speed"] += [measured("mlp", {"d": d}) for d in (64, 128)]
     results["speed"] += [measured("cross_entropy", {"N": 8, "V": V}) for V in (64, 128)]
-    # Two sweeps of two phases, two cases of time against memory, three errors.
-    assert len(plot.panels(results)) == 9
+    # Two sweeps of two phases and peaks of memory, two cases of time against memory, three errors.
+    assert len(plot.panels(results)) == 11
     assert plot.save_plot(tmp_path / "plot.png", results)
     assert (tmp_path / "plot.png").stat().st_size > 10_000
 
