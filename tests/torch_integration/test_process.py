@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
+from specimens import ONE_EACH, Specimen, name_of
 
 import monoidreduce as mr
 
@@ -123,3 +126,34 @@ def test_a_failed_call_leaves_the_next_one_alone(device: torch.device) -> None:
     with pytest.raises(IndexError, match="target"):
         mr.linear_cross_entropy(x.cpu(), weight.cpu(), target.cpu() + 4)
     assert torch.equal(mr.linear_cross_entropy(x, weight, target), expected)
+
+
+def held_bytes(device: torch.device) -> int:
+    """What the process holds: on a GPU, of its memory; else resident."""
+    gc.collect()
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_a_thousand_calls_leave_nothing_behind(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    leaves = {n: t.requires_grad_() if t.is_floating_point() else t for n, t in inputs.items()}
+    operator = getattr(mr, specimen.operator)
+
+    def run(times: int) -> None:
+        for _ in range(times):
+            result = operator(**leaves, **specimen.options)
+            outputs = result if isinstance(result, tuple) else (result,)
+            torch.autograd.grad([y.sum() for y in outputs], [t for t in leaves.values() if t.requires_grad])
+            with pytest.raises(TypeError):
+                operator(**leaves, **specimen.options, nonsense=1)
+
+    run(100)  # what is made once
+    before = held_bytes(device)
+    run(1000)
+    # The allocator may take some pages. One input or result kept by each call would be several MiB.
+    assert held_bytes(device) - before <= 1 << 20
