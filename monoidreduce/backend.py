@@ -141,7 +141,7 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         options: the call's keyword arguments.
 
     Raises:
-        TypeError, ValueError: the call would.
+        TypeError, ValueError: the call would, or the tensors are on another device than a CPU or a GPU.
         RuntimeError: the tensors are on a GPU and this build is CPU-only.
     """
     operator = op if isinstance(op, str) else op.__name__
