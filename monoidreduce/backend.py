@@ -252,7 +252,10 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
             *call, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
         keeps = bias is None and options.get("softcap") is None
-        kept = ops.kept_classes(x, weight, workspace, scale=logit_scale) if keeps else 0
+        kept = 0
+        if keeps:
+            differentiated = _x_differentiated(*tensors[:2])
+            kept = ops.kept_classes(x, weight, workspace, scale=logit_scale, x_differentiated=differentiated)
         tiers, why = _named(forward, backward)
         return _Tiers(tiers, [*why, *_copies(tiers, x=x, weight=weight), *_keeping(tiers, kept, weight)])
     if operator == "linear_distillation":
@@ -269,7 +272,12 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         kept = 0
         if options.get("loss") != "reverse_kl" and not teacher_grad:
             kept = ops.kept_classes(
-                x, weight, workspace, scale=1 / temperature, other_width=teacher_x.shape[1]
+                x,
+                weight,
+                workspace,
+                scale=1 / temperature,
+                x_differentiated=_x_differentiated(*tensors[:2]),
+                other_width=teacher_x.shape[1],
             )
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
@@ -303,6 +311,11 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         grad_out, q, k, v, bias, **numbers, sums_bias_gradient=sums, deterministic=deterministic
     )
     return _Tiers(*_named(forward, backward), adds_rows=backward[3])
+
+
+def _x_differentiated(x: Tensor, weight: Tensor) -> bool:
+    """Is there to be a gradient of x: unless one is wanted of the weight alone."""
+    return x.requires_grad or not weight.requires_grad
 
 
 def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], list[str]]:

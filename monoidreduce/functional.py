@@ -432,6 +432,7 @@ def linear_cross_entropy(
         float(z_loss),
         return_lse,
         rows.is_cuda and _differentiated(rows, weight),
+        _differentiated(rows),
         workspace_bytes(workspace),
     )
     if reduction == "none":
@@ -514,6 +515,7 @@ def linear_distillation(
         loss,
         float(temperature),
         rows.is_cuda and _differentiated(rows, weight) and not _differentiated(teacher_rows, teacher_weight),
+        _differentiated(rows),
         workspace_bytes(workspace),
     )
     return _like_rows(result, x) if reduction == "none" else result

@@ -1,11 +1,13 @@
 """The gradients of the linear losses as products of local gradients, the derivatives by <row, column>.
 
 Those of some columns the forward pass may have kept; the others are computed again, as many columns at a time
-as the workspace holds. For tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
+as there is room for: in the gradients, where these have not been written yet, or in the workspace. For
+tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,6 +19,7 @@ __all__ = [
     "UNIT_UPSTREAM",
     "Head",
     "add_product",
+    "columns_in",
     "columns_to_keep",
     "gather_rows",
     "multipliable",
@@ -26,9 +29,12 @@ __all__ = [
 ]
 
 _TILE_COLUMNS = 256
-# Where not all is kept, so much is left to compute the others in: with less, the sums of the rows' gradient
-# are read and written so often that matrix products no longer hide it.
+_TILE_ROWS = 256  # of a cluster of two multiprocessors
+# Where not all is kept the others need room to be computed in: with little, the sums of the rows' gradient
+# are read and written so often that matrix products no longer hide it. That much is left of the workspace,
+# unless the rows' gradient has room for as many columns.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
+_COLUMNS_TO_RECOMPUTE_IN = 2048
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
 # a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
 # of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
@@ -38,19 +44,26 @@ _BYTES_OF_GATHERED = 38 << 20
 UNIT_UPSTREAM = 2.0**7
 
 
-def columns_to_keep(rows: int, columns: int, workspace: int, scores: int = 1) -> int:
+def columns_in(bytes: int, rows: int) -> int:
+    """Of how many columns, in whole tiles, that many bytes hold the local gradients."""
+    return bytes // (2 * _TILE_COLUMNS * max(rows, 1)) * _TILE_COLUMNS
+
+
+def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scores: int = 1) -> int:
     """How many columns' local gradients a forward pass keeps, within `workspace` bytes in either pass.
 
     All, or whole tiles; while it runs the forward pass needs as much for each of the `scores` of an element.
+    room: of how many columns the backward pass will have local gradients elsewhere, in the rows' gradient.
     """
     if rows == 0 or columns == 0:
         return 0
     if 2 * rows * columns * scores <= workspace:
         return columns
-    bytes_of_tile = 2 * _TILE_COLUMNS * rows
-    fitting = workspace // bytes_of_tile
-    left = min(fitting, max(_BYTES_TO_RECOMPUTE_IN // bytes_of_tile, 1))
-    return min(fitting - left, fitting // scores) * _TILE_COLUMNS
+    fitting = columns_in(workspace, rows)
+    left = 0
+    if room < _COLUMNS_TO_RECOMPUTE_IN:
+        left = min(fitting, max(columns_in(_BYTES_TO_RECOMPUTE_IN, rows), _TILE_COLUMNS))
+    return min(fitting - left, fitting // scores // _TILE_COLUMNS * _TILE_COLUMNS)
 
 
 def multipliable(matrix: Tensor) -> Tensor:
@@ -122,9 +135,13 @@ def _columns_product(
 class Head:
     """A pair of matrices, and the gradients by them and by one number a column: those that are needed.
 
-    They are products of local gradients [rows, columns], of which `columns_at_once` are held at a time. A
-    column's gradient is written once, a row's is summed in float32. Numbers of columns are sums of local
-    gradients that are not rounded yet: the kernel leaves those of 16 rows each.
+    They are products of local gradients [rows, columns], of some columns at a time: the last ones first, and
+    at the end those that were kept. A column's gradient is written once, a row's is summed in float32. A
+    number of a column has a sum of local gradients that are not rounded: the kernel leaves that of 16 rows.
+
+    Local gradients are computed in memory that has no other use yet: where the gradients of columns to come
+    will be, or that of the rows, which is rounded at the end. They have up to `own_columns` columns of their
+    own where that is more; with numbers of columns, whose sums need memory too, they are never of more.
 
     hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
     kept: of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one, 0 for rows that
@@ -139,7 +156,7 @@ class Head:
         self,
         rows: Tensor,
         columns: Tensor,
-        columns_at_once: int,
+        own_columns: int,
         needed: list[bool],
         *,
         hopper: bool,
@@ -151,92 +168,73 @@ class Head:
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.hopper, self.order = hopper, order
-        self.first = 0 if kept is None else kept.shape[1]  # column whose local gradients are not kept
-        self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
-        self.d_rows = None
+        self.own_columns = min(own_columns, -(-len(columns) // _TILE_COLUMNS) * _TILE_COLUMNS)
+        self.kept = rows.new_empty((len(rows), 0)) if kept is None else kept
+        self.first = self.kept.shape[1]  # column whose local gradients are not kept
         whole = self.first == len(columns)
-        if needed[0]:  # if all is kept nothing is added, and a row is rounded once
-            self.d_rows = rows.new_zeros(rows.shape, dtype=rows.dtype if whole else torch.float32)
-        self.factor = self.scale = None  # of the products of what is computed: by rows, and of all
+        self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
+        self.d_rows: Tensor | None = None
+        self.row_sums: Tensor | None = None  # if all is kept nothing is added, and a row is rounded once
+        self.room: Tensor | None = None
+        self.own: Tensor | None = None
+        if not whole and (needed[0] or self.first):  # who kept local gradients counted on it
+            self.room = rows.new_empty(rows.shape)
+        if needed[0]:
+            self.d_rows = rows.new_zeros(rows.shape) if self.room is None else self.room
+            self.row_sums = None if whole else rows.new_zeros(rows.shape, dtype=torch.float32)
+        self.factor: Tensor | None = None  # of the products of what is computed: by rows,
+        self.scale: Tensor | None = None  # and of all
+        self.upstream: Tensor | None = None
+        self.over = slope / UNIT_UPSTREAM
         if upstream is not None:
-            placed = upstream.contiguous() if order is None else upstream[order[:-1]]
-            over = slope / UNIT_UPSTREAM
+            self.upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
             if uniform:
-                self.factor = over * placed
+                self.factor = self.over * self.upstream
                 self.scale = self.factor[:1]
-            if kept is not None and kept.numel():
-                self._multiply_kept(kept, placed, over)
+        self.gathers = order is not None and not whole
         if order is not None and not whole:
             self.rows = gather_rows(self.rows, order)
-        new = rows.new_empty if order is None else rows.new_zeros
-        self.workspace = new((len(rows), columns_at_once))
         self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
-            self.partial_sums = new((groups, columns_at_once), dtype=torch.float32)
+            new = rows.new_empty if order is None else rows.new_zeros
+            self.partial_sums = new((groups, self.own_columns), dtype=torch.float32)
 
-    def _multiply_kept(self, kept: Tensor, upstream: Tensor, over: float) -> None:
-        """The products of kept local gradients, their rows multiplied by over * upstream."""
+    def fitting(self, stop: int) -> int:
+        """Of how many columns before `stop` there is room for local gradients."""
+        rows, width = self.rows.shape
+        fitting = self.own_columns
         if self.d_columns is not None:
-            room = self.d_rows  # not used yet: this is when memory is short
-            if room is None or room.dtype != self.rows.dtype:
-                room = torch.empty_like(self.rows)
-            if self.scale is None:
-                rows, scale = self._scaled_rows(upstream, over, room)
-            else:
-                rows, scale = self._counted_rows(room), self.scale
-            _columns_product(kept, rows, scale, self.d_columns[: self.first], self.order)
-            if room is self.d_rows:
-                room.zero_()
-        if self.d_rows is not None:
-            factor = over * upstream if self.factor is None else self.factor
-            _rows_product(kept, self.columns[: self.first], factor, self.d_rows, self.order)
-
-    def _counted_rows(self, room: Tensor) -> Tensor:
-        """The rows in their order, in `room` where it is one."""
-        if self.order is None:
-            return self.rows
-        return _scale_rows(self.rows, None, room, self.order)
-
-    def _scaled_rows(self, upstream: Tensor, over: float, room: Tensor) -> tuple[Tensor, Tensor]:
-        """The rows in their order times upstream, in `room`, and [1] what is left to multiply them by.
-
-        float16 ends at 65504, which upstream times rows may exceed where their product with local gradients
-        does not: there the largest is brought to 1, and the product back by as much while it is in float32.
-        """
-        scale = upstream.new_full((1,), over)
-        if self.rows.dtype == torch.float16:
-            _, exponent = torch.frexp(upstream.abs().amax())
-            exponent = exponent.clamp(-126, 126).to(upstream.dtype)
-            upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
-        return _scale_rows(self.rows, upstream, room, self.order), scale
-
-    def rows_gradient(self) -> Tensor | None:
-        """As the rows lie. Once, when all products have been added."""
-        if self.d_rows is None or self.order is None or self.first == len(self.columns):
-            return self.d_rows
-        gradient = torch.empty_like(self.d_rows, dtype=self.rows.dtype)
-        return _scale_rows(self.d_rows, None, gradient, self.order, scatters=True)
-
-    def sums_gradient(self) -> Tensor | None:
-        """By the numbers of columns, as they enter dot products."""
-        return self.sums if self.sums is None or self.scale is None else self.sums * self.scale
+            fitting = max(fitting, stop * width // (rows + width) // 8 * 8)
+        if self.room is not None:
+            fitting = max(fitting, width)
+        return fitting if self.partial_sums is None else min(fitting, self.own_columns)
 
     def local(self, part: slice) -> Tensor:
-        return self.workspace[:, : part.stop - part.start]
+        """Where the local gradients of a part that fits are computed."""
+        rows, count = len(self.rows), part.stop - part.start
+        pitch = -(-count // 8) * 8
+        to_come = None if self.d_columns is None else self.d_columns[: part.start]
+        for room in (to_come, self.room):
+            if room is not None and room.numel() >= rows * pitch:
+                return room.reshape(-1)[: rows * pitch].view(rows, pitch)[:, :count]
+        if self.own is None:
+            self.own = self.rows.new_empty((rows, self.own_columns))
+        return self.own[:, :count]
 
     def local_sums(self, part: slice) -> Tensor | None:
         whole_tiles = _TILE_COLUMNS * -(-(part.stop - part.start) // _TILE_COLUMNS)
         return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
 
     def add_products(self, part: slice) -> None:
+        """Those of the local gradients that have been computed."""
         local, columns = self.local(part), self.columns[part]
-        if self.d_rows is not None:
+        if self.row_sums is not None:
             if self.hopper:
-                _rows_product(local, columns, self.factor, self.d_rows, self.order)
+                _rows_product(local, columns, self.factor, self.row_sums, self.order)
             else:
-                add_product(self.d_rows, local, columns)
+                add_product(self.row_sums, local, columns)
         if self.d_columns is not None:
             if self.hopper:
                 _columns_product(local, self.rows, self.scale, self.d_columns[part], self.order)
@@ -245,13 +243,85 @@ class Head:
         if self.sums is not None and self.partial_sums is not None:
             torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
 
+    def add_kept_products(self) -> None:
+        """Those of the local gradients that were kept, when all others have been added."""
+        if self.first == 0 or self.upstream is None:
+            return
+        factor = self.over * self.upstream if self.factor is None else self.factor
+        if self.d_columns is not None:
+            room = self.d_rows if self.room is None else self.room  # it has nothing yet, or nothing any more
+            if room is None:
+                room = torch.empty_like(self.rows)
+            rows, scale = self._factors_of_kept(room)
+            _columns_product(self.kept, rows, scale, self.d_columns[: self.first], self.order)
+            if self.row_sums is None and room is self.d_rows:
+                room.zero_()
+        sums = self.d_rows if self.row_sums is None else self.row_sums
+        if sums is not None:
+            _rows_product(self.kept, self.columns[: self.first], factor, sums, self.order)
+
+    def _factors_of_kept(self, room: Tensor) -> tuple[Tensor, Tensor]:
+        """The rows in their order, [1] what their product with kept local gradients is multiplied by.
+
+        Where upstream gradients differ they multiply the rows, in `room`. float16 ends at 65504, which these
+        may exceed where their product with local gradients does not: there the largest upstream gradient is
+        brought to 1, and the product back by as much while it is in float32.
+        """
+        assert self.upstream is not None
+        order = None if self.gathers else self.order
+        if self.scale is not None:
+            return self.rows if order is None else _scale_rows(self.rows, None, room, order), self.scale
+        upstream, scale = self.upstream, self.upstream.new_full((1,), self.over)
+        if self.rows.dtype == torch.float16:
+            _, exponent = torch.frexp(upstream.abs().amax())
+            exponent = exponent.clamp(-126, 126).to(upstream.dtype)
+            upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
+        return _scale_rows(self.rows, upstream, room, order), scale
+
+    def rows_gradient(self) -> Tensor | None:
+        """As the rows lie. Once, when all products have been added."""
+        if self.d_rows is None or self.row_sums is None:
+            return self.d_rows
+        if self.order is None:
+            return self.d_rows.copy_(self.row_sums)
+        return _scale_rows(self.row_sums, None, self.d_rows, self.order, scatters=True)
+
+    def sums_gradient(self) -> Tensor | None:
+        """By the numbers of columns, as they enter dot products."""
+        return self.sums if self.sums is None or self.scale is None else self.sums * self.scale
+
+
+def _part_before(stop: int, heads: list[Head]) -> slice:
+    """The columns whose local gradients are computed next: as many as fit, in whole tiles.
+
+    Where Hopper's clusters take several turns of tiles none is left half empty, else parts are about equal.
+    """
+    head = heads[0]
+    fitting = min(h.fitting(stop) for h in heads)
+    if fitting >= stop - head.first:
+        return slice(head.first, stop)
+    end = -(-stop // _TILE_COLUMNS)
+    tiles, left = end - -(-(stop - fitting) // _TILE_COLUMNS), end - head.first // _TILE_COLUMNS
+    turn = _tiles_of_whole_turns(head.rows) if head.hopper else left
+    tiles = tiles - tiles % turn if tiles >= turn else -(-left // -(-left // tiles))
+    return slice((end - tiles) * _TILE_COLUMNS, stop)
+
+
+def _tiles_of_whole_turns(rows: Tensor) -> int:
+    """The least number of tiles of columns with which no cluster is idle in the last turn of tiles."""
+    clusters = torch.cuda.get_device_properties(rows.device).multi_processor_count // 2
+    return clusters // math.gcd(clusters, -(-len(rows) // _TILE_ROWS))
+
 
 def multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[Head]) -> None:
     """store(part) writes the local gradients of these columns to each head's local(part)."""
-    step = max(heads[0].workspace.shape[1], 1)
     with torch.autocast(heads[0].rows.device.type, enabled=False):
-        for first in range(heads[0].first, columns, step):
-            part = slice(first, min(first + step, columns))
+        stop = columns
+        while stop > heads[0].first:
+            part = _part_before(stop, heads)
             store(part)
             for head in heads:
                 head.add_products(part)
+            stop = part.start
+        for head in heads:
+            head.add_kept_products()

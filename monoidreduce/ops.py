@@ -26,6 +26,7 @@ from monoidreduce._validate import mismatch
 from monoidreduce.local_gradients import (
     UNIT_UPSTREAM,
     Head,
+    columns_in,
     columns_to_keep,
     gather_rows,
     multiply_local_gradients,
@@ -524,7 +525,13 @@ attention = _register(
 
 
 def kept_classes(
-    x: Tensor, weight: Tensor, workspace: int | None, *, scale: float, other_width: int = 0
+    x: Tensor,
+    weight: Tensor,
+    workspace: int | None,
+    *,
+    scale: float,
+    x_differentiated: bool,
+    other_width: int = 0,
 ) -> int:
     """Of how many classes a forward pass that will be differentiated keeps local gradients.
 
@@ -536,14 +543,13 @@ def kept_classes(
     widths = (x.shape[1], other_width)
     if not _C.can_keep(x.device.index, *widths, scale, deterministic):
         return 0
-    return columns_to_keep(x.shape[0], weight.shape[0], workspace, 2 if other_width else 1)
+    room = x.shape[1] if x_differentiated else 0
+    return columns_to_keep(x.shape[0], weight.shape[0], workspace, room, 2 if other_width else 1)
 
 
-def _empty_kept(
-    x: Tensor, weight: Tensor, keep: bool, workspace: int | None, *, scale: float, other_width: int = 0
-) -> Tensor:
+def _empty_kept(x: Tensor, weight: Tensor, keep: bool, workspace: int | None, **options: Any) -> Tensor:
     """[tokens, classes kept, rounded up to 8]."""
-    columns = kept_classes(x, weight, workspace, scale=scale, other_width=other_width) if keep else 0
+    columns = kept_classes(x, weight, workspace, **options) if keep else 0
     return x.new_empty((x.shape[0], -(-columns // 8) * 8))
 
 
@@ -553,9 +559,9 @@ def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
     return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
 
 
-def _left(workspace: int, kept: Tensor, classes: int) -> int:
-    """The bytes of the workspace that local gradients of the other classes are computed in."""
-    return workspace if kept.shape[1] >= classes else workspace - 2 * kept.numel()
+def _own_columns(workspace: int, kept: Tensor) -> int:
+    """Of how many classes local gradients have room in what kept ones [tokens, classes] leave of it."""
+    return columns_in(workspace - 2 * kept.numel(), len(kept))
 
 
 # Linear cross entropy
@@ -574,12 +580,13 @@ def _cross_entropy_results(
     z_loss: float,
     lse_of_ignored: bool,
     keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     lse = _statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
     keep = keep and bias is None and softcap == 0
-    kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale)
+    kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale, x_differentiated=x_differentiated)
     return loss, lse, torch.empty_like(lse), kept
 
 
@@ -605,13 +612,14 @@ def _cross_entropy(
     z_loss: float,
     lse_of_ignored: bool,
     keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = _statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     keeps = keep and bias is None and softcap == 0
-    kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale)
+    kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale, x_differentiated=x_differentiated)
     scratch = first_kept = kept_for = order = gathered = None
     if kept.numel():
         first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
@@ -668,6 +676,7 @@ def _cross_entropy_backward(
     z_loss: float,
     lse_of_ignored: bool,
     keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
@@ -679,12 +688,10 @@ def _cross_entropy_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
     if x.is_cuda:
+        own_columns = _own_columns(workspace, kept)
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
-        left = _left(workspace, kept, len(weight))
-        tier, _, elements, _ = _C.cross_entropy_backward_tier(
-            x, weight, bias, logit_scale, left, deterministic
-        )
+        tier, _, _, _ = _C.cross_entropy_backward_tier(x, weight, bias, logit_scale, workspace, deterministic)
         if tier != SIMT:
             inputs = (x, weight)
             x, weight = _padded(x), _padded_weight(weight, tier)
@@ -698,13 +705,12 @@ def _cross_entropy_backward(
                 grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
             elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
                 x = torch.where(counted[:, None], x, 0)
-            at_once = 0 if whole else elements // len(x)
             if uniform:
                 grad_loss = _unit_upstream(lse, logit_scale)
             head = Head(
                 x,
                 weight,
-                at_once,
+                own_columns,
                 needed,
                 hopper=tier == HOPPER,
                 kept=kept[:, : len(weight)],
@@ -765,7 +771,8 @@ linear_cross_entropy = _register(
     "linear_cross_entropy",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
-    "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, int? workspace",
+    "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
+    "int? workspace",
     outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
@@ -788,13 +795,19 @@ def _distillation_results(
     kind: str,
     temperature: float,
     keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss; [5, tokens]: student lse and teacher lse in two words each, expectation; what is kept."""
     tokens = x.shape[0]
     loss = _statistics(x, *([tokens] if reduction == "none" else []))
     keep = keep and kind != "reverse_kl"
-    kept = _empty_kept(x, weight, keep, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
+    options = {
+        "scale": 1 / temperature,
+        "x_differentiated": x_differentiated,
+        "other_width": teacher_x.shape[1],
+    }
+    kept = _empty_kept(x, weight, keep, workspace, **options)
     return loss, _statistics(x, 5, tokens), kept
 
 
@@ -808,11 +821,17 @@ def _distillation(
     kind: str,
     temperature: float,
     keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     losses, stats = _statistics(x, x.shape[0]), _statistics(x, 5, x.shape[0])
     keeps = keep and kind != "reverse_kl"
-    kept = _empty_kept(x, weight, keeps, workspace, scale=1 / temperature, other_width=teacher_x.shape[1])
+    options = {
+        "scale": 1 / temperature,
+        "x_differentiated": x_differentiated,
+        "other_width": teacher_x.shape[1],
+    }
+    kept = _empty_kept(x, weight, keeps, workspace, **options)
     scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
@@ -866,6 +885,7 @@ def _distillation_backward(
     kind: str,
     temperature: float,
     keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
@@ -875,11 +895,12 @@ def _distillation_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
+        of_head = workspace // 2 if of_teacher else workspace
+        own_columns = _own_columns(of_head, kept)
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
-        left = workspace // 2 if of_teacher else _left(workspace, kept, len(weight))
-        tier, _, elements, _ = _C.distillation_backward_tier(
-            x, weight, teacher_x, teacher_weight, temperature, left, deterministic
+        tier, _, _, _ = _C.distillation_backward_tier(
+            x, weight, teacher_x, teacher_weight, temperature, of_head, deterministic
         )
         if tier != SIMT:
             inputs = (x, weight, teacher_x, teacher_weight)
@@ -893,13 +914,13 @@ def _distillation_backward(
                 order = order_rows(x, target=None, mask=mask)
             elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
-            at_once, teacher = 0 if whole else elements // len(x), None
+            teacher = None
             if uniform:
                 grad_losses = _unit_upstream(grad_losses, 1 / temperature)
             student = Head(
                 x,
                 weight,
-                at_once,
+                own_columns,
                 [*needed[:2], False],
                 hopper=hopper,
                 kept=kept[:, : len(weight)],
@@ -912,7 +933,7 @@ def _distillation_backward(
                 teacher = Head(
                     teacher_x,
                     teacher_weight,
-                    at_once,
+                    own_columns,
                     [*needed[2:], False],
                     hopper=hopper,
                     upstream=upstream,
@@ -975,7 +996,7 @@ def _distillation_backward(
 linear_distillation = _register(
     "linear_distillation",
     inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
-    options="str reduction, str kind, float temperature, bool keep, int? workspace",
+    options="str reduction, str kind, float temperature, bool keep, bool x_differentiated, int? workspace",
     outputs="loss, stats, kept",
     differentiable="loss",
     residuals="stats, kept",
@@ -1107,18 +1128,19 @@ def _logsumexp_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, elements, _ = _C.logsumexp_backward_tier(a, b, scale, workspace, deterministic)
+        tier, _, _, _ = _C.logsumexp_backward_tier(a, b, scale, workspace, deterministic)
         if tier != SIMT:
             inputs = (a, b)
             a, b = _padded(a), _padded_weight(b, tier)
-            head = Head(a, b, elements // len(a), [*needed, False], hopper=tier == HOPPER)
+            own_columns = columns_in(workspace, len(a))
+            head = Head(a, b, own_columns, [*needed, False], hopper=tier == HOPPER)
 
             def store(part: slice) -> None:
                 local = head.local(part)
                 _C.logsumexp_local_gradient(grad_lse, a, b[part], lse, lse_low, local, scale, *_launch(a))
 
             multiply_local_gradients(store, len(b), [head])
-            return _rounded(map(_cut, (head.d_rows, head.d_columns), inputs), inputs, needed)
+            return _rounded(map(_cut, (head.rows_gradient(), head.d_columns), inputs), inputs, needed)
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
     _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale, deterministic, *_launch(a))

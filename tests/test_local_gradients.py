@@ -1,10 +1,13 @@
-"""How many classes' local gradients a forward pass keeps, by the bytes that it may."""
+"""How many classes' local gradients a forward pass keeps, and where a backward pass computes the others."""
 
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import Tensor
 
-from monoidreduce.local_gradients import columns_to_keep
+from monoidreduce import local_gradients
+from monoidreduce.local_gradients import Head, columns_to_keep, multiply_local_gradients
 
 TILE = 256  # classes
 RESERVE = 128 << 20  # bytes that the others are computed in
@@ -15,8 +18,8 @@ ROWS = 8192
 @pytest.mark.parametrize("columns", (128256, 50257, 256, 1))
 def test_all_are_kept_where_they_fit(columns: int, scores: int) -> None:
     whole = 2 * ROWS * columns * scores
-    assert columns_to_keep(ROWS, columns, whole, scores) == columns
-    assert columns_to_keep(ROWS, columns, whole - 1, scores) < columns
+    assert columns_to_keep(ROWS, columns, whole, scores=scores) == columns
+    assert columns_to_keep(ROWS, columns, whole - 1, scores=scores) < columns
 
 
 def test_others_have_room_to_be_computed_in() -> None:
@@ -27,11 +30,19 @@ def test_others_have_room_to_be_computed_in() -> None:
     assert kept == [n * TILE for n in range(100)]
 
 
+def test_rows_of_2048_elements_are_room_enough() -> None:
+    """The whole workspace is for what is kept where the rows' gradient has room for the others."""
+    of_tile = 2 * ROWS * TILE
+    assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2047) == 0
+    assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2048) == 10 * TILE
+    assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2048, scores=2) == 5 * TILE
+
+
 @pytest.mark.parametrize("scores", (1, 2))
 @pytest.mark.parametrize("workspace", (0, 1, 1 << 20, 100 << 20, 300 << 20, 1 << 30, 2 << 30, 5 << 30))
 def test_either_pass_stays_within_the_workspace(workspace: int, scores: int) -> None:
     columns = 128256
-    kept = columns_to_keep(ROWS, columns, workspace, scores)
+    kept = columns_to_keep(ROWS, columns, workspace, scores=scores)
     assert 2 * ROWS * kept * scores <= workspace  # of the forward pass
     if 0 < kept < columns:
         assert kept % TILE == 0
@@ -42,3 +53,78 @@ def test_either_pass_stays_within_the_workspace(workspace: int, scores: int) -> 
 @pytest.mark.parametrize(("rows", "columns"), ((0, 10), (10, 0)))
 def test_nothing_is_kept_of_nothing(rows: int, columns: int) -> None:
     assert columns_to_keep(rows, columns, 1 << 40) == 0
+
+
+@pytest.fixture
+def products_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch adds no 16-bit products to float32 on the CPU."""
+
+    def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+        total += a.to(total.dtype) @ b.to(total.dtype)
+
+    monkeypatch.setattr(local_gradients, "add_product", add_product)
+
+
+WANTED = {"both": [True, True], "rows": [True, False], "columns": [False, True], "none": [False, False]}
+
+
+@pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
+@pytest.mark.parametrize("own_tiles", (1, 3, 100))
+@pytest.mark.parametrize(
+    ("rows", "columns", "width"),
+    ((64, 3333, 512), (300, 2048, 16), (700, 1111, 712), (40, 100, 8), (40, 5, 8), (8, 5000, 64)),
+)
+def test_gradients_are_not_written_over_before_they_are_done(
+    rows: int, columns: int, width: int, own_tiles: int, wanted: list[bool], products_of_torch: None
+) -> None:
+    """Whatever local gradients share memory with, products and sums of columns are those of all of them."""
+    shapes = ((rows, width), (columns, width), (rows, columns))
+    a, b, exact = (torch.randint(-3, 4, shape).float() for shape in shapes)  # sums are exact in any order
+    head = Head(a, b, own_tiles * TILE, [*wanted, False], hopper=False)
+    parts: list[slice] = []
+
+    def store(part: slice) -> None:
+        parts.append(part)
+        assert head.local(part).stride(0) % 8 == 0
+        head.local(part).copy_(exact[:, part])
+
+    multiply_local_gradients(store, columns, [head])
+    stops, starts = [part.stop for part in parts], [part.start for part in parts]
+    assert stops == [columns, *starts[:-1]] and starts[-1] == 0
+    assert all(start % TILE == 0 for start in starts)
+    d_rows, d_columns = head.rows_gradient(), head.d_columns
+    assert [d_rows is not None, d_columns is not None] == wanted
+    if d_rows is not None:
+        assert torch.equal(d_rows, exact @ b)
+    if d_columns is not None:
+        assert torch.equal(d_columns, exact.T @ a)
+
+
+def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None) -> None:
+    """Rows of 512 elements are room for two tiles of columns; more than the workspace has."""
+    a, b = torch.randn(64, 512), torch.randn(4096, 512)
+    held = []
+    for wanted in ([True, True], [True, False], [False, True]):
+        head = Head(a, b, TILE, [*wanted, False], hopper=False)
+        multiply_local_gradients(lambda part, head=head: head.local(part).zero_(), len(b), [head])  # type: ignore[misc]
+        held.append(head.own is not None)
+    assert held == [False, False, True]
+
+
+def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
+    """Each part's sums are of as many columns as there is memory for, however much room the products have."""
+    a, b = torch.randn(64, 512), torch.randn(4096, 512)
+    head = Head(a, b, TILE, [True, True, True], hopper=False)
+    parts: list[slice] = []
+
+    def store(part: slice) -> None:
+        parts.append(part)
+        head.local(part).zero_()
+        sums = head.local_sums(part)
+        assert sums is not None
+        sums[:] = 1
+
+    multiply_local_gradients(store, len(b), [head])
+    assert all(part.stop - part.start == TILE for part in parts)
+    sums = head.sums_gradient()
+    assert sums is not None and (sums == 16).all()

@@ -7,6 +7,14 @@
 namespace monoidreduce::cuda {
 namespace {
 
+// How many lines of a matrix fit into so many bytes: whole tiles, all times equally many; 0 where not one does.
+std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines,
+                           std::int64_t tile) {
+  const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
+  const std::int64_t fitting = bytes / (line_bytes * tile), tiles = divide_up(lines, tile);
+  return fitting == 0 ? 0 : divide_up(tiles, divide_up(tiles, fitting)) * tile;
+}
+
 // All lines, or as many whole tiles of them as fit.
 std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines, std::int64_t tile) {
   return lines * line_bytes <= bytes ? lines : std::min(lines, lines_at_once(bytes, line_bytes, lines, tile));

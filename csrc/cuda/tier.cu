@@ -117,21 +117,13 @@ Tier multiplied_tier(const FoldProblem& p, const Launch& launch) {
   return contraction_tier(p);
 }
 
-std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines,
-                           std::int64_t tile) {
-  const auto divide_up = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
-  const std::int64_t fitting = bytes / (line_bytes * tile), tiles = divide_up(lines, tile);
-  return fitting == 0 ? 0 : divide_up(tiles, divide_up(tiles, fitting)) * tile;
-}
-
 Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch) {
   Tier tier = contraction_tier(p);
   if (tier.name != kSm90) tier = multiplied_tier(p, launch);  // Hopper's products are kernels of this library
   if (tier.name == kSimt) return tier;
-  const std::int64_t columns = lines_at_once(workspace, p.rows() * item_size(p.a.dtype), p.columns(), 256);
-  if (columns == 0)
+  constexpr std::int64_t kTileColumns = 256;
+  if (workspace / (p.rows() * item_size(p.a.dtype) * kTileColumns) == 0)
     return not_tensor_cores(message("the workspace of ", workspace, " bytes holds no tile a row"));
-  tier.scratch = p.rows() * columns;
   return tier;
 }
 

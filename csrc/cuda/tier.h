@@ -42,11 +42,8 @@ Tier not_tensor_cores(const std::string& obstacle);
 Tier contraction_tier(const FoldProblem& p);
 // The same, of a call whose results torch multiplies.
 Tier multiplied_tier(const FoldProblem& p, const Launch& launch);
-// How many lines of a matrix fit into so many bytes: whole tiles, all times equally many; 0 where not one does.
-std::int64_t lines_at_once(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines,
-                           std::int64_t tile);
-// The tier of a backward pass whose gradients are products of local gradients (operators.h), and as its scratch how many
-// local gradients are stored at a time: whole tiles, all times equally many, within the bytes of the workspace.
+// The tier of a backward pass whose gradients are products of local gradients (operators.h), of which a workspace of so many
+// bytes must hold a tile of columns.
 Tier products_tier(const FoldProblem& p, std::int64_t workspace, const Launch& launch);
 
 // Has the caller given what the tier asks for.

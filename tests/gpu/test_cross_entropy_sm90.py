@@ -122,6 +122,53 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
     assert kept.classes == [some, 0, 0, some, some]
 
 
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("ignored", (0.0, 0.4, 1.0))
+@pytest.mark.parametrize("tiles", (1, 3))
+def test_some_kept_beside_wide_rows(
+    tiles: int, ignored: float, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """The whole workspace is for what is kept: the gradients have room for the others."""
+    inputs = cross_entropy_inputs(513, 6111, 2056, dtype=dtype, device=gpu, ignored=ignored)
+    options = {"workspace": 513 * 256 * 2 * tiles, "logit_scale": 0.8}
+    with Kept() as kept:
+        for reduction in ("mean", "none"):
+            check_operator("linear_cross_entropy", inputs, options | {"reduction": reduction})
+        check_operator("linear_cross_entropy", inputs, options, differentiate=["x"])
+        check_operator("linear_cross_entropy", inputs, options, differentiate=["weight"])
+        check_operator("linear_cross_entropy", inputs, options | {"return_lse": True})
+        check_operator("linear_cross_entropy", inputs, options | {"softcap": 5.0})
+    some = 256 * tiles
+    assert kept.classes == [some, some, some, 0, some, 0]  # without a gradient of x there is no such room
+
+
+@pytest.mark.parametrize("name", ("x", "weight"))
+def test_a_gradient_that_is_not_asked_for_in_the_end(name: str, gpu: torch.device) -> None:
+    """A forward pass that counted on its memory for local gradients has it all the same."""
+    inputs = cross_entropy_inputs(513, 6111, 2056, dtype=torch.bfloat16, device=gpu)
+    leaves = {name: inputs[name].requires_grad_() for name in ("x", "weight")}
+    loss = mr.linear_cross_entropy(**inputs, workspace=513 * 256 * 2)
+    both = dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), retain_graph=True), strict=True))
+    (alone,) = torch.autograd.grad(loss, leaves[name])
+    largest = float(both[name].abs().max())
+    torch.testing.assert_close(alone, both[name], rtol=0.01, atol=0.01 * largest)
+
+
+def test_memory_beside_what_is_kept(gpu: torch.device) -> None:
+    """Between the passes the workspace; in the backward the gradients too, a copy and the sums of x."""
+    inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
+    call = {**inputs, "x": x, "weight": weight, "workspace": 64 << 20}
+    torch.autograd.grad(mr.linear_cross_entropy(**call), (x, weight))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = mr.linear_cross_entropy(**call)
+    assert 64 << 20 <= torch.cuda.memory_allocated() - before < 65 << 20
+    torch.autograd.grad(loss, (x, weight))
+    held = 8 * x.numel() + 2 * weight.numel()
+    assert torch.cuda.max_memory_allocated() - before < held + (68 << 20)
+
+
 def test_kept_local_gradients_serve_twice(gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from calls import HALVES, assert_same_bits
 from specimens import Inputs, distillation_inputs, name_of
+from test_cross_entropy_sm90 import Kept
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -73,9 +74,25 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
     """Of five tiles; in the forward pass each takes the place of two."""
     monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
     inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
-    assert local_gradients.columns_to_keep(513, 1111, options["workspace"], 2) == min(tiles // 2 * 256, 1111)
+    assert local_gradients.columns_to_keep(513, 1111, options["workspace"], scores=2) == min(
+        tiles // 2 * 256, 1111
+    )
     check_operator("linear_distillation", inputs, options)
     check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
+
+
+@pytest.mark.parametrize("reduction", ("mean", "none"))
+@pytest.mark.parametrize("mask", (False, True), ids=("all", "mask"))
+def test_some_kept_beside_wide_rows(mask: bool, reduction: str, gpu: torch.device) -> None:
+    """The gradients have room for what is computed again, also where what was kept is of no use."""
+    sizes = (257, 5111, 2056, 136)
+    inputs = distillation_inputs(*sizes, dtype=torch.bfloat16, device=gpu, mask=mask)
+    options = {"workspace": 257 * 256 * 2 * 6, "reduction": reduction, "temperature": 0.6}
+    with Kept() as kept:
+        check_operator("linear_distillation", inputs, options)
+        check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
+        check_operator("linear_distillation", inputs, options | {"loss": "reverse_kl"})
+    assert kept.classes == [3 * 256, 0, 0]
 
 
 @pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))

@@ -53,7 +53,8 @@ void columns_product(const ColumnsProduct& x, const Launch& launch) {
   const TensorView outs[] = {as_rows(x.out)};
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
-    const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data), SlabStores<1>(outs)};
+    const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data),
+                                    RowOrder(p.order, p.width(), p.first_place), SlabStores<1>(outs)};
     with_tile<true>(p, [&](auto tile) { multiply<E>(tile, p, epilogue, "columns_product", launch); });
   });
 }

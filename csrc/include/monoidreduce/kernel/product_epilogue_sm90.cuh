@@ -35,7 +35,8 @@ __device__ __forceinline__ void scaled_part(float (&part)[kSize], const float (&
   }
 }
 
-// Rounds, and stores to a tensor [1, 1, rows, columns] of the element type. scale: one number for all, or null for 1.
+// Rounds, and stores to a tensor [1, 1, rows, columns] of the element type. scale: one number for all, or null for 1. order:
+// that of the width, which products are sums over; of none that count they are 0, whatever memory holds.
 template <class E>
 struct StoreEpilogue {
   using Memory = SlabMemory;
@@ -43,10 +44,11 @@ struct StoreEpilogue {
     float scale[2];
   };
   const float* scale;
+  RowOrder order;
   SlabStores<1> stores;
 
   __device__ __forceinline__ Work begin(int) const {
-    const float all = scale == nullptr ? 1.f : *scale;
+    const float all = order.counted() == 0 ? 0.f : scale == nullptr ? 1.f : *scale;
     return {all, all};
   }
   template <int kSize>
