@@ -383,9 +383,9 @@ def linear_cross_entropy(
         softcap: c > 0 replaces each logit by c * tanh(logit / c).
         logit_scale: of x @ weight^T, before the bias.
         return_lse: return the log-sum-exp of each token's logits too.
-        workspace: bytes for local gradients, `get_workspace()` by default: what the forward keeps of them on
-            a Hopper GPU if a backward is to follow, and what the backward computes again at a time. Less is
-            slower, never wrong.
+        workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
+            a Hopper GPU if a backward is to follow, and those that the backward computes again at a time in
+            memory that is not yet that of a gradient. Less is slower, never wrong.
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
@@ -468,9 +468,9 @@ def linear_distillation(
         mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
-        workspace: bytes for local gradients, `get_workspace()` by default: what the forward keeps of them on
-            a Hopper GPU if a backward is to follow, and what the backward computes again at a time. Less is
-            slower, never wrong.
+        workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
+            a Hopper GPU if a backward is to follow, and those that the backward computes again at a time in
+            memory that is not yet that of a gradient. Less is slower, never wrong.
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
