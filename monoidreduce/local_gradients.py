@@ -7,7 +7,6 @@ tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -292,25 +291,36 @@ class Head:
 
 
 def _part_before(stop: int, heads: list[Head]) -> slice:
-    """The columns whose local gradients are computed next: as many as fit, in whole tiles.
-
-    Where Hopper's clusters take several turns of tiles none is left half empty, else parts are about equal.
-    """
+    """The columns whose local gradients are computed next: whole tiles, of as many as fit at least 3/4."""
     head = heads[0]
     fitting = min(h.fitting(stop) for h in heads)
     if fitting >= stop - head.first:
         return slice(head.first, stop)
     end = -(-stop // _TILE_COLUMNS)
     tiles, left = end - -(-(stop - fitting) // _TILE_COLUMNS), end - head.first // _TILE_COLUMNS
-    turn = _tiles_of_whole_turns(head.rows) if head.hopper else left
-    tiles = tiles - tiles % turn if tiles >= turn else -(-left // -(-left // tiles))
+    if head.hopper:
+        tiles = min(range(tiles, tiles * 3 // 4, -1), key=lambda n: _busy_time(n, head.rows) / n)
+    else:
+        tiles = -(-left // -(-left // tiles))  # all parts about equal
     return slice((end - tiles) * _TILE_COLUMNS, stop)
 
 
-def _tiles_of_whole_turns(rows: Tensor) -> int:
-    """The least number of tiles of columns with which no cluster is idle in the last turn of tiles."""
+def _busy_time(tiles: int, rows: Tensor) -> float:
+    """How long Hopper's clusters take for local gradients and their products, of some tiles of columns.
+
+    In columns by steps of the width. Tiles come in turns, one for each cluster, and in a kernel's last turn
+    some are idle. The product by rows has tiles of 256 columns or of 192 (csrc/cuda/sm90/local_products.cu).
+    That by columns is left out: it takes as long for each column, however many there are.
+    """
     clusters = torch.cuda.get_device_properties(rows.device).multi_processor_count // 2
-    return clusters // math.gcd(clusters, -(-len(rows) // _TILE_ROWS))
+    count, width = rows.shape
+
+    def turns(tiles_of_rows: int, columns: int, tile: int) -> int:
+        return -(-tiles_of_rows * -(-columns // tile) // clusters)
+
+    local = turns(-(-count // _TILE_ROWS), tiles * _TILE_COLUMNS, _TILE_COLUMNS) * _TILE_COLUMNS
+    product = min(turns(tiles, width, 256) * 256, 1.04 * turns(tiles, width, 192) * 192)
+    return local * width + product * count
 
 
 def multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[Head]) -> None:

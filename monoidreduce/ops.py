@@ -688,9 +688,9 @@ def _cross_entropy_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
     if x.is_cuda:
-        own_columns = _own_columns(workspace, kept)
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
+        own_columns = _own_columns(workspace, kept)
         tier, _, _, _ = _C.cross_entropy_backward_tier(x, weight, bias, logit_scale, workspace, deterministic)
         if tier != SIMT:
             inputs = (x, weight)
@@ -896,9 +896,9 @@ def _distillation_backward(
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
         of_head = workspace // 2 if of_teacher else workspace
-        own_columns = _own_columns(of_head, kept)
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
+        own_columns = _own_columns(of_head, kept)
         tier, _, _, _ = _C.distillation_backward_tier(
             x, weight, teacher_x, teacher_weight, temperature, of_head, deterministic
         )

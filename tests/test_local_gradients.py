@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -98,6 +100,22 @@ def test_gradients_are_not_written_over_before_they_are_done(
         assert torch.equal(d_rows, exact @ b)
     if d_columns is not None:
         assert torch.equal(d_columns, exact.T @ a)
+
+
+def test_parts_fill_the_last_turn_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 66 clusters 32 blocks of rows by 33 tiles of columns are 16 turns, and 33 by 16 are 8."""
+    gpu = SimpleNamespace(multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    a, b = torch.empty(ROWS, 4096, device="meta"), torch.empty(128256, 4096, device="meta")
+    head = Head(a, b, 0, [True, True, False], hopper=True)
+    tiles, stop = [], len(b)
+    while stop > 0:
+        part = local_gradients._part_before(stop, [head])
+        assert part.stop == stop and 0 < stop - part.start <= head.fitting(stop)
+        stop = part.start
+        tiles.append((part.stop - stop) // TILE)
+    assert sum(tiles) * TILE == len(b)
+    assert tiles[:3] == [165, 99, 66]
 
 
 def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None) -> None:

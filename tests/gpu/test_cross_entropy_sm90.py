@@ -95,13 +95,19 @@ def test_kept_local_gradients_of_reduced_losses(
 ) -> None:
     """Those of the losses one by one, with the upstream gradient that the reduction gives each."""
     inputs = inputs_of(size, dtype, gpu)
+    check_reduced(inputs, reduction, EVERYTHING)
+
+
+def check_reduced(inputs: Inputs, reduction: str, workspace: int) -> None:
+    """The gradients of a reduced loss are those of the losses one by one."""
+    gpu, dtype = inputs["x"].device, inputs["x"].dtype
     leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
     counted = inputs["target"] != -100
     upstream = torch.tensor(1.7, device=gpu)
     each = (upstream / counted.sum().clamp(min=1) if reduction == "mean" else upstream) * counted
-    losses = mr.linear_cross_entropy(**inputs, reduction="none")
+    losses = mr.linear_cross_entropy(**inputs, reduction="none", workspace=workspace)
     expected = torch.autograd.grad(losses, leaves, each)
-    loss = mr.linear_cross_entropy(**inputs, reduction=reduction)
+    loss = mr.linear_cross_entropy(**inputs, reduction=reduction, workspace=workspace)
     for got, wanted in zip(torch.autograd.grad(loss, leaves, upstream), expected, strict=True):
         steps = 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(got, wanted, rtol=steps, atol=steps * float(wanted.abs().max()))
@@ -131,15 +137,21 @@ def test_some_kept_beside_wide_rows(
     """The whole workspace is for what is kept: the gradients have room for the others."""
     inputs = cross_entropy_inputs(513, 6111, 2056, dtype=dtype, device=gpu, ignored=ignored)
     options = {"workspace": 513 * 256 * 2 * tiles, "logit_scale": 0.8}
+    options["reduction"] = "none"
     with Kept() as kept:
-        for reduction in ("mean", "none"):
-            check_operator("linear_cross_entropy", inputs, options | {"reduction": reduction})
+        check_operator("linear_cross_entropy", inputs, options)
         check_operator("linear_cross_entropy", inputs, options, differentiate=["x"])
         check_operator("linear_cross_entropy", inputs, options, differentiate=["weight"])
         check_operator("linear_cross_entropy", inputs, options | {"return_lse": True})
         check_operator("linear_cross_entropy", inputs, options | {"softcap": 5.0})
     some = 256 * tiles
-    assert kept.classes == [some, some, some, 0, some, 0]  # without a gradient of x there is no such room
+    assert kept.classes == [some, some, 0, some, 0]  # without a gradient of x there is no such room
+
+
+@pytest.mark.parametrize("reduction", ("mean", "sum"))
+def test_some_kept_of_reduced_losses(reduction: str, gpu: torch.device) -> None:
+    inputs = cross_entropy_inputs(513, 6111, 2056, dtype=torch.bfloat16, device=gpu)
+    check_reduced(inputs, reduction, 513 * 256 * 2 * 3)
 
 
 @pytest.mark.parametrize("name", ("x", "weight"))
