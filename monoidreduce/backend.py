@@ -30,6 +30,8 @@ KERNELS = {
 }
 # Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
 OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "logsumexp_matmul")
+# What tensor-core kernels read without a copy.
+LINES = "rows of adjacent elements, on 16-byte boundaries"
 # The operators as folds of rows a and columns b (fold.h).
 OPERANDS = {
     "attention": {"a": "q", "b": "k", "payload": "v"},
@@ -239,7 +241,9 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         forward, backward = (
             tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
         )
-        return _Tiers(*_named(forward, backward), in_parts=all(backward[3]), adds_rows=backward[2])
+        tiers, why = _named(forward, backward)
+        copies = _copies(tiers, x=x, w1=w1, w2=w2)
+        return _Tiers(tiers, [*why, *copies], in_parts=all(backward[3]), adds_rows=backward[2])
     workspace = options.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
     if operator == "linear_cross_entropy":
@@ -310,7 +314,11 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
     backward = _C.attention_backward_tier(
         grad_out, q, k, v, bias, **numbers, sums_bias_gradient=sums, deterministic=deterministic
     )
-    return _Tiers(*_named(forward, backward), adds_rows=backward[3])
+    tiers, why = _named(forward, backward)
+    copies = _copies(tiers, q=q, k=k, v=v)
+    if bias is not None and HOPPER in tiers and not ops.is_mapped_bias(bias):
+        copies.append(f"bias is copied: its strides are {bias.stride()}, not {LINES}")
+    return _Tiers(tiers, [*why, *copies], adds_rows=backward[3])
 
 
 def _x_differentiated(x: Tensor, weight: Tensor) -> bool:
@@ -324,16 +332,15 @@ def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], 
 
 
 def _copies(tiers: list[str], **operands: Tensor) -> list[str]:
-    """Which operands of a linear loss are copied for tensor cores where no width is padded."""
+    """Which operands are copied for tensor cores where no width is padded."""
     if tiers == [SIMT, SIMT]:
         return []
-    lines = "rows of adjacent elements, on 16-byte boundaries"
     reasons = []
     for name, t in operands.items():
         of_weight = name in ("weight", "teacher_weight", "b")
         readable = ops.is_mapped_weight(t, tiers[0]) if of_weight else ops.is_mapped(t)
-        if not readable and t.shape[1] % 8 == 0:
-            wanted = f"{lines}, or those of its transpose" if of_weight and tiers[0] == HOPPER else lines
+        if not readable and t.shape[-1] % 8 == 0:
+            wanted = f"{LINES}, or those of its transpose" if of_weight and tiers[0] == HOPPER else LINES
             reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")
     return reasons
 

@@ -139,13 +139,19 @@ def _padded_weight(t: Tensor, tier: str) -> Tensor:
     return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, tier) else _padded(t)
 
 
-def _mapped_bias(bias: Tensor) -> Tensor:
-    """The bias [B, H, M, N], or a copy, as Hopper's kernels read it: rows dense, all else on 16 bytes."""
+def is_mapped_bias(bias: Tensor) -> bool:
+    """Do Hopper's kernels read a bias [B, H, M, N] as it lies: rows dense, all else on 16 bytes."""
     step = 16 // bias.element_size()
     strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
     dense = bias.stride(-1) == 1 or bias.shape[-1] == 1
-    if bias.data_ptr() % 16 == 0 and dense and all(s % step == 0 for s in strides):
+    return bias.data_ptr() % 16 == 0 and dense and all(s % step == 0 for s in strides)
+
+
+def _mapped_bias(bias: Tensor) -> Tensor:
+    """The bias, or a copy, as Hopper's kernels read it."""
+    if is_mapped_bias(bias):
         return bias
+    step = 16 // bias.element_size()
     given = bias[tuple(slice(None if stride else 1) for stride in bias.stride())]
     copy = bias.new_empty((*given.shape[:-1], -(-given.shape[-1] // step) * step))[..., : given.shape[-1]]
     return copy.copy_(given).expand(bias.shape)
