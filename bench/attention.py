@@ -129,6 +129,8 @@ def case(
         contenders["efficient"] = through(SDPBackend.EFFICIENT_ATTENTION, theirs)
         contenders["math"] = through(SDPBackend.MATH, theirs)
     elif device.type == "cuda" and dtype != torch.float32:
+        if softcap is not None:  # of the others torch.compile makes what "torch" runs
+            contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
         if softcap is None:
             contenders["cuDNN"] = through(SDPBackend.CUDNN_ATTENTION, theirs)
         if window is None and softcap is None and not bias:

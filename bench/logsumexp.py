@@ -19,6 +19,12 @@ def case(
     def inputs() -> tuple[Tensor, ...]:
         return torch.randn(M, F, device=device).to(dtype), torch.randn(N, F, device=device).to(dtype)
 
+    def theirs(a: Tensor, b: Tensor) -> Tensor:
+        return torch.logsumexp(scale * (a @ b.mT), -1)
+
+    contenders = {"monoidreduce": lambda a, b: mr.logsumexp_matmul(a, b, scale=scale), "torch": theirs}
+    if device.type == "cuda":
+        contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
     return Case(
         op="logsumexp",
         dtype=dtype,
@@ -27,21 +33,21 @@ def case(
         inputs=inputs,
         leaves=2,
         output=(M,),
-        contenders={
-            "monoidreduce": lambda a, b: mr.logsumexp_matmul(a, b, scale=scale),
-            "torch": lambda a, b: torch.logsumexp(scale * (a @ b.mT), -1),
-        },
+        contenders=contenders,
         flops={"forward": products, "backward": 2 * products, "total": 3 * products},
         targets={} if target is None else {"total": target},
     )
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16; a GPU has more rows."""
+    """In float32 and bfloat16; a GPU has more rows, and a case of a vocabulary's size."""
     if quick:
         return [case(dtype, device, M=256, N=512, F=64) for dtype in (torch.float32, torch.bfloat16)]
     rows = 32768 if device.type == "cuda" else 8192
     target = 1.0 if device.type == "cpu" else None
-    return [
+    sizes = [
         case(dtype, device, M=rows, N=rows, F=64, target=target) for dtype in (torch.float32, torch.bfloat16)
     ]
+    if device.type == "cuda":
+        sizes.append(case(torch.bfloat16, device, M=8192, N=128256, F=4096))
+    return sizes
