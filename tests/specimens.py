@@ -251,6 +251,12 @@ class Specimen:
     def inputs(self, dtype: torch.dtype, device: torch.device) -> Inputs:
         return self.make(dtype=dtype, device=device, **self.arguments)
 
+    def differentiable(self, inputs: Inputs) -> list[str]:
+        """The inputs that the call gives gradients to."""
+        frozen = self.operator == "linear_distillation" and not self.options.get("teacher_grad")
+        floating = [name for name, t in inputs.items() if t.is_floating_point()]
+        return [name for name in floating if not (frozen and name.startswith("teacher"))]
+
 
 SPECIMENS = (
     Specimen("attention", "attention", attention_inputs, options={"return_lse": True}),
@@ -298,6 +304,90 @@ SPECIMENS = (
 )
 # What a test over all operators and dtypes needs: one call of each.
 ONE_EACH = tuple({specimen.operator: specimen for specimen in reversed(SPECIMENS)}.values())
+
+
+# Calls that run on tensor cores, forward and backward, where their dtype is of 16 bits, each in another way.
+# Their operands are read as they lie.
+_GROUPED = {"batch": 1, "heads": 36, "kv_heads": 12, "m": 150, "n": 272, "width": 128, "value_width": 128}
+_HEAD = {"rows": 513, "classes": 1111, "width": 200}
+TENSOR_CORE_SPECIMENS = (
+    Specimen(
+        "attention_causal_grouped",
+        "attention",
+        attention_inputs,
+        _GROUPED,
+        {"causal": True, "return_lse": True},
+    ),
+    Specimen(
+        "attention_bias",
+        "attention",
+        attention_inputs,
+        {**_GROUPED, "bias": (1, 36, 150, 272)},
+        {"return_lse": True},
+    ),
+    Specimen(
+        "attention_few_rows",
+        "attention",
+        attention_inputs,
+        {"batch": 2, "heads": 8, "kv_heads": 2, "m": 5, "n": 4099, "width": 128, "value_width": 128},
+        {"causal": True},
+    ),
+    Specimen("mlp_64", "mlp", mlp_inputs, {"rows": 301, "width": 64, "hidden": 1000, "outputs": 64}),
+    Specimen(
+        "mlp_128",
+        "mlp",
+        mlp_inputs,
+        {"rows": 301, "width": 128, "hidden": 1000, "outputs": 128, "bias1": True, "bias2": True},
+    ),
+    Specimen(
+        "mlp_256",
+        "mlp",
+        mlp_inputs,
+        {"rows": 301, "width": 256, "hidden": 1000, "outputs": 256},
+        {"activation": "silu"},
+    ),
+    Specimen(
+        "mlp_in_parts",
+        "mlp",
+        mlp_inputs,
+        {"rows": 301, "width": 520, "hidden": 1000, "outputs": 392, "bias1": True},
+    ),
+    Specimen(
+        "cross_entropy_kept",
+        "linear_cross_entropy",
+        cross_entropy_inputs,
+        _HEAD,
+        {"reduction": "none", "workspace": 128 << 20},
+    ),
+    Specimen(
+        "cross_entropy_in_parts",
+        "linear_cross_entropy",
+        cross_entropy_inputs,
+        {**_HEAD, "bias": True},
+        {"label_smoothing": 0.1, "workspace": 2 * 513 * 256 * 2},  # two tiles of classes
+    ),
+    Specimen(
+        "distillation_kept",
+        "linear_distillation",
+        distillation_inputs,
+        {**_HEAD, "teacher_width": 328, "mask": True},
+        {"reduction": "none", "workspace": 128 << 20},
+    ),
+    Specimen(
+        "distillation_of_both",
+        "linear_distillation",
+        distillation_inputs,
+        {**_HEAD, "teacher_width": 328},
+        {"loss": "reverse_kl", "temperature": 2.0, "reduction": "none", "teacher_grad": True},
+    ),
+    Specimen(
+        "logsumexp",
+        "logsumexp_matmul",
+        logsumexp_inputs,
+        {"rows": 513, "columns": 1111, "width": 200},
+        {"scale": 0.5},
+    ),
+)
 
 
 def name_of(value: Any) -> str | None:

@@ -200,17 +200,20 @@ def check_operator(
     differentiate: Sequence[str] | None = None,
     upstream: Sequence[Tensor | None] | str = "strided",
     exact: bool = False,
+    function: Any = None,
 ) -> dict[str, Tensor]:
     """Hold each output and gradient of `mr.<operator>` to the rule; return them as "out0", ..., "d_<input>".
 
     `differentiate` names the inputs whose gradients are taken (default: every floating one). `upstream` holds
     one gradient per output, None where that output has none, or names the layout of random ones: integers if
-    `exact`, for inputs of integers whose gradients cancel to 0. Asserts that the intended kernels ran and
-    that no input was written to.
+    `exact`, for inputs of integers whose gradients cancel to 0. `function` is what is called in place of
+    `mr.<operator>`, as what a compiler made of it. Asserts that no input was written to and, unless a
+    `function` is given, that the intended kernels ran.
     """
     options = dict(options or {})
     known = {name: value for name, value in options.items() if name != "workspace"}
-    function, oracle = getattr(mr, operator), getattr(reference, operator)
+    called = getattr(mr, operator) if function is None else function
+    oracle = getattr(reference, operator)
     floating = [name for name, t in inputs.items() if t.is_floating_point()]
     differentiate = floating if differentiate is None else differentiate
     first = next(iter(inputs.values()))
@@ -226,9 +229,9 @@ def check_operator(
         bases, base_gradients = run(oracle, copies, known, differentiate, upstream)
 
     before = {name: (content(t), t._version) for name, t in inputs.items()}
-    counted = operator in KERNELS and all(t.numel() for t in inputs.values())
+    counted = function is None and operator in KERNELS and all(t.numel() for t in inputs.values())
     launches = [kernel_launches(operator, way, device) for way in ("forward", "backward")] if counted else []
-    outputs, gradients = run(function, inputs, options, differentiate, upstream)
+    outputs, gradients = run(called, inputs, options, differentiate, upstream)
     if counted:
         assert kernel_launches(operator, "forward", device) > launches[0], (
             f"{operator}: its forward kernel did not run"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from paths import takes, tensor_core_paths
 from specimens import Inputs, Specimen, normal
-from tolerance import as_outputs, content
+from tolerance import as_outputs, check_operator, content
 from torch import Tensor
 
 import monoidreduce as mr
@@ -37,11 +39,11 @@ def upstreams(specimen: Specimen, inputs: Inputs) -> list[Tensor]:
 
 
 def results(specimen: Specimen, inputs: Inputs, grads: list[Tensor]) -> dict[str, Tensor]:
-    """The outputs, and the gradients of all floating inputs."""
+    """The outputs, and the gradients of all floating inputs: zero where the call gives none."""
     leaves = {name: t.detach().requires_grad_() if t.is_floating_point() else t for name, t in inputs.items()}
     outputs = as_outputs(getattr(mr, specimen.operator)(**leaves, **specimen.options))
     wanted = {name: t for name, t in leaves.items() if t.requires_grad}
-    gradients = torch.autograd.grad(outputs, list(wanted.values()), grads)
+    gradients = torch.autograd.grad(outputs, list(wanted.values()), grads, materialize_grads=True)
     named = {f"out{i}": y.detach() for i, y in enumerate(outputs)}
     return named | {f"d_{name}": g for name, g in zip(wanted, gradients, strict=True)}
 
@@ -61,6 +63,43 @@ def check_captured(step: Callable[[], tuple[Tensor, ...]]) -> None:
     graph.replay()
     for result, wanted in zip(captured, expected, strict=True):
         assert torch.equal(result, wanted)
+
+
+def graphed(specimen: Specimen, inputs: Inputs) -> Callable[..., Any]:
+    """The call captured in two graphs, forward and backward, to be called with tensors like the inputs."""
+    differentiable = specimen.differentiable(inputs)
+    static = [t.detach().clone().requires_grad_(name in differentiable) for name, t in inputs.items()]
+
+    def call(*tensors: Tensor) -> Any:
+        return getattr(mr, specimen.operator)(**dict(zip(inputs, tensors, strict=True)), **specimen.options)
+
+    replay = torch.cuda.make_graphed_callables(call, tuple(static))
+    return lambda **arguments: replay(*(arguments[name] for name in inputs))
+
+
+def check_replays(specimen: Specimen, dtype: torch.dtype, gpu: torch.device, tier: str) -> None:
+    """Captured on some inputs, the call is as accurate as ever on others."""
+    inputs = specimen.inputs(dtype, gpu)
+    with takes(tensor_core_paths(specimen, inputs, tier)):
+        function = graphed(specimen, inputs)
+    for _ in range(2):
+        others = specimen.inputs(dtype, gpu)
+        differentiate = specimen.differentiable(others)
+        with takes(set()):  # a graph has what it launches
+            check_operator(
+                specimen.operator, others, specimen.options, differentiate=differentiate, function=function
+            )
+
+
+def peak() -> int:
+    """Of the bytes asked for, since reset_peak. The blocks that they come from may be larger, by chance."""
+    bytes: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return bytes
+
+
+def reset_peak() -> int:
+    torch.cuda.reset_peak_memory_stats()
+    return peak()
 
 
 def assert_same_bits(got: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

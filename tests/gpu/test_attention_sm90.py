@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from calls import HALVES, assert_same_bits, results, upstreams
+from paths import takes
 from specimens import Inputs, Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
@@ -112,13 +113,14 @@ def test_gradient_of_the_log_sum_exp_alone(
     assert not found["d_v"].any()
 
 
-def test_transposed_views(gpu: torch.device) -> None:
+def test_transposed_views(gpu: torch.device, tier: str) -> None:
     """[B, N, H, D] in memory, which the copy engine reads in place; rows of odd pitch are copied."""
     inputs = inputs_of("grouped", torch.bfloat16, gpu)
     views = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
-    check_operator("attention", views, {"causal": True})
     padded = {name: torch.nn.functional.pad(t, (0, 3))[..., :-3] for name, t in inputs.items()}
-    check_operator("attention", padded, {"causal": True})
+    with takes({f"attention_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}):
+        check_operator("attention", views, {"causal": True})
+        check_operator("attention", padded, {"causal": True})
 
 
 @pytest.mark.parametrize("size", SMALL_SIZES)
@@ -327,14 +329,13 @@ def test_some_gradients_with_a_bias(name: str, gpu: torch.device) -> None:
     check_operator("attention", inputs, {"softcap": 5.0}, differentiate=[name])
 
 
-def test_bias_of_any_strides(gpu: torch.device) -> None:
+def test_bias_of_any_strides(gpu: torch.device, tier: str) -> None:
     inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
-    inputs["bias"] = inputs["bias"].transpose(2, 3).contiguous().transpose(2, 3)
-    check_operator("attention", inputs, {"causal": True})
-    inputs["bias"] = torch.randn(201, 333 + 3, device=gpu, dtype=torch.bfloat16)[:, 1:-2].expand(
-        2, 18, 201, 333
-    )
-    check_operator("attention", inputs, {"causal": True})
+    transposed = inputs["bias"].transpose(2, 3).contiguous().transpose(2, 3)
+    repeated = torch.randn(201, 333 + 3, device=gpu, dtype=torch.bfloat16)[:, 1:-2].expand(2, 18, 201, 333)
+    with takes({f"attention_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}):
+        for bias in (transposed, repeated):
+            check_operator("attention", {**inputs, "bias": bias}, {"causal": True})
 
 
 @pytest.mark.parametrize("kind", ("keep", "keep_columns"))

@@ -457,14 +457,16 @@ def test_explained(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "of 0 of 1111 classes" in text("ragged", workspace=2 * three_tiles, softcap=5.0)
 
 
-def test_layouts(gpu: torch.device) -> None:
+def test_layouts(tier: str, gpu: torch.device) -> None:
     """Padded rows are read in place, and transposed weights; transposed and odd ones are copied."""
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     padded = {name: torch.nn.functional.pad(inputs[name], (0, 8))[:, :-8] for name in ("x", "weight")}
     odd = {name: torch.nn.functional.pad(inputs[name], (0, 3))[:, :-3] for name in ("x", "weight")}
     transposed = {name: inputs[name].T.contiguous().T for name in ("x", "weight")}
+    before = mr._C.path_counts()
     for changed in (padded, odd, transposed):
         check_operator("linear_cross_entropy", {**inputs, **changed})
+    assert ran(before) == {f"cross_entropy_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}
 
 
 @pytest.mark.parametrize("value", (torch.nan, torch.inf, -torch.inf))

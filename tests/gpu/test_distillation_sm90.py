@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits
+from calls import HALVES, assert_same_bits, peak, reset_peak
 from specimens import Inputs, distillation_inputs, name_of
 from test_cross_entropy_sm90 import Kept
 from tolerance import check_operator
@@ -122,10 +122,12 @@ def test_transposed_weights(transposed: tuple[str, ...], workspace: int, gpu: to
     inputs |= {name: inputs[name].T.contiguous().T for name in transposed}
     tensors = [inputs[name] for name in ("x", "weight", "teacher_x", "teacher_weight")]
     assert "copied" not in str(mr.explain("linear_distillation", *tensors))
+    before = mr._C.path_counts()
     for loss in LOSSES:
         options = {"loss": loss, "workspace": workspace, "reduction": "none"}
         check_operator("linear_distillation", inputs, options)
         check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
+    assert ran(before) == {f"distillation_{way}/cuda/sm90/bfloat16" for way in ("forward", "backward")}
 
 
 def test_explained(gpu: torch.device) -> None:
@@ -197,3 +199,27 @@ def test_the_same_bits_every_time(gpu: torch.device) -> None:
     for _ in range(3):
         again = check_operator("linear_distillation", inputs, upstream=[torch.tensor(2.0, device=gpu)])
         assert_same_bits(again, first)
+
+
+@pytest.mark.parametrize("masked", (False, True), ids=("all", "masked"))
+def test_no_logits_are_stored(masked: bool, tier: str, gpu: torch.device) -> None:
+    """Nor is anything else of their size: beyond what is kept and returned, the workspace, the sum of the
+    rows' gradient, and copies of rows where some are masked."""
+    inputs = distillation_inputs(4096, 32000, 256, 512, dtype=torch.bfloat16, device=gpu, mask=masked)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
+    teacher_x, workspace = inputs["teacher_x"], 32 << 20
+    statistics = 4 * 6 * len(x)  # a loss, two words of each log-sum-exp, an expectation
+    tensors = (x, weight, teacher_x, inputs["teacher_weight"])
+    scratch = 4 * mr._C.distillation_forward_tier(*tensors, None, temperature=1.0)[2]
+    mr.linear_distillation(**inputs, workspace=workspace).backward()  # cuBLAS's own workspace stays
+    copies = 2 * (x.numel() + teacher_x.numel()) if masked else 0
+    slack = 1 << 20
+    paths = mr._C.path_counts()
+    before = reset_peak()
+    loss = mr.linear_distillation(**inputs, workspace=workspace)
+    assert peak() - before <= statistics + scratch + copies + slack
+    before = reset_peak()
+    torch.autograd.grad(loss, (x, weight))
+    summed, gradients = 4 * x.numel(), 2 * (x.numel() + weight.numel())
+    assert peak() - before <= workspace + summed + gradients + copies + statistics + slack
+    assert ran(paths) == {f"distillation_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}

@@ -7,7 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, check_captured, results, scaled_mlp_inputs, upstreams
+from calls import (
+    HALVES,
+    assert_same_bits,
+    check_captured,
+    peak,
+    reset_peak,
+    results,
+    scaled_mlp_inputs,
+    upstreams,
+)
 from specimens import Inputs, Specimen, mlp_inputs, name_of
 from tolerance import check_operator
 
@@ -205,17 +214,6 @@ def test_under_autocast(gpu: torch.device) -> None:
     assert ran == {"mlp_forward/cuda/sm90/bfloat16"}
     expected = mr.mlp(**{name: t.bfloat16() for name, t in inputs.items()})
     assert torch.equal(out, expected)
-
-
-def peak() -> int:
-    """Of the bytes asked for, since reset_peak. The blocks that they come from may be larger, by chance."""
-    bytes: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
-    return bytes
-
-
-def reset_peak() -> int:
-    torch.cuda.reset_peak_memory_stats()
-    return peak()
 
 
 def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:

@@ -49,6 +49,36 @@ def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> 
     check(inputs_of("ragged", dtype, gpu, biases=True), activation)
 
 
+OTHER_WIDTHS = ((64, 64), (192, 192), (256, 256), (64, 192))
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("widths", OTHER_WIDTHS, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_other_widths(
+    activation: str, widths: tuple[int, int], dtype: torch.dtype, tier: str, gpu: torch.device
+) -> None:
+    """Which kernels an activation has of its own depends on the width."""
+    inputs = scaled_mlp_inputs((301, 1000, *widths), dtype, gpu, biases=True)
+    check(inputs, activation, forward=tier, backward=tier)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("widths", (*OTHER_WIDTHS, (128, 128)), ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_in_the_deterministic_mode(
+    activation: str,
+    widths: tuple[int, int],
+    dtype: torch.dtype,
+    tier: str,
+    gpu: torch.device,
+    deterministic: None,
+) -> None:
+    """A pass for the rows' gradient on Hopper, elsewhere products of local gradients."""
+    inputs = scaled_mlp_inputs((301, 1000, *widths), dtype, gpu, biases=True)
+    check(inputs, activation, forward=tier, backward="sm90/deterministic" if tier == "sm90" else tier)
+
+
 def test_views(gpu: torch.device) -> None:
     """Leading axes, transposed weights: copied where the copy engine cannot read them."""
     inputs = inputs_of("ragged", torch.bfloat16, gpu)

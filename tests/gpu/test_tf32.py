@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits, results, scaled_mlp_inputs, upstreams
-from specimens import Inputs, Specimen, attention_inputs
+from calls import assert_same_bits, graphed, results, scaled_mlp_inputs, upstreams
+from paths import takes
+from specimens import Inputs, Specimen, attention_inputs, mlp_inputs, name_of
 from test_attention_sm90 import OPTIONS, biased_inputs
 from test_attention_sm90 import SIZES as ATTENTION_SIZES
 from test_attention_sm90 import inputs_of as attention_inputs_of
@@ -101,6 +102,34 @@ def test_fewer_columns_than_blocks(gpu: torch.device) -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str, gpu: torch.device) -> None:
     check("mlp", mlp_inputs_of("ragged", torch.float32, gpu, biases=True), {"activation": activation})
+
+
+GRAPHED = (
+    Specimen(
+        "attention",
+        "attention",
+        attention_inputs,
+        {"batch": 1, "heads": 36, "kv_heads": 12, "m": 150, "n": 270, "width": 128, "value_width": 128},
+        {"causal": True, "return_lse": True, "scale": 0.125},
+    ),
+    Specimen(
+        "mlp",
+        "mlp",
+        mlp_inputs,
+        {"rows": 301, "width": 128, "hidden": 1000, "outputs": 128, "bias1": True, "bias2": True},
+    ),
+)
+
+
+@pytest.mark.parametrize("specimen", GRAPHED, ids=name_of)
+def test_replays(specimen: Specimen, gpu: torch.device) -> None:
+    """Captured on some inputs, forward and backward, as accurate on others."""
+    with takes({f"{specimen.operator}_{way}/cuda/sm80/float32" for way in ("forward", "backward")}):
+        function = graphed(specimen, specimen.inputs(torch.float32, gpu))
+    for _ in range(2):
+        inputs = specimen.inputs(torch.float32, gpu)
+        with RoundedProducts(), takes(set()):
+            check_operator(specimen.operator, inputs, specimen.options, function=function)
 
 
 def test_views(gpu: torch.device) -> None:

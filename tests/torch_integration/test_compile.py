@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from paths import counts, takes, tensor_core_paths
+from specimens import (
+    ONE_EACH,
+    SPECIMENS,
+    TENSOR_CORE_SPECIMENS,
+    Inputs,
+    Specimen,
+    cross_entropy_inputs,
+    distillation_inputs,
+    name_of,
+)
+from tolerance import check_operator
 from torch import Tensor
 
 import monoidreduce as mr
@@ -38,7 +49,7 @@ def outputs_and_gradients(function: Callable[[Inputs], tuple[Tensor, ...]], inpu
     torch.manual_seed(0)
     upstream = [torch.randn_like(output) for output in outputs]
     leaves = [t for t in inputs.values() if t.requires_grad]
-    return [*outputs, *torch.autograd.grad(outputs, leaves, upstream)]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, upstream, materialize_grads=True)]
 
 
 def assert_same(function: Callable[[Inputs], tuple[Tensor, ...]], specimen: Specimen, inputs: Inputs) -> None:
@@ -70,6 +81,70 @@ def test_full_graph(specimen: Specimen, device: torch.device) -> None:
     assert_same(compiled, specimen, with_leaves(specimen.inputs(torch.float32, device)))
 
 
+@pytest.mark.parametrize("specimen", TENSOR_CORE_SPECIMENS, ids=name_of)
+def test_16_bit_calls_have_the_bits_of_eager_ones(specimen: Specimen, device: torch.device) -> None:
+    """On a GPU's tensor cores."""
+    inputs = with_leaves(specimen.inputs(torch.bfloat16, device))
+    compiled = torch.compile(call(specimen), fullgraph=True, backend="aot_eager")
+    paths = tensor_core_paths(specimen, inputs)
+    with takes(paths):
+        expected = outputs_and_gradients(call(specimen), inputs)
+    with takes(paths):
+        found = outputs_and_gradients(compiled, inputs)
+    for ours, eager in zip(found, expected, strict=True):
+        assert torch.equal(ours, eager)
+
+
+ROWS = 513
+UNLIMITED = (  # that is, by an argument
+    Specimen(
+        "cross_entropy",
+        "linear_cross_entropy",
+        cross_entropy_inputs,
+        {"rows": ROWS, "classes": 1111, "width": 200},
+        {"reduction": "none"},
+    ),
+    Specimen(
+        "distillation",
+        "linear_distillation",
+        distillation_inputs,
+        {"rows": ROWS, "classes": 1111, "width": 200, "teacher_width": 328, "mask": True},
+        {"reduction": "none"},
+    ),
+)
+
+
+@pytest.mark.parametrize("specimen", UNLIMITED, ids=name_of)
+def test_16_bit_losses_without_a_workspace(specimen: Specimen, device: torch.device) -> None:
+    """They keep no local gradients, as eager ones do on Hopper: other bits, as near to float64."""
+    inputs = specimen.inputs(torch.bfloat16, device)
+    compiled = torch.compile(getattr(mr, specimen.operator), fullgraph=True, backend="aot_eager")
+    with takes(tensor_core_paths(specimen, inputs)):
+        check_operator(specimen.operator, inputs, specimen.options, function=compiled)
+
+
+@pytest.mark.parametrize("specimen", UNLIMITED, ids=name_of)
+def test_16_bit_losses_without_a_workspace_obey_the_limit(specimen: Specimen, device: torch.device) -> None:
+    """Of one tile of classes, of which an eager call keeps nothing either: the same parts, the same bits."""
+    inputs = with_leaves(specimen.inputs(torch.bfloat16, device))
+    compiled = torch.compile(call(specimen), fullgraph=True, backend="aot_eager")
+    before = mr.get_workspace()
+    mr.set_workspace(2 * 256 * ROWS)
+    try:
+        forward, backward = sorted(tensor_core_paths(specimen, inputs), reverse=True)
+        expected = outputs_and_gradients(call(specimen), inputs)
+        compiled(inputs)  # traced, forward and backward
+        with takes({forward}):
+            (loss,) = compiled(inputs)
+        with takes({backward}):
+            torch.autograd.grad(loss.sum(), inputs["x"])
+        found = outputs_and_gradients(compiled, inputs)
+    finally:
+        mr.set_workspace(before)
+    for ours, eager in zip(found, expected, strict=True):
+        assert torch.equal(ours, eager)
+
+
 @pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
 def test_one_graph_serves_every_size(specimen: Specimen, device: torch.device) -> None:
     first, second = (resized(specimen, sizes) for sizes in SIZES[specimen.operator])
@@ -84,6 +159,33 @@ def test_one_graph_serves_every_size(specimen: Specimen, device: torch.device) -
 def test_inductor(specimen: Specimen, device: torch.device) -> None:
     compiled = torch.compile(call(specimen), fullgraph=True)
     assert_same(compiled, specimen, with_leaves(specimen.inputs(torch.float32, device)))
+
+
+@pytest.mark.slow
+def test_inductor_of_16_bit_layers(device: torch.device) -> None:
+    """Layers with nothing but views in between: on a GPU's tensor cores, with the bits of the eager calls."""
+
+    def loss(q: Tensor, k: Tensor, v: Tensor, w1: Tensor, w2: Tensor, head: Tensor) -> Tensor:
+        heads = mr.attention(*(t.transpose(1, 2) for t in (q, k, v)), causal=True)
+        x = mr.mlp(heads.transpose(1, 2).flatten(2), w1, w2)
+        return mr.linear_cross_entropy(x, head, target, workspace=32 << 20)
+
+    shapes = ((12, 150, 4, 64), (12, 150, 2, 64), (12, 150, 2, 64), (520, 256), (256, 520), (1000, 256))
+    place: dict[str, Any] = {"dtype": torch.bfloat16, "device": device}
+    inputs = [torch.randn(shape, **place).mul_(0.1).requires_grad_() for shape in shapes]
+    target = torch.randint(0, 1000, (12, 150), device=device)
+    compiled = torch.compile(loss, fullgraph=True)
+    before = counts()
+    eager = loss(*inputs)
+    expected = torch.autograd.grad(eager, inputs)
+    of_eager = set(counts() - before)
+    assert device.type == "cpu" or not any("/simt/" in path for path in of_eager)
+    with takes(of_eager):
+        value = compiled(*inputs)
+        found = torch.autograd.grad(value, inputs)
+    assert torch.equal(value, eager)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.slow

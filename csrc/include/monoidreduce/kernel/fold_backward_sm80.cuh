@@ -472,7 +472,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
     for (const TensorView* t : {&wanted.d_b, &wanted.d_payload})
       check_cuda(
           cudaMemsetAsync(t->data, 0, t->numel() * sizeof(E), static_cast<cudaStream_t>(launch.stream)),
-          "cudaMemsetAsync");
+          "cudaMemsetAsync for fold_backward_sm80");
   }
   launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>, blocks_for(tiles * parts),
                 Tile::kThreads, sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);

@@ -349,7 +349,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
   const DeviceGuard device(p.a.cuda_device);
   if (counter)
     check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, static_cast<cudaStream_t>(launch.stream)),
-               "cudaMemsetAsync");
+               "cudaMemsetAsync for fold_forward_sm90");
   launch_kernel(
       "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
       static_cast<unsigned>(std::min<std::int64_t>(heads * row_tiles, multiprocessors(p.a.cuda_device))),

@@ -11,8 +11,9 @@
 namespace monoidreduce {
 
 inline void check_cuda(cudaError_t error, const char* call) {
-  if (error != cudaSuccess)
-    throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // clears it, so that the next launch does not report it again
+  throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
 }
 
 // Makes a device current for as long as it lives, and its context, which the driver's functions need: in a thread without

@@ -1,0 +1,160 @@
+"""Gradients that nobody needs cost neither a matrix product nor memory, on Hopper."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from calls import assert_same_bits, peak, reset_peak, scaled_mlp_inputs
+from paths import takes, tensor_core_paths
+from specimens import TENSOR_CORE_SPECIMENS, Inputs, Specimen, cross_entropy_inputs, name_of
+from tolerance import run
+
+import monoidreduce as mr
+from monoidreduce import local_gradients, mlp_parts
+
+HEADS = [s for s in TENSOR_CORE_SPECIMENS if s.operator not in ("attention", "mlp")]
+
+
+def counting(function: Callable[..., Any], counts: Counter[str], of: str) -> Callable[..., Any]:
+    def counted(*args: Any, **options: Any) -> Any:
+        counts[of] += 1
+        return function(*args, **options)
+
+    return counted
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many matrix products a backward pass took for gradients by rows and by columns.
+
+    Those of Hopper's kernels, and torch's elsewhere.
+    """
+    counts: Counter[str] = Counter()
+    for owner, name, of in (
+        (local_gradients, "_rows_product", "rows"),
+        (local_gradients, "_columns_product", "columns"),
+        (local_gradients, "add_product", "rows"),
+        (torch, "mm", "columns"),
+    ):
+        monkeypatch.setattr(owner, name, counting(getattr(owner, name), counts, of))
+    return counts
+
+
+def gradients(
+    specimen: Specimen, inputs: Inputs, grads: list[torch.Tensor], names: list[str]
+) -> dict[str, torch.Tensor]:
+    """By these inputs alone; all others are frozen."""
+    return run(getattr(mr, specimen.operator), inputs, specimen.options, names, grads)[1]
+
+
+def upstream_of(specimen: Specimen, inputs: Inputs) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [torch.randn_like(getattr(mr, specimen.operator)(**inputs, **specimen.options))]
+
+
+@pytest.mark.parametrize("specimen", HEADS, ids=name_of)
+def test_products_of_a_head(specimen: Specimen, products: Counter[str], tier: str, gpu: torch.device) -> None:
+    """Rows and columns of the student, or of the only head."""
+    inputs = specimen.inputs(torch.bfloat16, gpu)
+    rows, columns, *_ = names = specimen.differentiable(inputs)[:2]
+    grads = upstream_of(specimen, inputs)
+    with takes(tensor_core_paths(specimen, inputs, tier)):
+        of_both = gradients(specimen, inputs, grads, names)
+    both = products.copy()
+    assert both["rows"] == both["columns"] > 0
+    for name, of in ((rows, "rows"), (columns, "columns")):
+        products.clear()
+        alone = gradients(specimen, inputs, grads, [name])
+        assert products == {of: both[of]}
+        assert_same_bits(alone, {name: of_both[name]})
+
+
+def test_a_bias_needs_no_product(products: Counter[str], tier: str, gpu: torch.device) -> None:
+    (specimen,) = (s for s in HEADS if s.name == "cross_entropy_in_parts")
+    inputs = specimen.inputs(torch.bfloat16, gpu)
+    with takes(tensor_core_paths(specimen, inputs, tier)):
+        gradients(specimen, inputs, upstream_of(specimen, inputs), ["bias"])
+    assert not products
+
+
+def test_a_frozen_student_and_a_frozen_teacher(products: Counter[str], tier: str, gpu: torch.device) -> None:
+    """A teacher that may have gradients and needs none costs what one does that may not."""
+    (specimen,) = (s for s in HEADS if s.name == "distillation_of_both")
+    inputs = specimen.inputs(torch.bfloat16, gpu)
+    grads = upstream_of(specimen, inputs)
+    with takes(tensor_core_paths(specimen, inputs, tier)):
+        for names, expected in (
+            (["x", "weight"], {"rows": 1, "columns": 1}),
+            (["teacher_x", "teacher_weight"], {"rows": 1, "columns": 1}),
+            (["teacher_x"], {"rows": 1}),
+            (["teacher_weight"], {"columns": 1}),
+            (["x", "teacher_weight"], {"rows": 1, "columns": 1}),
+            (["x", "weight", "teacher_x", "teacher_weight"], {"rows": 2, "columns": 2}),
+        ):
+            products.clear()
+            gradients(specimen, inputs, grads, names)
+            assert products == expected, names
+
+
+def backward_bytes(inputs: Inputs, name: str, workspace: int) -> int:
+    """The peak of a backward pass of cross entropy by one input, beyond what was there before."""
+    leaf = inputs[name].requires_grad_()
+    options = {"workspace": workspace}
+    torch.autograd.grad(mr.linear_cross_entropy(**inputs, **options), leaf)  # cuBLAS's own workspace stays
+    loss = mr.linear_cross_entropy(**inputs, **options)
+    before = reset_peak()
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    assert gradient.shape == leaf.shape
+    return peak() - before
+
+
+def test_memory_of_a_frozen_head(tier: str, gpu: torch.device) -> None:
+    inputs = cross_entropy_inputs(512, 32000, 1024, dtype=torch.bfloat16, device=gpu)
+    x, weight, workspace = inputs["x"], inputs["weight"], 16 << 20
+    specimen = Specimen(
+        "head", "linear_cross_entropy", cross_entropy_inputs, options={"workspace": workspace}
+    )
+    with takes(tensor_core_paths(specimen, inputs, tier)):
+        used = backward_bytes(inputs, "x", workspace)
+    assert used <= workspace + 8 * x.numel() + (1 << 20)  # the copy, the sum in float32 and the gradient
+    assert workspace + 8 * x.numel() + (1 << 20) < 2 * weight.numel() / 2
+
+
+def test_memory_of_frozen_rows(tier: str, gpu: torch.device) -> None:
+    inputs = cross_entropy_inputs(16384, 512, 1024, dtype=torch.bfloat16, device=gpu)
+    x, weight, workspace = inputs["x"], inputs["weight"], 16384 * 256 * 2
+    specimen = Specimen(
+        "rows", "linear_cross_entropy", cross_entropy_inputs, options={"workspace": workspace}
+    )
+    with takes(tensor_core_paths(specimen, inputs, tier)):
+        used = backward_bytes(inputs, "weight", workspace)
+    assert used <= workspace + 2 * x.numel() + 2 * weight.numel() + (1 << 20)  # the copy and the gradient
+
+
+@pytest.mark.parametrize("name", ("x", "w1", "w2", "bias1", "bias2"))
+def test_products_of_an_mlp_in_parts(
+    name: str, tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two parts: one each for a matrix, none for a bias, of which the second needs no kernel at all."""
+    added: list[tuple[int, ...]] = []
+    add = mlp_parts._Total.add
+
+    def counted(self: Any, to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+        added.append(self.value.shape)
+        add(self, to, a, b)
+
+    monkeypatch.setattr(mlp_parts._Total, "add", counted)
+    inputs = scaled_mlp_inputs((700, 600, 264, 320), torch.bfloat16, gpu, biases=True)
+    leaf = inputs[name].requires_grad_()
+    paths = {f"mlp_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}
+    with (
+        mr.workspace(2 * 4 * 192 * 700),
+        takes({path for path in paths if "forward" in path or name != "bias2"}),
+    ):
+        (gradient,) = torch.autograd.grad(mr.mlp(**inputs).sum(), leaf)
+    assert gradient.shape == leaf.shape
+    assert added == ([] if name.startswith("bias") else [leaf.shape] * 2)

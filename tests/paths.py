@@ -1,0 +1,43 @@
+"""Which kernels a call takes: as `mr.explain` says, and as `_C` counts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from specimens import Inputs, Specimen
+
+import monoidreduce as mr
+
+KEYWORDS = ("bias", "bias1", "bias2", "mask")  # tensors that the operators take by name
+
+
+def explained(specimen: Specimen, inputs: Inputs) -> mr.Explanation:
+    named = {name: t for name, t in inputs.items() if name in KEYWORDS}
+    tensors = [t for name, t in inputs.items() if name not in KEYWORDS]
+    return mr.explain(specimen.operator, *tensors, **named, **specimen.options)
+
+
+def tensor_core_paths(specimen: Specimen, inputs: Inputs, tier: str | None = None) -> set[str]:
+    """The paths of the call, on a GPU those of the tier or, if it is None, of any on tensor cores."""
+    explanation = explained(specimen, inputs)
+    paths = {explanation.forward, explanation.backward}
+    tiers = {path.split("/")[2] for path in paths if "/cuda/" in path}
+    assert "simt" not in tiers and (tier is None or tiers == {tier}), str(explanation)
+    return paths
+
+
+def counts() -> Counter[str]:
+    """How often operators took which path. (`_C` counts a CPU's way from losses to their mean, too.)"""
+    all_counts = mr._C.path_counts().items()
+    return Counter({path: n for path, n in all_counts if not path.startswith("reduce_losses/")})
+
+
+@contextmanager
+def takes(paths: set[str]) -> Iterator[None]:
+    """Asserts that operators take these paths, and no others, in the block."""
+    before = counts()
+    yield
+    taken = set(counts() - before)
+    assert taken == paths, f"kernels of {sorted(taken)} were launched, expected {sorted(paths)}"
