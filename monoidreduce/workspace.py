@@ -44,9 +44,9 @@ def set_workspace(bytes: int) -> None:
 def workspace(bytes: int) -> Iterator[None]:
     """Set the limit for the operators called in this block, in this thread or asynchronous task only.
 
-    The limit is read when an operator is called and holds for its backward, wherever that runs; compiled and
-    exported calls read it when their backward runs, and so keep no local gradients unless they are given a
-    workspace of their own.
+    The limit is read when an operator is called and holds for its backward, wherever that runs. Compiled and
+    exported calls read one when their backward runs, and so keep no local gradients unless they are given a
+    workspace of their own. On a GPU that is the limit of `set_workspace`: autograd's threads are in no block.
     Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
     token = _scoped.set(_checked(bytes))
