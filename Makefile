@@ -40,7 +40,7 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
 # The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: lint $(VENV)/test.done $(VENV)/cute.done
+test: lint $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
@@ -85,6 +85,11 @@ $(VENV)/lint.done: $(VENV)/created.done pyproject.toml
 # CuTe's headers, for a test of the kernels' layouts; what the wheel's Python code needs is not needed.
 $(VENV)/cute.done: $(VENV)/created.done
 	$(PIP) install --quiet --no-deps nvidia-cutlass==4.2.0.0
+	@touch $@
+
+# The compiler of programs that are made while they run, for a test of the wrappers of instructions.
+$(VENV)/nvrtc.done: $(VENV)/created.done pyproject.toml
+	$(PIP) install --quiet --group nvrtc
 	@touch $@
 
 # The wheel is built from the source distribution, both in isolated environments.

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 WIDTHS = (32, 64, 80, 96, 128, 192, 256)
+ELEMENTS = {"__nv_bfloat16": "bf16", "__half": "f16"}
 TARGET = Path(__file__).parent.parent / "csrc/include/monoidreduce/arch/wgmma.cuh"
 
 HEADER = """\
@@ -18,11 +19,7 @@ HEADER = """\
 // its rows (of a) or columns (of b) adjacent, else its depth. With accumulate false, d is overwritten.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
-#include <type_traits>
+#include "monoidreduce/arch/element.cuh"
 
 namespace monoidreduce::arch {
 
@@ -31,25 +28,17 @@ struct Wgmma;
 """
 
 STRUCT = """
-template <class E>
-struct Wgmma<E, {width}> {{
+template <>
+struct Wgmma<{type}, {width}> {{
   template <bool kTransposeA, bool kTransposeB>
-  __device__ __forceinline__ static void shared(float (&d)[{n}], std::uint64_t a, std::uint64_t b,
+  __device__ __forceinline__ static void shared(float (&d)[{n}], unsigned long long a, unsigned long long b,
                                                 bool accumulate) {{
-    if constexpr (std::is_same_v<E, __nv_bfloat16>) {{
-{shared_bf16}
-    }} else {{
-{shared_f16}
-    }}
+{shared}
   }}
   template <bool kTransposeB>
-  __device__ __forceinline__ static void registers(float (&d)[{n}], const std::uint32_t* a, std::uint64_t b,
+  __device__ __forceinline__ static void registers(float (&d)[{n}], const unsigned* a, unsigned long long b,
                                                    bool accumulate) {{
-    if constexpr (std::is_same_v<E, __nv_bfloat16>) {{
-{registers_bf16}
-    }} else {{
-{registers_f16}
-    }}
+{registers}
   }}
 }};
 """
@@ -69,26 +58,26 @@ def product(width: int, element: str, from_registers: bool) -> str:
         accumulate, transposes = f"%{size + 2}", f"%{size + 3}, %{size + 4}"
     instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{element}.{element}"
     return (
-        "      // clang-format off\n"
-        f'      asm volatile("{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0; {instruction} "\n'
-        f'                   "{{{sums}}}, {operands}, p, 1, 1, {transposes};}}"\n'
-        f"                   : {outputs}\n"
-        f"                   : {inputs});\n"
-        "      // clang-format on"
+        "    // clang-format off\n"
+        f'    asm volatile("{{.reg .pred p; setp.ne.b32 p, {accumulate}, 0; {instruction} "\n'
+        f'                 "{{{sums}}}, {operands}, p, 1, 1, {transposes};}}"\n'
+        f"                 : {outputs}\n"
+        f"                 : {inputs});\n"
+        "    // clang-format on"
     )
 
 
 def main() -> None:
     structs = [
         STRUCT.format(
+            type=name,
             width=width,
             n=width // 2,
-            shared_bf16=product(width, "bf16", from_registers=False),
-            shared_f16=product(width, "f16", from_registers=False),
-            registers_bf16=product(width, "bf16", from_registers=True),
-            registers_f16=product(width, "f16", from_registers=True),
+            shared=product(width, element, from_registers=False),
+            registers=product(width, element, from_registers=True),
         )
         for width in WIDTHS
+        for name, element in ELEMENTS.items()
     ]
     TARGET.write_text(HEADER + "".join(structs) + "\n}  // namespace monoidreduce::arch\n")
 

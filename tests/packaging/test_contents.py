@@ -15,8 +15,9 @@ PYTHON = """
 HEADERS = """
     activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h
     tensor_view.h
-    arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/flag.cuh
-    arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh arch/wgmma.cuh
+    arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/element.cuh
+    arch/flag.cuh arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
+    arch/wgmma.cuh
     block/accumulate.cuh block/bias_tile.cuh block/copy_tile.cuh block/elements.cuh block/fast_real.cuh
     block/fold_fragment.cuh block/fragment.cuh block/fragment_scores.cuh block/matrix.cuh
     block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh

@@ -1,10 +1,7 @@
 // Functions of one instruction, and the packing of pairs of floats into 16-bit elements.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <cstdint>
+#include "monoidreduce/arch/element.cuh"
 
 namespace monoidreduce::arch {
 
@@ -28,30 +25,33 @@ __device__ __forceinline__ float tanh(float x) {
 
 // Two elements in a register, rounded to nearest, low in the low half.
 template <class E>
-__device__ __forceinline__ std::uint32_t pack(float low, float high);
+__device__ __forceinline__ unsigned pack(float low, float high);
 template <>
-__device__ __forceinline__ std::uint32_t pack<__nv_bfloat16>(float low, float high) {
-  std::uint32_t pair;
+__device__ __forceinline__ unsigned pack<__nv_bfloat16>(float low, float high) {
+  unsigned pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 template <>
-__device__ __forceinline__ std::uint32_t pack<__half>(float low, float high) {
-  std::uint32_t pair;
+__device__ __forceinline__ unsigned pack<__half>(float low, float high) {
+  unsigned pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
 // The two elements of a register, the low one first.
 template <class E>
-__device__ __forceinline__ float2 unpack(std::uint32_t pair);
+__device__ __forceinline__ float2 unpack(unsigned pair);
 template <>
-__device__ __forceinline__ float2 unpack<__nv_bfloat16>(std::uint32_t pair) {
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(unsigned pair) {
   return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
 }
 template <>
-__device__ __forceinline__ float2 unpack<__half>(std::uint32_t pair) {
-  return {__half2float(__ushort_as_half(static_cast<std::uint16_t>(pair))),
-          __half2float(__ushort_as_half(static_cast<std::uint16_t>(pair >> 16)))};
+__device__ __forceinline__ float2 unpack<__half>(unsigned pair) {
+  float2 elements;
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(elements.x), "=f"(elements.y)
+      : "r"(pair));
+  return elements;
 }
 
 }  // namespace monoidreduce::arch

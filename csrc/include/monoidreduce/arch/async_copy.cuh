@@ -1,8 +1,6 @@
 // Copies from global to shared memory that a thread starts and waits for later.
 #pragma once
 
-#include <cstdint>
-
 #include "monoidreduce/arch/shared_memory.cuh"
 
 namespace monoidreduce::arch {

@@ -5,7 +5,7 @@
 
 namespace monoidreduce::arch {
 
-using Mbarrier = std::uint64_t;
+using Mbarrier = unsigned long long;
 
 __device__ __forceinline__ void init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));

@@ -1,11 +1,9 @@
 // Addresses in shared memory, and the order between ordinary stores and the asynchronous units that read them.
 #pragma once
 
-#include <cstdint>
-
 namespace monoidreduce::arch {
 
-using SharedAddress = std::uint32_t;
+using SharedAddress = unsigned;
 
 __device__ __forceinline__ SharedAddress shared_address(const void* p) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
@@ -19,7 +17,7 @@ __device__ __forceinline__ void fence_async_shared() {
 __device__ __forceinline__ void store(SharedAddress at, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x) : "memory");
 }
-__device__ __forceinline__ void store(SharedAddress at, std::uint32_t x) {
+__device__ __forceinline__ void store(SharedAddress at, unsigned x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory");
 }
 template <class Word>
@@ -37,27 +35,27 @@ __device__ __forceinline__ float load(SharedAddress at) {
   return x;
 }
 template <>
-__device__ __forceinline__ std::uint32_t load(SharedAddress at) {
-  std::uint32_t x;
+__device__ __forceinline__ unsigned load(SharedAddress at) {
+  unsigned x;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
   return x;
 }
 template <>
-__device__ __forceinline__ std::uint16_t load(SharedAddress at) {
-  std::uint16_t x;
+__device__ __forceinline__ unsigned short load(SharedAddress at) {
+  unsigned short x;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
   return x;
 }
 template <>
-__device__ __forceinline__ std::uint8_t load(SharedAddress at) {
-  std::uint32_t x;
+__device__ __forceinline__ unsigned char load(SharedAddress at) {
+  unsigned x;
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
-  return static_cast<std::uint8_t>(x);
+  return static_cast<unsigned char>(x);
 }
 // Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and receives two
 // elements of each; transposed or not.
 template <bool kTransposed>
-__device__ __forceinline__ void load_matrix_x4(std::uint32_t (&words)[4], SharedAddress at) {
+__device__ __forceinline__ void load_matrix_x4(unsigned (&words)[4], SharedAddress at) {
   if constexpr (kTransposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -72,15 +70,14 @@ __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&words)[4], Shared
 }
 
 // Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void store_matrix_x4(SharedAddress at, const std::uint32_t (&words)[4]) {
+__device__ __forceinline__ void store_matrix_x4(SharedAddress at, const unsigned (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(words[0]),
                "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
 // The same, each matrix transposed.
-__device__ __forceinline__ void store_matrix_x4_transposed(SharedAddress at,
-                                                           const std::uint32_t (&words)[4]) {
+__device__ __forceinline__ void store_matrix_x4_transposed(SharedAddress at, const unsigned (&words)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");

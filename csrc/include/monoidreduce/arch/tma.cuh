@@ -29,7 +29,7 @@ __device__ __forceinline__ void load(void* shared, const TensorMap& map, Box at,
 }
 // To the same place in the blocks of the cluster whose bits are set; each block's barrier counts the bytes.
 __device__ __forceinline__ void load_to_blocks(void* shared, const TensorMap& map, Box at, Mbarrier* arrived,
-                                               std::uint16_t blocks) {
+                                               unsigned short blocks) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
       "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(shared)),
@@ -46,7 +46,7 @@ __device__ __forceinline__ void store(const TensorMap& map, Box at, const void* 
 }
 // The same, of what is not read again soon: it is the first to leave the second-level cache.
 __device__ __forceinline__ void store_streaming(const TensorMap& map, Box at, const void* shared) {
-  std::uint64_t evict_first;
+  unsigned long long evict_first;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group.L2::cache_hint "

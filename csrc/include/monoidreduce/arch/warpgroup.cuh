@@ -1,13 +1,11 @@
 // What a warp or a warpgroup (four warps) does as one: elect a lane, trade registers, order its matrix products.
 #pragma once
 
-#include <cstdint>
-
 namespace monoidreduce::arch {
 
 // True in one lane of the warp.
 __device__ __forceinline__ bool elect() {
-  std::uint32_t chosen;
+  unsigned chosen;
   asm volatile("{.reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p;}" : "=r"(chosen));
   return chosen != 0;
 }

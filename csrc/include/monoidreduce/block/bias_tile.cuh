@@ -5,6 +5,9 @@
 // They are swizzled as tiles of operands are (shared_tile.cuh), lines of 64 bytes in pairs.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "monoidreduce/arch/shared_memory.cuh"
 #include "monoidreduce/arch/tma.cuh"
 #include "monoidreduce/block/fragment.cuh"

@@ -1,6 +1,9 @@
 // Tiles between global and shared memory, by the threads of a block.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "monoidreduce/arch/async_copy.cuh"
 #include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/arch/reduce_add.cuh"

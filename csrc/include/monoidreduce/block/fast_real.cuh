@@ -7,6 +7,9 @@
 // the element type E that the weights are rounded to.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "monoidreduce/arch/approximate.cuh"
 #include "monoidreduce/math.h"
 

@@ -2,6 +2,9 @@
 // fragment_column(i). Four neighbouring lanes share two rows, eight apart.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "monoidreduce/arch/approximate.cuh"
 #include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/arch/shared_memory.cuh"

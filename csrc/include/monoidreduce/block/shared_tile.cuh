@@ -5,6 +5,8 @@
 // c ^ (r % 8): the 128-byte swizzle, which frees both reading directions of bank conflicts.
 #pragma once
 
+#include <cstdint>
+
 #include "monoidreduce/arch/tma.cuh"
 #include "monoidreduce/arch/wgmma.cuh"
 

@@ -7,6 +7,9 @@
 // it. Lines that were spread (copy_tile.cuh) are in their own order when they are read in the paired one.
 #pragma once
 
+#include <cstdint>
+#include <type_traits>
+
 #include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/arch/shared_memory.cuh"
 #include "monoidreduce/block/fragment.cuh"

@@ -5,6 +5,8 @@
 // theirs in the grid, which have started before them.
 #pragma once
 
+#include <cstdint>
+
 #include "monoidreduce/arch/async_copy.cuh"
 #include "monoidreduce/arch/flag.cuh"
 #include "monoidreduce/kernel/last_round.h"

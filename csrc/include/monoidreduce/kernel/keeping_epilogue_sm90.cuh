@@ -3,6 +3,8 @@
 // (weights_to_gradients.cuh).
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
 

@@ -5,6 +5,8 @@
 // and a number of its own in the column of the row's label. What is read as float16 is written in the element type.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include "monoidreduce/block/fast_real.cuh"
 #include "monoidreduce/kernel/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
