@@ -239,7 +239,7 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         forward, backward = (
             tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
         )
-        return _Tiers(*_named(forward, backward), in_parts=all(backward[3]), adds_rows=backward[2])
+        return _Tiers(*_named(forward, backward), in_parts=all(backward[4]), adds_rows=backward[3])
     workspace = options.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
     if operator == "linear_cross_entropy":

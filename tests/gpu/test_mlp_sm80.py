@@ -10,6 +10,7 @@ from test_mlp_sm90 import (  # noqa: F401  the same tests, collected here for th
     SIZES,
     check,
     inputs_of,
+    test_many_rows,
     test_non_finite_inputs,
     test_some_gradients,
 )
