@@ -51,14 +51,16 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16, on a GPU in bfloat16 and tf32; it has more rows and units."""
+    """In float32 and bfloat16, on a GPU in bfloat16 and tf32; it has more units and rows, or few of these."""
     if quick:
         return [case(dtype, device, B=256, K=512, d=64) for dtype in (torch.float32, torch.bfloat16)]
     if device.type == "cuda":
         sizes = [(16384, 64), (16384, 128), (16384, 256), (2048, 512), (4096, 1024), (16384, 4096)]
-        return [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes] + [
-            case(torch.float32, device, B=16384, K=16384, d=width, tf32=True) for width in (64, 128)
-        ]
+        return (
+            [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes]
+            + [case(torch.bfloat16, device, B=128, K=16384, d=width) for width in (128, 256)]
+            + [case(torch.float32, device, B=16384, K=16384, d=width, tf32=True) for width in (64, 128)]
+        )
     return [
         case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in (torch.float32, torch.bfloat16)
     ]

@@ -36,6 +36,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/cross_entropy_gradient.cu
     csrc/cuda/sm80/distillation_forward.cu
     csrc/cuda/sm80/distillation_gradient.cu
+    csrc/cuda/sm80/mlp_few_rows.cu
     csrc/cuda/sm80/mlp_forward.cu
     csrc/cuda/sm80/mlp_gradient.cu
     csrc/cuda/sm80/mlp_hidden.cu)
@@ -55,6 +56,7 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/attention_few_rows.cu
     csrc/cuda/sm90/attention_forward.cu
     csrc/cuda/sm90/mlp_backward.cu
+    csrc/cuda/sm90/mlp_few_rows.cu
     csrc/cuda/sm90/mlp_forward.cu
     csrc/cuda/sm90/mlp_gradient.cu
     csrc/cuda/sm90/mlp_hidden.cu

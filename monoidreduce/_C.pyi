@@ -171,6 +171,7 @@ def mlp_forward(
     bias1: Tensor | None,
     bias2: Tensor | None,
     out: Tensor,
+    scratch: Tensor | None,
     activation: int,
     threads: int,
     stream: int,
@@ -271,7 +272,7 @@ def mlp_forward_tier(
     workspace: int,
     tf32: bool,
     deterministic: bool,
-) -> tuple[str, str, bool, tuple[int, int]]: ...
+) -> tuple[str, str, int, bool, tuple[int, int]]: ...
 
 mlp_backward_tier = mlp_forward_tier
 

@@ -243,7 +243,7 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         )
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, w1=w1, w2=w2)
-        return _Tiers(tiers, [*why, *copies], in_parts=all(backward[3]), adds_rows=backward[2])
+        return _Tiers(tiers, [*why, *copies], in_parts=all(backward[4]), adds_rows=backward[3])
     workspace = options.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
     if operator == "linear_cross_entropy":

@@ -1030,10 +1030,11 @@ def _mlp(
 ) -> Tensor:
     out = _mlp_result(x, w1, w2)
     kind, launch, tf32 = ACTIVATIONS.index(activation), _launch(x), allows_tf32(x)
+    scratch = None
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         deterministic = torch.are_deterministic_algorithms_enabled()
-        tier, _, _, part = _C.mlp_forward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
+        tier, _, elements, _, part = _C.mlp_forward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
         if tier != SIMT:
             x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
         if all(part):
@@ -1043,7 +1044,9 @@ def _mlp(
 
             multiply_hidden(store, part[0], x, w2, bias2, out)
             return out
-    _C.mlp_forward(x, w1, w2, bias1, bias2, out, kind, *launch, tf32)
+        if elements:
+            scratch = _statistics(x, elements)
+    _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, *launch, tf32)
     return out
 
 
@@ -1064,7 +1067,7 @@ def _mlp_backward(
     tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, adds_rows, part = _C.mlp_backward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
+        tier, _, _, adds_rows, part = _C.mlp_backward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
     if tier != SIMT:
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
     dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits

@@ -125,6 +125,7 @@ def mlp_arguments(**changed: Any) -> dict[str, Any]:
         "bias1": None,
         "bias2": None,
         "out": torch.full((4, 2), math.nan),
+        "scratch": None,
         "activation": 0,
         **LAUNCH,
     }

@@ -139,7 +139,7 @@ void define_tiers(py::module_& m) {
       "sums_bias_gradient"_a, "deterministic"_a);
 }
 
-// (tier, reason, does it add to the rows' gradient, (rows, hidden units) of a part).
+// (tier, reason, elements of scratch, does it add to the rows' gradient, (rows, hidden units) of a part).
 template <class Call>
 void define_mlp_tier(py::module_& m, const char* name, Tier (*tier_of)(const Call&, const Launch&)) {
   m.def(
@@ -149,7 +149,7 @@ void define_mlp_tier(py::module_& m, const char* name, Tier (*tier_of)(const Cal
         Call call;
         call.x = x, call.w1 = w1, call.w2 = w2, call.bias1 = bias1, call.workspace = workspace;
         const Tier tier = tier_of(call, {1, nullptr, deterministic, tf32});
-        return std::make_tuple(tier.name, tier.reason, tier.adds_rows,
+        return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows,
                                std::make_tuple(tier.part.rows, tier.part.columns));
       },
       "x"_a, "w1"_a, "w2"_a, "bias1"_a, "workspace"_a, "tf32"_a, "deterministic"_a);
@@ -448,7 +448,8 @@ void define_mlp(py::module_& m) {
   m.def(
       "mlp_forward",
       [](Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1, Tensor<"bias2"> bias2,
-         Tensor<"out"> out, int activation, int threads, std::uintptr_t stream, bool tf32) {
+         Tensor<"out"> out, Tensor<"scratch"> scratch, int activation, int threads, std::uintptr_t stream,
+         bool tf32) {
         run(mlp_forward,
             {.x = x,
              .w1 = w1,
@@ -456,11 +457,12 @@ void define_mlp(py::module_& m) {
              .bias1 = bias1,
              .bias2 = bias2,
              .out = out,
+             .scratch = scratch,
              .activation = static_cast<ActivationKind>(activation)},
             threads, stream, false, tf32);
       },
-      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, "activation"_a, "threads"_a, "stream"_a,
-      "tf32"_a = false);
+      "x"_a, "w1"_a, "w2"_a, "bias1"_a, "bias2"_a, "out"_a, "scratch"_a, "activation"_a, "threads"_a,
+      "stream"_a, "tf32"_a = false);
   m.def(
       "mlp_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,

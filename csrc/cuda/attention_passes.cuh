@@ -48,6 +48,8 @@ struct AttentionRows {
   }
   template <int kSize>
   __device__ __forceinline__ void output(float (&)[kSize]) const {}
+  template <int kSize>
+  __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
 };
 // RowPolicy of the rows that are computed again.
 struct RepairedRows {

@@ -1,6 +1,8 @@
 // What the MLP's CUDA files share: what keeps a call from tensor cores, and the kernels of an activation.
 #pragma once
 
+#include <algorithm>
+
 #include "monoidreduce/error.h"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
@@ -14,6 +16,13 @@ template <class Arguments>
 std::string mlp_obstacle(const Arguments& x) {
   const std::int64_t hidden = x.w1.size[0];
   return hidden % 8 == 0 ? "" : message("there are ", hidden, " hidden units, not a multiple of 8");
+}
+
+// In how many splits hidden units may come where rows are few. Their partial sums take at most 32 MiB, and each of the warps
+// that combine a row waits for every fourth split, one after another.
+inline std::int64_t most_splits(const FoldProblem& p) {
+  constexpr std::int64_t kBytes = 32 << 20, kMost = 128;
+  return std::min(kMost, kBytes / std::int64_t(p.rows() * p.payload_width() * sizeof(float)));
 }
 
 // The tier of a call that no kernel takes whole: hidden values are held in parts, within the bytes of the workspace, or the

@@ -1,5 +1,6 @@
 #include "mlp.h"
 
+#include "monoidreduce/kernel/combine_splits.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
@@ -13,8 +14,19 @@ namespace {
 // Of the kernels that store no hidden value.
 Tier fused_tier(const MlpForward& x, const Launch& launch) {
   const FoldProblem problem = mlp_problem(x);
-  return fastest_tier(problem, {.sm80 = widest_sm80_forward(problem, true), .sm90 = 256}, launch,
-                      {.both = mlp_obstacle(x)});
+  Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_forward(problem, true), .sm90 = 256}, launch,
+                           {.both = mlp_obstacle(x)});
+  std::optional<Packing> packing;
+  if (tier.name == kSm80) packing = sm80::mlp_few_rows(problem);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90) packing = sm90::mlp_few_rows(problem);
+  }
+  if (!packing) return tier;
+  const bool split = packing->splits > 1;
+  if (split) tier.scratch = PartialRows<NamedSum<float>>::floats(problem, packing->splits);
+  tier.reason += message("; few rows: tiles of ", packing->rows, " rows, hidden units ",
+                         split ? message("in ", packing->splits, " splits") : "not split");
+  return tier;
 }
 
 }  // namespace
@@ -26,6 +38,7 @@ Tier mlp_forward_tier(const MlpForward& x, const Launch& launch) {
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   const Tier tier = fused_tier(x, launch);
+  require_scratch(x.scratch, tier);
   if (tier.name == kSm80) sm80::mlp_forward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::mlp_forward(x, launch);

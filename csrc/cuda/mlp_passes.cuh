@@ -37,6 +37,12 @@ struct MlpRows {
       }
     }
   }
+  template <int kSize>
+  __device__ __forceinline__ void output_of(float (&sums)[kSize], int column0) const {
+    if (bias2 == nullptr) return;
+#pragma unroll
+    for (int d = 0; d < kSize; ++d) sums[d] += static_cast<float>(bias2[(column0 + d) * stride]);
+  }
 };
 
 // Calls run(E{}, monoid, scores) with those of the call.

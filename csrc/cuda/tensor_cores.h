@@ -17,15 +17,18 @@ struct JobSharing {
       false;  // do blocks take turns to add to the rows' gradients (turns.cuh, whose scratch is not counted here)
 };
 
-#define MONOIDREDUCE_DECLARE_TIER                                                    \
-  void attention_forward(const AttentionForward& arguments, const Launch& launch);   \
-  void attention_backward(const AttentionBackward& arguments, const Launch& launch); \
-  void mlp_forward(const MlpForward& arguments, const Launch& launch);               \
-  void mlp_backward(const MlpBackward& arguments, const Launch& launch);             \
-  /* Of an MLP in parts. */                                                          \
-  void mlp_hidden(const MlpHidden& arguments, const Launch& launch);                 \
-  void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);  \
-  /* Of attention. */                                                                \
+#define MONOIDREDUCE_DECLARE_TIER                                                               \
+  void attention_forward(const AttentionForward& arguments, const Launch& launch);              \
+  void attention_backward(const AttentionBackward& arguments, const Launch& launch);            \
+  void mlp_forward(const MlpForward& arguments, const Launch& launch);                          \
+  /* The same where rows are few: how they are taken, or nothing where they are many. */        \
+  std::optional<Packing> mlp_few_rows(const FoldProblem& p);                                    \
+  void mlp_few_rows(const MlpForward& arguments, const Packing& packing, const Launch& launch); \
+  void mlp_backward(const MlpBackward& arguments, const Launch& launch);                        \
+  /* Of an MLP in parts. */                                                                     \
+  void mlp_hidden(const MlpHidden& arguments, const Launch& launch);                            \
+  void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);             \
+  /* Of attention. */                                                                           \
   JobSharing backward_sharing(const FoldProblem& p, const Launch& launch);
 namespace sm80 {
 MONOIDREDUCE_DECLARE_TIER

@@ -57,10 +57,24 @@ void check_splits(Checks& checks) {
       checks.section("splits", "many columns and few rows have some");
       CHECK(checks, splits > 1 || row_tiles * 2 > kMultiprocessors || column_tiles < 10, row_tiles,
             column_tiles);
+      checks.section("splits", "no more than the most");
+      for (const std::int64_t most : {0, 1, 2, 5, 30})
+        CHECK(checks,
+              splits_of(row_tiles, column_tiles, kMultiprocessors, most) <= std::max<std::int64_t>(most, 1),
+              row_tiles, column_tiles, most);
     }
   }
   checks.section("splits", "a full grid has none");
   CHECK(checks, splits_of(kMultiprocessors, 1000, kMultiprocessors) == 1);
+}
+
+void check_few(Checks& checks) {
+  checks.section("few rows", "up to a tile, or of half of the multiprocessors");
+  const auto few = [](std::int64_t batch, std::int64_t rows) {
+    return pack_few_rows(problem(batch, 1, 1, rows, 5000), 128, kMultiprocessors).has_value();
+  };
+  CHECK(checks, few(1, 1) && few(1000, 64) && !few(1000, 65));
+  CHECK(checks, few(1, 66 * 128) && !few(1, 66 * 128 + 1));
 }
 
 void check_kept_columns(Checks& checks) {
@@ -83,6 +97,7 @@ int main() {
   monoidreduce::test::Checks checks;
   monoidreduce::test::check_packing(checks);
   monoidreduce::test::check_splits(checks);
+  monoidreduce::test::check_few(checks);
   monoidreduce::test::check_kept_columns(checks);
   return checks.finish();
 }

@@ -12,6 +12,7 @@ from test_mlp_sm90 import (  # noqa: F401  the same tests, collected here for th
     inputs_of,
     test_activations_in_the_deterministic_mode,
     test_activations_of_other_widths,
+    test_many_rows,
     test_non_finite_inputs,
     test_some_gradients,
 )

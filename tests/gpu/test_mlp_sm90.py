@@ -27,6 +27,12 @@ def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device, biases: bool = F
     return scaled_mlp_inputs(SIZES[size], dtype, gpu, biases)
 
 
+def many_rows(width: int, dtype: torch.dtype, gpu: torch.device) -> Inputs:
+    """More than half of what three blocks of 128 rows a multiprocessor take."""
+    rows = 192 * torch.cuda.get_device_properties(gpu).multi_processor_count + 1
+    return scaled_mlp_inputs((rows, 264, width, width - 8), dtype, gpu, biases=True)
+
+
 def check(inputs: Inputs, activation: str, forward: str = "sm90", backward: str = "sm90") -> None:
     before = mr._C.path_counts()
     check_operator("mlp", inputs, {"activation": activation})
@@ -77,6 +83,16 @@ def test_activations_in_the_deterministic_mode(
     """A pass for the rows' gradient on Hopper, elsewhere products of local gradients."""
     inputs = scaled_mlp_inputs((301, 1000, *widths), dtype, gpu, biases=True)
     check(inputs, activation, forward=tier, backward="sm90/deterministic" if tier == "sm90" else tier)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("width", (64, 128, 256))
+def test_many_rows(width: int, activation: str, dtype: torch.dtype, gpu: torch.device, tier: str) -> None:
+    """Enough of them for every multiprocessor: hidden units are not split (test_mlp_split_sm90.py)."""
+    inputs = many_rows(width, dtype, gpu)
+    assert "few rows" not in str(mr.explain("mlp", inputs["x"], inputs["w1"], inputs["w2"]))
+    check(inputs, activation, tier, tier)
 
 
 def test_views(gpu: torch.device) -> None:

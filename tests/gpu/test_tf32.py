@@ -20,6 +20,9 @@ from test_attention_sm90 import SIZES as ATTENTION_SIZES
 from test_attention_sm90 import inputs_of as attention_inputs_of
 from test_mlp_sm90 import SIZES as MLP_SIZES
 from test_mlp_sm90 import inputs_of as mlp_inputs_of
+from test_mlp_sm90 import many_rows
+from test_mlp_split_sm90 import SIZES as SPLIT_SIZES
+from test_mlp_split_sm90 import split_inputs
 from tolerance import KERNELS, check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -90,6 +93,16 @@ def test_biases(size: str, kind: str, option: str, gpu: torch.device) -> None:
 @pytest.mark.parametrize("size", MLP_SIZES)
 def test_mlp(size: str, biases: bool, gpu: torch.device) -> None:
     check("mlp", mlp_inputs_of(size, torch.float32, gpu, biases), {"activation": "gelu_tanh"})
+
+
+@pytest.mark.parametrize("size", SPLIT_SIZES)
+def test_mlp_of_few_rows(size: str, gpu: torch.device) -> None:
+    check("mlp", split_inputs(size, gpu, torch.float32), {"activation": "gelu_tanh"})
+
+
+@pytest.mark.parametrize("width", (64, 128, 256))
+def test_mlp_of_many_rows(width: int, gpu: torch.device) -> None:
+    check("mlp", many_rows(width, torch.float32, gpu), {"activation": "gelu_tanh"})
 
 
 def test_fewer_columns_than_blocks(gpu: torch.device) -> None:

@@ -60,12 +60,13 @@ SOURCES = """
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_backward.cuh cuda/sm80/mlp_backward_tf32.cu
-    cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu cuda/sm80/tiles.h
+    cuda/sm80/mlp_few_rows.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
+    cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
     cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
     cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/mlp_backward.cu
-    cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
+    cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
 """
 INFO = f"monoidreduce-{mr.__version__}.dist-info/"
 

@@ -21,6 +21,16 @@ struct FloatForwardTiles {
   using Width256 = std::conditional_t<kTransposed, Tile<256, 32, 1, 2, 1>, Tile<256, 16, 1, 2, 2>>;
 };
 
+// Of the MLP.
+template <class E>
+struct MlpForwardTiles {
+  using Width64 = monoidreduce::sm80::ForwardTile<64, 64, 2, 2, 3, true>;
+  using Width128 = monoidreduce::sm80::ForwardTile<128, 64, 2, 2, 2, true>;
+  using Width256 = monoidreduce::sm80::ForwardTile<256, 64, 1, 2, 2, true>;
+};
+template <>
+struct MlpForwardTiles<float> : FloatForwardTiles<true> {};
+
 // Calls run(Tile{}) with the tile for a width.
 template <class Tiles, class Run>
 void with_forward_tile(std::int64_t width, Run run) {

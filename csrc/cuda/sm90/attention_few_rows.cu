@@ -31,11 +31,8 @@ int column_tile(std::int64_t width) {
 }  // namespace
 
 std::optional<Packing> few_rows(const FoldProblem& p) {
-  const std::int64_t heads = p.batch() * p.heads();
-  const int available = multiprocessors(p.a.cuda_device);
-  const bool few = p.rows() <= kPackedLines || 2 * heads * parts_of(p.rows(), 2 * kPackedLines) <= available;
-  if (!few) return {};
-  return pack_rows(p, column_tile(std::max(p.width(), p.payload_width())), available);
+  return pack_few_rows(p, column_tile(std::max(p.width(), p.payload_width())),
+                       multiprocessors(p.a.cuda_device));
 }
 
 std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing) {

@@ -15,6 +15,7 @@ using Width256 = ForwardTile<256, 256, 64, 2, 2, true>;
 }  // namespace
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {
+  if (const auto packing = mlp_few_rows(mlp_problem(x))) return mlp_few_rows(x, *packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,
                           const auto& rows, const TensorView& out) {

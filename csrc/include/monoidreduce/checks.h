@@ -443,6 +443,8 @@ inline void check(const MlpForward& x) {
   const Operands call = check_mlp_inputs(x, s);
   call.optional_strided("bias2", x.bias2, {s.n}, call.dtype);
   call.contiguous("out", x.out, {s.b, s.n}, call.dtype);
+  Axis elements{"elements"};
+  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 
 inline void check(const MlpBackward& x) {

@@ -151,6 +151,7 @@ struct RowOrdering {
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
   TensorView out;                      // [B, N]
+  TensorView scratch;                  // as attention_forward's, of the size that mlp_forward_tier says
   ActivationKind activation = ActivationKind::kIdentity;
   std::int64_t workspace = 0;  // bytes that hidden values may take where no kernel does without (Tier::part)
 };

@@ -2,21 +2,27 @@
 // them, always in the same order, to the rows' result.
 #pragma once
 
+#include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/kernel/row_fragment.cuh"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce {
 
+// Do splits leave states: where the payload's sums lie in a frame, or are divided by a mass. Of other monoids' states rows keep
+// nothing.
+template <PayloadMonoid M>
+inline constexpr bool kLeavesStates = M::kNormalized || !std::is_empty_v<typename M::Frame>;
+
 // In scratch memory, on a boundary of 16 bytes.
 template <PayloadMonoid M>
 struct PartialRows {
   float* sums;                // [splits, rows, width], of all batches and heads
-  typename M::State* states;  // [splits, rows]
+  typename M::State* states;  // [splits, rows], where splits leave them
   std::int64_t rows;
   int width;  // a multiple of 8
 
   static std::int64_t floats(const FoldProblem& p, int splits) {
-    constexpr std::int64_t kOfState = sizeof(typename M::State) / sizeof(float);
+    constexpr std::int64_t kOfState = kLeavesStates<M> ? sizeof(typename M::State) / sizeof(float) : 0;
     return splits * p.batch() * p.heads() * p.rows() * (p.payload_width() + kOfState);
   }
   PartialRows(const FoldProblem& p, int splits, float* scratch)
@@ -25,17 +31,19 @@ struct PartialRows {
   }
 };
 
-// What a split leaves of lines [0, 64) of its job's rows.
+// What a split leaves of lines [first, + 64) of its job's rows.
 template <PayloadMonoid M, class Job, int kSize>
 __device__ __forceinline__ void store_partial_rows(const typename M::State (&state)[2],
                                                    const float (&sums)[kSize], const FoldShape& shape,
-                                                   const Job& job, const PartialRows<M>& to) {
+                                                   const Job& job, int first, const PartialRows<M>& to) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int line = fragment_row(r);
+    const int line = first + fragment_row(r);
     if (!job.has(shape, line)) continue;
     const std::int64_t place = job.split * to.rows + flat_row(shape, job, line);
-    if (threadIdx.x % kLanesOfRow == 0) to.states[place] = state[r];
+    if constexpr (kLeavesStates<M>) {
+      if (threadIdx.x % kLanesOfRow == 0) to.states[place] = state[r];
+    }
     float* const row = to.sums + place * to.width + fragment_column(0);
 #pragma unroll
     for (int i = 0; i < kSize; i += 4) {
@@ -48,7 +56,7 @@ inline constexpr int kCombiningWarps = 4;
 
 // A block combines one row, each lane 8 components of the payload, each warp every kCombiningWarps-th split: what takes time
 // is to wait for one load after another.
-// Rows: as finish_rows takes them, of a payload whose fold is the result as it is.
+// Rows: as finish_rows takes them, and output_of(sums, column0), which does with components [column0, + 8) what output does.
 template <class E, PayloadMonoid M, class Rows>
 __global__ void __launch_bounds__(32 * kCombiningWarps)
     combine_splits_kernel(const __grid_constant__ M m, const __grid_constant__ PartialRows<M> from,
@@ -66,7 +74,7 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
   for (int split = warp; split < splits; split += kCombiningWarps) {
     const std::int64_t place = split * from.rows + row;
     typename Whole::State part = whole.identity();
-    part.scalar = from.states[place];
+    if constexpr (kLeavesStates<M>) part.scalar = from.states[place];
     if (there) {
       const float4* const sums = reinterpret_cast<const float4*>(from.sums + place * from.width + column0);
       const float4 low = sums[0], high = sums[1];
@@ -84,25 +92,27 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
   const float factor = normalisation(m, state.scalar);
   float result[kLaneWidth], probe = 0.f;  // NaN if a result is not finite
 #pragma unroll
-  for (int d = 0; d < kLaneWidth; ++d) {
-    result[d] = state.payload[d].x * factor;
-    probe += result[d] * 0.f;
-  }
+  for (int d = 0; d < kLaneWidth; ++d) result[d] = state.payload[d].x * factor;
+  if (there) rows.output_of(result, column0);
+#pragma unroll
+  for (int d = 0; d < kLaneWidth; ++d) probe += result[d] * 0.f;
   const bool finite = __all_sync(0xffffffffu, !there || probe == 0.f);
   if (lane == 0) rows.store(row, m.project(state.scalar), !shape.partial() || finite);
   if (!there) return;
   const std::int64_t batch_head = row / shape.rows, batch = batch_head / shape.heads;
   const std::int64_t at = batch * out.stride[0] + (batch_head - batch * shape.heads) * out.stride[1] +
                           (row - batch_head * shape.rows) * out.stride[2] + column0;
-  if (out.rounded) {
-    *reinterpret_cast<uint4*>(static_cast<E*>(out.data) + at) = {
-        arch::pack<E>(result[0], result[1]), arch::pack<E>(result[2], result[3]),
-        arch::pack<E>(result[4], result[5]), arch::pack<E>(result[6], result[7])};
-  } else {
-    float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out.data) + at);
-    to[0] = {result[0], result[1], result[2], result[3]};
-    to[1] = {result[4], result[5], result[6], result[7]};
+  if constexpr (!std::is_same_v<E, float>) {
+    if (out.rounded) {
+      *reinterpret_cast<uint4*>(static_cast<E*>(out.data) + at) = {
+          arch::pack<E>(result[0], result[1]), arch::pack<E>(result[2], result[3]),
+          arch::pack<E>(result[4], result[5]), arch::pack<E>(result[6], result[7])};
+      return;
+    }
   }
+  float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out.data) + at);
+  to[0] = {result[0], result[1], result[2], result[3]};
+  to[1] = {result[4], result[5], result[6], result[7]};
 }
 
 template <class E, PayloadMonoid M, class Rows>

@@ -10,7 +10,7 @@
 
 namespace monoidreduce::sm90 {
 
-// Rows: as finish_rows (row_fragment.cuh) takes them.
+// Rows: as combine_splits takes them.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_few_rows_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ Packing packing,
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (packing.splits == 1)
       finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, 0, rows, p.out);
     else
-      store_partial_rows<M>(consumer.state, consumer.sums, p.shape, job, partial);
+      store_partial_rows<M>(consumer.state, consumer.sums, p.shape, job, 0, partial);
   }
 }
 
@@ -56,7 +56,7 @@ BiasSource packed_bias_source(const TensorView& bias, const Packing& packing) {
   }
 }
 
-// scratch: of PartialRows, where there is more than one split.
+// scratch: of PartialRows, where there is more than one split. Rows: as combine_splits takes them.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packing& packing, const Rows& rows,
                    const TensorView& out, float* scratch, const Launch& launch) {
@@ -65,7 +65,7 @@ void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packin
   const FoldShape shape(p, 1);
   const ForwardArguments arguments{.rows = tensor_map(p.a, packing.rows, packing.heads),
                                    .columns = tensor_map(p.b, Tile::kColumns),
-                                   .payload = tensor_map(p.payload, Tile::kColumns),
+                                   .payload = payload_map<Tile>(p.payload),
                                    .out = OutputRows(out),
                                    .counter = nullptr,
                                    .shape = shape,

@@ -11,8 +11,8 @@
 #include "monoidreduce/arch/mma.cuh"
 #include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/warp_operand.cuh"
+#include "monoidreduce/kernel/combine_splits.cuh"
 #include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/kernel/row_fragment.cuh"
 #include "monoidreduce/kernel/strided_lines.cuh"
 #include "monoidreduce/operators.h"
 
@@ -75,6 +75,23 @@ struct ForwardFeed {
   __device__ __forceinline__ void refill(int step) const { request(step + Tile::kStages - 1); }
 };
 
+// In the place of a row policy: columns are in splits, which leave partial rows.
+template <PayloadMonoid M>
+struct RowSplits {
+  PartialRows<M> partial;
+  int splits;
+};
+
+template <class Tile, class Rows>
+__device__ __forceinline__ auto job_of_block(const FoldShape& shape, const Rows& rows) {
+  if constexpr (requires { rows.splits; }) {
+    return SplitSchedule<Tile::kRows, Tile::kColumns>{shape, rows.splits}(blockIdx.x);
+  } else {
+    return RowSchedule<Tile::kRows, Tile::kColumns>{shape}(blockIdx.x);
+  }
+}
+
+// Rows: as finish_rows (row_fragment.cuh) takes them, or RowSplits.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
@@ -83,7 +100,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   constexpr int kWidth = Tile::kWidth, kColumns = Tile::kColumns, kFragments = Tile::kFragments;
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<ForwardMemory<E, Tile>*>(shared_bytes);
-  const RowJob job = RowSchedule<Tile::kRows, kColumns>{p.shape}(blockIdx.x);
+  const auto job = job_of_block<Tile>(p.shape, rows);
   const int column_head = job.head / p.shape.group;
   const auto& scores_of = all_scores.of_head(job.batch, job.head);
   const ForwardFeed<E, Tile> feed{p.columns.head(job.batch, column_head),
@@ -154,27 +171,53 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
   for (int f = 0; f < kFragments; ++f) {
     join_lanes(m, state[f]);
-    finish_rows<E>(m, state[f], sums[f], p.shape, job, f * kFragmentRows, rows, p.out);
+    if constexpr (requires { rows.splits; }) {
+      store_partial_rows<M>(state[f], sums[f], p.shape, job, f * kFragmentRows, rows.partial);
+    } else {
+      finish_rows<E>(m, state[f], sums[f], p.shape, job, f * kFragmentRows, rows, p.out);
+    }
   }
 }
 
-// Rows: as finish_rows (row_fragment.cuh) takes them.
+template <class E>
+FoldShape forward_shape(const FoldProblem& p) {
+  return FoldShape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
+                                 p.heads() / p.column_heads()));
+}
+
+// Rows: as the kernel takes them. splits: of the columns of a tile of rows.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
-void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const TensorView& out, const Launch& launch) {
+void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
+                    int splits, const Rows& rows, const TensorView& out, const Launch& launch) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
-  const FoldShape shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
-                                      p.heads() / p.column_heads()));
   const ForwardArguments arguments{
       .rows = StridedLines(p.a),
       .columns = StridedLines(p.b),
       .payload = StridedLines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
       .out = OutputRows(out),
       .shape = shape};
-  const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
-                static_cast<unsigned>(heads * row_tiles), Tile::kThreads, sizeof(ForwardMemory<E, Tile>),
-                launch.stream, arguments, m, scores, rows);
+                static_cast<unsigned>(heads * row_tiles * splits), Tile::kThreads,
+                sizeof(ForwardMemory<E, Tile>), launch.stream, arguments, m, scores, rows);
+}
+
+// Rows: as finish_rows (row_fragment.cuh) takes them.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                  const TensorView& out, const Launch& launch) {
+  const DeviceGuard device(p.a.cuda_device);
+  launch_forward<E, Tile>(m, scores, p, forward_shape<E>(p), 1, rows, out, launch);
+}
+
+// The same for few rows, the columns in several splits. scratch: of PartialRows. Rows: as combine_splits takes them.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void fold_few_rows(const M& m, const Scores& scores, const FoldProblem& p, int splits, const Rows& rows,
+                   const TensorView& out, float* scratch, const Launch& launch) {
+  const FoldShape shape = forward_shape<E>(p);
+  const PartialRows<M> partial(p, splits, scratch);
+  const DeviceGuard device(p.a.cuda_device);
+  launch_forward<E, Tile>(m, scores, p, shape, splits, RowSplits<M>{partial, splits}, out, launch);
+  combine_splits<E>(m, partial, splits, shape, rows, OutputRows(out), launch);
 }
 
 }  // namespace monoidreduce::sm80

@@ -329,6 +329,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
+template <class Tile>
+arch::TensorMap payload_map(const TensorView& payload) {
+  return Tile::kTransposed ? tensor_map(transposed_rows(payload), Tile::kPayloadWidth)
+                           : tensor_map(payload, Tile::kColumns);
+}
+
 // counter: for rows that keep different numbers of columns, else null. Cleared here.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
@@ -339,8 +345,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
   const ForwardArguments arguments{
       .rows = tensor_map(p.a, kFragmentRows),
       .columns = tensor_map(p.b, Tile::kColumns),
-      .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kPayloadWidth)
-                                   : tensor_map(p.payload, Tile::kColumns),
+      .payload = payload_map<Tile>(p.payload),
       .rounded = out.dtype == DType::kFloat32 ? arch::TensorMap{} : tensor_map(out, kWarpRows),
       .out = OutputRows(out),
       .counter = counter,

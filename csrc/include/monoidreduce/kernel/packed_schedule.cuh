@@ -47,15 +47,14 @@ struct PackedSchedule {
     const int last_row = ::min(row0 + packing.rows, shape.rows) - 1;
     const int first_tile = shape.band.begin(row0) / kColumns;
     const int end_tile = (shape.band.end(last_row, shape.columns) + kColumns - 1) / kColumns;
-    const int tiles = ::max(end_tile - first_tile, 0), share = (tiles + packing.splits - 1) / packing.splits;
-    const int begin = ::min(split * share, tiles);
+    const TileSplit own(::max(end_tile - first_tile, 0), split, packing.splits);
     return {shape.batch_of(batch_head, column_heads()),
             head,
             ::min(head + packing.heads, first_head + shape.group),
             row0,
             packing.rows,
-            first_tile + begin,
-            ::min(share, tiles - begin),
+            first_tile + own.begin,
+            own.count(),
             split};
   }
 };

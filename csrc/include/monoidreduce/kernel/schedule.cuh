@@ -139,6 +139,34 @@ struct RowSchedule {
   }
 };
 
+// One of so many splits of a job's tiles: as many as the others have, the last ones' fewer or none.
+struct TileSplit {
+  int share, begin, tiles;  // tiles: of the job
+  __device__ __forceinline__ TileSplit(int tiles, int split, int splits)
+      : share((tiles + splits - 1) / splits), begin(::min(split * share, tiles)), tiles(tiles) {}
+  __device__ __forceinline__ int count() const { return ::min(share, tiles - begin); }
+};
+
+// A split of the columns of a tile of rows.
+struct SplitJob : RowJob {
+  int split;
+};
+
+template <int kRows, int kColumns>
+struct SplitSchedule {
+  const FoldShape& shape;
+  int splits;
+
+  // Tiles of rows that read the same columns follow one another.
+  __device__ __forceinline__ SplitJob operator()(int index) const {
+    const RowSchedule<kRows, kColumns> whole{shape};
+    SplitJob job{whole(index % whole.jobs()), index / whole.jobs()};
+    const TileSplit own(job.tiles, job.split, splits);
+    job.first_tile += own.begin, job.tiles = own.count();
+    return job;
+  }
+};
+
 // The blocks that have a part of a job; none where it is whole.
 struct JobParts {
   int first_block = -1, last_block = -1;

@@ -1,0 +1,45 @@
+#include "../mlp.h"
+
+#include "../mlp_passes.cuh"
+#include "../tensor_cores.h"
+#include "monoidreduce/kernel/fold_few_rows_sm90.cuh"
+
+namespace monoidreduce::cuda::sm90 {
+namespace {
+
+using namespace monoidreduce::sm90;
+
+// As many stages as shared memory holds.
+using Width64 = ForwardTile<64, 64, 128, 1, 6, true>;
+using Width128 = ForwardTile<128, 128, 128, 1, 3, true>;
+using Width256 = ForwardTile<256, 256, 64, 1, 3, true>;
+
+template <class Run>
+void with_tile(const FoldProblem& p, Run run) {
+  const std::int64_t width = std::max(p.width(), p.payload_width());
+  if (width <= 64) return run(Width64{});
+  if (width <= 128) return run(Width128{});
+  run(Width256{});
+}
+
+}  // namespace
+
+std::optional<Packing> mlp_few_rows(const FoldProblem& p) {
+  std::optional<Packing> packing;
+  with_tile(p, [&](auto tile) {
+    packing = pack_few_rows(p, tile.kColumns, multiprocessors(p.a.cuda_device), most_splits(p));
+  });
+  return packing;
+}
+
+void mlp_few_rows(const MlpForward& x, const Packing& packing, const Launch& launch) {
+  mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,
+                          const auto& rows, const TensorView& out) {
+    with_tile(problem, [&](auto tile) {
+      fold_few_rows<decltype(element), decltype(tile)>(m, scores, problem, packing, rows, out,
+                                                       data<float>(x.scratch), launch);
+    });
+  });
+}
+
+}  // namespace monoidreduce::cuda::sm90
