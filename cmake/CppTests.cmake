@@ -40,6 +40,13 @@ if(MONOIDREDUCE_WITH_CUDA)
                                             ${MONOIDREDUCE_CUDA_OBJECTS})
   target_link_libraries(test_simt PRIVATE monoidreduce_flags)
 
+  # Products of probe matrices. Compiled everywhere; run on a GPU (tests/gpu/test_operands.py, or the programs alone).
+  foreach(tier sm80 sm90)
+    add_executable(test_operands_${tier} tests/cpp/test_operands_${tier}.cu)
+    target_link_libraries(test_operands_${tier} PRIVATE monoidreduce_flags)
+  endforeach()
+  set_target_properties(test_operands_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
+
   # CuTe's headers are in the wheel nvidia-cutlass, under cutlass_library/source/include.
   find_path(MONOIDREDUCE_CUTE_INCLUDE cute/tensor.hpp DOC "folder of CuTe's headers, for a test alone")
   if(MONOIDREDUCE_CUTE_INCLUDE)

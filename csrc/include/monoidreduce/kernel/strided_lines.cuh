@@ -3,6 +3,7 @@
 
 #include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/kernel/dense_lines.cuh"
+#include "monoidreduce/math.h"
 
 namespace monoidreduce {
 
