@@ -1,6 +1,6 @@
 // Operands of a warp's products as the kernels from sm_80 on have them (block/warp_operand.cuh), each with probe matrices: from
 // tiles that were copied or written from registers, or from there; with their depth along lines or elements. No Python:
-//   nvcc -std=c++20 -arch=native -Icsrc/include tests/cpp/test_operands_sm80.cu -o test_operands_sm80
+//   nvcc -std=c++20 -O2 -arch=native -Icsrc/include tests/cpp/test_operands_sm80.cu -o test_operands_sm80
 //   ./test_operands_sm80
 #include <iostream>
 #include <type_traits>

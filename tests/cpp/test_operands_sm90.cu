@@ -1,6 +1,6 @@
 // Operands of the warpgroup's products as Hopper's kernels have them, each with probe matrices: brought by the copy engine,
 // written from registers, or left there; with their depth adjacent or their lines; in the widths that kernels use. No Python:
-//   nvcc -std=c++20 -arch=sm_90a -Icsrc/include tests/cpp/test_operands_sm90.cu -o test_operands_sm90
+//   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -Icsrc/include tests/cpp/test_operands_sm90.cu -o test_operands_sm90
 //   ./test_operands_sm90
 #include <iostream>
 #include <type_traits>

@@ -23,9 +23,9 @@ def test_every_element_is_where_the_product_reads_it(tier: str, gpu: torch.devic
     major, minor = torch.cuda.get_device_capability(gpu)
     if tier == "sm90" and (major, minor) != (9, 0):
         pytest.skip("not a Hopper GPU")
-    arch = "sm_90a" if tier == "sm90" else f"sm_{major}{minor}"
+    arch = "90a" if tier == "sm90" else f"{major}{minor}"
     program = tmp_path / "probe"
-    flags = ["-std=c++20", "-O2", f"-arch={arch}", f"-I{mr.get_include()}", "-o", program]
-    subprocess.run([NVCC, *flags, SOURCES / f"test_operands_{tier}.cu"], check=True)
+    flags = ["-std=c++20", "-O2", f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-I{mr.get_include()}"]
+    subprocess.run([NVCC, *flags, SOURCES / f"test_operands_{tier}.cu", "-o", program], check=True)
     probe = subprocess.run([program], capture_output=True, text=True, timeout=300)
     assert probe.returncode == 0, probe.stdout + probe.stderr
