@@ -25,6 +25,7 @@ __all__ = [
     "multiply_local_gradients",
     "order_rows",
     "room_to_gather",
+    "write_product",
 ]
 
 _TILE_COLUMNS = 256
@@ -38,6 +39,8 @@ _COLUMNS_TO_RECOMPUTE_IN = 2048
 # a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
 # of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
 _BYTES_OF_GATHERED = 38 << 20
+# With so many elements a product has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
+_ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
 # The upstream gradient that local gradients by scores are for where a factor makes it the real one later:
 # float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
 UNIT_UPSTREAM = 2.0**7
@@ -76,6 +79,24 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:  # torch before 2.8: the product of each chunk is rounded
         total += a @ b
+
+
+def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
+    """out = a @ b + bias, in 16 bits from 16-bit matrices.
+
+    A product of few elements torch splits over multiprocessors along its sum, and unless told otherwise it
+    adds the parts in 16 bits: of 25345 terms a sum was 4 % away from what it is.
+    """
+    if out.numel() < _ELEMENTS_OF_A_WHOLE_GPU:
+        total = out.new_zeros(out.shape, dtype=torch.float32)
+        if bias is not None:
+            total += bias
+        add_product(total, a, b)
+        out.copy_(total)
+    elif bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
 
 
 def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
@@ -238,7 +259,7 @@ class Head:
             if self.hopper:
                 _columns_product(local, self.rows, self.scale, self.d_columns[part], self.order)
             else:
-                torch.mm(local.T, self.rows, out=self.d_columns[part])
+                write_product(self.d_columns[part], local.T, self.rows)
         if self.sums is not None and self.partial_sums is not None:
             torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce.local_gradients import add_product, multipliable
+from monoidreduce.local_gradients import add_product, multipliable, write_product
 
 __all__ = ["multiply_hidden", "multiply_hidden_gradients"]
 
@@ -55,10 +55,7 @@ def multiply_hidden(
         for part in _parts(out.shape[0], rows_at_once):
             hidden, product = workspace[: _size(part)], _rows(out, part)
             store(_rows(x, part), hidden)
-            if bias2 is None:
-                torch.mm(hidden, weight, out=product)
-            else:
-                torch.addmm(bias2, hidden, weight, out=product)
+            write_product(product, hidden, weight, bias2)
 
 
 class _Total:
@@ -73,7 +70,7 @@ class _Total:
         if self.summed:
             add_product(to, a, b)
         else:
-            torch.mm(a, b, out=to)
+            write_product(to, a, b)
 
 
 def multiply_hidden_gradients(

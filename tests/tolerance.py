@@ -92,7 +92,7 @@ def accuracy_failures(
 
     if tested == torch.float64:
         # What is 0 by nature, as softmax's gradient over one column, is what terms of unit size leave.
-        atol = 1e-14 if magnitude < 1e-15 else 1e-12 * magnitude
+        atol = 1e-13 if magnitude < 1e-15 else 1e-12 * magnitude
         excess = error - (1e-10 * ref.abs() + atol)
         if bool((excess > 0).any()):
             failures.append(f"{name}: beyond rtol 1e-10, atol {atol:.3g}; {_worst(excess, y, ref, base)}")

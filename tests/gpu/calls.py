@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -73,7 +74,12 @@ def graphed(specimen: Specimen, inputs: Inputs) -> Callable[..., Any]:
     def call(*tensors: Tensor) -> Any:
         return getattr(mr, specimen.operator)(**dict(zip(inputs, tensors, strict=True)), **specimen.options)
 
-    replay = torch.cuda.make_graphed_callables(call, tuple(static))
+    gc.collect()
+    gc.disable()  # a graph that is collected while another is captured makes that one invalid
+    try:
+        replay = torch.cuda.make_graphed_callables(call, tuple(static))
+    finally:
+        gc.enable()
     return lambda **arguments: replay(*(arguments[name] for name in inputs))
 
 
