@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench.harness import Case
+from bench.harness import Case, deterministic
 
 
 def case(
@@ -34,6 +34,8 @@ def case(
 
     contenders: dict[str, Callable[..., Tensor]] = {"monoidreduce": mr.mlp, "torch": eager}
     if device.type == "cuda":
+        if dtype != torch.float32 and d <= 128:
+            contenders["monoidreduce, deterministic"] = deterministic(mr.mlp)
         contenders["torch.compile"] = torch.compile(eager, dynamic=False)
     return Case(
         op="mlp",

@@ -1064,10 +1064,12 @@ def _mlp_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     kind, launch = ACTIVATIONS.index(activation), _launch(x)
     gradients: list[Tensor | None]
-    tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
+    tier, elements, adds_rows, part, tf32 = SIMT, 0, True, (0, 0), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, _, adds_rows, part = _C.mlp_backward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
+        tier, _, elements, adds_rows, part = _C.mlp_backward_tier(
+            x, w1, w2, bias1, workspace, tf32, deterministic
+        )
     if tier != SIMT:
         grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
     dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
@@ -1088,7 +1090,9 @@ def _mlp_backward(
             gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(_bias_gradient(bias1, needed[3]))
         dx, dw1, dw2, dbias1 = gradients
-        _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, kind, deterministic, *launch, tf32)
+        scratch = _statistics(x, elements) if elements else None
+        mode = (kind, deterministic, *launch, tf32)
+        _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, scratch, *mode)
     return _rounded((*gradients, dbias2), (x, w1, w2, bias1, bias2), needed)
 
 

@@ -19,7 +19,16 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
   Tier tier = fastest_tier(
       problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch,
       {.both = mlp_obstacle(x), .sm80 = launch.deterministic ? "the deterministic mode is asked for" : ""});
-  tier.adds_rows = tier.name != kSm90 || (sm90::gradients_at_once(problem) && !launch.deterministic);
+  tier.adds_rows = tier.name != kSm90 || sm90::gradients_at_once(problem);
+  if constexpr (kWithSm90) {
+    if (tier.name == kSm90 && tier.adds_rows && launch.deterministic) {
+      const Rotation rotation = sm90::mlp_rotation(problem);
+      tier.scratch = RotationScratch(problem, rotation.sums()).size;
+      tier.adds_rows = rotation.sums() == 1;
+      tier.reason +=
+          message("; blocks take turns to add to the rows' gradient, in ", rotation.sums(), " sums");
+    }
+  }
   return tier;
 }
 
@@ -56,6 +65,7 @@ Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
   const Tier tier = fused_tier(x, launch);
   const bool simt = tier.name == kSimt;
+  require_scratch(x.scratch, tier);
   for (const TensorView* gradient : {&x.d_w1, &x.d_w2}) {
     const DType expected = simt ? accumulation(x.x.dtype) : x.x.dtype;
     require(!gradient->present() || gradient->dtype == expected, "dw1, dw2: expected ", name(expected),

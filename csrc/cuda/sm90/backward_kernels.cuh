@@ -16,10 +16,12 @@ template <int kWidth, bool kBiased, bool kTransposed, monoidreduce::sm90::RowSum
 using TileAtOnce =
     monoidreduce::sm90::BackwardTile<kWidth, kWidth == 64 && !kBiased ? 128 : 64, kTransposed, kRowSums>;
 
-// turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent.
+// turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent, as in
+// the MLP, which is one head whose rows keep all columns.
 template <class E, bool kTransposed, PayloadMonoid M, class Scores>
 void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                      const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
+                      const RowResiduals& residuals, const RowMarks& marks,
+                      const std::conditional_t<kTransposed, monoidreduce::sm90::RotatingTurns, Turns>& turns,
                       float* sharing, const Launch& launch) {
   using namespace monoidreduce::sm90;
   using enum GradientOf;
@@ -39,14 +41,7 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     };
     if (!launch.deterministic)
       return with_own_kernel(m, [&](const auto& own) { run(own, constant<RowSums::kAnyOrder>); });
-    if constexpr (kTransposed) {
-      // An MLP is one head. In turn, its tiles of columns wait for each other for longer than the pass takes: at width 128, 16384
-      // rows and units, 0.85 ms instead of 0.78 (H100; with one warp that adds).
-      pass(PassTile<kRows, width(), kTransposed>{});
-      run(m, constant<RowSums::kElsewhere>);
-    } else {
-      run(m, constant<RowSums::kInTurn>);
-    }
+    run(m, constant < kTransposed ? RowSums::kInRotation : RowSums::kInTurn >);
   };
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (kBiased || width <= 128) {  // biases have no passes of the columns

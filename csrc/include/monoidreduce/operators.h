@@ -159,6 +159,7 @@ struct MlpBackward {
   TensorView grad_out;  // [B, N]
   TensorView x, w1, w2, bias1;
   TensorView d_x, d_w1, d_w2, d_bias1;
+  TensorView scratch;  // as attention_forward's, of the size that mlp_backward_tier says
   ActivationKind activation = ActivationKind::kIdentity;
   std::int64_t workspace = 0;
 };

@@ -1,5 +1,5 @@
 // One gradient of a fold with a payload on Hopper, by a pass of its own: for widths whose gradients do not fit into registers
-// together, and for the MLP's rows where sums must have one order. What the gradient is of stays, what it is summed over streams.
+// together. What the gradient is of stays, what it is summed over streams.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed
 //   rows          rows, grad_out       columns, payload         u = second . second^T       dz      . columns

@@ -10,7 +10,8 @@
 // their gradient is summed in registers over all of them. A block takes one tile of columns after another, and of the last
 // ones a part (last_round.h): a job's first rows come while the gradients of the one before leave.
 //
-// Where tiles of columns add in turn, all are whole, and the last rows go first: tiles of a causal head all begin with those.
+// Where tiles of columns add in turn, all are whole, and the last rows go first: tiles of a causal head all begin with those. Of one
+// head whose rows keep all columns they begin all over the rows (rotation.h).
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -23,6 +24,7 @@
 #include "monoidreduce/kernel/handover.cuh"
 #include "monoidreduce/kernel/kept.cuh"
 #include "monoidreduce/kernel/parts.h"
+#include "monoidreduce/kernel/rotation.h"
 #include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
@@ -31,9 +33,12 @@
 
 namespace monoidreduce::sm90 {
 
-// How d_rows is summed, the one sum that several blocks add to: in any order; or in turn, with the same bits in every run; or by
-// fold_backward_pass.
-enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
+// How d_rows is summed, which several blocks add to: in any order; or in turn, with the same bits in every run; or so in the several
+// sums of a rotation, whose heads d_rows then has.
+enum class RowSums { kAnyOrder, kInTurn, kInRotation };
+struct RotatingTurns : Turns {
+  Rotation rotation;
+};
 
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
 // gradient lie with their columns adjacent, [payload width, columns]. kStays: does a block take one job after another, for which
@@ -41,23 +46,30 @@ enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_;
-  static constexpr bool kAddsRows = kRowSums != RowSums::kElsewhere, kInTurn = kRowSums == RowSums::kInTurn;
+  static constexpr bool kRotates = kRowSums == RowSums::kInRotation,
+                        kInTurn = kRotates || kRowSums == RowSums::kInTurn;
+  using TurnsOfRows = std::conditional_t<kRotates, RotatingTurns, Turns>;
   static constexpr bool kStays = !kTransposed, kHasParts = kStays && !kInTurn;
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   // That add to d_rows. In turn one waits until what it adds is there, so each consumer has its own. (H100, width 128,
   // causal, 8k and 16k: one for both 2.82 and 5.2 ms, two 2.70 and 5.0. In any order two are no faster.)
-  static constexpr int kAddingWarps = kInTurn ? kConsumers : kAddsRows ? 1 : 0;
+  static constexpr int kAddingWarps = kInTurn ? kConsumers : 1;
   // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
   static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
   static_assert(kRows % kSlab == 0);
-  static_assert(kStays || !kInTurn);
+  static_assert(kStays || !kInTurn || kRotates);
 
-  // The first row of a job's n-th tile.
+  // The first row of a job's n-th tile. Of a rotation: job.first_tile is the first that is taken, of all tiles.
   __device__ __forceinline__ static int row0(const ColumnJob& job, int n) {
-    return (job.first_tile + (kInTurn ? job.tiles - 1 - n : n)) * kRows;
+    if constexpr (kRotates) {
+      const int tile = job.first_tile - n;
+      return (tile < 0 ? tile + job.tiles : tile) * kRows;
+    } else {
+      return (job.first_tile + (kInTurn ? job.tiles - 1 - n : n)) * kRows;
+    }
   }
 };
 
@@ -73,7 +85,7 @@ struct BackwardArguments {
   float* d_column_bias;                              // [columns], written; or null
   RowResiduals residuals;
   RowMarks marks;
-  Turns turns;
+  typename Tile::TurnsOfRows turns;
   FoldShape shape;
   JobNumbers jobs;
   ColumnHandover<Tile> parts;
@@ -127,9 +139,12 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   RingPosition<1> columns_at;
   RingPosition<Tile::kStages> at;
   typename decltype(memory.biases)::Position bias_at;
+  // Of a rotation the counter's next job is another block's.
 #pragma unroll 1
-  for (int number = p.jobs.first(); number < p.jobs.end(); number = p.jobs.next(number)) {
-    const ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
+  for (int number = p.jobs.first(); number < p.jobs.end();
+       number = Tile::kRotates ? p.jobs.end() : p.jobs.next(number)) {
+    ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
+    if constexpr (Tile::kRotates) job.first_tile = p.turns.rotation.first(p.turns.rotation.member(number));
     const auto load_columns = [&] {
       arch::Mbarrier* const arrived =
           memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] { memory.job = job; });
@@ -170,6 +185,13 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
 }
 
+// Where what a tile of columns has for a tile of rows goes: to which head of d_rows, and behind how many others.
+struct RowTurn {
+  int head;
+  std::int64_t batch_head;
+  int before;
+};
+
 // Adds the consumers' shares of d_rows to global memory. One warp of those that add.
 template <class Tile, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
@@ -189,14 +211,23 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
     if (job.tiles < 0) return;
     for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
       const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
+      const auto turn_at = [&](int row0) -> RowTurn {
+        if constexpr (Tile::kRotates) {
+          const Rotation::Turn turn = p.turns.rotation.turn(
+              p.turns.rotation.member(job.column0 / Tile::kColumns), row0 / Tile::kRows);
+          return {turn.sum, turn.sum, turn.before};
+        } else {
+          // Behind the tiles of columns before this one that rows of the tile keep.
+          return {head, batch_head, job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns};
+        }
+      };
 #pragma unroll 1
       for (int n = 0; n < job.tiles; ++n) {
         const int row0 = Tile::row0(job, n);
+        const RowTurn turn = turn_at(row0);
         each_share([&](int w) {
           if constexpr (Tile::kInTurn) {
-            // Behind the tiles of columns before this one that rows of the tile keep.
-            p.turns.await(batch_head, row0, w,
-                          job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns);
+            p.turns.await(turn.batch_head, row0, w, turn.before);
             arch::fence_async_global();
           }
           arch::sync_threads(kShareReady + w, kThreads);
@@ -205,7 +236,8 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
                       row = row0 + (Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0);
 #pragma unroll
             for (int slab = 0; slab < 2; ++slab)
-              arch::reduce_add(p.d_rows, {inner + slab * 32, row, head, job.batch}, memory.d_rows[w][slab]);
+              arch::reduce_add(p.d_rows, {inner + slab * 32, row, turn.head, job.batch},
+                               memory.d_rows[w][slab]);
             arch::commit_stores();
             arch::wait_stores_read<0>();
           }
@@ -213,7 +245,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
           arch::arrive_threads(kShareFree + w, kThreads);
           if constexpr (Tile::kInTurn) {
             if (arch::elect()) arch::wait_stores<0>();
-            p.turns.pass(batch_head, row0, w);
+            p.turns.pass(turn.batch_head, row0, w);
           }
         });
       }
@@ -391,17 +423,6 @@ struct BackwardConsumer {
     std::uint32_t weights[kRows / 4], dz[kRows / 4];
     round_fragment<E>(weights, dots);
     round_fragment<E>(dz, u);
-    if constexpr (!Tile::kAddsRows) {
-      accumulate(d_payload, weights, memory.grad_out[at.stage]);
-      accumulate(d_columns, dz, memory.rows[at.stage]);
-      arch::wait_products<1>();
-      if (leads()) memory.grad_ring.release(at);
-      arch::wait_products<0>();
-      arch::pin(d_columns);
-      arch::pin(d_payload);
-      if (leads()) memory.row_ring.release(at);
-      return;
-    }
     store_fragment<kColumns>(arch::shared_address(memory.dz[at.stage]), warpgroup * kFragmentRows, dz);
 
     accumulate(d_payload, weights, memory.grad_out[at.stage]);
@@ -579,8 +600,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         consumer.store_columns(job);
       consumer.release_columns();
     } while (Tile::kStays);
-    if constexpr (Tile::kAddsRows)
-      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
+    arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
   }
 }
 
@@ -595,19 +615,18 @@ LastRound backward_last_round(const FoldProblem& p) {
                     parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
 
-// wanted: grad_out and every gradient of the problem's rows (float, added to; with Tile::kAddsRows), columns and payload
-// (element type E, written). residuals and marks: as prepare_rows (row_residuals.cuh) left them, and turns, if they are taken.
-// sharing: a counter of jobs, 0 at first, or where every row keeps every column ColumnHandover of backward_last_round, if it has
-// parts; on a boundary of 16 bytes. Where turns are taken it is not read.
+// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E, written).
+// residuals and marks: as prepare_rows (row_residuals.cuh) left them, and turns, if they are taken. sharing: a counter of jobs, 0
+// at first, or where every row keeps every column ColumnHandover of backward_last_round, if it has parts; on a boundary of 16
+// bytes. Where turns are taken it is not read. A rotation is of one head whose rows keep all columns.
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
-                   const Launch& launch) {
+                   const RowResiduals& residuals, const RowMarks& marks,
+                   const typename Tile::TurnsOfRows& turns, float* sharing, const Launch& launch) {
   // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
   // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
   // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
-  const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
-                                 (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t(0));
+  const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) + p.width() * sizeof(float);
   const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
   // In turn several heads at a time, where all jobs are equally long too, and at least a few: the more tiles of columns of one head
   // wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms, 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
@@ -626,7 +645,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .columns = tensor_map(p.b, Tile::kColumns),
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
-      .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
+      .d_rows = tensor_map(wanted.d_a, Tile::kSharedRows),
       .d_columns = tensor_map(wanted.d_b, kFragmentRows),
       .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
                                      : tensor_map(wanted.d_payload, kFragmentRows),
