@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from calls import assert_same_bits, peak, reset_peak, scaled_mlp_inputs
+from calls import peak, reset_peak, scaled_mlp_inputs
 from paths import takes, tensor_core_paths
 from specimens import TENSOR_CORE_SPECIMENS, Inputs, Specimen, cross_entropy_inputs, name_of
 from tolerance import run
+from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import local_gradients, mlp_parts
@@ -19,28 +19,35 @@ from monoidreduce import local_gradients, mlp_parts
 HEADS = [s for s in TENSOR_CORE_SPECIMENS if s.operator not in ("attention", "mlp")]
 
 
-def counting(function: Callable[..., Any], counts: Counter[str], of: str) -> Callable[..., Any]:
-    def counted(*args: Any, **options: Any) -> Any:
-        counts[of] += 1
-        return function(*args, **options)
-
-    return counted
-
-
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many matrix products a backward pass took for gradients by rows and by columns.
+    """Of how many columns a backward pass multiplied local gradients, for gradients by rows and by columns.
 
     Those of Hopper's kernels, and torch's elsewhere.
     """
     counts: Counter[str] = Counter()
-    for owner, name, of in (
-        (local_gradients, "_rows_product", "rows"),
-        (local_gradients, "_columns_product", "columns"),
-        (local_gradients, "add_product", "rows"),
-        (torch, "mm", "columns"),
-    ):
-        monkeypatch.setattr(owner, name, counting(getattr(owner, name), counts, of))
+    of_rows, of_columns = local_gradients._rows_product, local_gradients._columns_product
+    add = local_gradients.add_product
+
+    def rows_product(local: Tensor, *others: Any) -> None:
+        counts["rows"] += local.shape[1]
+        of_rows(local, *others)
+
+    def columns_product(local: Tensor, *others: Any) -> None:
+        counts["columns"] += local.shape[1]
+        of_columns(local, *others)
+
+    def add_product(total: Tensor, local: Tensor, columns: Tensor) -> None:
+        counts["rows"] += local.shape[1]
+        add(total, local, columns)
+
+    def write_product(out: Tensor, transposed_local: Tensor, rows: Tensor) -> None:
+        counts["columns"] += len(transposed_local)
+        out.copy_(transposed_local.float() @ rows.float())
+
+    for function in (rows_product, columns_product, add_product, write_product):
+        name = function.__name__
+        monkeypatch.setattr(local_gradients, name if hasattr(local_gradients, name) else f"_{name}", function)
     return counts
 
 
@@ -64,13 +71,15 @@ def test_products_of_a_head(specimen: Specimen, products: Counter[str], tier: st
     grads = upstream_of(specimen, inputs)
     with takes(tensor_core_paths(specimen, inputs, tier)):
         of_both = gradients(specimen, inputs, grads, names)
-    both = products.copy()
-    assert both["rows"] == both["columns"] > 0
+    classes = len(inputs[columns])
+    assert products == {"rows": classes, "columns": classes}
     for name, of in ((rows, "rows"), (columns, "columns")):
         products.clear()
-        alone = gradients(specimen, inputs, grads, [name])
-        assert products == {of: both[of]}
-        assert_same_bits(alone, {name: of_both[name]})
+        alone = gradients(specimen, inputs, grads, [name])[name]
+        assert products == {of: classes}
+        # In other parts: how many columns come at a time depends on what gradients there is room in.
+        largest = float(of_both[name].abs().max())
+        torch.testing.assert_close(alone, of_both[name], rtol=0.01, atol=0.005 * largest)
 
 
 def test_a_bias_needs_no_product(products: Counter[str], tier: str, gpu: torch.device) -> None:
@@ -97,7 +106,8 @@ def test_a_frozen_student_and_a_frozen_teacher(products: Counter[str], tier: str
         ):
             products.clear()
             gradients(specimen, inputs, grads, names)
-            assert products == expected, names
+            classes = len(inputs["weight"])
+            assert products == {of: heads * classes for of, heads in expected.items()}, names
 
 
 def backward_bytes(inputs: Inputs, name: str, workspace: int) -> int:
@@ -132,7 +142,8 @@ def test_memory_of_frozen_rows(tier: str, gpu: torch.device) -> None:
     )
     with takes(tensor_core_paths(specimen, inputs, tier)):
         used = backward_bytes(inputs, "weight", workspace)
-    assert used <= workspace + 2 * x.numel() + 2 * weight.numel() + (1 << 20)  # the copy and the gradient
+    # The copy, the gradient, and half of it in float32: torch's products of few elements are.
+    assert used <= workspace + 2 * x.numel() + 4 * weight.numel() + (1 << 20)
 
 
 @pytest.mark.parametrize("name", ("x", "w1", "w2", "bias1", "bias2"))
