@@ -8,8 +8,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// The monoid of the loss that `kind` names, for loops over elements (with_named). The rest of a fold asks for
-// identity, which is the same for all, combine and project.
+// The monoid of the loss that `kind` names, for loops over elements (with_named). Of the rest of a fold
+// the projection alone is not the same for all.
 template <class R>
 struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   using State = DistillationState<R>;
@@ -26,10 +26,6 @@ struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
       case DistillationLoss::kReverseKL:
         return f(Distillation<R, DistillationLoss::kReverseKL>{});
     }
-  }
-  State combine(State a, State b) const {
-    with_named([&](const auto& m) { a = m.combine(a, b); });
-    return a;
   }
   Output project(State s) const {
     Output p;

@@ -23,7 +23,7 @@ struct DistillationResults {
     const auto lse = [](LogNumber<Bits> x) {
       return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
     };
-    rows.store(row, {lse(p.student_lse), lse(p.teacher_lse), static_cast<float>(natural(p.expectation)),
+    rows.store(row, {lse(p.p_lse), lse(p.q_lse), static_cast<float>(natural(p.expectation)),
                      static_cast<float>(natural(p.loss))});
   }
   __device__ void skip(std::int64_t row) const {
@@ -67,9 +67,9 @@ struct DistillationGradientRows {
     if (!rows.active(row)) return {kNothing, kNothing, 0.f, 0.f};
     const auto p = rows.product(row);
     const auto in_r = [](LogNumber<float> x) { return LogNumber<R>{x.high, x.low}; };
-    return {in_r(p.student_lse), in_r(p.teacher_lse), p.expectation, 0.f};
+    return {in_r(p.p_lse), in_r(p.q_lse), p.expectation, 0.f};
   }
-  __device__ bool far(const Output& p) const { return is_far(p.student_lse) || is_far(p.teacher_lse); }
+  __device__ bool far(const Output& p) const { return is_far(p.p_lse) || is_far(p.q_lse); }
   __device__ R upstream(std::int64_t row, R unit) const {
     return rows.active(row) ? rows.upstream(row) * unit : R(0);
   }

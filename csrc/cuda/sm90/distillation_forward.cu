@@ -19,7 +19,7 @@ struct DistillationTerms {
   __device__ RowTerms<2> terms(std::int64_t row) const {
     const auto p = rows.product(row);
     const float upstream = rows.upstream(row);
-    return {.lse = {bits(p.student_lse), bits(p.teacher_lse)}, .factor = {upstream, -upstream}};
+    return {.lse = {bits(p.p_lse), bits(p.q_lse)}, .factor = {upstream, -upstream}};
   }
 };
 
@@ -52,7 +52,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     }
-    if constexpr (std::decay_t<decltype(m)>::kUnderTeacher) {
+    if constexpr (std::decay_t<decltype(m)>::Rule::kUnderTeacher) {
       const KeptWeights<2> kept = kept_of(x, fold_floats<DistillationStates, Tile>(problem));
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
         fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
