@@ -1,7 +1,6 @@
 // What the tensor-core tiers share of linear distillation: the fold, and the local gradients, by contraction tiles.
 #pragma once
 
-#include "distillation.h"
 #include "element.h"
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
@@ -12,14 +11,14 @@
 
 namespace monoidreduce::cuda {
 
-template <DistillationLoss kLoss>
 struct DistillationResults {
   DistillationRows<float> rows;
+  NamedDistillation<Bits> monoid;
   using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ void store(std::int64_t row, const State& s) const {
     // In bits: there the frames are the very scores that the expectation is made of, and equal ones cancel.
-    const auto p = Distillation<Bits, kLoss>{}.project(s);
+    const auto p = monoid.project(s);
     const auto lse = [](LogNumber<Bits> x) {
       return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
     };
@@ -31,9 +30,6 @@ struct DistillationResults {
     for (int n = 0; n < 5; ++n) rows.stats[n * rows.rows + row] = 0.f;
   }
 };
-
-// Of which all losses have the states.
-using DistillationStates = Distillation<Bits, DistillationLoss::kCrossEntropy>;
 
 inline DistillationRows<float> rows_of(const DistillationForward& x) {
   return {.mask = static_cast<const bool*>(x.mask.data),
@@ -49,9 +45,8 @@ template <class Run>
 void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
-    with_loss(x.options.loss, [&](auto loss) {
-      run(element, Distillation<Bits, loss()>{}, scores, DistillationResults<loss()>{rows_of(x)});
-    });
+    const NamedDistillation<Bits> monoid{{}, x.options.loss};
+    run(element, monoid, scores, DistillationResults{rows_of(x), monoid});
   });
 }
 
@@ -80,25 +75,22 @@ template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   with_element(x.x.dtype, [&](auto element) {
-    with_loss(x.options.loss, [&](auto loss) {
-      using E = decltype(element);
-      using R = Fast<E>;
-      const DistillationGradientRows<R> rows{
-          {.mask = static_cast<const bool*>(x.mask.data),
-           .mask_stride = x.mask.stride[0],
-           .rows = x.x.size[0],
-           .loss = nullptr,
-           .stats = static_cast<float*>(x.stats.data),
-           .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
-      const Distillation<R, loss()> m;
-      const ScaledScores<R> scores(problem.score, 1.);
-      if (x.teacher_out.present()) {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
-                                launch);
-      } else {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
-      }
-    });
+    using E = decltype(element);
+    using R = Fast<E>;
+    const DistillationGradientRows<R> rows{
+        {.mask = static_cast<const bool*>(x.mask.data),
+         .mask_stride = x.mask.stride[0],
+         .rows = x.x.size[0],
+         .loss = nullptr,
+         .stats = static_cast<float*>(x.stats.data),
+         .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
+    const NamedDistillation<R> m{{}, x.options.loss};
+    const ScaledScores<R> scores(problem.score, 1.);
+    if (x.teacher_out.present()) {
+      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {}, launch);
+    } else {
+      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
+    }
   });
 }
 

@@ -95,4 +95,30 @@ struct Distillation {
   }
 };
 
+// The monoid of the loss that `kind` names, for loops over elements (with_named). Of what else a fold asks for, the frame of an
+// element and the projection are not the same for all.
+template <class R>
+struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
+  using State = DistillationState<R>;
+  using Output = DistillationOutput<R>;
+  using Frame = DistillationFrame<R>;
+  DistillationLoss kind;
+
+  template <class F>
+  MR_HD void with_named(F&& f) const {
+    using enum DistillationLoss;
+    if (kind == kCrossEntropy) return f(Distillation<R, kCrossEntropy>{});
+    if (kind == kForwardKL) return f(Distillation<R, kForwardKL>{});
+    f(Distillation<R, kReverseKL>{});
+  }
+  MR_HD Frame frame(Element<R> e) const {
+    return kind == DistillationLoss::kReverseKL ? Frame{e.other, e.score} : Frame{e.score, e.other};
+  }
+  MR_HD Output project(State s) const {
+    Output p;
+    with_named([&](const auto& m) { p = m.project(s); });
+    return p;
+  }
+};
+
 }  // namespace monoidreduce
