@@ -804,7 +804,7 @@ def _distillation_results(
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss; [5, tokens]: student lse and teacher lse in two words each, expectation; what is kept."""
+    """The loss; [5, tokens]: lse of P and lse of Q in two words each, expectation under Q; what is kept."""
     tokens = x.shape[0]
     loss = _statistics(x, *([tokens] if reduction == "none" else []))
     keep = keep and kind != "reverse_kl"

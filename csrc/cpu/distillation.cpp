@@ -8,36 +8,6 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// The monoid of the loss that `kind` names, for loops over elements (with_named). The rest of a fold asks for
-// identity, which is the same for all, combine and project.
-template <class R>
-struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
-  using State = DistillationState<R>;
-  using Output = DistillationOutput<R>;
-  DistillationLoss kind;
-
-  template <class F>
-  void with_named(F f) const {
-    switch (kind) {
-      case DistillationLoss::kCrossEntropy:
-        return f(Distillation<R, DistillationLoss::kCrossEntropy>{});
-      case DistillationLoss::kForwardKL:
-        return f(Distillation<R, DistillationLoss::kForwardKL>{});
-      case DistillationLoss::kReverseKL:
-        return f(Distillation<R, DistillationLoss::kReverseKL>{});
-    }
-  }
-  State combine(State a, State b) const {
-    with_named([&](const auto& m) { a = m.combine(a, b); });
-    return a;
-  }
-  Output project(State s) const {
-    Output p;
-    with_named([&](const auto& m) { p = m.project(s); });
-    return p;
-  }
-};
-
 namespace {
 
 template <class T, class Arguments>

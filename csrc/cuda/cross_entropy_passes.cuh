@@ -19,7 +19,7 @@ struct CrossEntropyResults {
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
   template <class State>
   __device__ void store(std::int64_t row, const State& s) const {
-    const LogNumber<double> lse = LogSumExp<double>{}.project(natural(s.softmax));
+    const LogNumber<double> lse = LogSumExp<double>{}.project(natural(s.lse));
     const double target = natural(s.target);
     rows.store(row, {lse, target, natural(s.sum)});
     if (miss != nullptr) miss[row] = static_cast<float>(::expm1((target - lse.high) - lse.low));

@@ -1,5 +1,3 @@
-#include "distillation.h"
-
 #include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
@@ -9,12 +7,6 @@
 
 namespace monoidreduce::cuda {
 namespace {
-
-// Calls run(T{}, loss), loss a compile-time constant.
-template <class Run>
-void with_types(DType dtype, DistillationLoss loss, Run run) {
-  with_accumulation(dtype, [&](auto zero) { with_loss(loss, [&](auto kind) { run(zero, kind); }); });
-}
 
 template <class T, class Arguments>
 DistillationRows<T> rows_of(const Arguments& x) {
@@ -66,17 +58,17 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
   }
   if (x.kept.present()) count_tier("distillation_backward", tier, x.x.dtype);  // whose part it does
   if (tier.name != kSimt) return count_tier("distillation_forward", tier, x.x.dtype);
-  with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
+  with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);
     rows.loss = data<T>(x.loss);
-    fold_forward<false>(Distillation<T, loss()>{}, distillation_problem(x), rows, {}, launch);
+    fold_forward<false>(NamedDistillation<T>{{}, x.options.loss}, distillation_problem(x), rows, {}, launch);
   });
   count_simt("distillation_forward", x.x.dtype);
 }
 
 void distillation_backward(const DistillationBackward& x, const Launch& launch) {
-  with_types(x.x.dtype, x.options.loss, [&](auto zero, auto loss) {
+  with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
     auto rows = rows_of<T>(x);
     rows.grad_loss = row_vector<T>(x.grad_loss);
@@ -84,7 +76,8 @@ void distillation_backward(const DistillationBackward& x, const Launch& launch) 
                                .d_b = as_rows(x.d_weight),
                                .d_other_a = as_rows(x.d_teacher_x),
                                .d_other_b = as_rows(x.d_teacher_weight)};
-    fold_backward<false>(Distillation<T, loss()>{}, distillation_problem(x), rows, wanted, launch);
+    fold_backward<false>(NamedDistillation<T>{{}, x.options.loss}, distillation_problem(x), rows, wanted,
+                         launch);
   });
   count_simt("distillation_backward", x.x.dtype, launch.deterministic);
 }

@@ -1,7 +1,6 @@
 // What the tensor-core tiers share of linear distillation: the fold, and the local gradients, by contraction tiles.
 #pragma once
 
-#include "distillation.h"
 #include "element.h"
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
@@ -12,18 +11,18 @@
 
 namespace monoidreduce::cuda {
 
-template <DistillationLoss kLoss>
 struct DistillationResults {
   DistillationRows<float> rows;
+  NamedDistillation<Bits> monoid;
   using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ void store(std::int64_t row, const State& s) const {
     // In bits: there the frames are the very scores that the expectation is made of, and equal ones cancel.
-    const auto p = Distillation<Bits, kLoss>{}.project(s);
+    const auto p = monoid.project(s);
     const auto lse = [](LogNumber<Bits> x) {
       return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
     };
-    rows.store(row, {lse(p.student_lse), lse(p.teacher_lse), static_cast<float>(natural(p.expectation)),
+    rows.store(row, {lse(p.p_lse), lse(p.q_lse), static_cast<float>(natural(p.expectation)),
                      static_cast<float>(natural(p.loss))});
   }
   __device__ void skip(std::int64_t row) const {
@@ -31,9 +30,6 @@ struct DistillationResults {
     for (int n = 0; n < 5; ++n) rows.stats[n * rows.rows + row] = 0.f;
   }
 };
-
-// Of which all losses have the states.
-using DistillationStates = Distillation<Bits, DistillationLoss::kCrossEntropy>;
 
 inline DistillationRows<float> rows_of(const DistillationForward& x) {
   return {.mask = static_cast<const bool*>(x.mask.data),
@@ -49,9 +45,8 @@ template <class Run>
 void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
-    with_loss(x.options.loss, [&](auto loss) {
-      run(element, Distillation<Bits, loss()>{}, scores, DistillationResults<loss()>{rows_of(x)});
-    });
+    const NamedDistillation<Bits> monoid{{}, x.options.loss};
+    run(element, monoid, scores, DistillationResults{rows_of(x), monoid});
   });
 }
 
@@ -67,9 +62,9 @@ struct DistillationGradientRows {
     if (!rows.active(row)) return {kNothing, kNothing, 0.f, 0.f};
     const auto p = rows.product(row);
     const auto in_r = [](LogNumber<float> x) { return LogNumber<R>{x.high, x.low}; };
-    return {in_r(p.student_lse), in_r(p.teacher_lse), p.expectation, 0.f};
+    return {in_r(p.p_lse), in_r(p.q_lse), p.expectation, 0.f};
   }
-  __device__ bool far(const Output& p) const { return is_far(p.student_lse) || is_far(p.teacher_lse); }
+  __device__ bool far(const Output& p) const { return is_far(p.p_lse) || is_far(p.q_lse); }
   __device__ R upstream(std::int64_t row, R unit) const {
     return rows.active(row) ? rows.upstream(row) * unit : R(0);
   }
@@ -80,25 +75,22 @@ template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   with_element(x.x.dtype, [&](auto element) {
-    with_loss(x.options.loss, [&](auto loss) {
-      using E = decltype(element);
-      using R = Fast<E>;
-      const DistillationGradientRows<R> rows{
-          {.mask = static_cast<const bool*>(x.mask.data),
-           .mask_stride = x.mask.stride[0],
-           .rows = x.x.size[0],
-           .loss = nullptr,
-           .stats = static_cast<float*>(x.stats.data),
-           .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
-      const Distillation<R, loss()> m;
-      const ScaledScores<R> scores(problem.score, 1.);
-      if (x.teacher_out.present()) {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
-                                launch);
-      } else {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
-      }
-    });
+    using E = decltype(element);
+    using R = Fast<E>;
+    const DistillationGradientRows<R> rows{
+        {.mask = static_cast<const bool*>(x.mask.data),
+         .mask_stride = x.mask.stride[0],
+         .rows = x.x.size[0],
+         .loss = nullptr,
+         .stats = static_cast<float*>(x.stats.data),
+         .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
+    const NamedDistillation<R> m{{}, x.options.loss};
+    const ScaledScores<R> scores(problem.score, 1.);
+    if (x.teacher_out.present()) {
+      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {}, launch);
+    } else {
+      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
+    }
   });
 }
 

@@ -34,10 +34,6 @@ struct LogMeanExp {
   };
   MR_HD State identity() const { return {-mr::infinity<R>(), R(0), R(0)}; }
   MR_HD State lift(mr::Element<R> e) const { return {e.score, weight(e.score, e.score), R(1)}; }
-  MR_HD State combine(State a, State b) const {
-    const R f = join(a.frame, b.frame);
-    return {f, reframe(a, f).mass + reframe(b, f).mass, a.count + b.count};
-  }
   MR_HD Output project(State s) const {
     const R value = s.frame + R(temperature) * log(s.mass / s.count);
     return {select(s.count == R(0), -mr::infinity<R>(), value), s.count};
@@ -50,6 +46,7 @@ struct LogMeanExp {
   MR_HD R frame_of(State s) const { return s.frame; }
   MR_HD R join(R f, R g) const { return max(g, f); }
   MR_HD State reframe(State s, R f) const { return {f, s.mass * weight(s.frame, f), s.count}; }
+  MR_HD State add(State a, State b) const { return {a.frame, a.mass + b.mass, a.count + b.count}; }
   MR_HD State accumulate(State s, mr::Element<R> e) const {
     return {s.frame, s.mass + weight(e.score, s.frame), s.count + R(1)};
   }

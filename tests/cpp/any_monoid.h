@@ -172,7 +172,7 @@ AnyMonoid any_monoid(M m = {}) {
   any.upstream_parts = static_cast<int>(numbers(Upstream{}).size());
   any.identity = [=] { return numbers(m.identity()); };
   any.lift = [=](const Item& e) { return numbers(m.lift(element(e))); };
-  any.combine = [=](const Values& a, const Values& b) { return numbers(m.combine(state(a), state(b))); };
+  any.combine = [=](const Values& a, const Values& b) { return numbers(combine(m, state(a), state(b))); };
   any.project = [=](const Values& s) { return numbers(m.project(state(s))); };
   any.statistics = [](const Values& p) {
     Values list;

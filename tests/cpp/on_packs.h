@@ -41,7 +41,9 @@ struct OnPacks {
 
   State identity() const { return scalars<State>(m().identity()); }
   State lift(const Element<T>& e) const { return scalars<State>(m().lift(element(e))); }
-  State combine(const State& a, const State& b) const {
+  State combine(const State& a, const State& b) const
+    requires(!FramedMonoid<Packs>)
+  {
     return scalars<State>(m().combine(state(a), state(b)));
   }
   Output project(const State& s) const { return scalars<Output>(m().project(state(s))); }
@@ -69,6 +71,11 @@ struct OnPacks {
     requires FramedMonoid<Packs>
   {
     return scalars<State>(m().reframe(state(s), pack_frame(f)));
+  }
+  State add(const State& a, const State& b) const
+    requires FramedMonoid<Packs>
+  {
+    return scalars<State>(m().add(state(a), state(b)));
   }
   State accumulate(const State& s, const Element<T>& e) const
     requires FramedMonoid<Packs>

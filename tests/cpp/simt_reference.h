@@ -55,7 +55,7 @@ void reference_forward(const M& m, const FoldProblem& p, bool bias_excludes, con
   for_each_row(p, [&](std::int64_t flat, std::int64_t b, std::int64_t h, std::int64_t i) {
     const auto elements = elements_of(p, bias_excludes, rows.label(flat), b, h, i);
     auto state = m.identity();
-    for (const auto& e : elements) state = m.combine(state, m.lift(e.element));
+    for (const auto& e : elements) state = combine(m, state, m.lift(e.element));
     rows.store(flat, m.project(state));
     if constexpr (kPayload) {
       const std::int64_t hc = h / (p.heads() / p.column_heads());

@@ -41,7 +41,7 @@ void check_log_sum_exp_edges(Checks& checks) {
   CHECK(checks, same(numbers(m.lift(element<R>(-kInf))), numbers(m.identity())),
         numbers(m.lift(element<R>(-kInf))));
   CHECK(checks, same(numbers(m.project(m.identity())), {-kInf, 0.}), numbers(m.project(m.identity())));
-  const auto two_empty = m.combine(m.lift(element<R>(-kInf)), m.identity());
+  const auto two_empty = combine(m, m.lift(element<R>(-kInf)), m.identity());
   CHECK(checks, same(numbers(two_empty), numbers(m.identity())), numbers(two_empty));
   // +inf in any order, tile or number, beside what is finite and what is empty, has the logarithm +inf; beside NaN, NaN.
   for (const std::vector<double>& scores :
@@ -50,15 +50,15 @@ void check_log_sum_exp_edges(Checks& checks) {
     const int count = static_cast<int>(scores.size());
     const double expected = any_nan(scores) ? NAN : kInf;
     auto folded = m.identity();
-    for (const double score : scores) folded = m.combine(m.lift(element<R>(score)), folded);
+    for (const double score : scores) folded = combine(m, m.lift(element<R>(score)), folded);
     const auto tiled = fold_tile(m, m.identity(), count, [&](int c) { return element<R>(scores[c]); });
     const auto after = fold_tile(m, tiled, 2, [](int c) { return element<R>(c); });
-    for (const auto& state : {folded, tiled, after, m.combine(tiled, folded)})
+    for (const auto& state : {folded, tiled, after, combine(m, tiled, folded)})
       CHECK(checks, same(numbers(m.project(state)), {expected, std::isnan(expected) ? NAN : 0.}),
             numbers(state));
   }
   // Of a row that infinity leads the others have no share, and it has none that is a number.
-  const auto infinite = m.project(m.combine(m.lift(element<R>(1)), m.lift(element<R>(kInf))));
+  const auto infinite = m.project(combine(m, m.lift(element<R>(1)), m.lift(element<R>(kInf))));
   CHECK(checks, m.share(element<R>(1), infinite) == 0 && std::isnan(m.share(element<R>(kInf), infinite)));
   // A NaN never becomes the frame of a tile, so the others' masses stay finite and only the sum is NaN.
   const auto with_nan = fold_tile(m, m.identity(), 3, [](int c) { return element<R>(c == 1 ? NAN : c); });
@@ -70,7 +70,7 @@ void check_log_sum_exp_edges(Checks& checks) {
   CHECK(checks, same(numbers(m.project(spread)), {3e4, 0.}), numbers(m.project(spread)));
   // Two equal scores have half of the weight each, however large they are.
   for (const double score : {0., 600., -600., 3e4, 1e30}) {
-    const auto pair = m.project(m.combine(m.lift(element<R>(score)), m.lift(element<R>(score))));
+    const auto pair = m.project(combine(m, m.lift(element<R>(score)), m.lift(element<R>(score))));
     const R half = m.share(element<R>(score), pair);
     CHECK(checks, near(half, 0.5, std::numeric_limits<R>::epsilon()), half, score, numbers(pair));
   }

@@ -96,8 +96,9 @@ void check_all_values(Checks& checks) {
         return Values{best.score, static_cast<double>(best.column)};
       },
       checks);
-  const auto expected = [](const Row& row, Real80 expectation, Real80 loss) {
-    return rounded({log_sum_exp_of(row, &Item::score), log_sum_exp_of(row, &Item::other), expectation, loss});
+  // of p and under q
+  const auto expected = [](const Row& row, double Item::* p, double Item::* q, auto f, Real80 loss) {
+    return rounded({log_sum_exp_of(row, p), log_sum_exp_of(row, q), expectation(row, q, f), loss});
   };
   // log p of each side, and the losses as they are written: sums over the classes.
   const auto loss = [](const Row& row, double Item::* under, auto term) {
@@ -107,22 +108,25 @@ void check_all_values(Checks& checks) {
   check_values(
       distillation<Distillation<R, DistillationLoss::kCrossEntropy>>("cross entropy"),
       [=](const Row& row) {
-        return expected(row, expectation(row, &Item::other, [](const Item& e) { return e.score; }),
-                        loss(row, &Item::other, [](Real80 log_s, Real80) { return -log_s; }));
+        return expected(
+            row, &Item::score, &Item::other, [](const Item& e) { return e.score; },
+            loss(row, &Item::other, [](Real80 log_s, Real80) { return -log_s; }));
       },
       checks);
   check_values(
       distillation<Distillation<R, DistillationLoss::kForwardKL>>("forward KL"),
       [=](const Row& row) {
-        return expected(row, expectation(row, &Item::other, [](const Item& e) { return e.other - e.score; }),
-                        loss(row, &Item::other, [](Real80 log_s, Real80 log_t) { return log_t - log_s; }));
+        return expected(
+            row, &Item::score, &Item::other, [](const Item& e) { return e.other - e.score; },
+            loss(row, &Item::other, [](Real80 log_s, Real80 log_t) { return log_t - log_s; }));
       },
       checks);
   check_values(
       distillation<Distillation<R, DistillationLoss::kReverseKL>>("reverse KL"),
       [=](const Row& row) {
-        return expected(row, expectation(row, &Item::score, [](const Item& e) { return e.score - e.other; }),
-                        loss(row, &Item::score, [](Real80 log_s, Real80 log_t) { return log_s - log_t; }));
+        return expected(
+            row, &Item::other, &Item::score, [](const Item& e) { return e.score - e.other; },
+            loss(row, &Item::score, [](Real80 log_s, Real80 log_t) { return log_s - log_t; }));
       },
       checks);
 }

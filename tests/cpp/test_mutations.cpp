@@ -12,12 +12,6 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 using Softmax = LogSumExp<double>;
 using E = Element<double>;
 
-struct CombineUnguarded : Softmax {
-  State combine(State a, State b) const {
-    const double f = join(a.frame, b.frame);
-    return {f, a.mass * exp(a.frame - f) + b.mass * exp(b.frame - f)};
-  }
-};
 struct RescaleUnguarded : Softmax {
   double rescale(double from, double to) const { return exp(from - to); }
 };
@@ -77,15 +71,9 @@ struct RescaleInBaseTwo : Softmax {
 struct RescaleOfLargeStepsIsZero : Softmax {  // a chain of two small steps no longer equals one large step
   double rescale(double from, double to) const { return to - from > 4 ? 0 : Softmax::rescale(from, to); }
 };
-struct CombineForgetsOneFrame : Softmax {
-  State combine(State a, State b) const {
-    const double f = join(a.frame, b.frame);
-    return {f, reframe(a, f).mass + b.mass};
-  }
-};
-struct CombineNotAssociative : Softmax {
-  State combine(State a, State b) const {
-    const State c = Softmax::combine(a, b);
+struct AddNotAssociative : Softmax {
+  State add(State a, State b) const {
+    const State c = Softmax::add(a, b);
     return {c.frame, a.mass != 0 && b.mass != 0 ? c.mass * (1 + 1e-12) : c.mass};
   }
 };
@@ -170,11 +158,11 @@ using Gate = Sum<double, Silu>;
 struct PositiveZeroIdentity : Gate {
   State identity() const { return {0.}; }
 };
-struct CombineSubtracts : Gate {
-  State combine(State a, State b) const { return {a.mass - b.mass}; }
+struct AddSubtracts : Gate {
+  State add(State a, State b) const { return {a.mass - b.mass}; }
 };
-struct CombineTakesMaximum : Gate {
-  State combine(State a, State b) const { return {max(a.mass, b.mass)}; }
+struct AddTakesMaximum : Gate {
+  State add(State a, State b) const { return {max(a.mass, b.mass)}; }
 };
 struct AccumulateSkipsActivation : Gate {
   State accumulate(State s, E e) const { return {s.mass + e.score}; }
@@ -221,23 +209,21 @@ struct PositiveZeroSum : Classes {
   State identity() const { return {softmax.identity(), -0., 0.}; }
 };
 struct TargetFromFirstOnly : Classes {
-  State combine(State a, State b) const {
-    return {softmax.combine(a.softmax, b.softmax), a.target, a.sum + b.sum};
-  }
+  State add(State a, State b) const { return {softmax.add(a.lse, b.lse), a.target, a.sum + b.sum}; }
 };
 struct TargetScaledWithMass : Classes {
   State reframe(State s, double f) const {
-    return {softmax.reframe(s.softmax, f), s.target * softmax.rescale(s.softmax.frame, f), s.sum};
+    return {softmax.reframe(s.lse, f), s.target * softmax.rescale(s.lse.frame, f), s.sum};
   }
 };
 struct TargetTakesEveryColumn : Classes {
   State accumulate(State s, E e) const {
-    return {softmax.accumulate(s.softmax, e), s.target + e.score, s.sum + e.score};
+    return {softmax.accumulate(s.lse, e), s.target + e.score, s.sum + e.score};
   }
 };
 struct SumSkipsTarget : Classes {
   State accumulate(State s, E e) const {
-    return {softmax.accumulate(s.softmax, e), s.target + hit(e, e.score),
+    return {softmax.accumulate(s.lse, e), s.target + hit(e, e.score),
             e.column == e.label ? s.sum : s.sum + e.score};
   }
 };
@@ -254,21 +240,15 @@ template <DistillationLoss kLoss>
 struct CrossTermNotReframed : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
   typename Base::State reframe(typename Base::State s, typename Base::Frame f) const {
-    return {this->softmax.reframe(s.student, f.student), this->softmax.reframe(s.teacher, f.teacher),
-            s.cross};
+    return {this->p.reframe(s.p, f.p), {this->q.softmax.reframe(s.q.softmax, f.q), s.q.sum}};
   }
 };
 template <DistillationLoss kLoss>
 struct CrossTermInOtherFrame : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
-  typename Base::State combine(typename Base::State a, typename Base::State b) const {
-    const typename Base::Frame f = this->join(this->frame_of(a), this->frame_of(b));
-    const auto scale = [&](typename Base::State s) {
-      return Base::kUnderTeacher ? this->softmax.rescale(s.student.frame, f.student)
-                                 : this->softmax.rescale(s.teacher.frame, f.teacher);
-    };
-    const typename Base::State c = Base::combine(a, b);
-    return {c.student, c.teacher, a.cross * scale(a) + b.cross * scale(b)};
+  typename Base::State reframe(typename Base::State s, typename Base::Frame f) const {
+    return {this->p.reframe(s.p, f.p),
+            {this->q.softmax.reframe(s.q.softmax, f.q), s.q.sum * this->p.rescale(s.p.frame, f.p)}};
   }
 };
 template <DistillationLoss kLoss>
@@ -361,7 +341,7 @@ struct EmptyMeanIsNan : WSum<double> {
   Output project(State s) const { return {s.weight, s.sum / s.weight}; }
 };
 struct SumNotReframed : LogWSum<double> {
-  State combine(State a, State b) const { return {softmax.combine(a.softmax, b.softmax), a.sum + b.sum}; }
+  State reframe(State s, double f) const { return {softmax.reframe(s.softmax, f), s.sum}; }
 };
 struct ValueGradientMissing : LogWSum<double> {
   Gradient<double> local_gradient(E e, Output p, Upstream g) const {
@@ -369,7 +349,7 @@ struct ValueGradientMissing : LogWSum<double> {
   }
 };
 
-// ---- WithPayload, the tile fold and the pull, which are functions of any monoid
+// ---- WithPayload, combine, the tile fold and the pull, which are functions of any monoid
 
 Subject with_payload(Subject s, const std::function<void(AnyMonoid&)>& plant) {
   plant(*s.with_payload);
@@ -408,6 +388,13 @@ void payload_of_last_component_dropped(AnyMonoid& m) {
     Values c = combine(a, b);
     c[c.size() - 2] = a[a.size() - 2];
     return c;
+  };
+}
+
+void combine_forgets_one_frame(AnyMonoid& m) {
+  m.combine = [m](const Values& a, const Values& b) {
+    const Values frame = m.join(m.frame_of(a), m.frame_of(b));
+    return Values{frame[0], m.reframe(a, frame)[1] + b[1]};
   };
 }
 
@@ -482,10 +469,9 @@ std::vector<Mutation> mutations() {
   const auto softmax = log_sum_exp<Softmax>;
   const auto gate = [] { return sum<Gate>("Silu"); };
   std::vector<Mutation> list = {
-      {"no guard in combine", log_sum_exp<CombineUnguarded>(), "identity"},
       {"no guard in rescale", log_sum_exp<RescaleUnguarded>(), "rescale"},
       {"no guard in weight", log_sum_exp<WeightUnguarded>(), "weight"},
-      {"no guard in reframe", log_sum_exp<ReframeUnguarded>(), "tile fold"},
+      {"no guard in reframe", log_sum_exp<ReframeUnguarded>(), "identity"},
       {"no guard in accumulate", log_sum_exp<AccumulateUnguarded>(), "tile fold"},
       {"no guard in local_gradient", log_sum_exp<ShareUnguarded>(), "-inf is neutral"},
       {"lift of -inf has mass 1", log_sum_exp<LiftOfOne>(), "identity"},
@@ -503,8 +489,8 @@ std::vector<Mutation> mutations() {
       {"rescale inverted", log_sum_exp<RescaleInverted>(), "rescale"},
       {"rescale in base 2", log_sum_exp<RescaleInBaseTwo>(), "rescale"},
       {"rescale drops large steps", log_sum_exp<RescaleOfLargeStepsIsZero>(), "rescale"},
-      {"combine forgets one frame", log_sum_exp<CombineForgetsOneFrame>(), "commutativity"},
-      {"combine adds 1e-12", log_sum_exp<CombineNotAssociative>(), "split trees"},
+      {"combine forgets one frame", with_member(softmax(), combine_forgets_one_frame), "commutativity"},
+      {"add adds 1e-12", log_sum_exp<AddNotAssociative>(), "split trees"},
       {"reframe keeps the mass", log_sum_exp<ReframeKeepsMass>(), "tile fold"},
       {"reframe keeps the frame", log_sum_exp<ReframeKeepsFrame>(), "reframe"},
       {"accumulate in the element's frame", log_sum_exp<AccumulateInOwnFrame>(), "accumulate"},
@@ -527,8 +513,8 @@ std::vector<Mutation> mutations() {
       {"low word of nothing NaN", log_sum_exp<LowWordOfNothingIsNan>(), "identity"},
 
       {"identity +0", sum<PositiveZeroIdentity>(""), "identity"},
-      {"combine subtracts", sum<CombineSubtracts>(""), "commutativity"},
-      {"combine takes the maximum", sum<CombineTakesMaximum>(""), "tile fold"},
+      {"add subtracts", sum<AddSubtracts>(""), "commutativity"},
+      {"add takes the maximum", sum<AddTakesMaximum>(""), "tile fold"},
       {"accumulate skips the activation", sum<AccumulateSkipsActivation>(""), "accumulate"},
       {"D is the value", sum<GradientIsValue>(""), "local gradient"},
       {"weight 1", sum<WeightOfOne>(""), "weight"},

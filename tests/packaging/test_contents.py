@@ -53,7 +53,7 @@ SOURCES = """
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/fold_tiles.cpp
     cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu
-    cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation.h cuda/distillation_passes.cuh
+    cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/gathered_rows.h cuda/linear_losses.h cuda/local_products.cu cuda/logsumexp.cu
     cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu

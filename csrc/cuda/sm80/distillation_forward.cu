@@ -10,7 +10,7 @@ using Tile = monoidreduce::sm80::ContractionTile<2, 2, false, true>;
 }  // namespace
 
 std::int64_t distillation_forward_scratch(const DistillationForward& x) {
-  return fold_floats<DistillationStates, Tile>(distillation_problem(x));
+  return fold_floats<NamedDistillation<Bits>, Tile>(distillation_problem(x));
 }
 
 void distillation_forward(const DistillationForward& x, const Launch& launch) {

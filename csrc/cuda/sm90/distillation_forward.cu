@@ -19,7 +19,7 @@ struct DistillationTerms {
   __device__ RowTerms<2> terms(std::int64_t row) const {
     const auto p = rows.product(row);
     const float upstream = rows.upstream(row);
-    return {.lse = {bits(p.student_lse), bits(p.teacher_lse)}, .factor = {upstream, -upstream}};
+    return {.lse = {bits(p.p_lse), bits(p.q_lse)}, .factor = {upstream, -upstream}};
   }
 };
 
@@ -39,7 +39,7 @@ KeptWeights<2> kept_of(const DistillationForward& x, std::int64_t before) {
 }  // namespace
 
 std::int64_t distillation_forward_scratch(const DistillationForward& x) {
-  const std::int64_t states = fold_floats<DistillationStates, Tile>(distillation_problem(x));
+  const std::int64_t states = fold_floats<NamedDistillation<Bits>, Tile>(distillation_problem(x));
   return x.kept.present() ? states + 2 * x.x.size[0] * kept_of(x, states).tiles() : states;
 }
 
@@ -52,14 +52,12 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     }
-    if constexpr (std::decay_t<decltype(m)>::kUnderTeacher) {
-      const KeptWeights<2> kept = kept_of(x, fold_floats<DistillationStates, Tile>(problem));
-      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
-                                     launch);
-      });
-      weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
-    }
+    const KeptWeights<2> kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
+    in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
+                                   launch);
+    });
+    weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
   });
 }
 

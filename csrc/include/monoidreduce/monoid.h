@@ -37,35 +37,40 @@ struct Gradient {
   R other;
 };
 
+// What every monoid has. D(P_i, X_ij) is applied to g, the gradient of the loss by the parts of P_i, and is 0 for an empty row.
 template <class M>
-concept Monoid = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<typename M::State> &&
-                 requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Output p,
-                          typename M::Upstream g) {
-                   { M::kScores } -> std::convertible_to<int>;  // 1 or 2 scores an element
-                   {
-                     m.identity()
-                   } -> std::same_as<typename M::State>;  // bitwise neutral on both sides of combine
-                   { m.lift(e) } -> std::same_as<typename M::State>;
-                   { m.combine(s, s) } -> std::same_as<typename M::State>;  // associative and commutative
-                   {
-                     m.project(s)
-                   } -> std::same_as<typename M::Output>;  // P_i: what the caller sees and backward keeps
-                   // D(P_i, X_ij) applied to g, the gradient of the loss by the parts of P_i. 0 for an empty
-                   // row.
-                   { m.local_gradient(e, p, g) } -> std::same_as<Gradient<typename M::Real>>;
-                 };
+concept Projected = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<typename M::State> &&
+                    requires(const M m, typename M::State s, Element<typename M::Real> e,
+                             typename M::Output p, typename M::Upstream g) {
+                      { M::kScores } -> std::convertible_to<int>;  // 1 or 2 scores an element
+                      {
+                        m.identity()
+                      } -> std::same_as<typename M::State>;  // bitwise neutral on both sides of combine
+                      { m.lift(e) } -> std::same_as<typename M::State>;  // of one element
+                      {
+                        m.project(s)
+                      } -> std::same_as<typename M::Output>;  // P_i, for the caller and for backward
+                      {
+                        m.local_gradient(e, p, g)
+                      } -> std::same_as<Gradient<typename M::Real>>;  // D(P_i, X_ij) g
+                    };
+
+// In place of its own combine, what one follows from: the function below.
+template <class M>
+concept FramedMonoid = Projected<M> && requires(const M m, typename M::State s, Element<typename M::Real> e,
+                                                typename M::Frame f) {
+  { m.frame(e) } -> std::same_as<typename M::Frame>;          // the least frame that can hold this element
+  { m.frame_of(s) } -> std::same_as<typename M::Frame>;       // the frame that a state is measured in
+  { m.join(f, f) } -> std::same_as<typename M::Frame>;        // the least frame that can hold both
+  { m.reframe(s, f) } -> std::same_as<typename M::State>;     // the same state measured in another frame
+  { m.add(s, s) } -> std::same_as<typename M::State>;         // the mass of both, in the frame that both have
+  { m.accumulate(s, e) } -> std::same_as<typename M::State>;  // add an element's mass, in the state's frame
+};
 
 template <class M>
-concept FramedMonoid =
-    Monoid<M> && requires(const M m, typename M::State s, Element<typename M::Real> e, typename M::Frame f) {
-      { m.frame(e) } -> std::same_as<typename M::Frame>;       // the least frame that can hold this element
-      { m.frame_of(s) } -> std::same_as<typename M::Frame>;    // the frame that a state is measured in
-      { m.join(f, f) } -> std::same_as<typename M::Frame>;     // the least frame that can hold both
-      { m.reframe(s, f) } -> std::same_as<typename M::State>;  // the same state measured in another frame
-      {
-        m.accumulate(s, e)
-      } -> std::same_as<typename M::State>;  // add an element's mass, in the state's own frame
-    };
+concept Monoid = FramedMonoid<M> || Projected<M> && requires(const M m, typename M::State s) {
+  { m.combine(s, s) } -> std::same_as<typename M::State>;  // associative and commutative
+};
 
 // combine((f, m), (g, n)) == (h, rescale(f, h) m + rescale(g, h) n) with h = join(f, g); the payload is more
 // of that mass.
@@ -82,6 +87,17 @@ concept PayloadMonoid = FramedMonoid<M> && requires(const M m, typename M::State
   { m.share(e, m.project(s)) } -> std::same_as<typename M::Real>;  // its final weight in the output, from P_i
   { m.mass(s) } -> std::same_as<typename M::Real>;  // what the payload is divided by when kNormalized
 };
+
+// The state of all that both are of.
+template <Monoid M>
+MR_HD typename M::State combine(const M& m, const typename M::State& a, const typename M::State& b) {
+  if constexpr (FramedMonoid<M>) {
+    const auto frame = m.join(m.frame_of(a), m.frame_of(b));
+    return m.add(m.reframe(a, frame), m.reframe(b, frame));
+  } else {
+    return m.combine(a, b);
+  }
+}
 
 // A payload of D components carried by hand: host references, split folds and C++ tests. Kernels carry it as
 // a matrix product.
@@ -104,7 +120,7 @@ struct WithPayload {
     return s;
   }
   MR_HD State combine(const State& a, const State& b) const {
-    State c{m.combine(a.scalar, b.scalar), {}};
+    State c{monoidreduce::combine(m, a.scalar, b.scalar), {}};
     const auto frame = m.frame_of(c.scalar);
     const Real scale_a = m.rescale(m.frame_of(a.scalar), frame),
                scale_b = m.rescale(m.frame_of(b.scalar), frame);
@@ -138,7 +154,7 @@ MR_HD typename M::State fold_tile(const M& m, typename M::State state, int count
 // The same for a monoid without a frame: one combine an element.
 template <Monoid M, class ElementAt>
 MR_HD typename M::State fold_tile(const M& m, typename M::State state, int count, ElementAt element) {
-  for (int c = 0; c < count; ++c) state = m.combine(state, m.lift(element(c)));
+  for (int c = 0; c < count; ++c) state = combine(m, state, m.lift(element(c)));
   return state;
 }
 

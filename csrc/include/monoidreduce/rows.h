@@ -78,15 +78,15 @@ struct DistillationRows {
   const bool* mask;  // [rows], false: not a token; null: all are
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
-  T* stats;  // [5, rows]: student lse (high, low), teacher lse (high, low), expectation
+  T* stats;  // [5, rows]: p's lse (high, low), q's lse (high, low), expectation
   RowVector<T> grad_loss;
   using Output = DistillationOutput<T>;
 
   MR_HD bool active(std::int64_t row) const { return !mask || mask[row * mask_stride]; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
   MR_HD void store(std::int64_t row, Output p) const {
-    stats[row] = p.student_lse.high, stats[rows + row] = p.student_lse.low;
-    stats[2 * rows + row] = p.teacher_lse.high, stats[3 * rows + row] = p.teacher_lse.low;
+    stats[row] = p.p_lse.high, stats[rows + row] = p.p_lse.low;
+    stats[2 * rows + row] = p.q_lse.high, stats[3 * rows + row] = p.q_lse.low;
     stats[4 * rows + row] = p.expectation;
     loss[row] = active(row) ? p.loss : T(0);
   }

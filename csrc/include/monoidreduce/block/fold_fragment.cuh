@@ -180,19 +180,24 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
   // Most tiles hold no row's label: there nothing is compared with it.
   const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
   if (full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
+    with_named(m, [&](const auto& m) {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      typename M::State& row = state[row_of_element(i)];
-      row = m.accumulate(row, {scores.value(R(tile[0][i]), i), scores.value(R(tile[kOther][i]), i), 0, -1});
-    }
+      for (int i = 0; i < kSize; ++i) {
+        typename M::State& row = state[row_of_element(i)];
+        row = m.accumulate(row, {scores.value(R(tile[0][i]), i), scores.value(R(tile[kOther][i]), i), 0, -1});
+      }
+    });
   } else {
+    with_named(m, [&](const auto& m) {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      const int r = row_of_element(i);
-      if (!absent(i))
-        state[r] = m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
-                                           column0 + fragment_column(i), label[r]});
-    }
+      for (int i = 0; i < kSize; ++i) {
+        const int r = row_of_element(i);
+        if (!absent(i))
+          state[r] =
+              m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
+                                      column0 + fragment_column(i), label[r]});
+      }
+    });
   }
 }
 

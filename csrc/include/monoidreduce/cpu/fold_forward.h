@@ -52,12 +52,12 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
         sum[half] = kPlain ? added : select_words<T>(tile.valid(j, half), added, sum[half]);
       }
     }
-    for (int half = 0; half < kPacks; ++half) state[half] = m.combine(state[half], sum[half]);
+    for (int half = 0; half < kPacks; ++half) state[half] = combine(m, state[half], sum[half]);
   } else {
     for (std::int64_t j = 0; j < columns; ++j) {
       for (int half = 0; half < kPacks; ++half) {
         const typename M::State combined =
-            m.combine(state[half], m.lift(tile.template from_dots<kPlain>(j, half)));
+            combine(m, state[half], m.lift(tile.template from_dots<kPlain>(j, half)));
         state[half] = kPlain ? combined : select_words<T>(tile.valid(j, half), combined, state[half]);
       }
     }
@@ -223,7 +223,7 @@ class Forward {
   // state, payload <- combine(state, payload; other state, other payload), for a panel of rows.
   void merge(State* state, T* payload, const State* other, const T* other_payload) const {
     for (int half = 0; half < kPacks; ++half) {
-      const State combined = m_.combine(state[half], other[half]);
+      const State combined = combine(m_, state[half], other[half]);
       if constexpr (PayloadMonoid<Packs>) {
         const R mine = m_.rescale(m_.frame_of(state[half]), m_.frame_of(combined));
         const R theirs = m_.rescale(m_.frame_of(other[half]), m_.frame_of(combined));

@@ -48,7 +48,7 @@ struct FoldEpilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const auto whole = reduce_lanes<kLanesOfRow>(
-          work.state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
+          work.state[r], [&](const auto& s, const auto& t) { return combine(m, s, t); });
       if (threadIdx.x % kLanesOfRow == 0) partial[place + fragment_row(r)] = whole;
     }
   }
@@ -71,7 +71,7 @@ __global__ void combine_partial(const __grid_constant__ M m, const __grid_consta
     for (int share = 0; share < Tile::kShares; ++share) {
       const std::int64_t slot =
           (std::int64_t{group.index} * schedule.clusters + start) * Tile::kShares + share;
-      state = m.combine(state, partial[slot * Tile::kRowBlock + place % Tile::kRowBlock]);
+      state = combine(m, state, partial[slot * Tile::kRowBlock + place % Tile::kRowBlock]);
     }
   }
   rows.store(order[place], state);

@@ -51,7 +51,7 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
   if constexpr (!FramedMonoid<M>) {
 #pragma unroll 4
     for (int n = 0; n < kLaneElements; ++n) {
-      if (valid[n]) state = m.combine(state, m.lift(element(n)));
+      if (valid[n]) state = combine(m, state, m.lift(element(n)));
     }
     return T(1);
   } else {
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
       }
     }
 
-    state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return m.combine(s, t); });
+    state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
     if (slice == 0 && row_exists && first_lane) rows.store(flat_row, m.project(state));
     if constexpr (kPayload) {
       __syncthreads();

@@ -32,7 +32,7 @@ struct KeptWeights {
   }
 };
 
-// M: of Bits, its weights those of a LogSumExp for each score.
+// M: of Bits, its weights those of a LogSumExp for each score, the second in the frame q.
 template <class M, class Scores, class Rows>
 struct KeepingEpilogue {
   using R = typename M::Real;
@@ -56,7 +56,7 @@ struct KeepingEpilogue {
     for (int n = 0; n < M::kScores; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const R frame = fold.m.softmax.origin(frame_of(fold.m.frame_of(work.state[r]), n));
+        const R frame = LogSumExp<R>::origin(frame_of(fold.m.frame_of(work.state[r]), n));
         frames[n][r] = frame - R(kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
@@ -90,7 +90,7 @@ struct KeepingEpilogue {
     if constexpr (M::kScores == 1) {
       return frame;
     } else {
-      return score == 0 ? frame.student : frame.teacher;
+      return score == 0 ? frame.p : frame.q;
     }
   }
 };

@@ -68,7 +68,7 @@ __device__ __forceinline__ void join_lanes(const M& m, typename M::State (&state
 #pragma unroll
   for (int r = 0; r < 2; ++r)
     state[r] =
-        reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return m.combine(s, t); });
+        reduce_lanes<kLanesOfRow>(state[r], [&](const auto& s, const auto& t) { return combine(m, s, t); });
 }
 
 // What the payload's sums are multiplied by.

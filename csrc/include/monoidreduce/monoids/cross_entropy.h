@@ -7,40 +7,39 @@
 
 namespace monoidreduce {
 
+// The three, as states, as numbers of a row, and as gradients by those.
+template <class Lse, class R>
+struct ClassStatistics {
+  Lse lse;
+  R target, sum;
+};
+
 // kWithSum: is the sum wanted; without it the sum is 0.
 template <class R, bool kWithSum = true>
 struct CrossEntropy {
   LogSumExp<R> softmax;
   using Real = R;
   using Frame = R;
-  struct Output {
-    LogNumber<R> lse;
-    R target, sum;
-  };
-  struct Upstream {
-    R lse, target, sum;
-  };
+  using State = ClassStatistics<typename LogSumExp<R>::State, R>;
+  using Output = ClassStatistics<LogNumber<R>, R>;
+  using Upstream = ClassStatistics<R, R>;
   static constexpr int kScores = 1;
-  struct State {
-    typename LogSumExp<R>::State softmax;
-    R target, sum;
-  };
   MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {softmax.lift(e), hit(e, e.score), summand(e)}; }
-  MR_HD State combine(State a, State b) const {
-    return {softmax.combine(a.softmax, b.softmax), a.target + b.target, a.sum + b.sum};
-  }
-  MR_HD Output project(State s) const { return {softmax.project(s.softmax), s.target, s.sum}; }
+  MR_HD Output project(State s) const { return {softmax.project(s.lse), s.target, s.sum}; }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + g.sum), R(0)};
   }
 
   MR_HD R frame(Element<R> e) const { return softmax.frame(e); }
-  MR_HD R frame_of(State s) const { return s.softmax.frame; }
+  MR_HD R frame_of(State s) const { return s.lse.frame; }
   MR_HD R join(R f, R g) const { return softmax.join(f, g); }
-  MR_HD State reframe(State s, R f) const { return {softmax.reframe(s.softmax, f), s.target, s.sum}; }
+  MR_HD State reframe(State s, R f) const { return {softmax.reframe(s.lse, f), s.target, s.sum}; }
+  MR_HD State add(State a, State b) const {
+    return {softmax.add(a.lse, b.lse), a.target + b.target, a.sum + b.sum};
+  }
   MR_HD State accumulate(State s, Element<R> e) const {
-    return {softmax.accumulate(s.softmax, e), s.target + hit(e, e.score), s.sum + summand(e)};
+    return {softmax.accumulate(s.lse, e), s.target + hit(e, e.score), s.sum + summand(e)};
   }
   MR_HD static R summand(Element<R> e) { return kWithSum ? e.score : R(-0.f); }
   // x in the target's column, -0 (which adds nothing, not even a sign) elsewhere.

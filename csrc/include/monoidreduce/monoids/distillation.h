@@ -1,13 +1,14 @@
-// Cross entropy between two distributions given by two scores an element: the student's (score) and the
-// teacher's (other). The state is the product of two softmax states and one cross term, an expectation under
-// the teacher or under the student:
-//   cross entropy  -sum p_t log p_s              = lse_s - E_t[s]
-//   forward KL      sum p_t (log p_t - log p_s)  = E_t[t - s] - lse_t + lse_s
-//   reverse KL      sum p_s (log p_s - log p_t)  = E_s[s - t] - lse_s + lse_t
-// The difference t - s is taken before it is summed, so a student close to its teacher loses no digits.
+// Losses between two distributions given by two scores an element: the student's (score) and the teacher's (other). Each is an
+// expectation under one of the two, Q, whose state is a LogWSum, and takes log-sum-exps; that of the other, P, is a LogSumExp.
+// With p and q for scores:
+//   cross entropy  -sum Q log P            = lse_p - E_Q[p]                Q is the teacher's
+//   forward KL      sum Q (log Q - log P)  = E_Q[q - p] - lse_q + lse_p    Q is the teacher's
+//   reverse KL      the same                                               Q is the student's
+// The difference q - p is taken before it is summed, so a student close to its teacher loses no digits.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/monoids/weighted_sum.h"
 
 namespace monoidreduce {
 
@@ -16,84 +17,107 @@ enum class DistillationLoss : int { kCrossEntropy = 0, kForwardKL = 1, kReverseK
 // The same for every loss.
 template <class R>
 struct DistillationFrame {
-  R student, teacher;
+  R p, q;
 };
 template <class R>
 struct DistillationState {
-  typename LogSumExp<R>::State student, teacher;
-  R cross;  // mass of the expectation, in the frame of the distribution that it is taken under
+  typename LogSumExp<R>::State p;
+  typename LogWSum<R>::State q;  // with the expectation, as the mean
 };
 template <class R>
 struct DistillationOutput {
-  LogNumber<R> student_lse, teacher_lse;
+  LogNumber<R> p_lse, q_lse;
   R expectation, loss;  // backward reads all but the loss
+};
+
+// What the losses differ in.
+template <class R, DistillationLoss kLoss>
+struct DistillationRule {
+  static constexpr bool kIsKL = kLoss != DistillationLoss::kCrossEntropy;
+  static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
+
+  // An element with p's score first, and with q's, beside what the expectation is of.
+  MR_HD static Element<R> of_p(Element<R> e) {
+    return kUnderTeacher ? e : Element<R>{e.other, e.score, e.column, e.label};
+  }
+  MR_HD static Element<R> of_q(Element<R> e) {
+    e = of_p(e);
+    return {e.other, kIsKL ? e.other - e.score : e.score, e.column, e.label};
+  }
+  // The frames are subtracted before the logarithms are added: their difference is exact where it is small.
+  template <class State>
+  MR_HD static R loss(State p, State q, R expectation) {
+    if constexpr (!kIsKL) return (p.frame - expectation) + log(p.mass);
+    return kUnderTeacher ? expectation + log_ratio(p, q) : expectation - log_ratio(q, p);
+  }
+  template <class State>
+  MR_HD static R log_ratio(State a, State b) {
+    return (a.frame - b.frame) + log(a.mass / b.mass);
+  }
+  // p, q: an element's shares. centred: what the expectation is of, less the expectation.
+  MR_HD static Gradient<R> gradient(R p, R q, R centred, R g) {
+    const R by_p = g * (p - q), by_q = (kIsKL ? g : -g) * q * centred;
+    return kUnderTeacher ? Gradient<R>{by_p, by_q} : Gradient<R>{by_q, by_p};
+  }
 };
 
 template <class R, DistillationLoss kLoss>
 struct Distillation {
-  LogSumExp<R> softmax;
+  LogSumExp<R> p;
+  LogWSum<R> q;
+  using Rule = DistillationRule<R, kLoss>;
   using Real = R;
   using Frame = DistillationFrame<R>;
   using State = DistillationState<R>;
   using Output = DistillationOutput<R>;
   using Upstream = R;  // gradient by loss(output)
   static constexpr int kScores = 2;
-  static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
-  MR_HD State identity() const { return {softmax.identity(), softmax.identity(), R(-0.f)}; }
+  MR_HD State identity() const { return {p.identity(), q.identity()}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
-  MR_HD State combine(State a, State b) const {
-    const Frame f = join(frame_of(a), frame_of(b));
-    a = reframe(a, f), b = reframe(b, f);
-    return {{f.student, a.student.mass + b.student.mass},
-            {f.teacher, a.teacher.mass + b.teacher.mass},
-            a.cross + b.cross};
-  }
   MR_HD Output project(State s) const {
-    const R mass = kUnderTeacher ? s.teacher.mass : s.student.mass;
-    const R expectation = select(mass == R(0), R(0), s.cross / mass);
-    return {softmax.project(s.student), softmax.project(s.teacher), expectation,
-            select(mass == R(0), R(0), loss(s, expectation))};
+    const auto [q_lse, expectation] = q.project(s.q);
+    const R loss = Rule::loss(s.p, s.q.softmax, expectation);
+    return {p.project(s.p), q_lse, expectation, select(s.q.softmax.mass == R(0), R(0), loss)};
   }
-  MR_HD Gradient<R> local_gradient(Element<R> e, Output p, R g) const {
-    const R student = softmax.share(e, p.student_lse), teacher = softmax.share(swapped(e), p.teacher_lse);
-    const R centred = observable(e) - p.expectation;
-    if constexpr (kLoss == DistillationLoss::kCrossEntropy)
-      return {g * (student - teacher), -g * teacher * centred};
-    if constexpr (kLoss == DistillationLoss::kForwardKL)
-      return {g * (student - teacher), g * teacher * centred};
-    return {g * student * centred, g * (teacher - student)};
+  MR_HD Gradient<R> local_gradient(Element<R> e, Output of, R g) const {
+    const R p_share = p.share(Rule::of_p(e), of.p_lse), q_share = q.softmax.share(Rule::of_q(e), of.q_lse);
+    return Rule::gradient(p_share, q_share, Rule::of_q(e).other - of.expectation, g);
   }
 
   // Measured from +inf all of a row is NaN, as of torch's log_softmax.
-  MR_HD Frame frame(Element<R> e) const { return {e.score, e.other}; }
-  MR_HD Frame frame_of(State s) const { return {s.student.frame, s.teacher.frame}; }
-  MR_HD Frame join(Frame f, Frame g) const {
-    return {softmax.join(f.student, g.student), softmax.join(f.teacher, g.teacher)};
-  }
-  MR_HD State reframe(State s, Frame f) const {
-    const R scale = kUnderTeacher ? softmax.rescale(s.teacher.frame, f.teacher)
-                                  : softmax.rescale(s.student.frame, f.student);
-    return {softmax.reframe(s.student, f.student), softmax.reframe(s.teacher, f.teacher), s.cross * scale};
-  }
+  MR_HD Frame frame(Element<R> e) const { return {Rule::of_p(e).score, Rule::of_q(e).score}; }
+  MR_HD Frame frame_of(State s) const { return {p.frame_of(s.p), q.frame_of(s.q)}; }
+  MR_HD Frame join(Frame f, Frame g) const { return {p.join(f.p, g.p), q.join(f.q, g.q)}; }
+  MR_HD State reframe(State s, Frame f) const { return {p.reframe(s.p, f.p), q.reframe(s.q, f.q)}; }
+  MR_HD State add(State a, State b) const { return {p.add(a.p, b.p), q.add(a.q, b.q)}; }
   MR_HD State accumulate(State s, Element<R> e) const {
-    const R student = softmax.weight(e, s.student.frame),
-            teacher = softmax.weight(swapped(e), s.teacher.frame);
-    return {{s.student.frame, s.student.mass + student},
-            {s.teacher.frame, s.teacher.mass + teacher},
-            s.cross + (kUnderTeacher ? teacher : student) * observable(e)};
+    return {p.accumulate(s.p, Rule::of_p(e)), q.accumulate(s.q, Rule::of_q(e))};
   }
-  // What the expectation is taken of.
-  MR_HD static R observable(Element<R> e) {
-    if constexpr (kLoss == DistillationLoss::kCrossEntropy) return e.score;
-    return kUnderTeacher ? e.other - e.score : e.score - e.other;
+};
+
+// The monoid of the loss that `kind` names, for loops over elements (with_named). Of what else a fold asks for, the frame of an
+// element and the projection are not the same for all.
+template <class R>
+struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
+  using State = DistillationState<R>;
+  using Output = DistillationOutput<R>;
+  using Frame = DistillationFrame<R>;
+  DistillationLoss kind;
+
+  template <class F>
+  MR_HD void with_named(F&& f) const {
+    using enum DistillationLoss;
+    if (kind == kCrossEntropy) return f(Distillation<R, kCrossEntropy>{});
+    if (kind == kForwardKL) return f(Distillation<R, kForwardKL>{});
+    f(Distillation<R, kReverseKL>{});
   }
-  MR_HD static Element<R> swapped(Element<R> e) { return {e.other, e.score, e.column, e.label}; }
-  // The frames are subtracted before the logarithms are added: their difference is exact where it is small.
-  MR_HD static R loss(State s, R expectation) {
-    if constexpr (kLoss == DistillationLoss::kCrossEntropy)
-      return (s.student.frame - expectation) + log(s.student.mass);
-    const R ratio = (s.student.frame - s.teacher.frame) + log(s.student.mass / s.teacher.mass);
-    return kUnderTeacher ? expectation + ratio : expectation - ratio;
+  MR_HD Frame frame(Element<R> e) const {
+    return kind == DistillationLoss::kReverseKL ? Frame{e.other, e.score} : Frame{e.score, e.other};
+  }
+  MR_HD Output project(State s) const {
+    Output p;
+    with_named([&](const auto& m) { p = m.project(s); });
+    return p;
   }
 };
 

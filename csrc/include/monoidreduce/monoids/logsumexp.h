@@ -13,7 +13,15 @@ struct LogNumber {
   R high, low;
 };
 
-// The same in two words of another type.
+// a + b, and the rounding of that sum (Knuth's two-sum: either of the two may be the larger).
+template <class R>
+MR_HD LogNumber<R> two_sum(R a, R b) {
+  const R high = a + b, added = high - a;
+  const R low = (a - (high - added)) + (b - added);
+  return {high, select(abs(high) == infinity<R>(), R(0), low)};
+}
+
+// x in two words of another type.
 template <class T, class R>
 MR_HD LogNumber<T> rounded(LogNumber<R> x) {
   const T high = T(x.high), lost = T(x.high - R(high));
@@ -40,16 +48,7 @@ struct LogSumExp {
   };
   MR_HD State identity() const { return {-infinity<R>(), R(0)}; }
   MR_HD State lift(Element<R> e) const { return {frame(e), weight(e, frame(e))}; }
-  MR_HD State combine(State a, State b) const {
-    const R f = join(a.frame, b.frame);
-    return {f, reframe(a, f).mass + reframe(b, f).mass};
-  }
-  // frame + log(mass), and the rounding of that sum (Knuth's two-sum: either of the two may be the larger).
-  MR_HD Output project(State s) const {
-    const R log_mass = log(s.mass), high = s.frame + log_mass, added = high - s.frame;
-    const R low = (s.frame - (high - added)) + (log_mass - added);
-    return {high, select(abs(high) == infinity<R>(), R(0), low)};
-  }
+  MR_HD Output project(State s) const { return two_sum(s.frame, log(s.mass)); }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output lse, R g) const { return {g * share(e, lse), R(0)}; }
 
   // Never +inf, from which a score of +inf is NaN away: measured from the largest number it weighs +inf, all others 0.
@@ -57,6 +56,7 @@ struct LogSumExp {
   MR_HD R frame_of(State s) const { return s.frame; }
   MR_HD R join(R f, R g) const { return max(g, f); }
   MR_HD State reframe(State s, R f) const { return {f, s.mass * rescale(s.frame, f)}; }
+  MR_HD State add(State a, State b) const { return {a.frame, a.mass + b.mass}; }
   MR_HD State accumulate(State s, Element<R> e) const { return {s.frame, s.mass + weight(e, s.frame)}; }
 
   MR_HD R rescale(R from, R to) const { return exp(from - origin(to)); }

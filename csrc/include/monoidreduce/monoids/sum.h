@@ -25,7 +25,6 @@ struct Sum {
   static constexpr bool kNormalized = false;
   MR_HD State identity() const { return {R(-0.f)}; }  // -0 leaves even -0 alone
   MR_HD State lift(Element<R> e) const { return {Activation::value(e.score)}; }
-  MR_HD State combine(State a, State b) const { return {a.mass + b.mass}; }
   MR_HD R project(State s) const { return s.mass; }
   MR_HD Gradient<R> local_gradient(Element<R> e, R, R g) const {
     return {g * Activation::derivative(e.score), R(0)};
@@ -35,6 +34,7 @@ struct Sum {
   MR_HD Frame frame_of(State) const { return {}; }
   MR_HD Frame join(Frame, Frame) const { return {}; }
   MR_HD State reframe(State s, Frame) const { return s; }
+  MR_HD State add(State a, State b) const { return {a.mass + b.mass}; }
   MR_HD State accumulate(State s, Element<R> e) const { return {s.mass + Activation::value(e.score)}; }
 
   MR_HD R rescale(Frame, Frame) const { return R(1); }

@@ -7,6 +7,12 @@
 
 namespace monoidreduce {
 
+// Of a total weight of 0 the mean is 0.
+template <class R>
+MR_HD R mean_of(R sum, R weight) {
+  return select(weight == R(0), R(0), sum / weight);
+}
+
 template <class R>
 struct WSum {
   using Real = R;
@@ -14,18 +20,25 @@ struct WSum {
     R weight, sum;
   };
   struct Output {
-    R weight, mean;  // mean 0 for an empty fold
+    R weight, mean;
   };
   using Upstream = Output;
   static constexpr int kScores = 2;
   MR_HD State identity() const { return {R(-0.f), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {e.score, e.score * e.other}; }
   MR_HD State combine(State a, State b) const { return {a.weight + b.weight, a.sum + b.sum}; }
-  MR_HD Output project(State s) const { return {s.weight, select(s.weight == R(0), R(0), s.sum / s.weight)}; }
+  MR_HD Output project(State s) const { return {s.weight, mean_of(s.sum, s.weight)}; }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     const R slope = select(p.weight == R(0), R(0), g.mean / p.weight);
     return {g.weight + slope * (e.other - p.mean), slope * e.score};
   }
+};
+
+// The natural logarithm of the total weight and the mean, or gradients by them.
+template <class Lse, class R>
+struct LogWeightedMean {
+  Lse lse;
+  R mean;
 };
 
 template <class R>
@@ -37,25 +50,12 @@ struct LogWSum {
     typename LogSumExp<R>::State softmax;
     R sum;  // of weight * value, in the frame of softmax
   };
-  struct Output {
-    LogNumber<R> lse;  // natural logarithm of the total weight
-    R mean;            // 0 for an empty fold
-  };
-  struct Upstream {
-    R lse, mean;
-  };
+  using Output = LogWeightedMean<LogNumber<R>, R>;
+  using Upstream = LogWeightedMean<R, R>;
   static constexpr int kScores = 2;
   MR_HD State identity() const { return {softmax.identity(), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, frame(e)) * e.other}; }
-  MR_HD State combine(State a, State b) const {
-    const R f = join(frame_of(a), frame_of(b));
-    a = reframe(a, f), b = reframe(b, f);
-    return {{f, a.softmax.mass + b.softmax.mass}, a.sum + b.sum};
-  }
-  MR_HD Output project(State s) const {
-    const R mean = select(s.softmax.mass == R(0), R(0), s.sum / s.softmax.mass);
-    return {softmax.project(s.softmax), mean};
-  }
+  MR_HD Output project(State s) const { return {softmax.project(s.softmax), mean_of(s.sum, s.softmax.mass)}; }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     const R share = softmax.share(e, p.lse);
     return {share * (g.lse + g.mean * (e.other - p.mean)), share * g.mean};
@@ -67,8 +67,10 @@ struct LogWSum {
   MR_HD State reframe(State s, R f) const {
     return {softmax.reframe(s.softmax, f), s.sum * softmax.rescale(s.softmax.frame, f)};
   }
+  MR_HD State add(State a, State b) const { return {softmax.add(a.softmax, b.softmax), a.sum + b.sum}; }
   MR_HD State accumulate(State s, Element<R> e) const {
-    return {softmax.accumulate(s.softmax, e), s.sum + softmax.weight(e, s.softmax.frame) * e.other};
+    const R weight = softmax.weight(e, s.softmax.frame);
+    return {{s.softmax.frame, s.softmax.mass + weight}, s.sum + weight * e.other};
   }
 };
 
