@@ -213,7 +213,9 @@ def test_no_logits_are_stored(masked: bool, tier: str, gpu: torch.device) -> Non
     scratch = 4 * mr._C.distillation_forward_tier(*tensors, None, temperature=1.0)[2]
     mr.linear_distillation(**inputs, workspace=workspace).backward()  # cuBLAS's own workspace stays
     copies = 2 * (x.numel() + teacher_x.numel()) if masked else 0
-    slack = (1 << 20) + (4 * 8192 * x.shape[1] if tier == "sm80" else 0)  # torch's product of few elements
+    slack = 1 << 20
+    if tier == "sm80":  # torch's product of a part, in float32 as it has few elements
+        slack += 4 * workspace // (2 * len(x)) * x.shape[1]
     paths = mr._C.path_counts()
     before = reset_peak()
     loss = mr.linear_distillation(**inputs, workspace=workspace)
