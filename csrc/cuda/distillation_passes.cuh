@@ -84,13 +84,16 @@ void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch
          .loss = nullptr,
          .stats = static_cast<float*>(x.stats.data),
          .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
-    const NamedDistillation<R> m{{}, x.options.loss};
     const ScaledScores<R> scores(problem.score, 1.);
-    if (x.teacher_out.present()) {
-      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {}, launch);
-    } else {
-      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
-    }
+    // A kernel for each loss: with one for all, Hopper's step of the reverse KL took 5 % longer.
+    NamedDistillation<R>{{}, x.options.loss}.with_named([&](const auto& m) {
+      if (x.teacher_out.present()) {
+        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
+                                launch);
+      } else {
+        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
+      }
+    });
   });
 }
 

@@ -56,32 +56,30 @@ struct GradientEpilogue {
     for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
     const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
     const bool plain = !work.far && !__any_sync(0xffffffffu, here(work.label[0]) || here(work.label[1]));
-    with_named(m, [&](const auto& m) {
 #pragma unroll
-      for (int slab = 0; slab < kColumns / kSlab; ++slab) {
+    for (int slab = 0; slab < kColumns / kSlab; ++slab) {
 #pragma unroll
-        for (int n = 0; n < kOuts; ++n) {
-          std::uint32_t words[kSlabElements / 2];
-          if (plain) {
-            pull_slab<true>(m, words, work, dots, n, slab, row0, column0);
-          } else {
-            pull_slab<false>(m, words, work, dots, n, slab, row0, column0);
-          }
-          stores.template store<kColumns / kSlab * kOuts>(words, n, row0, column0 + slab * kSlab,
-                                                          slab * kOuts + n, memory, warpgroup);
+      for (int n = 0; n < kOuts; ++n) {
+        std::uint32_t words[kSlabElements / 2];
+        if (plain) {
+          pull_slab<true>(words, work, dots, n, slab, row0, column0);
+        } else {
+          pull_slab<false>(words, work, dots, n, slab, row0, column0);
         }
+        stores.template store<kColumns / kSlab * kOuts>(words, n, row0, column0 + slab * kSlab,
+                                                        slab * kOuts + n, memory, warpgroup);
       }
-    });
+    }
   }
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
   // The gradients of 64 columns by the n-th score. One score at a time: both of a slab do not fit the registers.
-  template <bool kPlain, class Named, int kSize>
-  __device__ __forceinline__ void pull_slab(const Named& m, std::uint32_t (&words)[kSlabElements / 2],
-                                            const Work& work, const float (&dots)[M::kScores][kSize], int n,
-                                            int slab, int row0, int column0) const {
+  template <bool kPlain, int kSize>
+  __device__ __forceinline__ void pull_slab(std::uint32_t (&words)[kSlabElements / 2], const Work& work,
+                                            const float (&dots)[M::kScores][kSize], int n, int slab, int row0,
+                                            int column0) const {
     float gradients[kSlabElements];
 #pragma unroll
     for (int i = 0; i < kSlabElements; ++i) {

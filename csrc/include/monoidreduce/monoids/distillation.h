@@ -104,6 +104,9 @@ struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   using Frame = DistillationFrame<R>;
   DistillationLoss kind;
 
+#ifdef __CUDACC__
+#pragma nv_exec_check_disable  // f may be of the host alone, which chooses kernels with it
+#endif
   template <class F>
   MR_HD void with_named(F&& f) const {
     using enum DistillationLoss;
