@@ -80,14 +80,15 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     for 248 x 264 elements of 25345 terms it did. There whole eights of terms are one product, what is left
     another.
     """
-    whole = b.shape[0] // 8 * 8
-    if total.numel() < _ELEMENTS_OF_A_WHOLE_GPU and 0 < whole < b.shape[0]:
-        add_product(total, a[:, :whole], b[:whole])
-        add_product(total, a[:, whole:], b[whole:])
-    elif hasattr(torch.ops.aten.addmm, "dtype_out"):
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-    else:  # torch before 2.8: the product of each chunk is rounded
-        total += a @ b
+    terms, whole = b.shape[0], b.shape[0] // 8 * 8
+    products = [(a, b)]
+    if total.numel() < _ELEMENTS_OF_A_WHOLE_GPU and 0 < whole < terms:
+        products = [(a[:, :whole], b[:whole]), (a[:, whole:], b[whole:])]
+    for factors in products:
+        if hasattr(torch.ops.aten.addmm, "dtype_out"):
+            torch.addmm(total, *factors, out_dtype=total.dtype, out=total)
+        else:  # torch before 2.8: each product is rounded
+            total += torch.mm(*factors)
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
