@@ -384,8 +384,8 @@ def linear_cross_entropy(
         logit_scale: of x @ weight^T, before the bias.
         return_lse: return the log-sum-exp of each token's logits too.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
-            a Hopper GPU if a backward is to follow, and those that the backward computes again at a time in
-            memory that is not yet that of a gradient. Less is slower, never wrong.
+            a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
+            and has no room for where gradients will be written later. Less is slower, never wrong.
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
@@ -469,8 +469,8 @@ def linear_distillation(
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
-            a Hopper GPU if a backward is to follow, and those that the backward computes again at a time in
-            memory that is not yet that of a gradient. Less is slower, never wrong.
+            a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
+            and has no room for where gradients will be written later. Less is slower, never wrong.
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.

@@ -31,8 +31,8 @@ __all__ = [
 _TILE_COLUMNS = 256
 _TILE_ROWS = 256  # of a cluster of two multiprocessors
 # Where not all is kept the others need room to be computed in: with little, the sums of the rows' gradient
-# are read and written so often that matrix products no longer hide it. That much is left of the workspace,
-# unless the rows' gradient has room for as many columns.
+# are read and written so often that matrix products no longer hide it. So many bytes of the
+# workspace are left, unless the rows' gradient has room for so many columns.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _COLUMNS_TO_RECOMPUTE_IN = 2048
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But

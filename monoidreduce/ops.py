@@ -791,6 +791,28 @@ linear_cross_entropy = _register(
 # Linear distillation
 
 
+def _kept_of_student(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    kind: str,
+    temperature: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> Tensor:
+    """What a forward pass keeps of local gradients: of the student's alone, and not of the reverse KL."""
+    return _empty_kept(
+        x,
+        weight,
+        keep and kind != "reverse_kl",
+        workspace,
+        scale=1 / temperature,
+        x_differentiated=x_differentiated,
+        other_width=teacher_x.shape[1],
+    )
+
+
 def _distillation_results(
     x: Tensor,
     weight: Tensor,
@@ -807,13 +829,7 @@ def _distillation_results(
     """The loss; [5, tokens]: lse of P and lse of Q in two words each, expectation under Q; what is kept."""
     tokens = x.shape[0]
     loss = _statistics(x, *([tokens] if reduction == "none" else []))
-    keep = keep and kind != "reverse_kl"
-    options = {
-        "scale": 1 / temperature,
-        "x_differentiated": x_differentiated,
-        "other_width": teacher_x.shape[1],
-    }
-    kept = _empty_kept(x, weight, keep, workspace, **options)
+    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
     return loss, _statistics(x, 5, tokens), kept
 
 
@@ -831,13 +847,7 @@ def _distillation(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     losses, stats = _statistics(x, x.shape[0]), _statistics(x, 5, x.shape[0])
-    keeps = keep and kind != "reverse_kl"
-    options = {
-        "scale": 1 / temperature,
-        "x_differentiated": x_differentiated,
-        "other_width": teacher_x.shape[1],
-    }
-    kept = _empty_kept(x, weight, keeps, workspace, **options)
+    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
     scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     if kept.numel():
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
