@@ -52,7 +52,7 @@ def check(draw: Draw, operator: str, inputs: Inputs, options: dict[str, Any]) ->
     floating = [name for name, t in inputs.items() if t.is_floating_point()]
     wanted = [name for name in floating if draw(st.booleans())] or floating
     layout = draw(st.sampled_from(("strided", "sliced", "expanded", "contiguous")))
-    check_operator(operator, inputs, options, differentiate=wanted, upstream=layout, may_vanish=True)
+    check_operator(operator, inputs, options, differentiate=wanted, upstream=layout, generated=True)
 
 
 @generated
