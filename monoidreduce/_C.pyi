@@ -54,6 +54,8 @@ def cross_entropy_forward(
     lse_low: Tensor,
     scratch: Tensor | None,
     kept: Tensor | None,
+    late_kept: Tensor | None,
+    last_kept: Tensor | None,
     kept_upstream: Tensor | None,
     order: Tensor | None,
     gathered: Tensor | None,
@@ -278,7 +280,13 @@ def mlp_forward_tier(
 mlp_backward_tier = mlp_forward_tier
 
 def cross_entropy_forward_tier(
-    x: Tensor, weight: Tensor, bias: Tensor | None, kept: Tensor | None, logit_scale: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kept: Tensor | None,
+    late_kept: Tensor | None,
+    last_kept: Tensor | None,
+    logit_scale: float,
 ) -> tuple[str, str, int, bool]: ...
 def cross_entropy_backward_tier(
     x: Tensor,

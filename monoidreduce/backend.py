@@ -251,17 +251,21 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         x, bias = x.reshape(-1, x.shape[-1]), options.get("bias")
         call = (x, weight, None if bias is None else bias.to(dtype))
         logit_scale = float(options.get("logit_scale", 1.0))
-        forward = _C.cross_entropy_forward_tier(*call, None, logit_scale=logit_scale)
+        forward = _C.cross_entropy_forward_tier(*call, None, None, None, logit_scale=logit_scale)
         backward = _C.cross_entropy_backward_tier(
             *call, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
         keeps = bias is None and options.get("softcap") is None
-        kept = 0
-        if keeps:
-            differentiated = _x_differentiated(*tensors[:2])
-            kept = ops.kept_classes(x, weight, workspace, scale=logit_scale, x_differentiated=differentiated)
+        kept, lent_for = 0, (0, 0)
+        if keeps and ops.can_keep(x, workspace, logit_scale):
+            differentiated = _wanted(*tensors[:2])
+            kept = ops.kept_classes(x, weight, workspace, differentiated)
+            if _wanted(tensors[1], tensors[0]) and not options.get("return_lse", False):
+                of_x = ops.lends_x(differentiated, options.get("reduction", "mean"))
+                lent_for = ops.classes_to_lend_for(x, weight, kept, workspace, of_x)
         tiers, why = _named(forward, backward)
-        return _Tiers(tiers, [*why, *_copies(tiers, x=x, weight=weight), *_keeping(tiers, kept, weight)])
+        keeping = _keeping(tiers, kept, weight, sum(lent_for))
+        return _Tiers(tiers, [*why, *_copies(tiers, x=x, weight=weight), *keeping])
     if operator == "linear_distillation":
         x, weight, teacher_x, teacher_weight = (t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors)
         heads = (x, weight, teacher_x, teacher_weight)
@@ -274,15 +278,10 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
             deterministic=deterministic,
         )
         kept = 0
-        if options.get("loss") != "reverse_kl" and not teacher_grad:
-            kept = ops.kept_classes(
-                x,
-                weight,
-                workspace,
-                scale=1 / temperature,
-                x_differentiated=_x_differentiated(*tensors[:2]),
-                other_width=teacher_x.shape[1],
-            )
+        width = teacher_x.shape[1]
+        keeps = options.get("loss") != "reverse_kl" and not teacher_grad
+        if keeps and ops.can_keep(x, workspace, 1 / temperature, width):
+            kept = ops.kept_classes(x, weight, workspace, _wanted(*tensors[:2]), width)
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
         return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
@@ -321,9 +320,9 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
     return _Tiers(tiers, [*why, *copies], adds_rows=backward[3])
 
 
-def _x_differentiated(x: Tensor, weight: Tensor) -> bool:
-    """Is there to be a gradient of x: unless one is wanted of the weight alone."""
-    return x.requires_grad or not weight.requires_grad
+def _wanted(operand: Tensor, other: Tensor) -> bool:
+    """Is there to be a gradient of an operand: unless one is wanted of the other alone."""
+    return operand.requires_grad or not other.requires_grad
 
 
 def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], list[str]]:
@@ -345,13 +344,15 @@ def _copies(tiers: list[str], **operands: Tensor) -> list[str]:
     return reasons
 
 
-def _keeping(tiers: list[str], kept: int, weight: Tensor) -> list[str]:
+def _keeping(tiers: list[str], kept: int, weight: Tensor, lent_for: int = 0) -> list[str]:
     """What a forward pass keeps of local gradients, on Hopper."""
     if tiers[0] != HOPPER:
         return []
+    lent = f", and of {lent_for} in the memory of gradients" if lent_for else ""
+    others = len(weight) - kept - lent_for
     return [
         f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
-        "classes; the backward pass computes the others again"
+        f"classes{lent}; the backward pass computes those of {others} again"
     ]
 
 

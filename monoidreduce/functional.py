@@ -154,6 +154,24 @@ def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
+# What autograd's saved tensors pass through, if anything; torch before 2.7 does not tell.
+_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
+def _lends() -> bool:
+    """May a forward pass lend its backward pass memory.
+
+    Not where torch.compile or torch.func is at work, nor where autograd does not return what it saved: hooks,
+    as those of checkpoints, may return any memory.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+        and _saved_tensors_hooks is not None
+        and _saved_tensors_hooks(False) is None
+    )
+
+
 def workspace_bytes(workspace: int | None) -> int | None:
     """None, in a traced call, stands for what get_workspace() says when the backward runs."""
     if workspace is None:
@@ -385,7 +403,9 @@ def linear_cross_entropy(
         return_lse: return the log-sum-exp of each token's logits too.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
             a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
-            and has no room for where gradients will be written later. Less is slower, never wrong.
+            and has no room for where gradients will be written later. Less is slower, never wrong. Unless it
+            is 0 or return_lse is True, that forward may allocate the 16-bit gradients of weight and x, and
+            keep local gradients in their memory too (docs/architecture.md).
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
@@ -419,7 +439,7 @@ def linear_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
     check_bool("return_lse", return_lse)
-    loss, lse, _, _ = ops.linear_cross_entropy(
+    loss, lse, *_ = ops.linear_cross_entropy(
         rows,
         weight,
         bias,
@@ -433,6 +453,7 @@ def linear_cross_entropy(
         return_lse,
         rows.is_cuda and _differentiated(rows, weight),
         _differentiated(rows),
+        rows.is_cuda and _differentiated(weight) and not return_lse and _lends(),
         workspace_bytes(workspace),
     )
     if reduction == "none":

@@ -11,6 +11,7 @@ inputs. A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was los
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any
@@ -28,7 +29,9 @@ from monoidreduce.local_gradients import (
     Head,
     columns_in,
     columns_to_keep,
+    columns_to_lend_for,
     gather_rows,
+    lent_to,
     multiply_local_gradients,
     order_rows,
     room_to_gather,
@@ -238,6 +241,19 @@ def _backend_is_next(keys: Any) -> bool:
     return _reaches_backend[bits]
 
 
+class _Loan(threading.local):
+    """What a forward pass lends to the backward pass that this thread runs: memory to write to."""
+
+    tensors: Any = None
+
+    def take(self) -> Any:
+        tensors, self.tensors = self.tensors, None
+        return tensors
+
+
+_loan = _Loan()
+
+
 def _autograd(
     op: Callable[..., Any],
     backend: Callable[..., Any],
@@ -303,19 +319,23 @@ def _register(
     forward: Callable[..., Any],
     fake: Callable[..., Any],
     backward: Callable[..., list[Tensor]],
+    lent: str = "",
 ) -> Any:
     """Define the ops `name` and `name_backward` and return the former.
 
     name(inputs, options) -> outputs
     name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed)
         -> the gradients of the inputs whose entry in `needed` is true, in order
-    `residuals` are the outputs that the backward reads.
+    `residuals` are the outputs that the backward reads. `lent` are those that a backward may write to, and
+    return as gradients: it finds them in _loan if it is the first of its graph; all others do without.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
+    lent_of = _picker([results.index(result) for result in _names(lent)] if lent else [])
     constants = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
     input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
     of_options = (None,) * len(_names(options))
+    saved_count = input_count + len(_names(residuals) if residuals else [])
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
     kept = "".join(f"Tensor {result}, " for result in saved(results))
@@ -334,7 +354,9 @@ def _register(
 
     def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         result = result if isinstance(result, tuple) else (result,)
-        ctx.save_for_backward(*args[:input_count], *saved(result))
+        loan = lent_of(result)
+        ctx.lends = any(t.numel() for t in loan)
+        ctx.save_for_backward(*args[:input_count], *saved(result), *(loan if ctx.lends else ()))
         ctx.mark_non_differentiable(*constants(result))
         ctx.set_materialize_grads(False)
         ctx.options = args[input_count:]
@@ -343,7 +365,13 @@ def _register(
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         if all(grad is None for grad in grads):  # what followed the op has no gradient either
             return *(None,) * input_count, *of_options
-        gradients = iter(backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed))
+        tensors = ctx.saved_tensors
+        if ctx.lends:
+            _loan.tensors, ctx.lends = tensors[saved_count:], False
+        try:
+            gradients = iter(backward_op(*grads[:grad_count], *tensors[:saved_count], *ctx.options, needed))
+        finally:
+            _loan.tensors = None
         return *[next(gradients) if wanted else None for wanted in needed], *of_options
 
     def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -530,33 +558,30 @@ attention = _register(
 # Local gradients that forward passes of the linear losses keep
 
 
-def kept_classes(
-    x: Tensor,
-    weight: Tensor,
-    workspace: int | None,
-    *,
-    scale: float,
-    x_differentiated: bool,
-    other_width: int = 0,
-) -> int:
-    """Of how many classes a forward pass that will be differentiated keeps local gradients.
+def can_keep(x: Tensor, workspace: int | None, scale: float, other_width: int = 0) -> bool:
+    """May a forward pass that will be differentiated keep local gradients.
 
     A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
     """
     if workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
-        return 0
+        return False
     deterministic = torch.are_deterministic_algorithms_enabled()
-    widths = (x.shape[1], other_width)
-    if not _C.can_keep(x.device.index, *widths, scale, deterministic):
+    return _C.can_keep(x.device.index, x.shape[1], other_width, scale, deterministic)
+
+
+def kept_classes(
+    x: Tensor, weight: Tensor, workspace: int | None, x_differentiated: bool, other_width: int = 0
+) -> int:
+    """Of how many classes a forward pass that may keep local gradients has room for them in the workspace."""
+    if workspace is None:
         return 0
     room = x.shape[1] if x_differentiated else 0
     return columns_to_keep(x.shape[0], weight.shape[0], workspace, room, 2 if other_width else 1)
 
 
-def _empty_kept(x: Tensor, weight: Tensor, keep: bool, workspace: int | None, **options: Any) -> Tensor:
+def _empty_kept(x: Tensor, classes: int) -> Tensor:
     """[tokens, classes kept, rounded up to 8]."""
-    columns = kept_classes(x, weight, workspace, **options) if keep else 0
-    return x.new_empty((x.shape[0], -(-columns // 8) * 8))
+    return x.new_empty((x.shape[0], -(-classes // 8) * 8))
 
 
 def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
@@ -565,12 +590,54 @@ def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
     return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
 
 
+def classes_to_lend_for(
+    x: Tensor, weight: Tensor, kept: int, workspace: int | None, of_x: bool
+) -> tuple[int, int]:
+    """Of how many classes a forward pass keeps local gradients in the gradients of x and of the weight.
+
+    kept: how many it keeps beside them. None where the workspace is 0, which says that nothing is to be kept,
+    or too small for the kernels that would multiply them.
+    """
+    if workspace is None or kept >= len(weight) or x.shape[1] % 8 != 0 or columns_in(workspace, len(x)) == 0:
+        return 0, 0
+    return columns_to_lend_for(len(x), len(weight), x.shape[1], kept, of_x)
+
+
+def lends_x(x_differentiated: bool, reduction: str) -> bool:
+    """May the gradient of x be lent too. Where upstream gradients differ, its memory is for x times these."""
+    return x_differentiated and reduction != "none"
+
+
 def _own_columns(workspace: int, kept: Tensor) -> int:
     """Of how many classes local gradients have room in what kept ones [tokens, classes] leave of it."""
     return columns_in(workspace - 2 * kept.numel(), len(kept))
 
 
 # Linear cross entropy
+
+
+def _empty_kept_and_lent(
+    x: Tensor,
+    weight: Tensor,
+    keep: bool,
+    lends: bool,
+    of_x: bool,
+    workspace: int | None,
+    logit_scale: float,
+    x_differentiated: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[N, classes kept]; the memory of the gradients of x and of the weight, where it is lent, or [0, D]."""
+    kept = late = last = 0
+    if keep and can_keep(x, workspace, logit_scale):
+        kept = kept_classes(x, weight, workspace, x_differentiated)
+        if lends:
+            late, last = classes_to_lend_for(x, weight, kept, workspace, of_x)
+    width = x.shape[1]
+    return (
+        _empty_kept(x, kept),
+        x.new_empty((len(x) if late else 0, width)),
+        x.new_empty((len(weight) if late or last else 0, width)),
+    )
 
 
 def _cross_entropy_results(
@@ -587,13 +654,17 @@ def _cross_entropy_results(
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
+    lends: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     lse = _statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
     keep = keep and bias is None and softcap == 0
-    kept = _empty_kept(x, weight, keep, workspace, scale=logit_scale, x_differentiated=x_differentiated)
-    return loss, lse, torch.empty_like(lse), kept
+    of_x = lends_x(x_differentiated, reduction)
+    kept_and_lent = _empty_kept_and_lent(
+        x, weight, keep, lends, of_x, workspace, logit_scale, x_differentiated
+    )
+    return loss, lse, torch.empty_like(lse), *kept_and_lent
 
 
 def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
@@ -619,18 +690,30 @@ def _cross_entropy(
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
+    lends: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = _statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     keeps = keep and bias is None and softcap == 0
-    kept = _empty_kept(x, weight, keeps, workspace, scale=logit_scale, x_differentiated=x_differentiated)
-    scratch = first_kept = kept_for = order = gathered = None
+    of_x = lends_x(x_differentiated, reduction)
+    kept, lent_x, lent_weight = _empty_kept_and_lent(
+        x, weight, keeps, lends, of_x, workspace, logit_scale, x_differentiated
+    )
+    scratch = first_kept = late_kept = last_kept = kept_for = order = gathered = None
     if kept.numel():
-        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
+        first_kept = kept[:, : len(weight)]
+    if lent_weight.numel():
+        late, last = classes_to_lend_for(x, weight, kept.shape[1], workspace, of_x)
+        late_kept = lent_to(len(x), late, lent_x) if late else None
+        last_kept = lent_to(len(x), last, lent_weight) if last else None
+    if kept.numel() or lent_weight.numel():
+        kept_for = lse.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
-        tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, first_kept, logit_scale)
+        tier, _, elements, _ = _C.cross_entropy_forward_tier(
+            x, weight, bias, first_kept, late_kept, last_kept, logit_scale
+        )
         if tier != SIMT:
             x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics(x, elements)
         if (
@@ -650,6 +733,8 @@ def _cross_entropy(
         lse_low,
         scratch,
         first_kept,
+        late_kept,
+        last_kept,
         kept_for,
         order,
         gathered,
@@ -661,7 +746,7 @@ def _cross_entropy(
         z_loss,
         *_launch(x),
     )
-    return losses if reduced is None else reduced, lse, lse_low, kept
+    return losses if reduced is None else reduced, lse, lse_low, kept, lent_x, lent_weight
 
 
 def _cross_entropy_backward(
@@ -683,9 +768,14 @@ def _cross_entropy_backward(
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
+    lends: bool,
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    lent, lent_for = _loan.take(), (0, 0)
+    if lent is not None:
+        of_x = lends_x(x_differentiated, reduction)
+        lent_for = classes_to_lend_for(x, weight, kept.shape[1], workspace, of_x)
     counted, count = target != ignore_index, None
     if grad_loss is not None:
         count = _count(counted, reduction, lse)
@@ -695,7 +785,7 @@ def _cross_entropy_backward(
     options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
     if x.is_cuda:
         if grad_lse is not None:  # kept local gradients are those of the loss alone
-            kept = kept[:, :0]
+            kept, lent_for = kept[:, :0], (0, 0)
         own_columns = _own_columns(workspace, kept)
         tier, _, _, _ = _C.cross_entropy_backward_tier(x, weight, bias, logit_scale, workspace, deterministic)
         if tier != SIMT:
@@ -704,7 +794,7 @@ def _cross_entropy_backward(
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
             ordered = tier == HOPPER and not lse_of_ignored
             uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
-            if grad_loss is not None and (uniform or kept.shape[1]):
+            if grad_loss is not None and (uniform or kept.shape[1] or any(lent_for)):
                 upstream = torch.where(counted, grad_loss, 0)
             if ordered:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
@@ -720,6 +810,8 @@ def _cross_entropy_backward(
                 needed,
                 hopper=tier == HOPPER,
                 kept=kept[:, : len(weight)],
+                lent=lent,
+                lent_for=lent_for,
                 upstream=upstream,
                 uniform=uniform,
                 slope=logit_scale,
@@ -778,13 +870,14 @@ linear_cross_entropy = _register(
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
     "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
-    "int? workspace",
-    outputs="loss, lse, lse_low, kept",
+    "bool lends, int? workspace",
+    outputs="loss, lse, lse_low, kept, lent_x, lent_weight",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
     forward=_cross_entropy,
     fake=_cross_entropy_results,
     backward=_cross_entropy_backward,
+    lent="lent_x, lent_weight",
 )
 
 
@@ -802,15 +895,10 @@ def _kept_of_student(
     workspace: int | None,
 ) -> Tensor:
     """What a forward pass keeps of local gradients: of the student's alone, and not of the reverse KL."""
-    return _empty_kept(
-        x,
-        weight,
-        keep and kind != "reverse_kl",
-        workspace,
-        scale=1 / temperature,
-        x_differentiated=x_differentiated,
-        other_width=teacher_x.shape[1],
-    )
+    classes, width = 0, teacher_x.shape[1]
+    if keep and kind != "reverse_kl" and can_keep(x, workspace, 1 / temperature, width):
+        classes = kept_classes(x, weight, workspace, x_differentiated, width)
+    return _empty_kept(x, classes)
 
 
 def _distillation_results(

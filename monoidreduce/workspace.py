@@ -46,7 +46,7 @@ def workspace(bytes: int) -> Iterator[None]:
 
     The limit is read when an operator is called and holds for its backward, wherever that runs. Compiled and
     exported calls read one when their backward runs, and so keep no local gradients unless they are given a
-    workspace of their own. On a GPU that is the limit of `set_workspace`: autograd's threads are in no block.
+    workspace of their own; on a GPU they read that of `set_workspace`: autograd's threads are in no block.
     Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
     token = _scoped.set(_checked(bytes))

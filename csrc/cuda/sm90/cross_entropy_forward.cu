@@ -8,6 +8,7 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using Tile = ContractionTile<256, 4>;
+static_assert(Tile::kColumns == kKeptTile);
 
 struct CrossEntropyTerms {
   CrossEntropyRows<float> rows;
@@ -23,21 +24,40 @@ struct CrossEntropyTerms {
   }
 };
 
-// What is kept of a call, its frames after `before` floats of the scratch; after them, a number a row.
-KeptWeights<1> kept_of(const CrossEntropyForward& x, std::int64_t before) {
-  return {.weights = {static_cast<__half*>(x.kept.data)},
-          .frames = {static_cast<float*>(x.scratch.data) + before},
-          .pitch = x.kept.stride[0],
-          .columns = static_cast<int>(x.kept.size[1]),
-          .tile_columns = Tile::kColumns};
+// What is kept of a call: of the first classes, of late ones, of the last.
+struct KeptPieces {
+  KeptWeights<1> pieces[3];
+  std::int64_t floats;  // of the scratch, up to the end of their frames
+};
+// Their frames come after `before` floats of the scratch.
+KeptPieces kept_of(const CrossEntropyForward& x, std::int64_t before) {
+  const int classes = static_cast<int>(x.weight.size[0]);
+  const KeptWeights<1> none{.tile_columns = Tile::kColumns, .first = classes};
+  KeptPieces kept{.pieces = {none, none, none}, .floats = before};
+  int count = 0;
+  const auto add = [&](const TensorView& given, int first) {
+    if (!given.present()) return;
+    KeptWeights<1>& piece = kept.pieces[count++];
+    piece = {.weights = {static_cast<__half*>(given.data)},
+             .frames = {static_cast<float*>(x.scratch.data) + kept.floats},
+             .pitch = given.stride[0],
+             .columns = static_cast<int>(given.size[1]),
+             .tile_columns = Tile::kColumns,
+             .first = first};
+    kept.floats += x.x.size[0] * piece.tiles();
+  };
+  add(x.kept, 0);
+  add(x.late_kept, static_cast<int>(late_classes(x).begin));
+  add(x.last_kept, static_cast<int>(late_classes(x).end));
+  return kept;
 }
 
 // The same forward, and local gradients for an upstream gradient of kept_upstream.
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
-  const KeptWeights<1> kept = kept_of(x, states);
-  float* const miss = kept.frames[0] + problem.rows() * kept.tiles();
+  const KeptPieces kept = kept_of(x, states);
+  float* const miss = static_cast<float*>(x.scratch.data) + kept.floats;  // a number a row
   const CrossEntropyRows<float, double> rows = rows_of(x);
   const CrossEntropyTerms terms{{.target = rows.target,
                                  .target_stride = rows.target_stride,
@@ -54,8 +74,10 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
     using E = decltype(element);
     const auto run = [&](auto m) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
-                              kept.from(part.first_place), launch);
+        const auto of_part = [&](int n) { return kept.pieces[n].from(part.first_place); };
+        const KeptWeights<1> pieces[] = {of_part(0), of_part(1), of_part(2)};
+        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data, pieces,
+                              launch);
       });
     };
     if (x.options.label_smoothing != 0) {
@@ -63,7 +85,8 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
     } else {
       run(CrossEntropy<Bits, false>{});
     }
-    weights_to_gradients<E>(kept, terms, problem, launch);
+    for (const KeptWeights<1>& piece : kept.pieces)
+      if (piece.columns > 0) weights_to_gradients<E>(piece, terms, problem, launch);
   });
 }
 
@@ -72,14 +95,14 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
 std::int64_t cross_entropy_forward_scratch(const CrossEntropyForward& x) {
   const FoldProblem problem = cross_entropy_problem(x);
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
-  return x.kept.present() ? states + problem.rows() * (kept_of(x, states).tiles() + 1) : states;
+  return keeps(x) ? kept_of(x, states).floats + problem.rows() : states;
 }
 std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
   return fold_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
-  if (x.kept.present()) return cross_entropy_forward_keeping(x, launch);
+  if (keeps(x)) return cross_entropy_forward_keeping(x, launch);
   cross_entropy_forward_pass<Tile>(x, launch);
 }
 

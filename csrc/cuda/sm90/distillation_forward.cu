@@ -54,8 +54,8 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
     }
     const KeptWeights<2> kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
-                                   launch);
+      const KeptWeights<2> pieces[] = {kept.from(part.first_place)};
+      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, pieces, launch);
     });
     weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
   });

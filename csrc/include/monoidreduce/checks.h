@@ -212,7 +212,7 @@ inline void check_targets(const TensorView& target, std::int64_t classes, std::i
   }
 }
 
-// Local gradients of the first columns, kept by a forward pass.
+// Local gradients of some columns, kept by a forward pass.
 inline void check_kept(const char* name, const TensorView& kept, const TensorView& upstream,
                        const Operands& call, Axis& rows, const Axis& columns) {
   if (!kept.present()) return;
@@ -251,10 +251,22 @@ inline void check(const CrossEntropyForward& x) {
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
+  check_kept("last_kept", x.last_kept, x.kept_upstream, call, s.n, s.v);
+  check_kept("late_kept", x.late_kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
   check_gathered("gathered", x.gathered, x.order, call, s.d);
-  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
+  require(!keeps(x) || (!x.bias.present() && x.options.softcap == 0),
           "kept: expected none where there is a bias or softcap, got a tensor");
+  const ClassRange late = late_classes(x);
+  require(!x.last_kept.present() || late.end % kKeptTile == 0,
+          "last_kept: expected the classes from a multiple of ", kKeptTile, " on, got those from ", late.end,
+          " on");
+  require(!x.late_kept.present() || late.begin % kKeptTile == 0,
+          "late_kept: expected the classes from a multiple of ", kKeptTile, " on, got those from ",
+          late.begin, " on");
+  const std::int64_t kept = x.kept.present() ? x.kept.size[1] : 0;
+  require(late.begin >= kept, "kept: expected at most ", std::max<std::int64_t>(late.begin, 0),
+          " classes, which late_kept and last_kept leave, got ", kept);
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
 }
 

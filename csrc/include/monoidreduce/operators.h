@@ -59,13 +59,28 @@ struct CrossEntropyForward {
   // The local gradients (below) of the first K classes where every loss has this upstream gradient; or absent. Only on the
   // tier "sm90", without a bias or softcap.
   TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
+  TensorView last_kept;      // the same of the last classes, from a multiple of 256 on,
+  TensorView late_kept;      // and of those before them, from a multiple of 256 on
   TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. kept is
-  // in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
+  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. What is
+  // kept is in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
   TensorView order;
   TensorView gathered;  // [R, D] where there is an order: room for x in it, R rows at a time
   CrossEntropyOptions options;
 };
+inline constexpr int kKeptTile = 256;  // classes
+inline bool keeps(const CrossEntropyForward& x) {
+  return x.kept.present() || x.last_kept.present() || x.late_kept.present();
+}
+struct ClassRange {
+  std::int64_t begin, end;
+};
+// Those of late_kept; from the end on, those of last_kept.
+inline ClassRange late_classes(const CrossEntropyForward& x) {
+  const auto count = [](const TensorView& kept) { return kept.present() ? kept.size[1] : 0; };
+  const std::int64_t end = x.weight.size[0] - count(x.last_kept);
+  return {end - count(x.late_kept), end};
+}
 struct CrossEntropyBackward {
   TensorView grad_loss, grad_lse;  // [N] [N]
   TensorView x, weight, bias, target, lse, lse_low;

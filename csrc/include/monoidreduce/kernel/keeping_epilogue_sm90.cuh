@@ -5,6 +5,8 @@
 
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
 
@@ -20,8 +22,9 @@ template <int kScores>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
   float* frames[kScores];    // [rows, tiles]
-  std::int64_t pitch;
-  int columns, tile_columns;
+  std::int64_t pitch = 0;
+  int columns = 0, tile_columns = 0;
+  int first = 0;  // column of the fold, where a tile begins
 
   __host__ __device__ int tiles() const { return (columns + tile_columns - 1) / tile_columns; }
   // Of the rows from this one on.
@@ -32,15 +35,16 @@ struct KeptWeights {
   }
 };
 
-// M: of Bits, its weights those of a LogSumExp for each score, the second in the frame q.
-template <class M, class Scores, class Rows>
+// M: of Bits, its weights those of a LogSumExp for each score, the second in the frame q. Pieces are kept, in the order of their
+// columns; all but the first may be of none, from the fold's last column on.
+template <class M, class Scores, class Rows, int kPieces>
 struct KeepingEpilogue {
   using R = typename M::Real;
   using Memory = SlabMemory;
   using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
   FoldEpilogue<M, Scores, Rows> fold;
-  KeptWeights<M::kScores> kept;
-  SlabStores<M::kScores> stores;  // of the weights
+  KeptWeights<M::kScores> pieces[kPieces];
+  SlabStores<kPieces * M::kScores> stores;  // of the weights
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
 
@@ -50,7 +54,13 @@ struct KeepingEpilogue {
     constexpr int kSlabs = kSize * 2 / kSlab;
     typename FoldEpilogue<M, Scores, Rows>::Memory none;
     fold.tile(work, dots, row0, column0, none, warpgroup);
-    if (column0 >= kept.columns) return;
+    int piece = 0;
+#pragma unroll
+    for (int n = 1; n < kPieces; ++n)
+      if (column0 >= pieces[n].first) piece = n;
+    const KeptWeights<M::kScores>& kept = pieces[piece];
+    const int column = column0 - kept.first;
+    if (column < 0 || column >= kept.columns) return;
     R frames[M::kScores][2];
 #pragma unroll
     for (int n = 0; n < M::kScores; ++n) {
@@ -60,7 +70,7 @@ struct KeepingEpilogue {
         frames[n][r] = frame - R(kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
-          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kept.tile_columns] = frames[n][r].x;
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column / kept.tile_columns] = frames[n][r].x;
       }
     }
 #pragma unroll
@@ -76,7 +86,7 @@ struct KeepingEpilogue {
         }
         std::uint32_t words[kSlabElements / 2];
         round_fragment<__half>(words, weights);
-        stores.template store<kSlabs * M::kScores>(words, n, row0, column0 + slab * kSlab,
+        stores.template store<kSlabs * M::kScores>(words, piece * M::kScores + n, row0, column + slab * kSlab,
                                                    slab * M::kScores + n, memory, warpgroup);
       }
     }
@@ -95,19 +105,22 @@ struct KeepingEpilogue {
   }
 };
 
-// As fold_contraction, and keeps the weights of the first kept.columns columns.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
+// As fold_contraction, and keeps the weights of pieces of the columns.
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows, int kPieces>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
-                  const KeptWeights<M::kScores>& kept, const Launch& launch) {
+                  const KeptWeights<M::kScores> (&pieces)[kPieces], const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{
       m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
-  TensorView weights[M::kScores];
-  for (int n = 0; n < M::kScores; ++n) {
+  TensorView weights[kPieces * M::kScores];
+  for (int n = 0; n < kPieces * M::kScores; ++n) {
+    const auto& own = pieces[n / M::kScores];
+    const KeptWeights<M::kScores>& piece = own.columns > 0 ? own : pieces[0];
     weights[n] = p.a;
-    weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
-    weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
+    weights[n].dtype = DType::kFloat16, weights[n].data = piece.weights[n % M::kScores];
+    weights[n].size[3] = piece.columns, weights[n].stride[2] = piece.pitch, weights[n].stride[3] = 1;
   }
-  const KeepingEpilogue<M, Scores, Rows> epilogue{fold, kept, SlabStores<M::kScores>(weights)};
+  KeepingEpilogue<M, Scores, Rows, kPieces> epilogue{fold, {}, SlabStores<kPieces * M::kScores>(weights)};
+  std::copy_n(pieces, kPieces, epilogue.pieces);
   fold_contraction<E, Tile>(epilogue, fold, p, launch);
 }
 

@@ -61,7 +61,7 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
     Vector out;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
-      if (column + i == terms.label) gradients[i] = terms.at_label;
+      if (kept.first + column + i == terms.label) gradients[i] = terms.at_label;
       if (column + i >= kept.columns) gradients[i] = 0.f;  // the lines are padded
       out.gradients[i] = static_cast<E>(gradients[i]);
     }
