@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from monoidreduce.demo.memory import Problem, peak_growth
+from monoidreduce.demo.memory import Problem, peaks
 
 PHASES = ("forward", "backward", "total")
 ROUNDS = (5, 50)  # fewest and most
@@ -271,5 +271,7 @@ def _time_case(case: Case, seconds: float) -> dict[str, Any]:
         "phases": phases,
     }
     if case.device.type == "cuda":
-        row["peak_bytes"] = {name: peak_growth(problem) for name, problem in problems.items()}
+        of_passes = {name: peaks(problem) for name, problem in problems.items()}
+        row["peak_bytes"] = {name: max(found) for name, found in of_passes.items()}
+        row["step_peak_bytes"] = {name: step for name, (_, step) in of_passes.items()}
     return row

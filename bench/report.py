@@ -95,7 +95,11 @@ def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
         rate = phases["total"]["gflops"] / phases["total"]["speedup"][name]
         text = f"{forward:.3g} + {backward:.3g}, {rate / product_gflops[row['dtype']]:.0%}"
         peak = row.get("peak_bytes", {}).get(name)
-        return text if peak is None else f"{text}, {peak / 2**20:.0f} MiB"
+        if peak is None:
+            return text
+        step = row.get("step_peak_bytes", {}).get(name, peak)
+        forward_alone = f" (forward {peak / 2**20:.0f})" if peak - step >= 1 << 20 else ""
+        return f"{text}, {step / 2**20:.0f} MiB{forward_alone}"
 
     names = in_order(row["phases"]["total"]["milliseconds"] for row in rows)
     titles = [f"{in_words(row['parameters'])}, {row['dtype']}" for row in rows]
@@ -265,7 +269,8 @@ def tables(document: Row) -> str:
             )
             parts += [
                 "Peers: median milliseconds of forward + backward, share of the matmul rate, on a GPU the "
-                f"peak memory beyond inputs, outputs and gradients. {versions}".rstrip(),
+                "peak memory beyond inputs, outputs and gradients (and that of the forward pass, where it is "
+                f"more: it may hold memory that becomes gradients). {versions}".rstrip(),
                 *(peer_table(rows, machine["product_gflops"]) for rows in _by_operator(with_peers)),
             ]
     accuracy = document.get("accuracy", [])

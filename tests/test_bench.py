@@ -369,6 +369,7 @@ def document(total_target: float, load_average: float = 0.2, flat: bool = True) 
                     "total": phase(30.0, 30.0, total_target),
                 },
                 "peak_bytes": {"monoidreduce": 3 << 19, "torch": 1 << 30, "other": 7 << 20},
+                "step_peak_bytes": {"monoidreduce": 3 << 19, "other": 2 << 20},
                 "absent": {"missing": "ImportError: no such thing"},
             }
         ],
@@ -410,8 +411,8 @@ def test_report_states_what_was_reached() -> None:
     assert "| 50% " in text
     cells = " ".join(text.split())
     assert "| monoidreduce | 10 + 20, 50%, 2 MiB | | torch | 12 + 18, 50%, 1024 MiB |" in cells
-    assert "| other | 20 + 40, 25%, 7 MiB |" in cells
-    assert "outputs and gradients. triton 3.3\n" in text
+    assert "| other | 20 + 40, 25%, 2 MiB (forward 7) |" in cells
+    assert "becomes gradients). triton 3.3\n" in text
     assert "| monoidreduce | 1.0e-07, 2.0e-03, 3.0e-03 | 4.0e-07, 2.0e-03, 3.0e-03 |" in cells
     assert "- missing in attention, 1 times: ImportError: no such thing" in text
     assert "1.0, 1.5" in text

@@ -15,7 +15,7 @@ import monoidreduce as mr
 from monoidreduce import demo
 from monoidreduce.demo import train as training
 from monoidreduce.demo.data import batches, read_text
-from monoidreduce.demo.memory import Problem, can_measure, measure
+from monoidreduce.demo.memory import Problem, can_measure, measure, peaks
 from monoidreduce.demo.model import BACKENDS, ModelSize, Transformer
 from monoidreduce.demo.report import save_plot, table
 from monoidreduce.demo.sweep import Sweep, sweep_loss, sweep_mlp
@@ -166,6 +166,30 @@ def test_memory_is_what_is_needed_beyond_input_output_and_gradient() -> None:
     ]
     growth = measure(f"{__name__}:scratch", {"size": 1, "forward": 1, "backward": 1}, sizes)
     assert [size / MIB for size in growth] == pytest.approx([1, 24, 40, 8], abs=0.75)
+
+
+class Lends(torch.autograd.Function):
+    """The identity, whose forward pass holds memory that becomes the gradient."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.gradient = torch.ones_like(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        gradient, ctx.gradient = ctx.gradient, None
+        return gradient.copy_(grad)
+
+
+@needs_proc
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="its allocator keeps freed memory")
+def test_memory_that_becomes_gradients_counts_in_the_forward_pass() -> None:
+    x = torch.randn(16 * MIB, requires_grad=True)
+    call: Callable[..., Tensor] = Lends.apply
+    forward, step = peaks(Problem(lambda: call(x), (x,), torch.ones_like(x)))
+    assert forward / MIB == pytest.approx(64, abs=2)
+    assert step < 2 * MIB
 
 
 @needs_proc

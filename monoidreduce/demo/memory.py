@@ -58,9 +58,14 @@ def _status(field: str) -> int:
 
 
 def peak_growth(problem: Problem) -> int:
-    """Bytes that one forward and backward need beyond inputs, outputs and gradients.
+    """Bytes that a forward and backward need beyond inputs, outputs and gradients: the larger of `peaks`."""
+    return max(peaks(problem))
 
-    The larger of two: the forward's peak less the output, the peak of both passes less output and gradients.
+
+def peaks(problem: Problem) -> tuple[int, int]:
+    """Bytes of the forward's peak less the output; of the peak of both passes less output and gradients.
+
+    The former is larger where the forward pass holds memory that becomes gradients.
     """
     device = problem.grad_output.device
     before = start_peak(device)
@@ -69,7 +74,7 @@ def peak_growth(problem: Problem) -> int:
     forward = peak(device) - before - held
     gradients = torch.autograd.grad(output, problem.inputs, problem.grad_output)
     held += sum(gradient.nbytes for gradient in gradients)
-    return max(0, forward, peak(device) - before - held)
+    return max(0, forward), max(0, peak(device) - before - held)
 
 
 def measure(build: str, warm_up: dict[str, Any], sizes: list[dict[str, Any]]) -> list[int]:

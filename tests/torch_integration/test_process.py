@@ -138,6 +138,7 @@ def held_bytes(device: torch.device) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="its allocator keeps freed memory")
 @pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
 def test_a_thousand_calls_leave_nothing_behind(specimen: Specimen, device: torch.device) -> None:
     inputs = specimen.inputs(torch.float32, device)
