@@ -1,9 +1,9 @@
 """The gradients of the linear losses as products of local gradients, the derivatives by <row, column>.
 
-Those of some columns the forward pass may have kept, in the workspace and in the memory of the columns'
-gradients, which it lends; the others are computed again, as many columns at a time as there is room for: in
-the gradients, where these have not been written yet, or in the workspace. For
-tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
+Those of some columns the forward pass may have kept, in the workspace and in the memory of gradients, which
+it lends; the others are computed again, as many columns at a time as there is room for: in the gradients,
+where these have not been written yet, or in the workspace. For tensor-core kernels: rows and columns are of
+a 16-bit type, sums of float32.
 """
 
 from __future__ import annotations
@@ -96,9 +96,13 @@ def columns_to_lend_for(rows: int, columns: int, width: int, kept: int, of_rows:
 
 
 def lent_to(rows: int, columns: int, gradient: Tensor) -> Tensor:
-    """Where local gradients [rows, columns] lie in the memory of a gradient."""
-    pitch = -(-columns // 8) * 8
+    """Local gradients [rows, columns] in the memory of a gradient: its first elements, lines padded to 8."""
+    pitch = _pitch(columns)
     return gradient.view(-1)[: rows * pitch].view(rows, pitch)[:, :columns]
+
+
+def _pitch(columns: int) -> int:
+    return -(-columns // 8) * 8
 
 
 def _owner(lent: Tensor) -> Tensor:
@@ -248,11 +252,14 @@ class Head:
         late, last = lent_for
         end = len(columns) - last
         self.stop = end - late  # column from which on they are kept again
-        self.lent: list[tuple[Tensor, slice]] = []
+        self.lent: list[tuple[Tensor, slice]] = []  # in the order in which they are multiplied
         if lent is not None:
-            assert late == 0 or uniform  # else the products of the last ones need the memory
-            parts = (lent_for, lent, (slice(self.stop, end), slice(end, len(columns))))
-            self.lent = [(lent_to(len(rows), n, t), part) for n, t, part in zip(*parts, strict=True) if n]
+            of_rows, of_columns = lent
+            assert late == 0 or uniform  # else the products of the last ones need the rows' memory
+            if last:
+                self.lent.append((lent_to(len(rows), last, of_columns), slice(end, len(columns))))
+            if late:
+                self.lent.append((lent_to(len(rows), late, of_rows), slice(self.stop, end)))
         self.d_columns: Tensor | None = None
         if needed[1]:
             self.d_columns = columns.new_empty(columns.shape) if lent is None else _owner(lent[1])
@@ -299,11 +306,10 @@ class Head:
     def local(self, part: slice) -> Tensor:
         """Where the local gradients of a part that fits are computed."""
         rows, count = len(self.rows), part.stop - part.start
-        pitch = -(-count // 8) * 8
         to_come = None if self.d_columns is None else self.d_columns[: part.start]
         for room in (to_come, self.room):
-            if room is not None and room.numel() >= rows * pitch:
-                return room.reshape(-1)[: rows * pitch].view(rows, pitch)[:, :count]
+            if room is not None and room.numel() >= rows * _pitch(count):
+                return lent_to(rows, count, room)
         if self.own is None:
             self.own = self.rows.new_empty((rows, self.own_columns))
         return self.own[:, :count]
@@ -330,7 +336,7 @@ class Head:
 
     def add_last_products(self) -> None:
         """Those of the local gradients that were kept of the last columns, before any other."""
-        for kept, part in reversed(self.lent):
+        for kept, part in self.lent:
             self._add_kept(kept, part)
 
     def add_first_products(self) -> None:
