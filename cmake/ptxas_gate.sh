@@ -5,7 +5,7 @@
 #
 # LIMIT: bytes that a kernel may spill, stores and loads each. MEMORY: of a process, in KiB. The arguments tell ptxas to be
 # verbose; what it then says of kernels is not passed on, all else is. Where GNU time is installed, it measures: OBJECT.cost
-# gets the seconds of the processor and the memory.
+# gets the seconds of the processor, the memory, and the seconds that ptxas took for the kernel that it took longest for.
 limit=$1
 most_memory=$2
 shift 2
@@ -32,8 +32,9 @@ found=$(awk -v source="$source" -v limit="$limit" '
   }
   /\(C75[0-9][0-9]\)/ { printf "%s: error: %s\n", source, $0 }
 ' "$log"
-  [ "$status" = 0 ] && awk -v source="$source" -v most="$most_memory" -v report="$object.cost" '
-    { printf "%.1f s %.0f MiB %s\n", $1 + $2, $3 / 1024, source > report }
+  longest=$(sed -n 's/^ptxas info .*Compile time = \([0-9.]*\) ms.*/\1/p' "$log" | sort -g | tail -n 1)
+  [ "$status" = 0 ] && awk -v source="$source" -v most="$most_memory" -v report="$object.cost" -v longest="$longest" '
+    { printf "%.1f s %.0f MiB, a kernel %.1f s, %s\n", $1 + $2, $3 / 1024, longest / 1000, source > report }
     $3 > most {
       printf "%s: error: its compiler took %.0f MiB of memory, more than %.0f\n", source, $3 / 1024, most / 1024
     }
