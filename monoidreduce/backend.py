@@ -260,7 +260,8 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         if keeps and ops.can_keep(x, workspace, logit_scale):
             differentiated = _wanted(*tensors[:2])
             kept = ops.kept_classes(x, weight, workspace, differentiated)
-            if _wanted(tensors[1], tensors[0]) and not options.get("return_lse", False):
+            lends = functional.lends_memory() and not options.get("return_lse", False)
+            if lends and _wanted(tensors[1], tensors[0]):
                 of_x = ops.lends_x(differentiated, options.get("reduction", "mean"))
                 lent_for = ops.classes_to_lend_for(x, weight, kept, workspace, of_x)
         tiers, why = _named(forward, backward)

@@ -158,7 +158,7 @@ def _differentiated(*tensors: Tensor) -> bool:
 _saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 
-def _lends() -> bool:
+def lends_memory() -> bool:
     """May a forward pass lend its backward pass memory.
 
     Not where torch.compile or torch.func is at work, nor where autograd does not return what it saved: hooks,
@@ -453,7 +453,7 @@ def linear_cross_entropy(
         return_lse,
         rows.is_cuda and _differentiated(rows, weight),
         _differentiated(rows),
-        rows.is_cuda and _differentiated(weight) and not return_lse and _lends(),
+        rows.is_cuda and _differentiated(weight) and not return_lse and lends_memory(),
         workspace_bytes(workspace),
     )
     if reduction == "none":
