@@ -3,6 +3,7 @@
 if(NOT TARGET monoidreduce::headers)
   add_library(monoidreduce::headers INTERFACE IMPORTED)
   target_compile_features(monoidreduce::headers INTERFACE cxx_std_20)
+  target_link_libraries(monoidreduce::headers INTERFACE ${CMAKE_DL_LIBS}) # dlsym, in cpu/thread_pool.h
   if(EXISTS "${CMAKE_CURRENT_LIST_DIR}/../../../include/monoidreduce")
     get_filename_component(monoidreduce_INCLUDE_DIR "${CMAKE_CURRENT_LIST_DIR}/../../../include" ABSOLUTE)
   else()

@@ -65,6 +65,26 @@ def test_a_forked_child_computes_the_same(used: bool, threads: int) -> None:
     assert run_python(FORKED.format(threads=threads, used=used)) == "done"
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_loops_run_on_torchs_threads() -> None:
+    """torch's threads spin after its own loops, and would compete with others."""
+    code = """
+import ctypes, os, torch, monoidreduce as mr
+torch.set_num_threads(3)
+ones = torch.ones(1 << 22)
+ones + ones
+before = len(os.listdir("/proc/self/task"))
+x, w = torch.randn(256, 64, requires_grad=True), torch.randn(2048, 64)
+mr.linear_cross_entropy(x, w, torch.arange(256)).backward()
+ones + ones
+print(hasattr(ctypes.CDLL(None), "GOMP_parallel"), len(os.listdir("/proc/self/task")) - before)
+"""
+    loaded, more = run_python(code).split()
+    if loaded == "False":
+        pytest.skip("this torch has no OpenMP runtime of GNU's interface")
+    assert int(more) == 0
+
+
 def test_spawned_workers_compute_the_same() -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert torch.equal(pool.apply(work, (0,)), work(0))

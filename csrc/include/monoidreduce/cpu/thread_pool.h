@@ -1,10 +1,11 @@
-// Loops over independent tasks on several threads: parallel_for. Header-only: each shared object has workers
-// of its own.
+// Loops over independent tasks on several threads: parallel_for, on the threads of the process's OpenMP runtime where
+// there is one, as in a process with torch. Header-only: otherwise each shared object has workers of its own.
 //
 // The calling thread always works on its own loop, and workers help with any loop that has tasks left. So a
 // loop ends whatever the workers do: it never waits for another caller's loop, and it needs no worker at all.
 #pragma once
 
+#include <dlfcn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -77,6 +78,34 @@ struct Loop {
     in_task = nested;
   }
 };
+
+// What `#pragma omp parallel` calls, of an OpenMP runtime that the process has loaded for all, as torch loads its own. The
+// runtime's threads spin for milliseconds after a parallel region of torch, in which they would take the processors from
+// workers of ours. Null without a runtime, and in a forked child, whose copy of it has lost its threads.
+using OpenMpParallel = void (*)(void (*region)(void*), void* shared, unsigned threads, unsigned flags);
+
+inline const pid_t process_at_load = getpid();
+
+inline OpenMpParallel open_mp() {
+  static const auto found = reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+  return getpid() == process_at_load ? found : nullptr;
+}
+
+// threads: also those for which there is no task. A smaller team than the last would end the runtime's other threads.
+inline void run_on_open_mp(OpenMpParallel parallel, Loop& loop, int threads) {
+  struct Team {
+    Loop* loop;
+    std::thread::id caller;
+    std::atomic<int> joined = 0;
+  } team{&loop, std::this_thread::get_id()};
+  parallel(
+      [](void* shared) {
+        Team& team = *static_cast<Team*>(shared);
+        const bool caller = std::this_thread::get_id() == team.caller;
+        team.loop->work(*team.loop, caller ? 0 : 1 + team.joined.fetch_add(1, std::memory_order_relaxed));
+      },
+      &team, static_cast<unsigned>(threads), 0);
+}
 
 class Pool {
  public:
@@ -179,7 +208,11 @@ void parallel_for(int threads, std::int64_t tasks, F&& task) {
                   .task = const_cast<void*>(static_cast<const void*>(std::addressof(task))),
                   .tasks = tasks,
                   .helpers = static_cast<int>(std::min<std::int64_t>(threads, tasks)) - 1};
-  pool::Pool::get().run(loop);
+  if (const auto parallel = pool::open_mp()) {
+    pool::run_on_open_mp(parallel, loop, threads);
+  } else {
+    pool::Pool::get().run(loop);
+  }
   if (loop.error) std::rethrow_exception(loop.error);
 }
 
