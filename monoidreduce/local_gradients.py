@@ -88,7 +88,7 @@ def columns_to_lend_for(rows: int, columns: int, width: int, kept: int, of_rows:
         first = max(-(-max(first, 0) // _TILE_COLUMNS) * _TILE_COLUMNS, kept)
         return first if end - first >= _FEWEST_TO_LEND_FOR else end
 
-    if width < _NARROWEST_TO_LEND:
+    if rows == 0 or width < _NARROWEST_TO_LEND:
         return 0, 0
     last = begin(-(-rows * (columns + 7) // (rows + width)), columns)  # lines are padded to 8
     late = begin(last - width, last) if of_rows else last

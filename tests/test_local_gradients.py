@@ -217,6 +217,11 @@ def test_as_much_is_lent_as_gradients_have_room_for(rows: int, kept: int) -> Non
             assert late + TILE > width
 
 
+def test_nothing_is_lent_to_no_rows() -> None:
+    assert columns_to_lend_for(0, 32000, 4096, 0, True) == (0, 0)
+    assert max(columns_to_lend_for(1, 32000, 4096, 0, True)) > 0
+
+
 def test_nothing_is_lent_to_narrow_rows() -> None:
     assert columns_to_lend_for(8192, 32000, 2047, 0, True) == (0, 0)
     assert min(columns_to_lend_for(8192, 32000, 2048, 0, True)) > 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES
+from calls import HALVES, check_captured
 from specimens import Inputs, cross_entropy_inputs, name_of
 from test_cross_entropy_sm90 import Kept, check_reduced
 from tolerance import check_operator
@@ -202,17 +202,7 @@ def test_captured_in_a_graph(gpu: torch.device) -> None:
     def step() -> tuple[Tensor, ...]:
         return torch.autograd.grad(mr.linear_cross_entropy(**inputs, **SOME), leaves)
 
-    expected = step()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = step()
-    for _ in range(2):
-        graph.replay()
-        assert all(torch.equal(g, wanted) for g, wanted in zip(got, expected, strict=True))
+    check_captured(step)
 
 
 def test_transforms_and_traces_lend_nothing(gpu: torch.device) -> None:
@@ -284,3 +274,13 @@ def test_explained(gpu: torch.device) -> None:
         )
     plain = mr.explain("linear_cross_entropy", *(t.detach() for t in inputs.values()), **SOME)
     assert f"of {CLASSES - 256} in the memory of gradients" in str(plain)
+
+
+def test_no_tokens(gpu: torch.device) -> None:
+    """As a batch of nothing but padding, once it is packed, has."""
+    weight = torch.randn(CLASSES, WIDTH, device=gpu, dtype=torch.bfloat16, requires_grad=True)
+    x = weight.new_empty((0, WIDTH)).requires_grad_()
+    target = torch.empty(0, dtype=torch.int64, device=gpu)
+    loss = mr.linear_cross_entropy(x, weight, target, **SOME)
+    dx, dweight = torch.autograd.grad(loss, (x, weight))
+    assert loss == 0 and dx.shape == x.shape and not dweight.any()
