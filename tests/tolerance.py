@@ -224,8 +224,8 @@ def check_operator(
     one gradient per output, None where that output has none, or names the layout of random ones: integers if
     `exact`, for inputs of integers whose gradients cancel to 0. `function` is what is called in place of
     `mr.<operator>`, as what a compiler made of it. `generated`: did nobody choose the case, see
-    accuracy_failures. Asserts that no input was written to and, unless a `function` is given, that the intended
-    kernels ran.
+    accuracy_failures. Asserts that no input was written to and, unless a `function` is given, that the
+    intended kernels ran.
     """
     options = dict(options or {})
     known = {name: value for name, value in options.items() if name != "workspace"}
