@@ -65,13 +65,15 @@ def accuracy_failures(
     base: Tensor,
     tested: torch.dtype,
     rows: int,
-    may_vanish: bool = False,
+    generated: bool = False,
     one_column: bool = False,
 ) -> list[str]:
     """The clauses that y breaks. ref is float64, base of y's dtype, `tested` the inputs' dtype.
 
-    may_vanish: is what is 0 everywhere by nature, as softmax's gradient over one column, held to what terms
-    of unit size leave. The rule, relative to results, has no bound for it.
+    generated: did nobody choose the case. Then what is 0 by nature, as softmax's gradient over one column, is
+    held to what terms of unit size leave: the first row of causal attention, or all. The rule, relative to
+    results, has no bound for it. And among hundreds of cases the unluckiest decides: the largest error of
+    float32 is held to 4 times the base's, as one written in torch reached 3.1 in 30 seeds.
     one_column: torch cancels the terms of softmax's gradient exactly there, by luck and not by care, so
     float32 is held to the clause that does not compare with torch's errors.
     """
@@ -104,27 +106,31 @@ def accuracy_failures(
     magnitude = float(ref.abs().max())
 
     sums = torch.float64 if tested == torch.float64 else torch.float32
-    left = (512 + rows) * torch.finfo(sums).eps if may_vanish and magnitude < 1e-15 else 0.0
+    left = torch.zeros_like(ref)
+    if generated:
+        left[ref.abs() < 1e-15] = (512 + rows) * torch.finfo(sums).eps
 
     if tested == torch.float64:
-        atol = max(1e-12 * magnitude, left)
-        excess = error - (1e-10 * ref.abs() + atol)
+        excess = error - (1e-10 * ref.abs() + 1e-12 * magnitude).maximum(left)
         if bool((excess > 0).any()):
-            failures.append(f"{name}: beyond rtol 1e-10, atol {atol:.3g}; {_worst(excess, y, ref, base)}")
+            failures.append(
+                f"{name}: beyond rtol 1e-10, atol 1e-12 x {magnitude:.3g}; {_worst(excess, y, ref, base)}"
+            )
         return failures
 
-    floor, count = max(rounding_floor(ref, dtype), left), int(finite.sum())
+    floor, count = max(rounding_floor(ref, dtype), float(left.min())), int(finite.sum())
     comparable = dtype != torch.float32 or (rows >= 384 and count >= 8192 and not one_column)
     largest = 2.0 * float(base_error.max()) + floor
-    if float(error.max()) > largest and (comparable or tested != torch.float32):
+    bound = 2.0 * largest if generated and dtype == torch.float32 else largest
+    if float(error.max()) > bound and (comparable or tested != torch.float32):
         failures.append(
-            f"{name}: max error {float(error.max()):.3g} > {largest:.3g}; {_worst(error, y, ref, base)}"
+            f"{name}: max error {float(error.max()):.3g} > {bound:.3g}; {_worst(error, y, ref, base)}"
         )
     mean, allowed = float(error.sum()) / count, 1.5 * float(base_error.sum()) / count + floor / 16
     if mean > allowed and comparable and count >= 64:
         failures.append(f"{name}: mean error {mean:.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}")
     if tested == torch.float32:
-        excess = error - (1e-5 * ref.abs() + 1e-6 * magnitude).clamp(min=largest)
+        excess = error - (1e-5 * ref.abs() + 1e-6 * magnitude).clamp(min=largest).maximum(left)
         if bool((excess > 0).any()):
             failures.append(
                 f"{name}: beyond rtol 1e-5, atol 1e-6 x {magnitude:.3g}; {_worst(excess, y, ref, base)}"
@@ -267,7 +273,7 @@ def check_operator(
         if inputs[name]._version != version or not torch.equal(content(inputs[name]), bytes_before):
             failures.append(f"{name}: the operator wrote to this input")
     softmax_over = [inputs[name].shape[-2] for name in ("k", "weight") if name in inputs]
-    generated_as = {"may_vanish": generated, "one_column": generated and softmax_over == [1]}
+    generated_as = {"generated": generated, "one_column": generated and softmax_over == [1]}
     results, rows = {}, first.shape[:-1].numel()
     assert len(outputs) == len(refs), f"{operator} gave {len(outputs)} outputs, expected {len(refs)}"
     for i, (y, ref, base) in enumerate(zip(outputs, refs, bases, strict=True)):
