@@ -173,15 +173,21 @@ def gather_rows(rows: Tensor, order: Tensor) -> Tensor:
 
 
 def _scale_rows(
-    rows: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None, scatters: bool = False
+    rows: Tensor,
+    factor: Tensor | None,
+    out: Tensor,
+    order: Tensor | None,
+    *,
+    scatters: bool = False,
+    needed_if_all_count: bool = True,
 ) -> Tensor:
     """out = factor[:, None] * rows, in one pass, and 0 where factor is: 0 times NaN is NaN.
 
     factor: if None, 1 for rows that count, else 0. order: that of the factors; rows are taken in it, or put
-    into out if it scatters.
+    into out if it scatters. Where all rows count, out may not be needed.
     """
     stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
-    _C.scale_rows(rows, factor, out, order, scatters, 1, stream)
+    _C.scale_rows(rows, factor, out, order, scatters, needed_if_all_count, 1, stream)
     return out
 
 
@@ -189,19 +195,23 @@ def _rows_product(
     local: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None
 ) -> None:
     """(factor[:, None] * local) @ columns of the rows that count: added to a float32 out, or written to
-    out[order]."""
+    out[order], with zeros for the other rows."""
     _C.rows_product(
         local, columns, factor, out, order, 1, torch._C._cuda_getCurrentRawStream(out.device.index)
     )
 
 
 def _columns_product(
-    local: Tensor, rows: Tensor, scale: Tensor | None, out: Tensor, order: Tensor | None
+    local: Tensor,
+    rows: Tensor,
+    scale: Tensor | None,
+    out: Tensor,
+    order: Tensor | None,
+    ungathered: Tensor | None = None,
 ) -> None:
-    """out = scale * local.T @ rows over the rows that count."""
-    _C.columns_product(
-        local, rows, scale, out, order, 1, torch._C._cuda_getCurrentRawStream(out.device.index)
-    )
+    """out = scale * local.T @ rows over the rows that count; ungathered: in place of rows if all do."""
+    stream = torch._C._cuda_getCurrentRawStream(out.device.index)
+    _C.columns_product(local, rows, ungathered, scale, out, order, 1, stream)
 
 
 class Head:
@@ -272,7 +282,7 @@ class Head:
         elif not whole and (needed[0] or self.first):  # who kept local gradients counted on it
             self.room = rows.new_empty(rows.shape)
         if needed[0]:
-            self.d_rows = rows.new_zeros(rows.shape) if self.room is None else self.room
+            self.d_rows = rows.new_empty(rows.shape) if self.room is None else self.room
             self.row_sums = None if whole else rows.new_zeros(rows.shape, dtype=torch.float32)
         self.factor: Tensor | None = None  # of the products of what is computed: by rows,
         self.scale: Tensor | None = None  # and of all
@@ -352,15 +362,14 @@ class Head:
             _rows_product(kept, self.columns[part], factor, self.row_sums, self.order)
         if self.d_columns is not None:
             room = self.d_rows if self.room is None else self.room  # it has nothing yet, or nothing any more
-            rows, scale = self._factors_of_kept(room)
-            _columns_product(kept, rows, scale, self.d_columns[part], self.order)
-            if self.row_sums is None and room is not None and room is self.d_rows:
-                room.zero_()
+            rows, scale, ungathered = self._factors_of_kept(room)
+            _columns_product(kept, rows, scale, self.d_columns[part], self.order, ungathered)
         if self.row_sums is None and sums is not None:
             _rows_product(kept, self.columns[part], factor, sums, self.order)
 
-    def _factors_of_kept(self, room: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rows in their order, [1] what their product with kept local gradients is multiplied by.
+    def _factors_of_kept(self, room: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The rows in their order, [1] what their product with kept local gradients is multiplied by, and the
+        rows to take instead where all count.
 
         Where upstream gradients differ they multiply the rows, in `room`. float16 ends at 65504, which these
         may exceed where their product with local gradients does not: there the largest upstream gradient is
@@ -369,16 +378,17 @@ class Head:
         assert self.upstream is not None
         order = None if self.gathers else self.order
         if self.scale is not None and order is None:
-            return self.rows, self.scale
+            return self.rows, self.scale, None
         room = torch.empty_like(self.rows) if room is None else room
         if self.scale is not None:
-            return _scale_rows(self.rows, None, room, order), self.scale
+            _scale_rows(self.rows, None, room, order, needed_if_all_count=False)
+            return room, self.scale, self.rows
         upstream, scale = self.upstream, self.upstream.new_full((1,), self.over)
         if self.rows.dtype == torch.float16:
             _, exponent = torch.frexp(upstream.abs().amax())
             exponent = exponent.clamp(-126, 126).to(upstream.dtype)
             upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
-        return _scale_rows(self.rows, upstream, room, order), scale
+        return _scale_rows(self.rows, upstream, room, order), scale, None
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""

@@ -120,8 +120,14 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         out += (1 if factor is None else factor[:, None]) * (local @ columns)
 
     def columns_product(
-        local: Tensor, rows: Tensor, scale: Tensor | None, out: Tensor, order: Tensor | None
+        local: Tensor,
+        rows: Tensor,
+        scale: Tensor | None,
+        out: Tensor,
+        order: Tensor | None,
+        ungathered: Tensor | None = None,
     ) -> None:
+        assert ungathered is None
         before = local.clone()
         out.copy_((1 if scale is None else scale) * (local.T @ rows))
         assert torch.equal(local, before)

@@ -6,10 +6,6 @@ namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
 
-// The sum of the values of the block's threads before the calling one, and of all.
-struct Scan {
-  std::int64_t before, all;
-};
 __device__ __forceinline__ std::int64_t scan_warp(std::int64_t value) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -18,29 +14,36 @@ __device__ __forceinline__ std::int64_t scan_warp(std::int64_t value) {
   }
   return value;
 }
-__device__ __forceinline__ Scan scan_block(std::int64_t value) {
-  __shared__ std::int64_t of_warps[kWarps];
-  const std::int64_t in_warp = scan_warp(value);
-  if (threadIdx.x % 32 == 31) of_warps[threadIdx.x / 32] = in_warp;
-  __syncthreads();
-  static_assert(kWarps == 32);
-  if (threadIdx.x < 32) of_warps[threadIdx.x] = scan_warp(of_warps[threadIdx.x]);
-  __syncthreads();
-  const int warp = threadIdx.x / 32;
-  return {(warp == 0 ? 0 : of_warps[warp - 1]) + in_warp - value, of_warps[kWarps - 1]};
-}
 
-// One block: a thread has neighbouring rows, which it counts and then places.
+// One block: a warp has neighbouring rows, which it counts and then places, 32 at a time.
 __global__ void __launch_bounds__(kThreads)
     order_rows_kernel(std::int64_t rows, const CountedTokens counted, std::int64_t* order) {
-  const std::int64_t of_thread = (rows + kThreads - 1) / kThreads;
-  const std::int64_t first = ::min(threadIdx.x * of_thread, rows), end = ::min(first + of_thread, rows);
+  __shared__ std::int64_t up_to[kWarps];  // how many count, of the rows of a warp and of those before it
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::int64_t of_warp = (rows + kThreads - 1) / kThreads * 32;
+  const std::int64_t begin = ::min(warp * of_warp, rows), end = ::min(begin + of_warp, rows);
+  const auto which = [&](std::int64_t first) {
+    return __ballot_sync(0xffffffffu, first + lane < end && counted(first + lane));
+  };
   std::int64_t count = 0;
-  for (std::int64_t row = first; row < end; ++row) count += counted(row);
-  const Scan scan = scan_block(count);
-  std::int64_t place = scan.before, place_of_others = scan.all + first - scan.before;
-  for (std::int64_t row = first; row < end; ++row) order[counted(row) ? place++ : place_of_others++] = row;
-  if (threadIdx.x == 0) order[rows] = scan.all;
+#pragma unroll 8
+  for (std::int64_t first = begin; first < end; first += 32) count += __popc(which(first));
+  if (lane == 0) up_to[warp] = count;
+  __syncthreads();
+  static_assert(kWarps == 32);
+  if (warp == 0) up_to[lane] = scan_warp(up_to[lane]);
+  __syncthreads();
+  std::int64_t place = up_to[warp] - count, place_of_others = up_to[kWarps - 1] + begin - place;
+#pragma unroll 4
+  for (std::int64_t first = begin; first < end; first += 32) {
+    const unsigned here = which(first), before = (1u << lane) - 1;
+    const bool counts = here >> lane & 1;
+    if (first + lane < end)
+      order[counts ? place + __popc(here & before) : place_of_others + __popc(~here & before)] = first + lane;
+    place += __popc(here);
+    place_of_others += 32 - __popc(here);
+  }
+  if (threadIdx.x == 0) order[rows] = up_to[kWarps - 1];
 }
 
 }  // namespace

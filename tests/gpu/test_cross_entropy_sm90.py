@@ -335,6 +335,20 @@ def test_rows_gathered_in_parts(
     assert not loss[inputs["target"] == -100].any()
 
 
+@pytest.mark.parametrize("label_smoothing", (0.0, 0.1))
+@pytest.mark.parametrize("ignored", (0.0, 0.5, 0.95))
+def test_weights_are_converted_while_others_are_folded(
+    ignored: float, label_smoothing: float, gpu: torch.device
+) -> None:
+    """With so many tiles rows come in parts, each of which is converted beside the next, if they are wide."""
+    rows, classes = 2503, 60003
+    inputs = cross_entropy_inputs(rows, classes, 3408, dtype=torch.bfloat16, device=gpu, ignored=ignored)
+    options = {"reduction": "none", "label_smoothing": label_smoothing}
+    for kept_share in (0.5, 1.0):
+        workspace = (256 << 20) + int(kept_share * 2 * rows * classes)
+        check_operator("linear_cross_entropy", inputs, {**options, "workspace": workspace})
+
+
 @pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))
 def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)

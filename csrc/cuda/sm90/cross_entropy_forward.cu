@@ -9,6 +9,8 @@ using namespace monoidreduce::sm90;
 
 using Tile = ContractionTile<256, 4>;
 static_assert(Tile::kColumns == kKeptTile);
+constexpr int kPieces = 3;  // that are kept of a call: of the first classes, of late ones, of the last
+using Piece = KeptWeights<1, Tile::kColumns>;
 
 struct CrossEntropyTerms {
   CrossEntropyRows<float> rows;
@@ -24,25 +26,23 @@ struct CrossEntropyTerms {
   }
 };
 
-// What is kept of a call: of the first classes, of late ones, of the last.
 struct KeptPieces {
-  KeptWeights<1> pieces[3];
+  Piece pieces[kPieces];
   std::int64_t floats;  // of the scratch, up to the end of their frames
 };
 // Their frames come after `before` floats of the scratch.
 KeptPieces kept_of(const CrossEntropyForward& x, std::int64_t before) {
   const int classes = static_cast<int>(x.weight.size[0]);
-  const KeptWeights<1> none{.tile_columns = Tile::kColumns, .first = classes};
+  const Piece none{.first = classes};
   KeptPieces kept{.pieces = {none, none, none}, .floats = before};
   int count = 0;
   const auto add = [&](const TensorView& given, int first) {
     if (!given.present()) return;
-    KeptWeights<1>& piece = kept.pieces[count++];
+    Piece& piece = kept.pieces[count++];
     piece = {.weights = {static_cast<__half*>(given.data)},
              .frames = {static_cast<float*>(x.scratch.data) + kept.floats},
              .pitch = given.stride[0],
              .columns = static_cast<int>(given.size[1]),
-             .tile_columns = Tile::kColumns,
              .first = first};
     kept.floats += x.x.size[0] * piece.tiles();
   };
@@ -52,7 +52,26 @@ KeptPieces kept_of(const CrossEntropyForward& x, std::int64_t before) {
   return kept;
 }
 
-// The same forward, and local gradients for an upstream gradient of kept_upstream.
+// Idle warps of an H100 turn 193e9 weights a second into local gradients, beside 330e12 multiplications: one weight for so
+// many of the fold. (Where there were fewer, with rows of 2304 elements and all kept, the fold waited for them.)
+constexpr int kProductsBeside = 1700;
+// How many rows may be converted for each that is folded.
+constexpr int kConverted = 2;
+// Fewer turns of all clusters are not worth parts, each of which ends with some of them idle.
+constexpr int kFewestTurns = 32;
+
+bool converts_beside(const FoldProblem& p, const KeptPieces& kept) {
+  const TileSchedule schedule = contraction_schedule<Tile>(p);
+  std::int64_t columns = 0;
+  for (const Piece& piece : kept.pieces) columns += piece.columns;
+  return std::int64_t{schedule.row_blocks} * schedule.column_tiles >=
+             std::int64_t{kFewestTurns} * schedule.clusters &&
+         p.columns() * p.width() >= kProductsBeside * kConverted * columns;
+}
+
+// The same forward, and local gradients for an upstream gradient of kept_upstream. The rows come in parts. What is kept of one
+// becomes local gradients while the next is folded, by warps that have nothing else to do; of the last one it takes time of its
+// own, so parts get smaller.
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
@@ -70,23 +89,36 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
                                  .grad_lse = {}},
                                 miss};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
+  const bool beside = converts_beside(problem, kept);
+  const auto most_of = [&](std::int64_t left) {
+    if (!beside || left <= problem.rows() / 6) return left;
+    return (left * 3 / 5 + Tile::kRowBlock - 1) / Tile::kRowBlock * Tile::kRowBlock;
+  };
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
+    using ToGradients = WeightsToGradients<E, 1, Tile::kColumns, kPieces, CrossEntropyTerms>;
+    const auto of_rows = [&](const FoldProblem& part) {
+      const auto piece = [&](int n) { return kept.pieces[n].from(part.first_place); };
+      return ToGradients{{piece(0), piece(1), piece(2)}, RowOrder(part), terms};
+    };
+    ToGradients to_convert = of_rows(problem);
     const auto run = [&](auto m) {
-      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        const auto of_part = [&](int n) { return kept.pieces[n].from(part.first_place); };
-        const KeptWeights<1> pieces[] = {of_part(0), of_part(1), of_part(2)};
-        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data, pieces,
-                              launch);
+      if (beside) to_convert.order.rows = 0;
+      in_parts(x, problem, launch, most_of, [&](const FoldProblem& part) {
+        const ToGradients of_part = of_rows(part);
+        ToGradients meanwhile = to_convert;
+        if (!beside) meanwhile.order.rows = 0;
+        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
+                              of_part.pieces, meanwhile, launch);
+        if (beside) to_convert = of_part;
       });
+      weights_to_gradients(to_convert, x.x.cuda_device, launch);
     };
     if (x.options.label_smoothing != 0) {
       run(CrossEntropy<Bits>{});
     } else {
       run(CrossEntropy<Bits, false>{});
     }
-    for (const KeptWeights<1>& piece : kept.pieces)
-      if (piece.columns > 0) weights_to_gradients<E>(piece, terms, problem, launch);
   });
 }
 

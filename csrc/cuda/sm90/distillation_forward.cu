@@ -11,6 +11,7 @@ using namespace monoidreduce::sm90;
 using Tile = ContractionTile<192, 5, 2>;
 // A stage less: slabs take its place.
 using KeepingTile = ContractionTile<192, 4, 2>;
+using Kept = KeptWeights<2, KeepingTile::kColumns>;
 
 // The gradient by the student's scores, of the losses under the teacher: share of student - share of teacher.
 struct DistillationTerms {
@@ -24,13 +25,11 @@ struct DistillationTerms {
 };
 
 // What is kept of a call, its frames after `before` floats of the scratch.
-KeptWeights<2> kept_of(const DistillationForward& x, std::int64_t before) {
-  KeptWeights<2> kept{
-      .weights = {static_cast<__half*>(x.kept.data), static_cast<__half*>(x.teacher_kept.data)},
-      .frames = {},
-      .pitch = x.kept.stride[0],
-      .columns = static_cast<int>(x.kept.size[1]),
-      .tile_columns = KeepingTile::kColumns};
+Kept kept_of(const DistillationForward& x, std::int64_t before) {
+  Kept kept{.weights = {static_cast<__half*>(x.kept.data), static_cast<__half*>(x.teacher_kept.data)},
+            .frames = {},
+            .pitch = x.kept.stride[0],
+            .columns = static_cast<int>(x.kept.size[1])};
   kept.frames[0] = static_cast<float*>(x.scratch.data) + before;
   kept.frames[1] = kept.frames[0] + x.x.size[0] * kept.tiles();
   return kept;
@@ -52,12 +51,13 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     }
-    const KeptWeights<2> kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
+    const Kept kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-      const KeptWeights<2> pieces[] = {kept.from(part.first_place)};
-      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, pieces, launch);
+      const Kept pieces[] = {kept.from(part.first_place)};
+      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, pieces, Nothing{}, launch);
     });
-    weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
+    using ToGradients = WeightsToGradients<E, 2, KeepingTile::kColumns, 1, DistillationTerms>;
+    weights_to_gradients(ToGradients{{kept}, RowOrder(problem), {rows_of(x)}}, x.x.cuda_device, launch);
   });
 }
 

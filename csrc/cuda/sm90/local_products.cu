@@ -31,20 +31,33 @@ void multiply(Tile tile, const FoldProblem& p, const Epilogue& epilogue, const c
   contraction<E>(tile, contraction_schedule<Tile>(p), p, epilogue, nullptr, name, launch);
 }
 
+// Rows that do not count.
+template <class E>
+__global__ void clear_others(const __grid_constant__ RowOrder order, E* out, std::int64_t pitch, int width) {
+  for (int place = order.counted() + blockIdx.x; place < order.rows; place += gridDim.x)
+    for (int column = threadIdx.x; column < width; column += blockDim.x)
+      out[order[place] * pitch + column] = static_cast<E>(0.f);
+}
+
 }  // namespace
 
 void rows_product(const RowsProduct& x, const Launch& launch) {
   const FoldProblem p = rows_product_problem(x);
+  constexpr const char* kName = "rows_product";
   const RowFactors factors{static_cast<const float*>(x.factor.data), RowOrder(p)};
   const TensorView out = as_rows(x.out);
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
     with_tile<false>(p, [&](auto tile) {
       if (x.out.dtype == DType::kFloat32)
-        multiply<E>(tile, p, AddEpilogue(factors, out), "rows_product", launch);
-      else
-        multiply<E>(tile, p, ScatterEpilogue<E>(factors, out), "rows_product", launch);
+        return multiply<E>(tile, p, AddEpilogue(factors, out), kName, launch);
+      multiply<E>(tile, p, ScatterEpilogue<E>(factors, out), kName, launch);
     });
+    if (x.out.dtype == DType::kFloat32 || !x.order.present()) return;
+    const DeviceGuard guard(x.a.cuda_device);
+    launch_kernel("clear_others", &clear_others<E>, 2 * multiprocessors(x.a.cuda_device), 256, 0,
+                  launch.stream, factors.order, static_cast<E*>(x.out.data), x.out.stride[0],
+                  static_cast<int>(x.out.size[1]));
   });
 }
 

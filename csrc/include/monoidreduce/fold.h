@@ -32,6 +32,9 @@ struct FoldProblem {
       {};  // [M + 1] int64, of one batch and head: the rows that count, the others, and how many count; or absent
   // Where rows with an order come in parts, these are the places from the first one on, of so many; 0: all.
   std::int64_t first_place = 0, places = 0;
+  // Of gathered rows: where they lie. These are read instead if all rows count, which the device knows, and nothing is gathered.
+  TensorView ungathered_a = {}, ungathered_other_a = {};
+  TensorView ungathered_b = {};  // the same of b, where the order is one of the width
 
   std::int64_t batch() const { return a.size[0]; }
   std::int64_t heads() const { return a.size[1]; }

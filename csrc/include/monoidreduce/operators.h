@@ -147,13 +147,14 @@ struct DistillationLocalGradient {
 // out_i = factor_i x_i, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
 // multiple of 8, rows dense and on 16-byte boundaries. With an order the rows of x are taken from there, or, if it scatters,
 // those of out are put there; without a factor it is 1 for rows that count, else 0. out may be of some places alone, those
-// from first_place on.
+// from first_place on; and where all rows count, and the order is that in which they lie, it may not be needed.
 struct RowScaling {
   TensorView x, out;  // [P, D]
   TensorView factor;  // [P] float, in the order; or absent
   TensorView order;   // [P + 1] int64, as order_rows writes it; or absent
   bool scatters = false;
   std::int64_t first_place = 0;
+  bool needed_if_all_count = true;
 };
 
 // The rows that count, and then the others, both as they follow each other; last, how many count.
@@ -181,7 +182,7 @@ struct MlpBackward {
 
 // Products with local gradients a whose rows are in an order: those that count come first, the others are 0 up to the next
 // multiple of 64 and not read beyond. Of the 16-bit type of a where nothing else is said, lines on 16-byte boundaries.
-// out: of floats, added to; or of the type of a: row order[i] is written for place i, if it counts.
+// out: of floats, added to; or of the type of a: row order[i] is written for place i, with 0 if it does not count.
 struct RowsProduct {
   TensorView a, b, out;  // [P, C] [C, D] [P, D]
   TensorView factor;     // [P] float, what the product's rows are multiplied by; or absent
@@ -189,7 +190,9 @@ struct RowsProduct {
 };
 // The transpose of a times b, over the rows that count.
 struct ColumnsProduct {
-  TensorView a, b;   // [P, C] [P, D]
+  TensorView a, b;  // [P, C] [P, D]
+  TensorView
+      ungathered_b;  // [P, D] read instead of b if all rows count, in which case they lie in order; or absent
   TensorView scale;  // [1] float, what the product is multiplied by; or absent
   TensorView out;    // [C, D]
   TensorView order;

@@ -155,7 +155,9 @@ inline FoldProblem rows_product_problem(const RowsProduct& x) {
   return product_problem(x.a, transposed(x.b), x.order);
 }
 inline FoldProblem columns_product_problem(const ColumnsProduct& x) {
-  return product_problem(transposed(x.a), transposed(x.b), x.order);
+  FoldProblem p = product_problem(transposed(x.a), transposed(x.b), x.order);
+  p.ungathered_b = as_rows(transposed(x.ungathered_b));
+  return p;
 }
 
 }  // namespace monoidreduce

@@ -40,9 +40,10 @@ struct ContractionTile {
 template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
-  int steps[kScores];                               // of 64 elements of the width
-  bool transposed[kScores];                         // do columns lie side by side, [width, columns]
-  TileSchedule schedule;                            // of all rows
+  arch::TensorMap rows_of_all[kScores], columns_of_all[kScores];  // in place of these where all rows count
+  int steps[kScores];                                             // of 64 elements of the width
+  bool transposed[kScores];  // do columns lie side by side, [width, columns]
+  TileSchedule schedule;     // of all rows
   RowOrder order;
 };
 
@@ -61,8 +62,8 @@ __device__ __forceinline__ int steps_of(const ContractionArguments<Tile::kScores
   return Tile::kRowsTransposed ? ::max((counted + kSlab - 1) / kSlab, 1) : p.steps[score];
 }
 
-// Loads the stages of every tile of the cluster. One thread a block.
-template <class Tile, class Memory>
+// Loads the stages of every tile of the cluster. One thread a block. kAllCount: do all rows.
+template <class Tile, bool kAllCount, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
                                         const TileSchedule& schedule, int counted, Memory& memory,
                                         int cluster, int block) {
@@ -78,25 +79,26 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
       const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
 #pragma unroll
       for (int score = 0; score < Tile::kScores; ++score) {
+        const arch::TensorMap& rows = kAllCount ? p.rows_of_all[score] : p.rows[score];
+        const arch::TensorMap& columns = kAllCount ? p.columns_of_all[score] : p.columns[score];
 #pragma unroll 1
         for (int step = 0; step < steps_of<Tile>(p, score, counted); ++step) {
           arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
           if constexpr (Tile::kRowsTransposed) {
             using Slabs = SharedTile<kSlab, Tile::kRows>;
-            Slabs{memory.rows[at.stage]}.load(p.rows[score], {row0, step * kSlab, 0, 0}, arrived);
+            Slabs{memory.rows[at.stage]}.load(rows, {row0, step * kSlab, 0, 0}, arrived);
           } else {
-            RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, row0, 0, 0}, arrived);
+            RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
           }
           const int line = block * Tile::column_lines(p.transposed[score]);
-          unsigned char* const columns = memory.columns[at.stage] + line * kLineBytes;
+          unsigned char* const to = memory.columns[at.stage] + line * kLineBytes;
           if (p.transposed[score]) {
 #pragma unroll
             for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
-              arch::load_to_blocks(columns + slab * kSlab * kLineBytes, p.columns[score],
+              arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
                                    {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
           } else {
-            arch::load_to_blocks(columns, p.columns[score], {step * kSlab, column0 + line, 0, 0}, arrived,
-                                 kAll);
+            arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
           }
           at.advance();
         }
@@ -175,6 +177,7 @@ struct Multiplier {
 //   end(work, place)                   the cluster leaves the rows; place: of the first of the 64 in [groups, clusters, shares,
 //                                      kRowBlock]
 //   finish()                           before the block ends
+//   meanwhile(worker, workers)         if it has that: what the warps do that neither load nor multiply
 template <class E, class Tile, class Epilogue>
 __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
@@ -199,13 +202,25 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
   const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  constexpr bool kAllWork = requires { epilogue.meanwhile(0, 0); };
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<24>();
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
-      produce<Tile>(p, find_schedule(), counted, memory, cluster, block);
-    __syncwarp();
+    arch::release_registers<kAllWork ? 56 : 24>();
+    const int warp = threadIdx.x % kWarpgroup / 32, others = kWarpgroup / 32 - 1;
+    if (warp == 0) {
+      if (arch::elect()) {
+        if (p.order.all_count()) {
+          produce<Tile, true>(p, find_schedule(), counted, memory, cluster, block);
+        } else {
+          produce<Tile, false>(p, find_schedule(), counted, memory, cluster, block);
+        }
+      }
+      __syncwarp();
+    } else if constexpr (kAllWork) {
+      epilogue.meanwhile(static_cast<int>(blockIdx.x) * others + warp - 1,
+                         static_cast<int>(gridDim.x) * others);
+    }
   } else {
-    arch::take_registers<240>();
+    arch::take_registers<kAllWork ? 224 : 240>();
     const TileSchedule schedule = find_schedule();
     Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
 #pragma unroll 1
@@ -238,14 +253,25 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
                  const char* name, const Launch& launch) {
   ContractionArguments<Tile::kScores> arguments{
       .order = RowOrder(p.order, Tile::kRowsTransposed ? p.width() : p.rows(), p.first_place)};
-  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
+  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b},
+                   rows_of_all[] = {p.ungathered_a, p.ungathered_other_a},
+                   columns_of_all[] = {p.ungathered_b, {}};
+  const auto map_of_rows = [](const TensorView& t) {
+    return Tile::kRowsTransposed ? tensor_map(transposed_rows(t), kSlab) : tensor_map(t, Tile::kRows);
+  };
   for (int score = 0; score < Tile::kScores; ++score) {
-    arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
-                                                  : tensor_map(rows[score], Tile::kRows);
     const bool transposed = columns[score].stride[3] != 1;
+    const auto map_of_columns = [&](const TensorView& t) {
+      return tensor_map(transposed ? transposed_rows(t) : t, Tile::column_lines(transposed));
+    };
+    const auto present = [](const TensorView& t, const TensorView& otherwise) {
+      return t.present() ? t : otherwise;
+    };
     arguments.transposed[score] = transposed;
-    arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
-                                          Tile::column_lines(transposed));
+    arguments.rows[score] = map_of_rows(rows[score]);
+    arguments.columns[score] = map_of_columns(columns[score]);
+    arguments.rows_of_all[score] = map_of_rows(present(rows_of_all[score], rows[score]));
+    arguments.columns_of_all[score] = map_of_columns(present(columns_of_all[score], columns[score]));
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = schedule;

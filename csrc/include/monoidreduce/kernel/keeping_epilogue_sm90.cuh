@@ -18,15 +18,15 @@ inline constexpr float kBitsAboveFrame = 15;
 
 // The weights of a row's elements in its frame, in units of log 2; one of the two for each score. Rows are in the order in
 // which they are computed (row_order.cuh).
-template <int kScores>
+template <int kScores, int kTileColumns>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
   float* frames[kScores];    // [rows, tiles]
   std::int64_t pitch = 0;
-  int columns = 0, tile_columns = 0;
+  int columns = 0;
   int first = 0;  // column of the fold, where a tile begins
 
-  __host__ __device__ int tiles() const { return (columns + tile_columns - 1) / tile_columns; }
+  __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
   // Of the rows from this one on.
   KeptWeights from(std::int64_t row) const {
     KeptWeights part = *this;
@@ -36,15 +36,19 @@ struct KeptWeights {
 };
 
 // M: of Bits, its weights those of a LogSumExp for each score, the second in the frame q. Pieces are kept, in the order of their
-// columns; all but the first may be of none, from the fold's last column on.
-template <class M, class Scores, class Rows, int kPieces>
+// columns; all but the first may be of none, from the fold's last column on. Beside: run(worker, workers), what the warps that
+// have nothing to do with the fold do meanwhile.
+struct Nothing {};
+
+template <class M, class Scores, class Rows, int kPieces, int kTileColumns, class Beside>
 struct KeepingEpilogue {
   using R = typename M::Real;
   using Memory = SlabMemory;
   using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
   FoldEpilogue<M, Scores, Rows> fold;
-  KeptWeights<M::kScores> pieces[kPieces];
+  KeptWeights<M::kScores, kTileColumns> pieces[kPieces];
   SlabStores<kPieces * M::kScores> stores;  // of the weights
+  Beside beside;
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
 
@@ -58,7 +62,7 @@ struct KeepingEpilogue {
 #pragma unroll
     for (int n = 1; n < kPieces; ++n)
       if (column0 >= pieces[n].first) piece = n;
-    const KeptWeights<M::kScores>& kept = pieces[piece];
+    const KeptWeights<M::kScores, kTileColumns>& kept = pieces[piece];
     const int column = column0 - kept.first;
     if (column < 0 || column >= kept.columns) return;
     R frames[M::kScores][2];
@@ -70,7 +74,7 @@ struct KeepingEpilogue {
         frames[n][r] = frame - R(kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
-          kept.frames[n][std::int64_t{place} * kept.tiles() + column / kept.tile_columns] = frames[n][r].x;
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column / kTileColumns] = frames[n][r].x;
       }
     }
 #pragma unroll
@@ -93,6 +97,11 @@ struct KeepingEpilogue {
   }
   __device__ __forceinline__ void end(const Work& work, std::int64_t place) const { fold.end(work, place); }
   __device__ __forceinline__ void finish() const { stores.finish(); }
+  __device__ __forceinline__ void meanwhile(int worker, int workers) const
+    requires requires { beside.run(worker, workers); }
+  {
+    beside.run(worker, workers);
+  }
 
  private:
   template <class Frame>
@@ -106,20 +115,22 @@ struct KeepingEpilogue {
 };
 
 // As fold_contraction, and keeps the weights of pieces of the columns.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows, int kPieces>
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows, int kPieces, class Beside>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
-                  const KeptWeights<M::kScores> (&pieces)[kPieces], const Launch& launch) {
+                  const KeptWeights<M::kScores, Tile::kColumns> (&pieces)[kPieces], const Beside& beside,
+                  const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{
       m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
   TensorView weights[kPieces * M::kScores];
   for (int n = 0; n < kPieces * M::kScores; ++n) {
     const auto& own = pieces[n / M::kScores];
-    const KeptWeights<M::kScores>& piece = own.columns > 0 ? own : pieces[0];
+    const KeptWeights<M::kScores, Tile::kColumns>& piece = own.columns > 0 ? own : pieces[0];
     weights[n] = p.a;
     weights[n].dtype = DType::kFloat16, weights[n].data = piece.weights[n % M::kScores];
     weights[n].size[3] = piece.columns, weights[n].stride[2] = piece.pitch, weights[n].stride[3] = 1;
   }
-  KeepingEpilogue<M, Scores, Rows, kPieces> epilogue{fold, {}, SlabStores<kPieces * M::kScores>(weights)};
+  KeepingEpilogue<M, Scores, Rows, kPieces, Tile::kColumns, Beside> epilogue{
+      fold, {}, SlabStores<kPieces * M::kScores>(weights), beside};
   std::copy_n(pieces, kPieces, epilogue.pieces);
   fold_contraction<E, Tile>(epilogue, fold, p, launch);
 }

@@ -22,59 +22,116 @@ struct RowTerms {
   int label = -1;
 };
 
-// Rows: active(row), else its gradients are 0; terms(row). A block a row; lines of weights are in the order of rows.
-template <class E, int kScores, class Rows>
-__global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores> kept,
-                                            const __grid_constant__ RowOrder order,
-                                            const __grid_constant__ Rows rows) {
-  constexpr int kVector = 8;
+// Of some rows: what a fold of them kept, by pieces of the columns. Rows: active(row), else its gradients are 0; terms(row).
+template <class E, int kScores, int kTileColumns, int kPieces, class Rows>
+struct WeightsToGradients {
+  using Piece = KeptWeights<kScores, kTileColumns>;
+  Piece pieces[kPieces];
+  RowOrder order;
+  Rows rows;
+
+  // What one of `workers` warps does of it. Lines of weights are in the order of rows; a warp takes a stretch of one.
+  __device__ __forceinline__ void run(int worker, int workers) const {
+    int longest = 0;
+    for (const Piece& piece : pieces) longest = ::max(longest, piece.columns);
+    const int stretches = (longest + kStretch - 1) / kStretch;
+#pragma unroll 1
+    for (int work = worker; work < order.rows * stretches; work += workers) {
+      const int place = work / stretches, begin = work % stretches * kStretch;
+      const std::int64_t row = order[place];
+      const bool active = rows.active(row);
+      const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
+#pragma unroll 1
+      for (const Piece& piece : pieces)
+        convert(piece, place, begin, ::min(begin + kStretch, piece.columns), active, terms);
+    }
+  }
+
+ private:
+  static constexpr int kVector = 8, kStretch = 16384, kAtATime = 3;
   union Vector {
     uint4 words;
     __half2 weights[kVector / 2];
     E gradients[kVector];
   };
-  const std::int64_t place = blockIdx.x, row = order[static_cast<int>(place)];
-  const auto line = [&](int n) { return kept.weights[n] + place * kept.pitch; };
-  const bool active = rows.active(row);
-  const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
-  for (int column = threadIdx.x * kVector; column < kept.columns; column += blockDim.x * kVector) {
-    float gradients[kVector];
+
+  // Columns [begin, end) of a line, which is padded to whole vectors. A few vectors of every thread are on their way at a time:
+  // these warps are few, and what they wait for is memory.
+  __device__ __forceinline__ static void convert(const Piece& piece, std::int64_t place, int begin, int end,
+                                                 bool active, const RowTerms<kScores>& terms) {
+    E* const gradients = reinterpret_cast<E*>(piece.weights[0] + place * piece.pitch);
+    const float* const frames[] = {piece.frames[0] + place * piece.tiles(),
+                                   piece.frames[kScores - 1] + place * piece.tiles()};
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int first = begin + lane * kVector; first < end; first += kAtATime * 32 * kVector) {
+      uint4 in[kAtATime][kScores] = {};
+      float frame[kAtATime][kScores] = {};
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) gradients[i] = terms.addend;
-    if (active) {
-      const int tile = column / kept.tile_columns;
+      for (int k = 0; k < kAtATime; ++k) {
+        const int column = first + k * 32 * kVector;
+        if (!active || column >= end) continue;
 #pragma unroll
-      for (int n = 0; n < kScores; ++n) {
-        const float frame = kept.frames[n][place * kept.tiles() + tile];
-        const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
-        const float factor = terms.factor[n] * exp2f((frame - high) - terms.lse[n].low.x);
-        Vector in;
-        in.words = *reinterpret_cast<const uint4*>(line(n) + column);
-#pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) {
-          const float2 weights = __half22float2(in.weights[i]);
-          gradients[2 * i] += factor * weights.x;
-          gradients[2 * i + 1] += factor * weights.y;
+        for (int n = 0; n < kScores; ++n) {
+          in[k][n] = __ldcs(reinterpret_cast<const uint4*>(piece.weights[n] + place * piece.pitch + column));
+          frame[k][n] = frames[n][column / kTileColumns];
         }
       }
-    }
-    Vector out;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (kept.first + column + i == terms.label) gradients[i] = terms.at_label;
-      if (column + i >= kept.columns) gradients[i] = 0.f;  // the lines are padded
-      out.gradients[i] = static_cast<E>(gradients[i]);
+      for (int k = 0; k < kAtATime; ++k) {
+        const int column = first + k * 32 * kVector;
+        if (column < end)
+          __stcs(reinterpret_cast<uint4*>(gradients + column), gradients_of(in[k], frame[k], terms));
+      }
     }
-    *reinterpret_cast<uint4*>(line(0) + column) = out.words;
+    // By who wrote the vector.
+    const auto mine = [&](int column) { return column / kVector % 32 == lane; };
+    const int at_label = terms.label - piece.first;
+    if (begin <= at_label && at_label < end && mine(at_label))
+      gradients[at_label] = static_cast<E>(terms.at_label);
+    for (int column = end; column % kVector != 0; ++column)
+      if (mine(column)) gradients[column] = static_cast<E>(0.f);
   }
+
+  __device__ __forceinline__ static uint4 gradients_of(const uint4 (&words)[kScores],
+                                                       const float (&frame)[kScores],
+                                                       const RowTerms<kScores>& terms) {
+    Vector in, out;
+    float2 sums[kVector / 2];
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) sums[i] = {terms.addend, terms.addend};
+#pragma unroll
+    for (int n = 0; n < kScores; ++n) {
+      const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
+      const float factor = terms.factor[n] * exp2f((frame[n] - high) - terms.lse[n].low.x);
+      in.words = words[n];
+#pragma unroll
+      for (int i = 0; i < kVector / 2; ++i) {
+        const float2 weights = __half22float2(in.weights[i]);
+        sums[i].x += factor * weights.x;
+        sums[i].y += factor * weights.y;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+      out.gradients[2 * i] = static_cast<E>(sums[i].x);
+      out.gradients[2 * i + 1] = static_cast<E>(sums[i].y);
+    }
+    return out.words;
+  }
+};
+
+template <class Work>
+__global__ void weights_to_gradients_kernel(const __grid_constant__ Work work) {
+  const int warps = blockDim.x / 32;
+  work.run(blockIdx.x * warps + threadIdx.x / 32, gridDim.x * warps);
 }
 
-template <class E, int kScores, class Rows>
-void weights_to_gradients(const KeptWeights<kScores>& kept, const Rows& rows, const FoldProblem& p,
-                          const Launch& launch) {
-  const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, Rows>,
-                static_cast<unsigned>(p.rows()), 256, 0, launch.stream, kept, RowOrder(p), rows);
+template <class Work>
+void weights_to_gradients(const Work& work, int device, const Launch& launch) {
+  const DeviceGuard guard(device);
+  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<Work>, multiprocessors(device) * 8, 256,
+                0, launch.stream, work);
 }
 
 }  // namespace monoidreduce::sm90
