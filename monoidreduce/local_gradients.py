@@ -422,8 +422,8 @@ def _busy_time(tiles: int, rows: Tensor) -> float:
     """How long Hopper's clusters take for local gradients and their products, of some tiles of columns.
 
     In columns by steps of the width. Tiles come in turns, one for each cluster, and in a kernel's last turn
-    some are idle. The product by rows has tiles of 256 columns or of 192 (csrc/cuda/sm90/local_products.cu).
-    That by columns is left out: it takes as long for each column, however many there are.
+    some are idle. The product by columns has tiles of 256 features or of 192 (csrc/cuda/sm90/
+    local_products.cu). That by rows is left out: it takes as long for each column, however many there are.
     """
     clusters = torch.cuda.get_device_properties(rows.device).multi_processor_count // 2
     count, width = rows.shape
