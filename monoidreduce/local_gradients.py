@@ -282,7 +282,8 @@ class Head:
         elif not whole and (needed[0] or self.first):  # who kept local gradients counted on it
             self.room = rows.new_empty(rows.shape)
         if needed[0]:
-            self.d_rows = rows.new_empty(rows.shape) if self.room is None else self.room
+            new = rows.new_zeros if upstream is None else rows.new_empty
+            self.d_rows = new(rows.shape) if self.room is None else self.room
             self.row_sums = None if whole else rows.new_zeros(rows.shape, dtype=torch.float32)
         self.factor: Tensor | None = None  # of the products of what is computed: by rows,
         self.scale: Tensor | None = None  # and of all

@@ -38,7 +38,7 @@ void in_parts(const Arguments& x, const FoldProblem& problem, const Launch& laun
   std::int64_t count = 0;
   for (std::int64_t first = 0; first < problem.rows(); first += count) {
     const std::int64_t left = problem.rows() - first;
-    count = std::min(most_of(left), gathers ? x.gathered.size[0] : left);
+    count = std::min({most_of(left), left, gathers ? x.gathered.size[0] : left});
     FoldProblem part = problem;
     part.first_place = first, part.places = problem.rows();
     part.a = part.ungathered_a = some_rows(x.x, first, count);

@@ -337,16 +337,28 @@ def test_rows_gathered_in_parts(
 
 @pytest.mark.parametrize("label_smoothing", (0.0, 0.1))
 @pytest.mark.parametrize("ignored", (0.0, 0.5, 0.95))
+@pytest.mark.parametrize(
+    ("rows", "classes", "width", "workspace"),
+    (
+        (16200, 8450, 3408, 2 * 16200 * 2560),
+        (16200, 8450, 3408, 2 * 16200 * 8450),
+        (1500, 90112, 512, (128 << 20) + 2 * 1500 * 8192),  # what is left may be less than a block of rows
+    ),
+    ids=("some", "all", "few_rows"),
+)
 def test_weights_are_converted_while_others_are_folded(
-    ignored: float, label_smoothing: float, gpu: torch.device
+    rows: int,
+    classes: int,
+    width: int,
+    workspace: int,
+    ignored: float,
+    label_smoothing: float,
+    gpu: torch.device,
 ) -> None:
-    """With so many tiles rows come in parts, each of which is converted beside the next, if they are wide."""
-    rows, classes = 16200, 8450
-    inputs = cross_entropy_inputs(rows, classes, 3408, dtype=torch.bfloat16, device=gpu, ignored=ignored)
-    options = {"reduction": "none", "label_smoothing": label_smoothing}
-    for share in (0.3, 1.0):  # of the classes that are kept
-        workspace = int(share * 2 * rows * classes)
-        check_operator("linear_cross_entropy", inputs, {**options, "workspace": workspace})
+    """With so many tiles rows come in parts, each of which is converted beside the next."""
+    inputs = cross_entropy_inputs(rows, classes, width, dtype=torch.bfloat16, device=gpu, ignored=ignored)
+    options = {"reduction": "none", "label_smoothing": label_smoothing, "workspace": workspace}
+    check_operator("linear_cross_entropy", inputs, options)
 
 
 @pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))

@@ -1,5 +1,6 @@
 #include "../cross_entropy_passes.cuh"
 #include "../linear_losses.h"
+#include "monoidreduce/kernel/parts.h"
 #include "monoidreduce/kernel/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {
@@ -91,8 +92,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   const bool beside = converts_beside(problem, kept);
   const auto most_of = [&](std::int64_t left) {
-    if (!beside || left <= problem.rows() / 6) return left;
-    return (left * 3 / 5 + Tile::kRowBlock - 1) / Tile::kRowBlock * Tile::kRowBlock;
+    return beside ? falling_part(left, problem.rows(), Tile::kRowBlock) : left;
   };
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);

@@ -214,11 +214,11 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
           produce<Tile, false>(p, find_schedule(), counted, memory, cluster, block);
         }
       }
-      __syncwarp();
     } else if constexpr (kAllWork) {
       epilogue.meanwhile(static_cast<int>(blockIdx.x) * others + warp - 1,
                          static_cast<int>(gridDim.x) * others);
     }
+    __syncwarp();
   } else {
     arch::take_registers<kAllWork ? 224 : 240>();
     const TileSchedule schedule = find_schedule();

@@ -59,6 +59,7 @@ struct WeightsToGradients {
   // these warps are few, and what they wait for is memory.
   __device__ __forceinline__ static void convert(const Piece& piece, std::int64_t place, int begin, int end,
                                                  bool active, const RowTerms<kScores>& terms) {
+    if (begin >= end) return;
     E* const gradients = reinterpret_cast<E*>(piece.weights[0] + place * piece.pitch);
     const float* const frames[] = {piece.frames[0] + place * piece.tiles(),
                                    piece.frames[kScores - 1] + place * piece.tiles()};
