@@ -121,7 +121,7 @@ def accuracy_failures(
     floor, count = max(rounding_floor(ref, dtype), float(left.min())), int(finite.sum())
     comparable = dtype != torch.float32 or (rows >= 384 and count >= 8192 and not one_column)
     largest = 2.0 * float(base_error.max()) + floor
-    bound = 2.0 * largest if generated and dtype == torch.float32 else largest
+    bound = 2.0 * largest - floor if generated and dtype == torch.float32 else largest
     if float(error.max()) > bound and (comparable or tested != torch.float32):
         failures.append(
             f"{name}: max error {float(error.max()):.3g} > {bound:.3g}; {_worst(error, y, ref, base)}"

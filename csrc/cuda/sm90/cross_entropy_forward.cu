@@ -27,6 +27,7 @@ struct CrossEntropyTerms {
   }
 };
 
+// What is kept of a call.
 struct KeptPieces {
   Piece pieces[kPieces];
   std::int64_t floats;  // of the scratch, up to the end of their frames
@@ -101,18 +102,17 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
       const auto piece = [&](int n) { return kept.pieces[n].from(part.first_place); };
       return ToGradients{{piece(0), piece(1), piece(2)}, RowOrder(part), terms};
     };
-    ToGradients to_convert = of_rows(problem);
+    const ToGradients all = of_rows(problem);
     const auto run = [&](auto m) {
-      if (beside) to_convert.order.rows = 0;
+      ToGradients before = all;  // of the part before, if that is converted beside a fold
+      before.order.rows = 0;
       in_parts(x, problem, launch, most_of, [&](const FoldProblem& part) {
         const ToGradients of_part = of_rows(part);
-        ToGradients meanwhile = to_convert;
-        if (!beside) meanwhile.order.rows = 0;
         fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
-                              of_part.pieces, meanwhile, launch);
-        if (beside) to_convert = of_part;
+                              of_part.pieces, before, launch);
+        if (beside) before = of_part;
       });
-      weights_to_gradients(to_convert, x.x.cuda_device, launch);
+      weights_to_gradients(beside ? before : all, x.x.cuda_device, launch);
     };
     if (x.options.label_smoothing != 0) {
       run(CrossEntropy<Bits>{});

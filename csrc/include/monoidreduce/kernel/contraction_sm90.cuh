@@ -202,9 +202,11 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
   const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  constexpr bool kAllWork = requires { epilogue.meanwhile(0, 0); };
+  // Idle warps have work that takes 56 registers a thread (weights_to_gradients.cuh); consumers have 16 to give where folds are of
+  // one score.
+  constexpr bool kUsesIdleWarps = requires { epilogue.meanwhile(0, 0); };
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<kAllWork ? 56 : 24>();
+    arch::release_registers<kUsesIdleWarps ? 56 : 24>();
     const int warp = threadIdx.x % kWarpgroup / 32, others = kWarpgroup / 32 - 1;
     if (warp == 0) {
       if (arch::elect()) {
@@ -214,13 +216,13 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
           produce<Tile, false>(p, find_schedule(), counted, memory, cluster, block);
         }
       }
-    } else if constexpr (kAllWork) {
+    } else if constexpr (kUsesIdleWarps) {
       epilogue.meanwhile(static_cast<int>(blockIdx.x) * others + warp - 1,
                          static_cast<int>(gridDim.x) * others);
     }
     __syncwarp();
   } else {
-    arch::take_registers<kAllWork ? 224 : 240>();
+    arch::take_registers<kUsesIdleWarps ? 224 : 240>();
     const TileSchedule schedule = find_schedule();
     Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
 #pragma unroll 1

@@ -38,7 +38,7 @@ struct KeptWeights {
 // M: of Bits, its weights those of a LogSumExp for each score, the second in the frame q. Pieces are kept, in the order of their
 // columns; all but the first may be of none, from the fold's last column on. Beside: run(worker, workers), what the warps that
 // have nothing to do with the fold do meanwhile.
-struct Nothing {};
+struct NothingBeside {};
 
 template <class M, class Scores, class Rows, int kPieces, int kTileColumns, class Beside>
 struct KeepingEpilogue {
