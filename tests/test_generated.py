@@ -17,11 +17,14 @@ from specimens import (
     logsumexp_inputs,
     mlp_inputs,
 )
-from tolerance import check_operator
+from tolerance import Unlucky, check_operator
 
 from monoidreduce.ops import ACTIVATIONS, DISTILLATION_LOSSES
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
+Values = Callable[[], Inputs]  # others in every call, of the same shapes, dtypes and layouts
+
+TRIALS = 5  # of a case whose first values are unlucky: the median of its errors is held to the rule
 
 FEW = st.integers(1, 3)
 SIZES = st.one_of(st.integers(1, 9), st.integers(10, 140))  # less than a tile of any engine, and around one
@@ -33,26 +36,46 @@ SIDES = st.one_of(st.none(), st.integers(0, 150))
 generated = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
-def placed(draw: Draw, make: Callable[..., Inputs], device: torch.device, **arguments: Any) -> Inputs:
+def placed(draw: Draw, make: Callable[..., Inputs], device: torch.device, **arguments: Any) -> Values:
     """Inputs of some dtype, each in a layout of its own."""
     torch.manual_seed(draw(st.integers(0, 2**20)))
-    inputs = make(dtype=draw(DTYPES), device=device, **arguments)
-    layouts = {name: draw(st.sampled_from((None, *LAYOUTS))) for name in inputs}
-    return {
-        name: t if (layout := layouts[name]) is None else LAYOUTS[layout](t) for name, t in inputs.items()
+    dtype = draw(DTYPES)
+    layouts = {
+        name: draw(st.sampled_from((None, *LAYOUTS)))
+        for name in make(dtype=dtype, device=device, **arguments)
     }
+
+    def values() -> Inputs:
+        inputs = make(dtype=dtype, device=device, **arguments)
+        return {
+            name: t if (layout := layouts[name]) is None else LAYOUTS[layout](t) for name, t in inputs.items()
+        }
+
+    return values
 
 
 def some_of(draw: Draw, options: dict[str, st.SearchStrategy[Any]]) -> dict[str, Any]:
     return {name: draw(values) for name, values in options.items() if draw(st.booleans())}
 
 
-def check(draw: Draw, operator: str, inputs: Inputs, options: dict[str, Any]) -> None:
+def check(draw: Draw, operator: str, values: Values, options: dict[str, Any]) -> None:
     """The gradients of some inputs, for upstream gradients in some layout."""
+    inputs = values()
     floating = [name for name, t in inputs.items() if t.is_floating_point()]
     wanted = [name for name in floating if draw(st.booleans())] or floating
     layout = draw(st.sampled_from(("strided", "sliced", "expanded", "contiguous")))
-    check_operator(operator, inputs, options, differentiate=wanted, upstream=layout, generated=True)
+    unlucky = 0
+    for trial in range(TRIALS):
+        try:
+            check_operator(operator, inputs, options, differentiate=wanted, upstream=layout, generated=True)
+        except Unlucky:
+            unlucky += 1
+            if 2 * unlucky > TRIALS:
+                raise
+        else:
+            if trial == 0:
+                return
+        inputs = values()
 
 
 @generated
@@ -63,7 +86,7 @@ def test_attention(data: st.DataObject, device: torch.device) -> None:
     full = (batch, group * kv_heads, m, n)
     shape = tuple(size if draw(st.booleans()) else 1 for size in full)
     masks: list[dict[str, Any]] = [{}, {"bias": shape}, {"keep": shape}]
-    inputs = placed(
+    values = placed(
         draw,
         attention_inputs,
         device,
@@ -86,14 +109,14 @@ def test_attention(data: st.DataObject, device: torch.device) -> None:
             "return_lse": st.just(True),
         },
     )
-    check(draw, "attention", inputs, options)
+    check(draw, "attention", values, options)
 
 
 @generated
 @given(data=st.data())
 def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None:
     draw = data.draw
-    inputs = placed(
+    values = placed(
         draw,
         cross_entropy_inputs,
         device,
@@ -115,14 +138,14 @@ def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None
             "workspace": st.integers(0, 1 << 20),
         },
     )
-    check(draw, "linear_cross_entropy", inputs, options)
+    check(draw, "linear_cross_entropy", values, options)
 
 
 @generated
 @given(data=st.data())
 def test_linear_distillation(data: st.DataObject, device: torch.device) -> None:
     draw = data.draw
-    inputs = placed(
+    values = placed(
         draw,
         distillation_inputs,
         device,
@@ -141,14 +164,14 @@ def test_linear_distillation(data: st.DataObject, device: torch.device) -> None:
             "workspace": st.integers(0, 1 << 20),
         },
     )
-    check(draw, "linear_distillation", inputs, options | {"teacher_grad": True})
+    check(draw, "linear_distillation", values, options | {"teacher_grad": True})
 
 
 @generated
 @given(data=st.data())
 def test_mlp(data: st.DataObject, device: torch.device) -> None:
     draw = data.draw
-    inputs = placed(
+    values = placed(
         draw,
         mlp_inputs,
         device,
@@ -159,12 +182,12 @@ def test_mlp(data: st.DataObject, device: torch.device) -> None:
         bias1=draw(st.booleans()),
         bias2=draw(st.booleans()),
     )
-    check(draw, "mlp", inputs, some_of(draw, {"activation": st.sampled_from(ACTIVATIONS)}))
+    check(draw, "mlp", values, some_of(draw, {"activation": st.sampled_from(ACTIVATIONS)}))
 
 
 @generated
 @given(data=st.data())
 def test_logsumexp_matmul(data: st.DataObject, device: torch.device) -> None:
     draw = data.draw
-    inputs = placed(draw, logsumexp_inputs, device, rows=draw(SIZES), columns=draw(SIZES), width=draw(WIDTHS))
-    check(draw, "logsumexp_matmul", inputs, some_of(draw, {"scale": st.floats(0.1, 2)}))
+    values = placed(draw, logsumexp_inputs, device, rows=draw(SIZES), columns=draw(SIZES), width=draw(WIDTHS))
+    check(draw, "logsumexp_matmul", values, some_of(draw, {"scale": st.floats(0.1, 2)}))

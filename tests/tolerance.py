@@ -18,7 +18,8 @@ Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So t
 or more, and of float32 results, where base has next to no error, of 8192 in 384 rows or more; as is the
 maximum where the inputs are float32 too. With fewer the last clause decides: an attention backward that
 recomputes, written in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.
-Each operator has a test_accuracy of 400 rows or more.
+Each operator has a test_accuracy of 400 rows or more. Where nobody chose a case, and hundreds are drawn, some
+are unlucky: there the median of several draws is held to the rule (`Unlucky`).
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ KERNELS = {
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
+
+
+class Unlucky(AssertionError):
+    """A drawn case breaks only the bound of the largest error of float32, by less than a factor of 2."""
+
+
+class _Unlucky(str):
+    """What is said of such a clause."""
 
 
 def rounding_floor(ref: Tensor, dtype: torch.dtype) -> float:
@@ -72,8 +81,8 @@ def accuracy_failures(
 
     generated: did nobody choose the case. Then what is 0 by nature, as softmax's gradient over one column, is
     held to what terms of unit size leave: the first row of causal attention, or all. The rule, relative to
-    results, has no bound for it. And among hundreds of cases the unluckiest decides: the largest error of
-    float32 is held to 4 times the base's, as one written in torch reached 3.1 in 30 seeds.
+    results, has no bound for it. And among hundreds of cases the unluckiest would decide, so a largest error
+    of float32 between 2 and 4 times the base's is an _Unlucky failure.
     one_column: torch cancels the terms of softmax's gradient exactly there, by luck and not by care, so
     float32 is held to the clause that does not compare with torch's errors.
     """
@@ -121,11 +130,10 @@ def accuracy_failures(
     floor, count = max(rounding_floor(ref, dtype), float(left.min())), int(finite.sum())
     comparable = dtype != torch.float32 or (rows >= 384 and count >= 8192 and not one_column)
     largest = 2.0 * float(base_error.max()) + floor
-    bound = 2.0 * largest - floor if generated and dtype == torch.float32 else largest
-    if float(error.max()) > bound and (comparable or tested != torch.float32):
-        failures.append(
-            f"{name}: max error {float(error.max()):.3g} > {bound:.3g}; {_worst(error, y, ref, base)}"
-        )
+    if float(error.max()) > largest and (comparable or tested != torch.float32):
+        may_be_luck = generated and dtype == torch.float32 and float(error.max()) <= 2.0 * largest - floor
+        text = f"{name}: max error {float(error.max()):.3g} > {largest:.3g}; {_worst(error, y, ref, base)}"
+        failures.append(_Unlucky(text) if may_be_luck else text)
     mean, allowed = float(error.sum()) / count, 1.5 * float(base_error.sum()) / count + floor / 16
     if mean > allowed and comparable and count >= 64:
         failures.append(f"{name}: mean error {mean:.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}")
@@ -230,8 +238,8 @@ def check_operator(
     one gradient per output, None where that output has none, or names the layout of random ones: integers if
     `exact`, for inputs of integers whose gradients cancel to 0. `function` is what is called in place of
     `mr.<operator>`, as what a compiler made of it. `generated`: did nobody choose the case, see
-    accuracy_failures. Asserts that no input was written to and, unless a `function` is given, that the
-    intended kernels ran.
+    accuracy_failures; then it may be Unlucky. Asserts that no input was written to and, unless a `function`
+    is given, that the intended kernels ran.
     """
     options = dict(options or {})
     known = {name: value for name, value in options.items() if name != "workspace"}
@@ -287,5 +295,6 @@ def check_operator(
         shapes_text = ", ".join(
             f"{name} {tuple(t.shape)} {t.dtype} strides {t.stride()}" for name, t in inputs.items()
         )
-        raise AssertionError("\n".join([f"mr.{operator}({shapes_text}, {options})", *failures]))
+        kind = Unlucky if all(isinstance(failure, _Unlucky) for failure in failures) else AssertionError
+        raise kind("\n".join([f"mr.{operator}({shapes_text}, {options})", *failures]))
     return results
