@@ -20,6 +20,7 @@ from monoidreduce.demo.memory import peak, start_peak
 ROUNDS = 12
 DTYPE = torch.bfloat16
 PRODUCT = "product of the logits"
+HALF_IGNORED = "monoidreduce, half of the rows ignored"
 
 
 def sizes(device: torch.device, quick: bool) -> list[dict[str, int]]:
@@ -51,9 +52,11 @@ def measure_forward(device: torch.device, quick: bool) -> list[dict[str, Any]]:
         x = torch.randn(N, D, device=device).to(DTYPE)
         weight = (torch.randn(V, D, device=device) * D**-0.5).to(DTYPE)
         target, logits = torch.randint(V, (N,), device=device), x.new_empty(N, V)
+        half = target.masked_fill(torch.rand(N, device=device) < 0.5, -100)
         calls: dict[str, Callable[[], Tensor]] = {
             PRODUCT: functools.partial(torch.mm, x, weight.T, out=logits),
             "monoidreduce": functools.partial(mr.linear_cross_entropy, x, weight, target),
+            HALF_IGNORED: functools.partial(mr.linear_cross_entropy, x, weight, half),
         }
         if device.type == "cuda":
             sm80 = on_tier(mr.linear_cross_entropy, "sm80")

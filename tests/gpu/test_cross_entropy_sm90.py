@@ -12,7 +12,7 @@ from tolerance import check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
-from monoidreduce import local_gradients
+from monoidreduce import local_gradients, ops
 
 SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
     "one_tile": (128, 256, 64),
@@ -297,6 +297,9 @@ def test_the_order_of_rows(rows: int, share: float, gpu: torch.device) -> None:
     assert order_of(rows, target=None, mask=mask) == (order, count)
     target = torch.where(mask, 5, 7)
     assert order_of(rows, target=target, mask=None, ignore_index=7) == (order, count)
+    for most, expected in ((count, (order, count)), (count - 1, (list(range(rows)), rows))):
+        if most >= 0:
+            assert order_of(rows, target=None, mask=mask, most=(most + 0.5) / rows) == expected
 
 
 @pytest.mark.parametrize("workspace", (0.25, 1), ids=("recomputed", "kept"))
@@ -318,21 +321,64 @@ def test_ignored_rows(size: str, ignored: float, bias: bool, workspace: float, g
     assert not loss[not_counted].any() and not dx[not_counted].any()
 
 
-@pytest.mark.parametrize("kept", (False, True), ids=("recomputed", "kept"))
 @pytest.mark.parametrize("ignored", (0.0, 0.3, 0.9))
-def test_rows_gathered_in_parts(
-    ignored: float, kept: bool, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_gathered_in_parts(ignored: float, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that are full, ragged and empty."""
     inputs = inputs_of("many_rows", torch.bfloat16, gpu, ignored=ignored)
     rows = len(inputs["x"])
     monkeypatch.setattr(local_gradients, "_BYTES_OF_GATHERED", 1)
     (room,) = local_gradients.room_to_gather(inputs["x"])
     assert len(room) < rows / 10 and rows % len(room) != 0
-    options = {"reduction": "none", "workspace": EVERYTHING if kept else 256 * 2 * rows}
+    options = {"reduction": "none", "workspace": EVERYTHING}
     check_operator("linear_cross_entropy", inputs, options)
     loss = mr.linear_cross_entropy(**inputs, **options)
     assert not loss[inputs["target"] == -100].any()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["all"]), ids=("plain", "all"))
+@pytest.mark.parametrize("ignored", (0.0, 0.01, 0.5, 0.98, 1.0))
+@pytest.mark.parametrize("size", ("one_row", "narrow", "ragged", "odd_width", "deep", "many_rows"))
+def test_a_forward_pass_alone_leaves_out_ignored_rows(
+    size: str, ignored: float, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """Their log-sum-exp is left at 0, unless they are few; what they hold has no effect, nor has what lies
+    between rows."""
+    inputs = inputs_of(size, dtype, gpu, bias=bool(options), ignored=ignored)
+    not_counted = inputs["target"] == -100
+    wide = torch.full((SIZES[size][0], SIZES[size][2] + 24), torch.nan, dtype=dtype, device=gpu)
+    rows = wide[:, 8 : SIZES[size][2] + 8]
+    rows.copy_(inputs["x"])
+    reference = check_operator(
+        "linear_cross_entropy", inputs | {"x": rows}, {"reduction": "none", **options}, differentiate=()
+    )
+    rows[not_counted] = torch.nan
+    softcap, smoothing, z_loss, scale = (
+        float(options.get(name, default))
+        for name, default in (("softcap", 0), ("label_smoothing", 0), ("z_loss", 0), ("logit_scale", 1))
+    )
+    call = (rows, inputs["weight"], inputs.get("bias"), inputs["target"], "none", scale, softcap, -100)
+    loss, lse, *_ = ops.linear_cross_entropy(*call, smoothing, z_loss, False, False, False, False, 0)
+    assert torch.equal(loss, reference["out0"])
+    few = int(not_counted.sum()) < len(rows) / 8
+    assert (few or not lse[not_counted].any()) and lse[~not_counted].all()
+
+
+def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
+    targets = inputs["target"].clone()
+
+    def call() -> torch.Tensor:
+        return mr.linear_cross_entropy(**inputs, reduction="none")
+
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for share in (0.0, 0.4, 0.9, 1.0, 0.0):
+        inputs["target"].copy_(targets.masked_fill(torch.rand(513, device=gpu) < share, -100))
+        graph.replay()
+        assert torch.equal(captured, call())
 
 
 @pytest.mark.parametrize("label_smoothing", (0.0, 0.1))
@@ -358,7 +404,9 @@ def test_weights_are_converted_while_others_are_folded(
     """With so many tiles rows come in parts, each of which is converted beside the next."""
     inputs = cross_entropy_inputs(rows, classes, width, dtype=torch.bfloat16, device=gpu, ignored=ignored)
     options = {"reduction": "none", "label_smoothing": label_smoothing, "workspace": workspace}
+    before = mr._C.path_counts()
     check_operator("linear_cross_entropy", inputs, options)
+    assert "weights_to_gradients/cuda/sm90/beside" in ran(before)
 
 
 @pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))

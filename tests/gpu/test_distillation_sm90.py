@@ -12,7 +12,7 @@ from test_cross_entropy_sm90 import Kept
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce import local_gradients
+from monoidreduce import local_gradients, ops
 
 LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
@@ -167,17 +167,36 @@ def test_masked_rows(size: str, share: float, workspace: int, teacher_grad: bool
     assert not any(t[~mask].any() for t in (loss, dx, dteacher_x))
 
 
-@pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
-def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_gathered_in_parts(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of("many_rows", torch.bfloat16, gpu)
     rows = len(inputs["x"])
     inputs["mask"] = torch.rand(rows, device=gpu) < 0.6
     monkeypatch.setattr(local_gradients, "_BYTES_OF_GATHERED", 1)
     room, _ = local_gradients.room_to_gather(inputs["x"], inputs["teacher_x"])
     assert len(room) < rows / 10 and rows % len(room) != 0
-    options = {"reduction": "none", "workspace": workspace * rows * 1024, "loss": "forward_kl"}
+    options = {"reduction": "none", "workspace": 128 * rows * 1024, "loss": "forward_kl"}
     check_operator("linear_distillation", inputs, options)
     assert not mr.linear_distillation(**inputs, **options)[~inputs["mask"]].any()
+
+
+@pytest.mark.parametrize("loss", ops.DISTILLATION_LOSSES)
+@pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 0.99, 1.0))
+@pytest.mark.parametrize("size", ("ragged", "many_rows"))
+def test_a_forward_pass_alone_leaves_out_masked_rows(
+    size: str, share: float, loss: str, gpu: torch.device
+) -> None:
+    """Their statistics are left at 0, unless they are few; what they hold has no effect."""
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    mask = torch.rand(SIZES[size][0], device=gpu) < share
+    options = {"reduction": "none", "loss": loss}
+    reference = check_operator("linear_distillation", inputs | {"mask": mask}, options, differentiate=())
+    for name in ("x", "teacher_x"):
+        inputs[name][~mask] = torch.nan
+    call = (*inputs.values(), mask, "none", loss, 1.0, False, False, 0)
+    losses, stats, _ = ops.linear_distillation(*call)
+    assert torch.equal(losses, reference["out0"])
+    few = int(mask.sum()) > 0.75 * len(mask)
+    assert (few or not stats[:, ~mask].any()) and stats[0, mask].all()
 
 
 def test_garbage_in_masked_rows(gpu: torch.device) -> None:

@@ -1,7 +1,9 @@
 #include "../cross_entropy_passes.cuh"
+#include "../gathered_rows.h"
 #include "../linear_losses.h"
 #include "monoidreduce/kernel/parts.h"
 #include "monoidreduce/kernel/weights_to_gradients.cuh"
+#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
@@ -92,6 +94,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
                                 miss};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   const bool beside = converts_beside(problem, kept);
+  if (beside) count_path("weights_to_gradients", "cuda/sm90/beside");
   const auto most_of = [&](std::int64_t left) {
     return beside ? falling_part(left, problem.rows(), Tile::kRowBlock) : left;
   };
@@ -135,7 +138,7 @@ std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   if (keeps(x)) return cross_entropy_forward_keeping(x, launch);
-  cross_entropy_forward_pass<Tile>(x, launch);
+  cross_entropy_forward_pass<Gathering<Tile>>(x, launch);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {

@@ -233,10 +233,11 @@ inline void check_order(const TensorView& order, const Operands& call, const Axi
 }
 
 // What rows in an order are gathered in.
-inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order,
+inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order, bool keeps,
                            const Operands& call, Axis& width) {
-  require(gathered.present() == order.present(), name,
-          ": expected a tensor if and only if there is an order, got ", gathered.present() ? "one" : "none");
+  require(gathered.present() == (order.present() && keeps), name,
+          ": expected a tensor if and only if there is an order and something is kept, got ",
+          gathered.present() ? "one" : "none");
   Axis at_once{"R"};
   call.optional_contiguous(name, gathered, {at_once, width}, call.dtype);
   require(!gathered.present() || at_once.size > 0, name, ": expected room for a row, got none");
@@ -254,7 +255,7 @@ inline void check(const CrossEntropyForward& x) {
   check_kept("last_kept", x.last_kept, x.kept_upstream, call, s.n, s.v);
   check_kept("late_kept", x.late_kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
-  check_gathered("gathered", x.gathered, x.order, call, s.d);
+  check_gathered("gathered", x.gathered, x.order, keeps(x), call, s.d);
   require(!keeps(x) || (!x.bias.present() && x.options.softcap == 0),
           "kept: expected none where there is a bias or softcap, got a tensor");
   const ClassRange late = late_classes(x);
@@ -332,9 +333,9 @@ inline void check(const DistillationForward& x) {
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
-  check_gathered("gathered", x.gathered, x.order, call, s.d);
-  check_gathered("teacher_gathered", x.teacher_gathered, x.order, call, s.e);
-  require(!x.order.present() || x.gathered.size[0] == x.teacher_gathered.size[0],
+  check_gathered("gathered", x.gathered, x.order, x.kept.present(), call, s.d);
+  check_gathered("teacher_gathered", x.teacher_gathered, x.order, x.kept.present(), call, s.e);
+  require(!x.gathered.present() || x.gathered.size[0] == x.teacher_gathered.size[0],
           "teacher_gathered: expected as many rows as gathered, got ", x.teacher_gathered.size[0]);
   if (!x.kept.present()) return;
   Axis some{"K", x.kept.size[1]};

@@ -65,7 +65,8 @@ struct CrossEntropyForward {
   // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. What is
   // kept is in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
   TensorView order;
-  TensorView gathered;  // [R, D] where there is an order: room for x in it, R rows at a time
+  TensorView
+      gathered;  // [R, D] where there is an order and something is kept: room for x in it, R rows at a time
   CrossEntropyOptions options;
 };
 inline constexpr int kKeptTile = 256;  // classes
@@ -157,10 +158,12 @@ struct RowScaling {
   bool needed_if_all_count = true;
 };
 
-// The rows that count, and then the others, both as they follow each other; last, how many count.
+// The rows that count, and then the others, both as they follow each other; last, how many count. If more than `most` do, it is
+// as if all did: then what leaving out the others spares is less than what it takes.
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction, one of them
   TensorView order;         // [N + 1] int64
+  std::int64_t most = 0;
   std::int64_t ignore_index = -100;
 };
 

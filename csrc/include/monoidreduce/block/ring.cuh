@@ -20,18 +20,22 @@ struct Ring {
   arch::Mbarrier full[kStages];   // completes when the bytes of the stage have arrived
   arch::Mbarrier empty[kStages];  // completes when every consumer has released the stage
 
-  // By one thread, before any other uses the ring.
-  __device__ __forceinline__ void init(int consumers) {
+  // By one thread, before any other uses the ring. producers: how many arrive when they have filled a stage.
+  __device__ __forceinline__ void init(int consumers, int producers = 1) {
     for (int stage = 0; stage < kStages; ++stage) {
-      arch::init(&full[stage], 1);
+      arch::init(&full[stage], producers);
       arch::init(&empty[stage], consumers);
     }
   }
-  // Producer: waits for the stage to be free, writes to it, and says how many bytes will come by copies. The first time
+  // Producer.
+  __device__ __forceinline__ void wait_free(RingPosition<kStages> at) {
+    arch::wait(&empty[at.stage], at.parity ^ 1);
+  }
+  // Waits for the stage to be free, writes to it, and says how many bytes will come by copies. The first time
   // round all stages are free.
   template <class Write>
   __device__ __forceinline__ arch::Mbarrier* acquire(RingPosition<kStages> at, int bytes, Write write) {
-    arch::wait(&empty[at.stage], at.parity ^ 1);
+    wait_free(at);
     write();
     arch::arrive_expect(&full[at.stage], bytes);
     return &full[at.stage];

@@ -7,12 +7,14 @@
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
+#include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/slab_stores_sm90.cuh"
+#include "monoidreduce/kernel/strided_lines.cuh"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::sm90 {
@@ -23,6 +25,7 @@ template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ =
 struct ContractionTile {
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
   static constexpr bool kRowsTransposed = kRowsTransposed_;
+  static constexpr bool kGathers = false;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
@@ -37,10 +40,18 @@ struct ContractionTile {
   }
 };
 
+// The same, of rows that lie in any order, which is that of the problem.
+template <class Tile>
+struct Gathering : Tile {
+  static_assert(!Tile::kRowsTransposed);
+  static constexpr bool kGathers = true;
+};
+
 template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
   arch::TensorMap rows_of_all[kScores], columns_of_all[kScores];  // in place of these where all rows count
+  Lines gathered[kScores];                                        // rows that threads copy
   int steps[kScores];                                             // of 64 elements of the width
   bool transposed[kScores];  // do columns lie side by side, [width, columns]
   TileSchedule schedule;     // of all rows
@@ -62,6 +73,24 @@ __device__ __forceinline__ int steps_of(const ContractionArguments<Tile::kScores
   return Tile::kRowsTransposed ? ::max((counted + kSlab - 1) / kSlab, 1) : p.steps[score];
 }
 
+// The block's half of the columns of a stage, for both blocks. One thread.
+template <class Tile, class Memory>
+__device__ __forceinline__ void load_columns(const arch::TensorMap& columns, bool transposed, int column0,
+                                             int step, Memory& memory, int stage, int block,
+                                             arch::Mbarrier* arrived) {
+  constexpr int kAll = (1 << Tile::kBlocks) - 1;
+  const int line = block * Tile::column_lines(transposed);
+  unsigned char* const to = memory.columns[stage] + line * kLineBytes;
+  if (transposed) {
+#pragma unroll
+    for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
+      arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
+                           {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
+  } else {
+    arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
+  }
+}
+
 // Loads the stages of every tile of the cluster. One thread a block. kAllCount: do all rows.
 template <class Tile, bool kAllCount, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
@@ -69,7 +98,6 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
                                         int cluster, int block) {
   using RowsTile = SharedTile<Tile::kRows, kSlab>;
   using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
-  constexpr int kAll = (1 << Tile::kBlocks) - 1;
   RingPosition<Tile::kStages> at;
 #pragma unroll 1
   for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
@@ -90,16 +118,66 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
           } else {
             RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
           }
-          const int line = block * Tile::column_lines(p.transposed[score]);
-          unsigned char* const to = memory.columns[at.stage] + line * kLineBytes;
-          if (p.transposed[score]) {
+          load_columns<Tile>(columns, p.transposed[score], column0, step, memory, at.stage, block, arrived);
+          at.advance();
+        }
+      }
+    }
+  }
+}
+
+// The same of rows in any order, by all threads of the warpgroup: they copy rows that do not lie together. (The copy engine takes
+// 53 cycles for each, on an H100, and products of 128 less than 1000 a stage.) A lane waits for its warp: 128 threads that look
+// at a barrier take the consumers a fifth of their time.
+template <class Tile, class Memory>
+__device__ __forceinline__ void produce_gathered(const ContractionArguments<Tile::kScores>& p,
+                                                 const TileSchedule& schedule, int counted, Memory& memory,
+                                                 int cluster, int block) {
+  using RowsTile = SharedTile<Tile::kRows, kSlab>;
+  using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
+  constexpr int kLines = kWarpgroup / kChunksOfLine;  // at once
+  constexpr int kCopies = Tile::kRows / kLines;       // of a thread, a stage
+  const int thread = threadIdx.x % kWarpgroup, chunk = thread % kChunksOfLine, line = thread / kChunksOfLine;
+  RingPosition<Tile::kStages> at;
+#pragma unroll 1
+  for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
+    const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
+    const int last = ::min(row0 + Tile::kRows, counted) - 1;
+    // Beyond the last row that counts any will do: nobody has its results.
+    const bool together = last < row0 || p.order[last] - p.order[row0] == last - row0;
+    int rows[kCopies];
 #pragma unroll
-            for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
-              arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
-                                   {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
-          } else {
-            arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
+    for (int n = 0; n < kCopies; ++n)
+      rows[n] = static_cast<int>(p.order[::min(row0 + n * kLines + line, p.order.rows - 1)]);
+#pragma unroll 1
+    for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
+      const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
+#pragma unroll 1
+      for (int score = 0; score < Tile::kScores; ++score) {
+        const Lines& from = p.gathered[score];
+#pragma unroll 1
+        for (int step = 0; step < p.steps[score]; ++step) {
+          if (thread == 0) {
+            const int bytes = ColumnsTile::kBytes + (together ? RowsTile::kBytes : 0);
+            arch::Mbarrier* const arrived = memory.ring.acquire(at, bytes);
+            load_columns<Tile>(p.columns[score], p.transposed[score], column0, step, memory, at.stage, block,
+                               arrived);
+            if (together)  // its first row is that of the block
+              RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, rows[0], 0, 0}, arrived);
+          } else if (thread % 32 == 0) {
+            memory.ring.wait_free(at);
           }
+          __syncwarp();
+          if (!together) {
+            const int element = step * kSlab + chunk * kChunkElements;
+            const arch::SharedAddress to =
+                arch::shared_address(memory.rows[at.stage]) + place_of(line, chunk);
+#pragma unroll
+            for (int n = 0; n < kCopies; ++n)
+              arch::copy_async(to + n * kLines * kLineBytes, from.data + rows[n] * from.stride + 2 * element,
+                               element < from.width);
+          }
+          arch::arrive_after_copies(&memory.ring.full[at.stage]);
           at.advance();
         }
       }
@@ -112,6 +190,7 @@ template <class E, class Tile, class Memory>
 struct Multiplier {
   Memory& memory;
   const int warpgroup;
+  const bool gathered;  // did threads copy the rows
   RingPosition<Tile::kStages> at;
   static constexpr int kTurn = 1;  // the named barrier at which the second consumer waits for the first
 
@@ -132,6 +211,7 @@ struct Multiplier {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       memory.ring.wait(at);
+      if (Tile::kGathers && gathered) arch::fence_async_shared();
       if (p.transposed[kScore]) {
         multiply<true>(dots, step == 0);
       } else {
@@ -187,6 +267,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
+  const bool all_count = p.order.all_count();
   // By each role for itself: where the consumers spill what both have, the producer loads it from there too.
   const auto find_schedule = [&] {
     return Tile::kRowsTransposed
@@ -194,7 +275,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
                : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
   };
   if (threadIdx.x == 0) {
-    memory.ring.init(Tile::kBlocks * Tile::kConsumers);
+    memory.ring.init(Tile::kBlocks * Tile::kConsumers, 1 + (Tile::kGathers && !all_count ? kWarpgroup : 0));
     arch::fence_init();
   }
   arch::arrive_cluster();
@@ -202,15 +283,19 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
   const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  // Idle warps have work that takes 56 registers a thread (weights_to_gradients.cuh); consumers have 16 to give where folds are of
-  // one score.
+  // To gather takes 56 registers a thread, as does the work of idle warps (weights_to_gradients.cuh); consumers have 16 to give
+  // where they do not keep what they fold of two scores.
   constexpr bool kUsesIdleWarps = requires { epilogue.meanwhile(0, 0); };
+  static_assert(!(kUsesIdleWarps && Tile::kGathers));
+  constexpr bool kTakesRegisters = kUsesIdleWarps || Tile::kGathers;
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<kUsesIdleWarps ? 56 : 24>();
+    arch::release_registers<kTakesRegisters ? 56 : 24>();
     const int warp = threadIdx.x % kWarpgroup / 32, others = kWarpgroup / 32 - 1;
-    if (warp == 0) {
+    if (Tile::kGathers && !all_count) {
+      produce_gathered<Tile>(p, find_schedule(), counted, memory, cluster, block);
+    } else if (warp == 0) {
       if (arch::elect()) {
-        if (p.order.all_count()) {
+        if (all_count) {
           produce<Tile, true>(p, find_schedule(), counted, memory, cluster, block);
         } else {
           produce<Tile, false>(p, find_schedule(), counted, memory, cluster, block);
@@ -222,9 +307,9 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
     }
     __syncwarp();
   } else {
-    arch::take_registers<kUsesIdleWarps ? 224 : 240>();
+    arch::take_registers<kTakesRegisters ? 224 : 240>();
     const TileSchedule schedule = find_schedule();
-    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
+    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, !all_count, {}};
 #pragma unroll 1
     for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
       const int row0_of_block = block * Tile::kRows + warpgroup * kFragmentRows;
@@ -274,6 +359,7 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
     arguments.columns[score] = map_of_columns(columns[score]);
     arguments.rows_of_all[score] = map_of_rows(present(rows_of_all[score], rows[score]));
     arguments.columns_of_all[score] = map_of_columns(present(columns_of_all[score], columns[score]));
+    if constexpr (Tile::kGathers) arguments.gathered[score] = StridedLines(rows[score]).head(0, 0);
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = schedule;
