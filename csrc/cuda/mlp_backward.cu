@@ -32,14 +32,20 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
   return tier;
 }
 
-// What keeps the kernels that store none from being the faster ones: of many rows, so few blocks of hidden units that most
-// multiprocessors would be idle. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and 0.12 ms,
-// 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead.
-std::string idle(const MlpBackward& x) {
-  constexpr int kUnits = 128, kManyRows = 8192, kShare = 3;
+// What keeps the kernels that store none from being the faster ones: so few blocks that most multiprocessors would be idle.
+//
+// Of many rows, those of hidden units. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and
+// 0.12 ms, 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead. Of
+// many hidden units, where rows have a pass of their own on Hopper, those of rows: 128 rows by 16384 units of width 256 take 0.57 ms.
+std::string idle(const MlpBackward& x, const Tier& fused) {
+  constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3;
   const std::int64_t units = x.w1.size[0], blocks = (units + kUnits - 1) / kUnits;
+  const std::int64_t rows = x.x.size[0], row_blocks = (rows + kRows - 1) / kRows;
   const int all = multiprocessors(x.x.cuda_device);
-  if (x.x.dtype == DType::kFloat32 || x.x.size[0] < kManyRows || blocks * kShare > all) return "";
+  if (fused.name == kSm90 && !sm90::gradients_at_once(mlp_problem(x)) && units >= kManyUnits &&
+      row_blocks * kShare <= all)
+    return message(rows, " rows are ", row_blocks, " blocks for ", all, " multiprocessors");
+  if (x.x.dtype == DType::kFloat32 || rows < kManyRows || blocks * kShare > all) return "";
   return message(units, " hidden units are ", blocks, " blocks for ", all, " multiprocessors");
 }
 
@@ -56,7 +62,7 @@ Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
   const FoldProblem problem = mlp_problem(x);
   const Tier fused = fused_tier(x, launch);
   if (fused.name == kSimt) return mlp_backward_parts(fused, problem, x.workspace, launch);
-  const std::string obstacle = idle(x);
+  const std::string obstacle = idle(x, fused);
   if (obstacle.empty()) return fused;
   const Tier parts = mlp_backward_parts({kSimt, obstacle}, problem, x.workspace, launch);
   return parts.name != kSimt && large(parts.part, problem) ? parts : fused;
