@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,6 +34,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "z_loss": {"z_loss": 1e-3, "return_lse": True},
     "softcap": {"softcap": 5.0},
     "all": {"softcap": 8.0, "label_smoothing": 0.2, "z_loss": 1e-3, "logit_scale": 0.7},
+}
+
+
+# Which rows count, fewer than three quarters. Blocks of 128 of them lie together, some or all.
+RUNS: dict[str, Callable[[int], list[bool]]] = {
+    "a_run": lambda rows: [row >= 1300 for row in range(rows)],
+    "to_the_end_but_one": lambda rows: [1300 <= row < rows - 1 for row in range(rows)],
+    "runs": lambda rows: [row % 700 >= 200 for row in range(rows)],
+    "first_scattered": lambda rows: [row % 2 == 1 if row < 2600 else True for row in range(rows)],
+    "last_scattered": lambda rows: [row % 2 == 1 if row >= 2500 else True for row in range(rows)],
+    "in_turn": lambda rows: [row % 384 >= 256 or row % 2 == 1 for row in range(rows)],
 }
 
 
@@ -361,7 +373,23 @@ def test_a_forward_pass_alone_leaves_out_ignored_rows(
     loss, lse, *_ = ops.linear_cross_entropy(*call, smoothing, z_loss, False, False, False, False, 0)
     assert torch.equal(loss, reference["out0"])
     few = int(not_counted.sum()) < len(rows) / 8
-    assert (few or not lse[not_counted].any()) and lse[~not_counted].all()
+    computed = bool(lse[not_counted].any())  # NaN
+    assert computed == (few and bool(not_counted.any())) and lse[~not_counted].all()
+
+
+@pytest.mark.parametrize("width", (72, 200))
+@pytest.mark.parametrize("pattern", RUNS)
+def test_runs_of_ignored_rows(pattern: str, width: int, gpu: torch.device) -> None:
+    """Blocks of rows that lie together come by the copy engine, others by threads."""
+    inputs = cross_entropy_inputs(5011, 515, width, dtype=torch.bfloat16, device=gpu)
+    counted = torch.tensor(RUNS[pattern](5011), device=gpu)
+    inputs["target"].masked_fill_(~counted, -100)
+    reference = check_operator("linear_cross_entropy", inputs, {"reduction": "none"}, differentiate=())
+    inputs["x"][~counted] = torch.nan
+    call = (inputs["x"], inputs["weight"], None, inputs["target"], "none", 1.0, 0.0, -100, 0.0, 0.0)
+    loss, lse, *_ = ops.linear_cross_entropy(*call, False, False, False, False, 0)
+    assert torch.equal(loss, reference["out0"])
+    assert not lse[~counted].any() and lse[counted].all()
 
 
 def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.device) -> None:

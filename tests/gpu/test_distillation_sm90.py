@@ -8,7 +8,7 @@ import pytest
 import torch
 from calls import HALVES, assert_same_bits, peak, reset_peak
 from specimens import Inputs, distillation_inputs, name_of
-from test_cross_entropy_sm90 import Kept
+from test_cross_entropy_sm90 import RUNS, Kept
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -196,7 +196,23 @@ def test_a_forward_pass_alone_leaves_out_masked_rows(
     losses, stats, _ = ops.linear_distillation(*call)
     assert torch.equal(losses, reference["out0"])
     few = int(mask.sum()) > 0.75 * len(mask)
-    assert (few or not stats[:, ~mask].any()) and stats[0, mask].all()
+    computed = bool(stats[:, ~mask].any())  # NaN
+    assert computed == (few and not bool(mask.all())) and stats[0, mask].all()
+
+
+@pytest.mark.parametrize("pattern", RUNS)
+def test_runs_of_masked_rows(pattern: str, gpu: torch.device) -> None:
+    inputs = distillation_inputs(5011, 515, 72, 200, dtype=torch.bfloat16, device=gpu)
+    mask = torch.tensor(RUNS[pattern](5011), device=gpu)
+    options = {"reduction": "none", "loss": "forward_kl"}
+    reference = check_operator("linear_distillation", inputs | {"mask": mask}, options, differentiate=())
+    for name in ("x", "teacher_x"):
+        inputs[name][~mask] = torch.nan
+    losses, stats, _ = ops.linear_distillation(
+        *inputs.values(), mask, "none", "forward_kl", 1.0, False, False, 0
+    )
+    assert torch.equal(losses, reference["out0"])
+    assert not stats[:, ~mask].any() and stats[0, mask].all()
 
 
 def test_garbage_in_masked_rows(gpu: torch.device) -> None:

@@ -388,6 +388,7 @@ inline void check(const RowOrdering& x) {
           "order: expected a dense vector of int64, got another tensor");
   require(x.order.is_cuda(), "order: expected a tensor on a CUDA device, got one on the CPU");
   require(x.target.present() != x.mask.present(), "target, mask: expected one of them, got both or neither");
+  require(x.most >= 0, "most: expected rows >= 0, got ", x.most);
   for (const TensorView& t : {x.target, x.mask}) {
     require(!t.present() || (t.rank == 1 && t.size[0] + 1 == x.order.size[0]), "order: expected a place for ",
             "each row and one more, got ", x.order.size[0]);

@@ -9,6 +9,7 @@
 // A log-sum-exp is kept in two words, lse and lse_low (LogNumber): forward writes both, backward reads both.
 #pragma once
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -62,7 +63,7 @@ struct CrossEntropyForward {
   TensorView last_kept;      // the same of the last classes, from a multiple of 256 on,
   TensorView late_kept;      // and of those before them, from a multiple of 256 on
   TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows count, as order_rows writes it: the others are not computed, and their statistics are 0. What is
+  // [N + 1] int64, which rows count, as order_rows writes it: those that it says do not are not computed, and their statistics are 0. What is
   // kept is in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
   TensorView order;
   TensorView
@@ -163,7 +164,7 @@ struct RowScaling {
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction, one of them
   TensorView order;         // [N + 1] int64
-  std::int64_t most = 0;
+  std::int64_t most = std::numeric_limits<std::int64_t>::max();
   std::int64_t ignore_index = -100;
 };
 

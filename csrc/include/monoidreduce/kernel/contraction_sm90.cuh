@@ -143,7 +143,7 @@ __device__ __forceinline__ void produce_gathered(const ContractionArguments<Tile
   for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
     const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
     const int last = ::min(row0 + Tile::kRows, counted) - 1;
-    // Beyond the last row that counts any will do: nobody has its results.
+    // Rows that count ascend in their order. Beyond the last of them any will do: nobody has its results.
     const bool together = last < row0 || p.order[last] - p.order[row0] == last - row0;
     int rows[kCopies];
 #pragma unroll
@@ -190,7 +190,7 @@ template <class E, class Tile, class Memory>
 struct Multiplier {
   Memory& memory;
   const int warpgroup;
-  const bool gathered;  // did threads copy the rows
+  const bool gathered;  // may threads have copied the rows
   RingPosition<Tile::kStages> at;
   static constexpr int kTurn = 1;  // the named barrier at which the second consumer waits for the first
 
@@ -211,7 +211,7 @@ struct Multiplier {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       memory.ring.wait(at);
-      if (Tile::kGathers && gathered) arch::fence_async_shared();
+      if (gathered) arch::fence_async_shared();
       if (p.transposed[kScore]) {
         multiply<true>(dots, step == 0);
       } else {
@@ -267,7 +267,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
-  const bool all_count = p.order.all_count();
+  const bool all_count = p.order.all_count(), gathers = Tile::kGathers && !all_count;
   // By each role for itself: where the consumers spill what both have, the producer loads it from there too.
   const auto find_schedule = [&] {
     return Tile::kRowsTransposed
@@ -275,7 +275,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
                : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
   };
   if (threadIdx.x == 0) {
-    memory.ring.init(Tile::kBlocks * Tile::kConsumers, 1 + (Tile::kGathers && !all_count ? kWarpgroup : 0));
+    memory.ring.init(Tile::kBlocks * Tile::kConsumers, gathers ? 1 + kWarpgroup : 1);
     arch::fence_init();
   }
   arch::arrive_cluster();
@@ -291,11 +291,12 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<kTakesRegisters ? 56 : 24>();
     const int warp = threadIdx.x % kWarpgroup / 32, others = kWarpgroup / 32 - 1;
-    if (Tile::kGathers && !all_count) {
-      produce_gathered<Tile>(p, find_schedule(), counted, memory, cluster, block);
-    } else if (warp == 0) {
-      if (arch::elect()) {
-        if (all_count) {
+    if constexpr (Tile::kGathers) {
+      if (gathers) produce_gathered<Tile>(p, find_schedule(), counted, memory, cluster, block);
+    }
+    if (warp == 0) {
+      if (!gathers && arch::elect()) {
+        if (Tile::kGathers || all_count) {
           produce<Tile, true>(p, find_schedule(), counted, memory, cluster, block);
         } else {
           produce<Tile, false>(p, find_schedule(), counted, memory, cluster, block);
@@ -309,7 +310,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   } else {
     arch::take_registers<kTakesRegisters ? 224 : 240>();
     const TileSchedule schedule = find_schedule();
-    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, !all_count, {}};
+    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, gathers, {}};
 #pragma unroll 1
     for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
       const int row0_of_block = block * Tile::kRows + warpgroup * kFragmentRows;
