@@ -36,8 +36,8 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
 //
 // Of many rows, those of hidden units. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and
 // 0.12 ms, 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead. Of
-// many hidden units, where rows have a pass of their own on Hopper, those of rows (16384 units of width 256: 128 rows 0.57 ms in one
-// block and 0.06 in parts, which take 0.14 for 1024 and 0.78 for 4096, where the pass is as fast).
+// many hidden units, where rows have a pass of their own on Hopper, those of rows (16384 units of width 256: 128 rows take 0.57 ms
+// in one block and 0.06 in parts; parts of 1024 rows 0.14, of 4096, whose blocks would run side by side, 0.78).
 std::string idle(const MlpBackward& x, const Tier& fused) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   const std::int64_t units = x.w1.size[0], blocks = (units + kUnits - 1) / kUnits;
