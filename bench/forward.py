@@ -1,5 +1,6 @@
 """The forward pass of cross entropy alone beside the product of its logits, which every form of it needs.
 
+Once of all rows, and once where the targets of half of them, drawn at random, are ignored.
 Without gradients nothing is kept, and the memory is what statistics take.
 """
 

@@ -49,8 +49,8 @@ class Unlucky(AssertionError):
     """A drawn case breaks only the bound of the largest error of float32, by less than a factor of 2."""
 
 
-class _Unlucky(str):
-    """What is said of such a clause."""
+class MayBeLuck(str):
+    """What is said of that clause."""
 
 
 def rounding_floor(ref: Tensor, dtype: torch.dtype) -> float:
@@ -82,7 +82,7 @@ def accuracy_failures(
     generated: did nobody choose the case. Then what is 0 by nature, as softmax's gradient over one column, is
     held to what terms of unit size leave: the first row of causal attention, or all. The rule, relative to
     results, has no bound for it. And among hundreds of cases the unluckiest would decide, so a largest error
-    of float32 between 2 and 4 times the base's is an _Unlucky failure.
+    of float32 between 2 and 4 times the base's may be luck.
     one_column: torch cancels the terms of softmax's gradient exactly there, by luck and not by care, so
     float32 is held to the clause that does not compare with torch's errors.
     """
@@ -133,7 +133,7 @@ def accuracy_failures(
     if float(error.max()) > largest and (comparable or tested != torch.float32):
         may_be_luck = generated and dtype == torch.float32 and float(error.max()) <= 2.0 * largest - floor
         text = f"{name}: max error {float(error.max()):.3g} > {largest:.3g}; {_worst(error, y, ref, base)}"
-        failures.append(_Unlucky(text) if may_be_luck else text)
+        failures.append(MayBeLuck(text) if may_be_luck else text)
     mean, allowed = float(error.sum()) / count, 1.5 * float(base_error.sum()) / count + floor / 16
     if mean > allowed and comparable and count >= 64:
         failures.append(f"{name}: mean error {mean:.3g} > {allowed:.3g}; {_worst(error, y, ref, base)}")
@@ -295,6 +295,6 @@ def check_operator(
         shapes_text = ", ".join(
             f"{name} {tuple(t.shape)} {t.dtype} strides {t.stride()}" for name, t in inputs.items()
         )
-        kind = Unlucky if all(isinstance(failure, _Unlucky) for failure in failures) else AssertionError
+        kind = Unlucky if all(isinstance(failure, MayBeLuck) for failure in failures) else AssertionError
         raise kind("\n".join([f"mr.{operator}({shapes_text}, {options})", *failures]))
     return results

@@ -347,6 +347,21 @@ def test_rows_gathered_in_parts(ignored: float, gpu: torch.device, monkeypatch: 
     assert not loss[inputs["target"] == -100].any()
 
 
+def forward_alone(
+    inputs: Inputs,
+    softcap: float = 0.0,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    logit_scale: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The losses and log-sum-exps; `mr.linear_cross_entropy` returns these only where it computes all."""
+    operands = (inputs["x"], inputs["weight"], inputs.get("bias"), inputs["target"])
+    numbers = (logit_scale, softcap, -100, label_smoothing, z_loss)
+    nothing_kept = (False, False, False, False, 0)
+    loss, lse, *_ = ops.linear_cross_entropy(*operands, "none", *numbers, *nothing_kept)
+    return loss, lse
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["all"]), ids=("plain", "all"))
 @pytest.mark.parametrize("ignored", (0.0, 0.01, 0.5, 0.98, 1.0))
@@ -365,12 +380,7 @@ def test_a_forward_pass_alone_leaves_out_ignored_rows(
         "linear_cross_entropy", inputs | {"x": rows}, {"reduction": "none", **options}, differentiate=()
     )
     rows[not_counted] = torch.nan
-    softcap, smoothing, z_loss, scale = (
-        float(options.get(name, default))
-        for name, default in (("softcap", 0), ("label_smoothing", 0), ("z_loss", 0), ("logit_scale", 1))
-    )
-    call = (rows, inputs["weight"], inputs.get("bias"), inputs["target"], "none", scale, softcap, -100)
-    loss, lse, *_ = ops.linear_cross_entropy(*call, smoothing, z_loss, False, False, False, False, 0)
+    loss, lse = forward_alone(inputs | {"x": rows}, **options)
     assert torch.equal(loss, reference["out0"])
     few = int(not_counted.sum()) < len(rows) / 8
     computed = bool(lse[not_counted].any())  # NaN
@@ -386,27 +396,31 @@ def test_runs_of_ignored_rows(pattern: str, width: int, gpu: torch.device) -> No
     inputs["target"].masked_fill_(~counted, -100)
     reference = check_operator("linear_cross_entropy", inputs, {"reduction": "none"}, differentiate=())
     inputs["x"][~counted] = torch.nan
-    call = (inputs["x"], inputs["weight"], None, inputs["target"], "none", 1.0, 0.0, -100, 0.0, 0.0)
-    loss, lse, *_ = ops.linear_cross_entropy(*call, False, False, False, False, 0)
+    loss, lse = forward_alone(inputs)
     assert torch.equal(loss, reference["out0"])
     assert not lse[~counted].any() and lse[counted].all()
 
 
-def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.device) -> None:
-    inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
-    targets = inputs["target"].clone()
-
-    def call() -> torch.Tensor:
-        return mr.linear_cross_entropy(**inputs, reduction="none")
-
+def check_replays_of_ignored_rows(call: Callable[[], tuple[torch.Tensor, ...]], target: torch.Tensor) -> None:
+    """Captured once, a call of these targets serves any share of them that is ignored."""
+    targets = target.clone()
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = call()
-    for share in (0.0, 0.4, 0.9, 1.0, 0.0):
-        inputs["target"].copy_(targets.masked_fill(torch.rand(513, device=gpu) < share, -100))
+    for share in (0.0, 0.4, 0.9, 1.0, 0.1, 0.0):
+        target.copy_(targets.masked_fill(torch.rand(targets.shape, device=target.device) < share, -100))
         graph.replay()
-        assert torch.equal(captured, call())
+        got = [result.clone() for result in captured]
+        for result, wanted in zip(got, call(), strict=True):
+            assert torch.equal(result, wanted)
+
+
+def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
+    check_replays_of_ignored_rows(
+        lambda: (mr.linear_cross_entropy(**inputs, reduction="none"),), inputs["target"]
+    )
 
 
 @pytest.mark.parametrize("label_smoothing", (0.0, 0.1))
@@ -441,22 +455,12 @@ def test_weights_are_converted_while_others_are_folded(
 def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
     leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
-    targets = inputs["target"].clone()
 
     def call() -> tuple[torch.Tensor, ...]:
         loss = mr.linear_cross_entropy(**inputs, workspace=workspace)
         return (loss.detach(), *torch.autograd.grad(loss, leaves))
 
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    for share in (0.0, 0.4, 0.9, 1.0, 0.1):
-        inputs["target"].copy_(targets.masked_fill(torch.rand(513, device=gpu) < share, -100))
-        graph.replay()
-        got = [result.clone() for result in captured]
-        for result, wanted in zip(got, call(), strict=True):
-            assert torch.equal(result, wanted)
+    check_replays_of_ignored_rows(call, inputs["target"])
 
 
 @pytest.mark.parametrize("return_lse", (False, True))

@@ -118,13 +118,12 @@ def test_few_hidden_units_of_many_rows(gpu: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("rows", "width"), ((1, 256), (130, 136), (700, 200)))
-def test_few_rows_of_many_hidden_units(rows: int, width: int, tier: str, gpu: torch.device) -> None:
-    """On Hopper rows of more than 128 features have a pass of their own, a block for every 128 of them."""
+def test_few_rows_of_many_hidden_units(rows: int, width: int, gpu: torch.device) -> None:
+    """Rows of more than 128 features have a pass of their own, a block for every 128 of them."""
     inputs = scaled_mlp_inputs((rows, 4104, width, 72), torch.bfloat16, gpu, biases=True)
     assert launches(inputs) == {"forward": 1, "backward": 1}
     call = [inputs[name] for name in ("x", "w1", "w2")]
-    said = f"{rows} rows are {-(-rows // 128)} blocks" in str(mr.explain("mlp", *call))
-    assert said == (tier == "sm90")
+    assert f"{rows} rows are {-(-rows // 128)} blocks" in str(mr.explain("mlp", *call))
     with mr.workspace(0):
         assert launches(inputs) == {"forward": 1, "backward": 1}
         assert "in parts" not in str(mr.explain("mlp", *call))

@@ -63,11 +63,11 @@ struct CrossEntropyForward {
   TensorView last_kept;      // the same of the last classes, from a multiple of 256 on,
   TensorView late_kept;      // and of those before them, from a multiple of 256 on
   TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows count, as order_rows writes it: those that it says do not are not computed, and their statistics are 0. What is
-  // kept is in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
+  // [N + 1] int64, which rows count, as order_rows writes it: of the others nothing is computed, and their statistics are 0. What
+  // is kept is in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
   TensorView order;
-  TensorView
-      gathered;  // [R, D] where there is an order and something is kept: room for x in it, R rows at a time
+  // [R, D] where there is an order and something is kept: room for x in it, R rows at a time.
+  TensorView gathered;
   CrossEntropyOptions options;
 };
 inline constexpr int kKeptTile = 256;  // classes
@@ -160,7 +160,7 @@ struct RowScaling {
 };
 
 // The rows that count, and then the others, both as they follow each other; last, how many count. If more than `most` do, it is
-// as if all did: then what leaving out the others spares is less than what it takes.
+// as if all did: to leave out few takes longer than to compute them.
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction, one of them
   TensorView order;         // [N + 1] int64

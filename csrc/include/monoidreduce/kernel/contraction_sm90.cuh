@@ -40,7 +40,7 @@ struct ContractionTile {
   }
 };
 
-// The same, of rows that lie in any order, which is that of the problem.
+// The same, of a problem whose rows are not gathered: they lie anywhere, and its order says where.
 template <class Tile>
 struct Gathering : Tile {
   static_assert(!Tile::kRowsTransposed);
@@ -51,7 +51,7 @@ template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
   arch::TensorMap rows_of_all[kScores], columns_of_all[kScores];  // in place of these where all rows count
-  Lines gathered[kScores];                                        // rows that threads copy
+  Lines gathered[kScores];                                        // the rows, where threads gather them
   int steps[kScores];                                             // of 64 elements of the width
   bool transposed[kScores];  // do columns lie side by side, [width, columns]
   TileSchedule schedule;     // of all rows

@@ -1,0 +1,53 @@
+"""The acceptance rule itself: what it takes for bad luck."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import test_generated
+import torch
+from tolerance import MayBeLuck, Unlucky, accuracy_failures
+
+
+@pytest.mark.parametrize(
+    ("draws", "raised"),
+    (
+        (("kept",), None),
+        (("unlucky", "kept", "unlucky", "kept", "kept"), None),
+        (("unlucky", "kept", "kept", "unlucky", "unlucky"), Unlucky),
+        (("unlucky", "unlucky", "unlucky"), Unlucky),
+        (("unlucky", "kept", "broken"), AssertionError),
+    ),
+)
+def test_the_median_of_draws_is_held_to_the_rule(
+    draws: tuple[str, ...], raised: type[AssertionError] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five, where the first is unlucky; what breaks another bound is no matter of luck."""
+    left = list(draws)
+
+    def check_operator(*_: Any, **__: Any) -> None:
+        drawn = left.pop(0)
+        if drawn != "kept":
+            raise (Unlucky if drawn == "unlucky" else AssertionError)(drawn)
+
+    monkeypatch.setattr(test_generated, "check_operator", check_operator)
+    with nullcontext() if raised is None else pytest.raises(AssertionError) as caught:
+        test_generated.check(lambda _: True, "mlp", lambda: {"x": torch.ones(1)}, {})
+    assert not left and (raised is None or caught.type is raised)
+
+
+@pytest.mark.parametrize("generated_case", (True, False))
+@pytest.mark.parametrize("excess", (1.0, 3.0, 5.0))
+def test_what_may_be_luck(excess: float, generated_case: bool) -> None:
+    """An error of one float32 element beyond twice the base's, and not beyond four times."""
+    ref = torch.ones(512, 64, dtype=torch.float64)
+    base = torch.full((512, 64), 1.125)
+    y = base.clone()
+    y[3, 5] = 1 + excess / 8
+    failures = accuracy_failures("y", y, ref, base, torch.bfloat16, 512, generated=generated_case)
+    assert len(failures) == (excess > 2)
+    assert [isinstance(failure, MayBeLuck) for failure in failures] == [
+        generated_case and excess < 4 for _ in failures
+    ]
