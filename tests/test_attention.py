@@ -294,6 +294,10 @@ ACCURACY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bias": ({"bias": (1, 4, 257, 300)}, {}),
     "bool": ({"keep": (1, 1, 257, 300)}, {}),
     "bias_of_keys": ({"bias": (8, 4, 1, 300), "batch": 8}, {"causal": True}),
+    # Where the rounding of a row's centre is most of the error.
+    "two_keys": ({"n": 2}, {}),
+    "ten_keys": ({"n": 10, "width": 72, "value_width": 72}, {"scale": 0.5}),
+    "window_of_two": ({}, {"window": (1, 0)}),
 }
 
 

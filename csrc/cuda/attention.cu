@@ -44,7 +44,7 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
     if (tier.name == kSm90) sharing = sm90::backward_sharing(problem, launch);
   }
   if (sharing.in_parts > 0) tier.reason += message("; ", sharing.in_parts, " tiles of columns in parts");
-  tier.scratch = tier.name == kSimt ? x.q.size[0] * x.q.size[1] * x.q.size[2]
+  tier.scratch = tier.name == kSimt ? 2 * x.q.size[0] * x.q.size[1] * x.q.size[2]
                                     : BackwardScratch(x, nullptr, sharing).size;
   return tier;
 }
@@ -84,13 +84,9 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
   if (!simt) return count_tier("attention_backward", tier, x.q.dtype, launch.deterministic);
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
-    TensorView centre = x.scratch;  // as [B, H, M]
-    centre.rank = 3;
-    centre.size[0] = x.q.size[0], centre.size[1] = x.q.size[1], centre.size[2] = x.q.size[2];
-    centre.stride[2] = 1, centre.stride[1] = centre.size[2],
-    centre.stride[0] = centre.size[1] * centre.size[2];
-    row_centre<T>(x.grad_out, x.out, x.grad_lse, centre, launch);
-    const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {data<T>(x.scratch), 1}};
+    T *of_lse = data<T>(x.scratch), *centre = of_lse + x.q.size[0] * x.q.size[1] * x.q.size[2];
+    row_centre<T>(x.grad_out, x.out, x.grad_lse, of_lse, centre, launch);
+    const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {centre, 1}, {of_lse, 1}};
     const FoldGradients wanted{
         .grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v, .d_bias = x.d_bias};
     fold_backward<true>(LogSumExp<T>{}, attention_problem(x), rows, wanted, launch);

@@ -131,6 +131,35 @@ void check_all_values(Checks& checks) {
       checks);
 }
 
+// A log-sum-exp in two float words is more than a float, and the share of a score between 0 and it, or near it, is right
+// to the last bits: neither the rounding of the logarithm nor that of the differences is left in it.
+void check_two_words(Checks& checks) {
+  const LogSumExp<float> m;
+  Random random(5);
+  const float inf = std::numeric_limits<float>::infinity();
+  for (const float level : {40.f, 100.f, -3e4f}) {
+    for (int trial = 0; trial < kTrials; ++trial) {
+      const LogSumExp<float>::State state{level + static_cast<float>(normal(random, 3)),
+                                          static_cast<float>(std::exp(normal(random, 3)))};
+      const LogNumber<float> lse = m.project(state);
+      const Real80 exact = Real80(state.frame) + logl(state.mass);
+      checks.section("LogSumExp<float>", "the log-sum-exp in two words");
+      const double lost = static_cast<double>(Real80(lse.high) + lse.low - exact);
+      CHECK(checks, std::fabs(lost) < 1e-13 * std::fabs(lse.high), lost, lse.high);
+      CHECK(checks, std::fabs(lse.low) < 1e-7 * std::fabs(lse.high), lse.low, lse.high);
+      checks.section("LogSumExp<float>", "a share of it");
+      const Element<float> e{lse.high - static_cast<float>(std::fabs(normal(random, 6))), 0, 0, 0};
+      const double expected = static_cast<double>(expl(e.score - exact)), share = m.share(e, lse);
+      CHECK(checks, near(share, expected, 1.5e-7 * expected), e.score, lse.high, share, expected);
+      CHECK(checks, m.share({-inf, 0, 0, 0}, lse) == 0);
+    }
+  }
+  checks.section("LogSumExp<float>", "shares of nothing, and of infinity");
+  const LogNumber<float> nothing = m.project(m.identity());
+  CHECK(checks, nothing.high == -inf && nothing.low == 0 && m.share({-inf, 0, 0, 0}, nothing) == 0);
+  CHECK(checks, m.share({1, 0, 0, 0}, {inf, 0}) == 0 && std::isnan(m.share({1, 0, 0, 0}, {NAN, 0})));
+}
+
 // A student equal to its teacher, and one a rounding away: the KL losses are 0 and tiny, whatever the level
 // of the scores.
 void check_close_distributions(Checks& checks) {
@@ -258,6 +287,7 @@ int main() {
   Checks checks;
   check_all_values<float>(checks);
   check_all_values<double>(checks);
+  check_two_words(checks);
   check_close_distributions(checks);
   check_cross_entropy_loss(checks);
   check_cross_entropy_problem(checks);

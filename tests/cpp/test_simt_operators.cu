@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 
+#include "monoidreduce/block/tile.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/problems.h"
@@ -136,14 +137,17 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
   report.compare("out", device_out, out.values);
   report.compare("lse", device_lse, lse.values);
 
-  // The centre is made of the output as it was rounded.
+  // The centre is made of the output as it was rounded; of a row whose columns lie in one tile, of the columns.
   HostTensor centre(lse.shape), d_q(q.shape), d_k(k.shape), d_v(v.shape), d_bias;
   if (bias.present() && !masked) d_bias = HostTensor(bias.shape);
   const std::vector<double> rounded = device_out.values();
   for (std::size_t row = 0; row < centre.values.size(); ++row) {
     if (grad_lse.present()) centre.values[row] = grad_lse.values[row];
+    const std::int64_t i = static_cast<std::int64_t>(row) % c.m;
+    const std::int64_t tile = problem.range.begin(i) / kTile * kTile;
+    const bool within = problem.range.end(i, c.n) <= tile + kTile;
     for (std::int64_t e = 0; grad_out.present() && e < c.d; ++e) {
-      centre.values[row] -= grad_out.values[row * c.d + e] * rounded[row * c.d + e];
+      centre.values[row] -= grad_out.values[row * c.d + e] * (within ? out.values : rounded)[row * c.d + e];
     }
   }
   reference_backward<true>(
@@ -155,7 +159,7 @@ void run_attention(Report& report, const AttentionCase& c, DType dtype) {
        .d_payload = d_v.view(),
        .d_bias = d_bias.present() ? d_bias.view(scores) : TensorView{}});
   const DeviceTensor device_grad_out(grad_out, dtype, Layout::kGapped),
-      device_grad_lse(grad_lse, acc, Layout::kReversed), scratch(HostTensor(lse.shape, kNaN), acc);
+      device_grad_lse(grad_lse, acc, Layout::kReversed), scratch(HostTensor({2, c.b, c.h, c.m}, kNaN), acc);
   check_backward(report, dtype, {{"dq", &d_q}, {"dk", &d_k}, {"dv", &d_v}, {"dbias", &d_bias}},
                  [&](const Launch& launch, std::vector<DeviceTensor>& g) {
                    cuda::attention_backward({.grad_out = device_grad_out.view(),

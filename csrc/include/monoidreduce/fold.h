@@ -79,6 +79,12 @@ concept RowPolicy = requires(const P p, std::int64_t row, typename M::Output out
   } -> std::same_as<typename M::Upstream>;  // backward: the gradient by P_i (with a payload, see pull())
 };
 
+// One that knows g_i, the gradient by P_i alone, beside the c_i of a payload (see pull()).
+template <class P, class M>
+concept KnowsProductGradient = PayloadMonoid<M> && M::kNormalized && requires(const P p, std::int64_t row) {
+  { p.of_product(row) } -> std::same_as<typename M::Real>;
+};
+
 // One element of a backward pass without a payload: the derivative by each dot product, before the score's
 // own slope.
 template <Monoid M>
@@ -99,6 +105,16 @@ MR_HD PayloadPull<typename M::Real> pull(const M& m, const Element<typename M::R
                                          const typename M::Output& product, const typename M::Upstream& c,
                                          typename M::Real u) {
   return {m.local_gradient(e, product, u + c).score, m.share(e, product)};
+}
+
+// What an element adds to the mean of the u_j. c_i = g_i - that mean is g_i - <G_i, out_i>, but cancels with the rounding
+// errors of the u_j, as where eager composition keeps the weights: of few columns, whose shares are large, this shows.
+// Where nothing but P_i has a gradient all u_j are 0, and so is the mean, whatever a +inf score makes of a share.
+template <PayloadMonoid M>
+MR_HD typename M::Real share_of_mean(const M& m, const Element<typename M::Real>& e,
+                                     const typename M::Output& product, typename M::Real u) {
+  using R = typename M::Real;
+  return select(u == R(0), R(0), m.share(e, product) * u);
 }
 
 }  // namespace monoidreduce

@@ -93,10 +93,25 @@ MR_HD R multiply_add(R a, R b, R c) {
 MR_HD float multiply_add(float a, float b, float c) { return ::fmaf(a, b, c); }
 MR_HD double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
 #endif
-// A real type with a faster way has a function of its own.
+// What follows has another form for a real type that has a better or a faster one.
 template <class R>
 MR_HD R sigmoid(R x) {
   return R(1) / (R(1) + exp(-x));
+}
+// e^(x + rest), of what is left of x, small beside 1 where e^x is not 0.
+template <class R>
+MR_HD R exp(R x, R rest) {
+  const R power = exp(x);
+  return multiply_add(power, select(rest < R(1), rest, R(1)), power);
+}
+// What log(x) lost in rounding. Once a row.
+template <class R>
+MR_HD R log_rest(R) {
+  return R(0);
+}
+MR_HD float log_rest(float x) {
+  const double exact = ::log(static_cast<double>(x));
+  return abs(exact) == infinity<double>() ? 0.f : static_cast<float>(exact - log(x));
 }
 
 }  // namespace monoidreduce

@@ -18,11 +18,11 @@ struct RowVector {
 };
 
 // attention, logsumexp_matmul: P_i = lse_i, a word in each array. centre is g_lse - <G, out>, g_lse without a
-// payload.
+// payload, of which grad_lse then is not read.
 template <class T>
 struct LogSumExpRows {
   T *lse, *lse_low;  // [rows], natural logarithm
-  RowVector<T> centre;
+  RowVector<T> centre, grad_lse = {};
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
   MR_HD void store(std::int64_t row, LogNumber<T> p) const { lse[row] = p.high, lse_low[row] = p.low; }
@@ -30,6 +30,7 @@ struct LogSumExpRows {
     return {softmax_product(lse[row], centre[row]), lse_low[row]};
   }
   MR_HD T upstream(std::int64_t row) const { return centre[row]; }
+  MR_HD T of_product(std::int64_t row) const { return grad_lse[row]; }
 };
 
 // mlp: nothing is kept of a row.

@@ -39,16 +39,21 @@ struct PanelFacts {
   PanelRows<T> rows;
   typename M::Output product[kPacks];
   typename M::Upstream upstream[kPacks];
+  LanePack<T> of_product[kPacks];  // of a policy that knows it
 
   template <class Rows>
   PanelFacts(const FoldProblem& p, const ProblemRows& problem, std::int64_t first, const Rows& policy)
       : rows(p, problem, first, policy, true) {
     std::memset(static_cast<void*>(product), 0, sizeof(product));
     std::memset(static_cast<void*>(upstream), 0, sizeof(upstream));
+    std::fill_n(of_product, kPacks, LanePack<T>(0));
     for (int lane = 0; lane < rows.count; ++lane) {
       const std::int64_t row = problem.flat(first + lane);
       set_lane<T>(product[lane / kLanes<T>], lane % kLanes<T>, policy.product(row));
       set_lane<T>(upstream[lane / kLanes<T>], lane % kLanes<T>, policy.upstream(row));
+      if constexpr (requires { policy.of_product(row); }) {
+        set_lane<T>(of_product[lane / kLanes<T>], lane % kLanes<T>, policy.of_product(row));
+      }
     }
   }
 };
@@ -360,6 +365,19 @@ class Backward {
       std::copy_n(facts.product, kPacks, product);
       std::copy_n(facts.upstream, kPacks, upstream);
       const R zero(0), scale(score.scale);
+      if constexpr (KnowsProductGradient<Rows, M<T>>) {
+        if (weights && tile.rows.few_within(first_, columns_)) {
+          R mean[kPacks] = {zero, zero};
+          for (std::int64_t j = 0; j < columns_; ++j) {
+            for (int half = 0; half < kPacks; ++half) {
+              const Element<R> e = tile.template from_dots<kPlain>(j, half);
+              const R added = share_of_mean(m, e, product[half], R::load(weights + tile.at(j, half)));
+              mean[half] = mean[half] + (kPlain ? added : select(tile.valid(j, half), added, zero));
+            }
+          }
+          for (int half = 0; half < kPacks; ++half) upstream[half] = facts.of_product[half] - mean[half];
+        }
+      }
       for (std::int64_t j = 0; j < columns_; ++j) {
         for (int half = 0; half < kPacks; ++half) {
           const std::int64_t at = tile.at(j, half);

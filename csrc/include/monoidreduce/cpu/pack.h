@@ -177,6 +177,10 @@ template <class T, int N>
 MR_HD Pack<T, N> log(Pack<T, N> x) {
   return each_lane(x, [](T a) { return ::monoidreduce::log(a); });
 }
+template <class T, int N>
+MR_HD Pack<T, N> log_rest(Pack<T, N> x) {
+  return each_lane(x, [](T a) { return ::monoidreduce::log_rest(a); });
+}
 
 // float: x + x^3 P(x^2) under 0.625, 1 - 2 / (e^2x + 1) above. double: the C library's.
 template <class T, int N>

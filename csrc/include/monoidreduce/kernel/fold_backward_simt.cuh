@@ -94,6 +94,24 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
     upstream = rows.upstream(flat_row);
     label = static_cast<Index<T>>(rows.label(flat_row));
   }
+  if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
+    const std::int64_t columns = p.pair[0].columns.size[2];
+    const bool within = at.column0 <= p.range.begin(row) && p.range.end(row, columns) <= at.column0 + kTile;
+    if (p.pairs == 2 && __any_sync(~0u, valid.bits && within)) {
+      T mean = T(0);
+#pragma unroll 1
+      for (int n = 0; n < kLaneElements; ++n) {
+        const std::int64_t column = at.column0 + element_column(n);
+        const int place = element_column(n) * kPitch + element_row();
+        if (!valid[n]) continue;
+        const Element<T> e{score.value(memory.first[place], score_bias(bias, row, column)), T(0),
+                           static_cast<Index<T>>(column), label};
+        mean += share_of_mean(m, e, product, memory.second[place]);
+      }
+      mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
+      if (valid.bits && within) upstream = rows.of_product(flat_row) - mean;
+    }
+  }
   with_named(m, [&](const auto& m) {
 #pragma unroll 2
     for (int n = 0; n < kLaneElements; ++n) {
