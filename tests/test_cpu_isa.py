@@ -76,6 +76,32 @@ def test_ragged_tiles_on_several_threads_twice(specimen: Specimen, dtype: torch.
         assert torch.equal(content(first), content(runs[1][name])), f"{name}: other bits in the second run"
 
 
+@pytest.mark.isa
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("n", (86, 96, 239))
+def test_the_number_of_threads_does_not_change_a_bit(n: int) -> None:
+    inputs = attention_inputs(1, 2, 1, 200, n, 64, 64, dtype=torch.float32, device=torch.device("cpu"))
+    runs = []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)  # of the upstream gradients
+        runs.append(check_operator("attention", inputs))
+    for other in runs[1:]:
+        for name, first in runs[0].items():
+            assert torch.equal(content(first), content(other[name])), name
+
+
+@pytest.mark.isa
+def test_backward_finds_the_scores_of_forward() -> None:
+    """Tiles differ between the passes. One key, in a last tile of few, weighs 1 by a large score."""
+    inputs = attention_inputs(1, 2, 1, 40, 250, 256, 16, dtype=torch.float32, device=torch.device("cpu"))
+    inputs["q"] += 1.0
+    inputs["k"][:, :, 249] = 100.0  # scores of 1600, where others are of unit size
+    check_operator("attention", inputs, {"scale": 1 / 16}, differentiate=["v"])
+    inputs = cross_entropy_inputs(64, 300, 1024, dtype=torch.float32, device=torch.device("cpu"))
+    check_operator("linear_cross_entropy", inputs, {"logit_scale": 20.0})
+
+
 @pytest.mark.parametrize("isa", [isa for isa in mr._C.cpu_isas() if isa != mr._C.cpu_isa()])
 def test_other_instruction_sets(isa: str, pytestconfig: pytest.Config) -> None:
     files = sorted(map(str, Path(__file__).parent.glob("test_*.py")))

@@ -249,6 +249,15 @@ def test_attention_non_finite_inputs(mask: str, place: str, dtype: torch.dtype, 
         assert results["out0"].isfinite().any(-1).any() and results["out0"][0, 0].isfinite().all()
 
 
+@pytest.mark.parametrize("m", (1, 32))
+def test_infinite_value_of_few_keys(m: int, device: torch.device) -> None:
+    """A tile's rows beyond the last make nothing of it, where all columns are in the tile."""
+    inputs = attention_inputs(1, 1, 1, m, 7, 4, 1, dtype=torch.float32, device=device)
+    inputs["v"][0, 0, 5] = torch.inf
+    results = check_operator("attention", inputs, {"return_lse": True})
+    assert results["d_v"].isfinite().all() and results["d_k"].isnan().any()
+
+
 @every_dtype
 def test_attention_excluded_garbage_is_bitwise_zero_filled(dtype: torch.dtype, device: torch.device) -> None:
     """What no row keeps may hold anything: the results are those of zeros there, bit for bit."""

@@ -40,7 +40,7 @@ struct FastReal {
   __device__ __forceinline__ friend FastReal max(FastReal a, FastReal b) { return fmaxf(a.x, b.x); }
   __device__ __forceinline__ friend FastReal abs(FastReal a) { return fabsf(a.x); }
   __device__ __forceinline__ friend FastReal exp(FastReal a) { return Functions::exp(a.x); }
-  // The rest is less than what the function loses.
+  // The rest is lost in the rounding of the weight to an operand.
   __device__ __forceinline__ friend FastReal exp(FastReal a, FastReal) { return exp(a); }
   __device__ __forceinline__ friend FastReal log(FastReal a) { return Functions::log(a.x); }
   __device__ __forceinline__ friend FastReal tanh(FastReal a) { return Functions::tanh(a.x); }

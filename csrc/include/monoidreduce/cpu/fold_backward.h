@@ -297,7 +297,7 @@ class Backward {
       E *lanes = lanes_ + worker * lanes_size(), *operand = operands_ + worker * tile_size();
       T* room = sums_ + worker * lanes_size();
       load_lanes<T>(p_.a, rows_, first, count, lanes);
-      matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false);
+      matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false, run_of_widths<T, E>(p_));
       // What is not finite in b matters to the scores, so it goes back in for this product.
       for (const auto& entry : b_taken_) {
         const E* row = lanes + entry.column / kDepth<E> * kDepth<E> * kPanel<T> + entry.column % kDepth<E>;
@@ -307,11 +307,13 @@ class Backward {
       }
       if constexpr (kScores == 2) {
         load_lanes<T>(p_.other_a, rows_, first, count, lanes);
-        matmul(other_b_.over_width(), columns_, 1, p_.other_width(), lanes, other_dz, false);
+        matmul(other_b_.over_width(), columns_, 1, p_.other_width(), lanes, other_dz, false,
+               run_of_widths<T, E>(p_));
       }
       if (p_.payload.present()) {
         load_lanes<T>(pass_.g_.grad_out, rows_, first, count, lanes);
-        matmul(payload_.over_width(), columns_, 1, p_.payload_width(), lanes, weights, false);
+        matmul(payload_.over_width(), columns_, 1, p_.payload_width(), lanes, weights, false,
+               run_of_widths<T, E>(p_));
       }
       if (bias) load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
 
@@ -375,7 +377,11 @@ class Backward {
               mean[half] = mean[half] + (kPlain ? added : select(tile.valid(j, half), added, zero));
             }
           }
-          for (int half = 0; half < kPacks; ++half) upstream[half] = facts.of_product[half] - mean[half];
+          for (int half = 0; half < kPacks; ++half) {
+            // A lane without columns, beyond the last row, may have a mean of 0 times infinity, which is not to be multiplied.
+            const Mask<R> keeps_any = facts.rows.begin[half] < facts.rows.end[half];
+            upstream[half] = select(keeps_any, facts.of_product[half] - mean[half], upstream[half]);
+          }
         }
       }
       for (std::int64_t j = 0; j < columns_; ++j) {

@@ -165,10 +165,11 @@ class Forward {
         }
         if (p_.bias.present())
           load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
-        matmul(b.over_width(), count, 1, width, a + i * panel_size, scores.get(), false);
+        matmul(b.over_width(), count, 1, width, a + i * panel_size, scores.get(), false,
+               run_of_widths<T, E>(p_));
         if constexpr (Packs::kScores == 2) {
           matmul(other_b.over_width(), count, 1, other_width, other_a + i * other_panel_size,
-                 other_scores.get(), false);
+                 other_scores.get(), false, run_of_widths<T, E>(p_));
         }
         const PanelTile<Packs, T> tile{p_,
                                        score_,

@@ -126,18 +126,20 @@ inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments
   }
 }
 
+// The longest run of terms that is summed in one go. Of float, runs of 128 had errors of 1.1 to 1.2 times those of 64, which
+// cost 1 to 2 % of attention's time; of 32, 0.8 times, for 8 %. (b's part is read once for every kRows rows, from the
+// first-level cache: 8 KiB of float, 16 of BFloat16.)
+template <class T, class E>
+inline constexpr std::int64_t kRun = std::is_same_v<T, E> ? 64 : 256;
+
 // c[rows][kPanel] (+)= a[rows][segments * length] b[segments * length][kPanel].
 template <class T, class E>
 inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length, const E* b,
-                   T* c, bool accumulate) {
+                   T* c, bool accumulate, std::int64_t longest = kRun<T, E>) {
   // Two accumulators a row, two registers of b and a broadcast scalar must fit the register file.
   constexpr int kRows = kVectorRegisters == 32 ? 12 : 6;
-  // b's panel is read once for every kRows rows, from the first-level cache: 8 KiB. And so many terms are the longest run
-  // that is summed in one go. Of float32, runs of 128 had errors of 1.1 to 1.2 times those of 64, which cost 1 to 2 % of
-  // attention's time; of 32, 0.8 times, for 8 %: of few rows alone, which BLAS sums in many chains.
-  const std::int64_t run_length = !std::is_same_v<T, E> ? 256 : rows <= 16 ? 32 : 64;
   if (segments > 1) {
-    const std::int64_t run = std::max<std::int64_t>(run_length / length, 1);
+    const std::int64_t run = std::max<std::int64_t>(longest / length, 1);
     for (std::int64_t s = 0; s < segments; s += run) {
       matmul_rows<kRows>({a.data + s * a.segment, a.row_stride, a.step, a.segment}, rows,
                          std::min(run, segments - s), length, b + s * length * kPanel<T>, c,
@@ -145,9 +147,9 @@ inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std
     }
     return;
   }
-  for (std::int64_t k = 0; k < length || k == 0; k += run_length) {
+  for (std::int64_t k = 0; k < length || k == 0; k += longest) {
     const Broadcast<E> from{a.data + k / kDepth<E> * a.step, a.row_stride, a.step, 0};
-    matmul_rows<kRows>(from, rows, 1, std::min(run_length, length - k), b + k * kPanel<T>, c,
+    matmul_rows<kRows>(from, rows, 1, std::min(longest, length - k), b + k * kPanel<T>, c,
                        accumulate || k > 0);
   }
 }

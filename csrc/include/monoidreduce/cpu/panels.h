@@ -18,8 +18,15 @@ inline namespace MR_CPU_ISA {
 // Columns in a tile or block are a multiple of this, the rows of c that matmul keeps in registers.
 inline constexpr std::int64_t kColumnStep = kVectorRegisters == 32 ? 12 : 6;
 
-// Rows of at most so many columns take a centre of their own (share_of_mean): a second pass over the exponentials, 5 to 15 % of
-// backward's time. Of more columns the error that it spares is small.
+// The longest run of a product over widths, a score: the same forward and backward, whatever their tiles, so that both find the
+// same score. Half as long for few columns, of which BLAS, whose errors ours are held to, sums in many chains.
+template <class T, class E>
+std::int64_t run_of_widths(const FoldProblem& p) {
+  return p.columns() > 16 || !std::is_same_v<T, E> ? kRun<T, E> : kRun<T, E> / 2;
+}
+
+// A panel whose rows keep at most so many columns, all together, takes its centres from them (share_of_mean): a second pass
+// over the exponentials, 5 to 15 % of backward's time. Of more columns the error that it spares is small.
 inline constexpr std::int64_t kFewColumns = 128;
 
 // A struct of packs is an array of words, each a vector of lanes; the same struct of scalars is one lane of

@@ -36,8 +36,8 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
 
 }  // namespace simt
 
-// grad_out, out [B, H, M, D] and grad_lse [B, H, M], of type T, of any strides, the two gradients each possibly absent (then
-// they are 0); of_lse, centre [B * H * M].
+// grad_out, out [B, H, M, D] and grad_lse [B, H, M] of any strides, the two gradients each possibly absent (then they are
+// 0); of_lse, centre [B * H * M].
 template <class T>
 void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& grad_lse, T* of_lse,
                 T* centre, const Launch& launch) {

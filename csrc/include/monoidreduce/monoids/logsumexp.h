@@ -63,7 +63,7 @@ struct LogSumExp {
 
   MR_HD R rescale(R from, R to) const { return exp(from - origin(to)); }
   MR_HD R weight(Element<R> e, R f) const { return exp(e.score - origin(f)); }
-  // What rounding the two differences loses, up to 2.4e-7 of a weight of e^-4 to e^-8, is put back: all of it where
+  // What rounding the two differences loses, each up to 2.4e-7 of a weight of e^-4 to e^-8, is put back: all of it where
   // |score| <= |lse| or the two are near (Dekker's fast two-sum).
   MR_HD R share(Element<R> e, Output lse) const {
     const R from = origin(lse.high), above = e.score - from, x = above - lse.low;
