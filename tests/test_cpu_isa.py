@@ -53,6 +53,34 @@ RAGGED = (
         "mlp", "mlp", mlp_inputs, {"rows": 97, "width": 33, "hidden": 257, "outputs": 35, "bias1": True}
     ),
     Specimen("logsumexp_few_rows", "logsumexp_matmul", logsumexp_inputs, {"rows": 5, "columns": 1025}),
+    # Columns enough for each of three threads to have a slice of them.
+    Specimen(
+        "attention_slices",
+        "attention",
+        attention_inputs,
+        {"batch": 1, "heads": 2, "kv_heads": 1, "m": 45, "n": 1001, "bias": (1, 2, 45, 1001)},
+    ),
+    Specimen(
+        "cross_entropy_slices",
+        "linear_cross_entropy",
+        cross_entropy_inputs,
+        {"rows": 70, "classes": 1601, "width": 33, "bias": True},
+        {"label_smoothing": 0.1},
+    ),
+    Specimen(
+        "distillation_slices",
+        "linear_distillation",
+        distillation_inputs,
+        {"rows": 70, "classes": 1601, "width": 33, "teacher_width": 35},
+        {"teacher_grad": True},
+    ),
+    Specimen(
+        "mlp_slices",
+        "mlp",
+        mlp_inputs,
+        {"rows": 70, "width": 33, "hidden": 1001, "outputs": 35, "bias1": True},
+    ),
+    Specimen("logsumexp_slices", "logsumexp_matmul", logsumexp_inputs, {"rows": 70, "columns": 1601}),
 )
 
 

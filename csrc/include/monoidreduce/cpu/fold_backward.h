@@ -4,15 +4,18 @@
 // Two loops over tasks a chunk: over panels of rows, which adds to d_a, then over groups of columns, which
 // adds to d_b and d_payload, so no two threads ever add to the same number. All sums are panels of T: a
 // block's sums over all rows are complete before the next block begins, a row's after the last block, and
-// each is written once, in the type of its gradient.
+// each is written once, in the type of its gradient. Where there are fewer problems than threads, and as much work in
+// all columns, each thread has a slice of the columns, and goes through both loops alone.
 #pragma once
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 #include "monoidreduce/cpu/matmul.h"
 #include "monoidreduce/cpu/panels.h"
@@ -68,10 +71,10 @@ class RowSums {
   static constexpr int kHalfBits = 8 * sizeof(Half);
 
  public:
-  RowSums(const TensorView& t, const ProblemRows& rows)
+  RowSums(const TensorView& t, const ProblemRows& rows, bool in_gradient)
       : width_(t.present() ? t.size[3] : 0),
         halves_(width_ && item_size(t.dtype) == sizeof(Half)),
-        in_place_(width_ && holds_panels(t, rows) ? rows.count() / kPanel<T> : 0),
+        in_place_(in_gradient && width_ && holds_panels(t, rows) ? rows.count() / kPanel<T> : 0),
         place_(in_place_ ? static_cast<char*>(t.data) + rows.offset(t, 0) * item_size(t.dtype) : nullptr),
         lower_(halves_ ? in_place_ * panel_size() : 0),
         own_((divide_up(rows.count(), kPanel<T>) - in_place_) * panel_size()) {
@@ -145,6 +148,20 @@ inline int threads_a_problem(const FoldProblem& p, bool bias_gradient, int threa
   return p.batch() * p.column_heads() >= threads && !bias_gradient ? 1 : threads;
 }
 
+// May each of these threads have a slice of the columns to itself, and sums of its own of the rows' gradients, which are
+// added up at the end: as long as all slices are as much work, and those sums are few. No thread then reads what
+// another wrote a moment ago (docs/design.md, 23).
+template <class T>
+bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block, int threads) {
+  constexpr std::int64_t kMostBytes = 16 << 20;
+  const std::int64_t group_rows = p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows();
+  const std::int64_t width =
+      (g.d_a.present() ? p.width() : 0) + (g.d_other_a.present() ? p.other_width() : 0);
+  const bool shares_bias = g.d_bias.present() && g.d_bias.stride[3] == 0;
+  return threads > 1 && p.range.all() && !shares_bias && p.columns() >= threads * block &&
+         (threads - 1) * group_rows * width * static_cast<std::int64_t>(sizeof(T)) <= kMostBytes;
+}
+
 // A chunk of rows by a block of columns: enough columns that the rows, loaded once a block, are cheap; with a
 // payload the workspace (columns x chunk, twice) stays in the second-level cache, and a causal mask's edge cuts
 // few blocks.
@@ -172,48 +189,102 @@ class Backward {
     problems_ = p.batch() * p.column_heads();
     inner_threads_ = threads_a_problem(p, want_.bias, threads);
     outer_threads_ = threads / inner_threads_;
+    if (may_slice<T>(p, g, backward_tile<T>(p, 1).columns, inner_threads_)) {
+      slices_ = std::exchange(inner_threads_, 1);
+    }
     const TileSize tile = backward_tile<T>(p, inner_threads_);
     chunk_ = tile.rows, block_ = tile.columns;
   }
 
   void run() {
-    parallel_for(outer_threads_, problems_, [&](std::int64_t problem, int) { Block(*this, problem).run(); });
+    parallel_for(outer_threads_, problems_,
+                 [&](std::int64_t problem, int) { Problem(*this, problem).run(); });
   }
 
  private:
-  // The whole backward pass of one problem, with its workspace.
-  class Block {
+  // The rows of one problem: what is known of them, and the sums of their gradients over each slice of the columns.
+  class Problem {
    public:
-    Block(const Backward& pass, std::int64_t problem)
-        : pass_(pass),
-          p_(pass.p_),
-          rows_(p_, problem),
-          all_panels_(divide_up(rows_.count(), kPanel<T>)),
-          facts_(all_panels_),
-          b_(pass.block_, p_.width(), pass.want_.a),
-          other_b_(pass.block_, p_.other_width(), pass.want_.other_a),
-          payload_(pass.block_, p_.payload_width(), false),
-          dz_(pass.chunk_ * pass.block_),
-          other_dz_(kScores == 2 ? pass.chunk_ * pass.block_ : 0),
-          weights_(p_.payload.present() ? pass.chunk_ * pass.block_ : 0),
-          bias_(p_.bias.present() ? pass.chunk_ * pass.block_ : 0),
-          lanes_(pass.inner_threads_ * lanes_size()),
-          sums_(pass.inner_threads_ * lanes_size()),
-          tiles_(kNarrow ? pass.inner_threads_ * 3 * tile_size() : 0),
-          operands_(kNarrow ? pass.inner_threads_ * tile_size() : 0),
-          of_a_(pass.g_.d_a, rows_),
-          of_other_a_(pass.g_.d_other_a, rows_),
-          of_b_(pass.want_.b, p_.width(), pass.chunk_, pass.block_),
-          of_other_b_(pass.want_.other_b, p_.other_width(), pass.chunk_, pass.block_),
-          of_payload_(pass.want_.payload, p_.payload_width(), pass.chunk_, pass.block_) {}
+    Problem(const Backward& pass, std::int64_t problem)
+        : pass(pass), rows(pass.p_, problem), panels(divide_up(rows.count(), kPanel<T>)), facts(panels) {
+      for (int slice = 0; slice < pass.slices_; ++slice) {
+        of_a.emplace_back(pass.g_.d_a, rows, slice == 0);
+        of_other_a.emplace_back(pass.g_.d_other_a, rows, slice == 0);
+      }
+    }
+
+    void run() {
+      parallel_for(threads(), panels, [&](std::int64_t i, int) {
+        std::construct_at(facts + i, pass.p_, rows, i * kPanel<T>, pass.policy_);
+      });
+      parallel_for(pass.slices_, pass.slices_, [&](std::int64_t slice, int) { Slice(*this, slice).run(); });
+      store_rows(pass.g_.d_a, of_a);
+      store_rows(pass.g_.d_other_a, of_other_a);
+    }
+
+    const Backward& pass;
+    const ProblemRows rows;
+    const std::int64_t panels;
+    Scratch<PanelFacts<Packs, T>> facts;
+    std::deque<RowSums<T>> of_a, of_other_a;  // of each slice
+
+   private:
+    int threads() const { return pass.slices_ * pass.inner_threads_; }
+
+    // A row that is not active gets zeros: its lane may hold 0 times what is not finite in b.
+    void store_rows(const TensorView& t, const std::deque<RowSums<T>>& sums) const {
+      if (!t.present()) return;
+      parallel_for(threads(), panels, [&](std::int64_t i, int) {
+        const PanelRows<T>& of_panel = (facts + i)->rows;
+        const std::int64_t size = sums[0].panel_size();
+        Scratch<T> panel(size);
+        const T* const at = sums[0].panel(i, panel.get());
+        if (at != panel.get()) std::copy_n(at, size, panel.get());
+        for (int slice = 1; slice < pass.slices_; ++slice) {
+          const T* const added = sums[slice].panel(i, nullptr);
+          for (std::int64_t k = 0; k < size; ++k) panel.get()[k] += added[k];
+        }
+        for (std::int64_t lane = 0; lane < of_panel.count; ++lane) {
+          if (pass.policy_.active(rows.flat(of_panel.first + lane))) continue;
+          for (std::int64_t k = lane; k < size; k += kPanel<T>) panel.get()[k] = T(0);
+        }
+        store_lanes(t, rows, of_panel.first, of_panel.count, panel.get());
+      });
+    }
+  };
+
+  // The backward pass over one slice of a problem's columns, with its workspace.
+  class Slice {
+   public:
+    Slice(Problem& problem, std::int64_t slice)
+        : pass_(problem.pass),
+          p_(pass_.p_),
+          rows_(problem.rows),
+          all_panels_(problem.panels),
+          facts_(problem.facts),
+          begin_(p_.columns() * slice / pass_.slices_),
+          end_(p_.columns() * (slice + 1) / pass_.slices_),
+          b_(pass_.block_, p_.width(), pass_.want_.a),
+          other_b_(pass_.block_, p_.other_width(), pass_.want_.other_a),
+          payload_(pass_.block_, p_.payload_width(), false),
+          dz_(pass_.chunk_ * pass_.block_),
+          other_dz_(kScores == 2 ? pass_.chunk_ * pass_.block_ : 0),
+          weights_(p_.payload.present() ? pass_.chunk_ * pass_.block_ : 0),
+          bias_(p_.bias.present() ? pass_.chunk_ * pass_.block_ : 0),
+          lanes_(pass_.inner_threads_ * lanes_size()),
+          sums_(pass_.inner_threads_ * lanes_size()),
+          tiles_(kNarrow ? pass_.inner_threads_ * 3 * tile_size() : 0),
+          operands_(kNarrow ? pass_.inner_threads_ * tile_size() : 0),
+          of_a_(problem.of_a[slice]),
+          of_other_a_(problem.of_other_a[slice]),
+          of_b_(pass_.want_.b, p_.width(), pass_.chunk_, pass_.block_),
+          of_other_b_(pass_.want_.other_b, p_.other_width(), pass_.chunk_, pass_.block_),
+          of_payload_(pass_.want_.payload, p_.payload_width(), pass_.chunk_, pass_.block_) {}
 
     void run() {
       const std::int64_t chunk_panels = pass_.chunk_ / kPanel<T>;
-      parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t i, int) {
-        std::construct_at(facts_ + i, p_, rows_, i * kPanel<T>, pass_.policy_);
-      });
-      for (first_ = 0; first_ < p_.columns(); first_ += pass_.block_) {
-        columns_ = std::min(pass_.block_, p_.columns() - first_);
+      for (first_ = begin_; first_ < end_; first_ += pass_.block_) {
+        columns_ = std::min(pass_.block_, end_ - first_);
         load_block();
         for (std::int64_t i = 0; i < all_panels_; i += chunk_panels) {
           // Panels that keep none of the columns are left out at both ends.
@@ -225,8 +296,6 @@ class Backward {
         }
         store_block();
       }
-      store_rows(pass_.g_.d_a, of_a_);
-      store_rows(pass_.g_.d_other_a, of_other_a_);
     }
 
    private:
@@ -477,22 +546,6 @@ class Backward {
       }
     }
 
-    // A row that is not active gets zeros: its lane may hold 0 times what is not finite in b.
-    void store_rows(const TensorView& t, const RowSums<T>& sums) const {
-      if (!t.present()) return;
-      parallel_for(pass_.inner_threads_, all_panels_, [&](std::int64_t i, int) {
-        const PanelRows<T>& rows = (facts_ + i)->rows;
-        Scratch<T> panel(sums.panel_size());
-        const T* const at = sums.panel(i, panel.get());
-        if (at != panel.get()) std::copy_n(at, sums.panel_size(), panel.get());
-        for (std::int64_t lane = 0; lane < rows.count; ++lane) {
-          if (pass_.policy_.active(rows_.flat(rows.first + lane))) continue;
-          for (std::int64_t k = lane; k < sums.panel_size(); k += kPanel<T>) panel.get()[k] = T(0);
-        }
-        store_lanes(t, rows_, rows.first, rows.count, panel.get());
-      });
-    }
-
     void store_block() {
       for_columns([&](std::int64_t from, std::int64_t count) {
         store_sums(pass_.g_.d_b, of_b_, from, count);
@@ -516,9 +569,10 @@ class Backward {
 
     const Backward& pass_;
     const FoldProblem& p_;
-    const ProblemRows rows_;
+    const ProblemRows& rows_;
     const std::int64_t all_panels_;
-    Scratch<PanelFacts<Packs, T>> facts_;
+    const Scratch<PanelFacts<Packs, T>>& facts_;
+    const std::int64_t begin_, end_;          // the slice
     ColumnTile<T, E> b_, other_b_, payload_;  // the block's columns
     NonFinite<T> b_taken_;
     Scratch<E> dz_, other_dz_, weights_;  // the workspace of a chunk: [panel][column][kPanel]
@@ -527,7 +581,7 @@ class Backward {
     Scratch<T> sums_;                     // of each worker: a panel of row sums
     Scratch<T> tiles_;                    // of each worker: dz, other_dz and weights before they are rounded
     Scratch<E> operands_;                 // of each worker: dz as an operand of d_a's product
-    RowSums<T> of_a_, of_other_a_;
+    const RowSums<T>&of_a_, &of_other_a_;
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;
     std::int64_t first_ = 0, columns_ = 0;       // the block of columns
     std::int64_t first_panel_ = 0, panels_ = 0;  // the chunk of rows
@@ -540,7 +594,7 @@ class Backward {
   const Wanted want_;
   const Score<R> score_;
   std::int64_t problems_, block_, chunk_;
-  int outer_threads_, inner_threads_;
+  int outer_threads_, slices_ = 1, inner_threads_;  // of problems; of a problem's columns; in one slice
 };
 
 // The gradients that g names, from policy's P_i and upstream gradients and from recomputed scores.
