@@ -20,6 +20,21 @@ MR_HD LogNumber<R> two_sum(R a, R b) {
   return {high, (a - (high - added)) + (b - added)};
 }
 
+// log(mass e^frame).
+template <class R>
+MR_HD LogNumber<R> log_number(R frame, R mass) {
+  const LogNumber<R> sum = two_sum(frame, log(mass));
+  return {sum.high, select(abs(sum.high) == infinity<R>(), R(0), sum.low + log_rest(mass))};
+}
+
+// e^(x - high - low). What rounding the two differences loses, each up to 2.4e-7 of a result of e^-4 to e^-8, is put back: all
+// of it where |x| <= |high| or the two are near (Dekker's fast two-sum).
+template <class R>
+MR_HD R exp_of_difference(R x, R high, R low) {
+  const R above = x - high, d = above - low;
+  return exp(d, (x - (above + high)) + ((above - d) - low));
+}
+
 // x in two words of another type.
 template <class T, class R>
 MR_HD LogNumber<T> rounded(LogNumber<R> x) {
@@ -47,10 +62,7 @@ struct LogSumExp {
   };
   MR_HD State identity() const { return {-infinity<R>(), R(0)}; }
   MR_HD State lift(Element<R> e) const { return {frame(e), weight(e, frame(e))}; }
-  MR_HD Output project(State s) const {
-    const Output lse = two_sum(s.frame, log(s.mass));
-    return {lse.high, select(abs(lse.high) == infinity<R>(), R(0), lse.low + log_rest(s.mass))};
-  }
+  MR_HD Output project(State s) const { return log_number(s.frame, s.mass); }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output lse, R g) const { return {g * share(e, lse), R(0)}; }
 
   // Never +inf, from which a score of +inf is NaN away: measured from the largest number it weighs +inf, all others 0.
@@ -63,12 +75,7 @@ struct LogSumExp {
 
   MR_HD R rescale(R from, R to) const { return exp(from - origin(to)); }
   MR_HD R weight(Element<R> e, R f) const { return exp(e.score - origin(f)); }
-  // What rounding the two differences loses, each up to 2.4e-7 of a weight of e^-4 to e^-8, is put back: all of it where
-  // |score| <= |lse| or the two are near (Dekker's fast two-sum).
-  MR_HD R share(Element<R> e, Output lse) const {
-    const R from = origin(lse.high), above = e.score - from, x = above - lse.low;
-    return exp(x, (e.score - (above + from)) + ((above - x) - lse.low));
-  }
+  MR_HD R share(Element<R> e, Output p) const { return exp_of_difference(e.score, origin(p.high), p.low); }
   MR_HD R mass(State s) const { return s.mass; }
   MR_HD R absent() const { return -infinity<R>(); }  // a score that adds nothing
   // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp(-inf) = 0.
