@@ -108,6 +108,7 @@ def test_ragged_tiles_on_several_threads_twice(specimen: Specimen, dtype: torch.
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("n", (86, 96, 239))
 def test_the_number_of_threads_does_not_change_a_bit(n: int) -> None:
+    """Of columns too few to be split between threads."""
     inputs = attention_inputs(1, 2, 1, 200, n, 64, 64, dtype=torch.float32, device=torch.device("cpu"))
     runs = []
     for threads in (1, 2, 3, 5):

@@ -98,7 +98,8 @@ template <class R>
 MR_HD R sigmoid(R x) {
   return R(1) / (R(1) + exp(-x));
 }
-// e^(x + rest), of what is left of x, small beside 1 where e^x is not 0.
+// e^(x + rest), where rest, what x lost in rounding, is small beside 1 unless e^x is 0. Of an infinite x it is NaN, which
+// the bound of 1 keeps out of the product: 0 stays 0, and infinity infinity.
 template <class R>
 MR_HD R exp(R x, R rest) {
   const R power = exp(x);

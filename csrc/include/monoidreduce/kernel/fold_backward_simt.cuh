@@ -94,6 +94,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
     upstream = rows.upstream(flat_row);
     label = static_cast<Index<T>>(rows.label(flat_row));
   }
+  // A row all of whose columns are in this tile takes its centre from them (share_of_mean).
   if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
     const std::int64_t columns = p.pair[0].columns.size[2];
     const bool within = at.column0 <= p.range.begin(row) && p.range.end(row, columns) <= at.column0 + kTile;
