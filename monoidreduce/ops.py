@@ -919,11 +919,11 @@ def _distillation_results(
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss; [5, tokens]: lse of P and lse of Q in two words each, expectation under Q; what is kept."""
+    """The loss; [6, tokens]: lse of P, lse of Q and loss in two words each; what is kept."""
     tokens = x.shape[0]
     loss = _statistics(x, *([tokens] if reduction == "none" else []))
     kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
-    return loss, _statistics(x, 5, tokens), kept
+    return loss, _statistics(x, 6, tokens), kept
 
 
 def _distillation(
@@ -939,7 +939,7 @@ def _distillation(
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    losses, stats = _statistics(x, x.shape[0]), _statistics(x, 5, x.shape[0])
+    losses, stats = _statistics(x, x.shape[0]), _statistics(x, 6, x.shape[0])
     kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
     scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     if kept.numel():

@@ -125,6 +125,12 @@ def attention_inputs(
     return inputs
 
 
+def _raise_logits(x: Tensor, weight: Tensor, level: float) -> None:
+    """Add a constant to all logits x @ weight^T, in place: by the last feature, if there is one."""
+    if level and x.shape[-1]:
+        x[..., -1], weight[:, -1] = level, 1
+
+
 def cross_entropy_inputs(
     rows: int | tuple[int, ...] = 257,
     classes: int = 67,
@@ -135,9 +141,11 @@ def cross_entropy_inputs(
     bias: bool = False,
     ignored: float = 0.2,
     ignore_index: int = -100,
+    level: float = 0,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """x, weight, target, bias. Logits are of unit size, and about 8 on the target of every second row."""
+    """x, weight, target, bias. Logits are of unit size around `level`, and about 8 above it on the target of
+    every second row."""
     place: Any = {"dtype": dtype, "device": device}
     shape = (rows,) if isinstance(rows, int) else rows
     target = torch.randint(0, max(classes, 1), shape, device=device)
@@ -145,6 +153,7 @@ def cross_entropy_inputs(
     if classes > 1 and draw is normal:
         peaked = torch.rand(shape, device=device) < 0.5
         x = torch.where(peaked[..., None], 8 * weight[target], x)
+    _raise_logits(x, weight, level)
     target[torch.rand(shape, device=device) < (ignored if classes else 1.0)] = ignore_index
     inputs = {"x": x, "weight": weight, "target": target}
     if bias:
@@ -161,9 +170,12 @@ def distillation_inputs(
     dtype: torch.dtype,
     device: torch.device,
     mask: bool = False,
+    level: float = 0,
+    teacher_level: float = 0,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """x, weight, teacher_x, teacher_weight with logits of unit size; a mask that is three quarters True."""
+    """x, weight, teacher_x, teacher_weight with logits of unit size around `level` and `teacher_level`; a
+    mask that is three quarters True."""
     place: Any = {"dtype": dtype, "device": device}
     shape = (rows,) if isinstance(rows, int) else rows
     inputs = {
@@ -172,6 +184,8 @@ def distillation_inputs(
         "teacher_x": draw(*shape, teacher_width, **place),
         "teacher_weight": draw(classes, teacher_width, **place, **_unit_products(teacher_width, draw)),
     }
+    _raise_logits(inputs["x"], inputs["weight"], level)
+    _raise_logits(inputs["teacher_x"], inputs["teacher_weight"], teacher_level)
     if mask:
         inputs["mask"] = torch.rand(shape, device=device) < 0.75
     return inputs

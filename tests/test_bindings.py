@@ -110,7 +110,7 @@ def distillation_arguments(**changed: Any) -> dict[str, Any]:
         "order": None,
         "gathered": None,
         "teacher_gathered": None,
-        "stats": torch.full((5, 4), math.nan),
+        "stats": torch.full((6, 4), math.nan),
         "kind": 0,
         "temperature": 1.0,
         **LAUNCH,
@@ -415,7 +415,7 @@ WRONG_ELSEWHERE: dict[str, tuple[Callable[..., None], dict[str, Any], str]] = {
     "statistics": (
         _C.distillation_forward,
         distillation_arguments(stats=torch.zeros(2, 4)),
-        r"stats: expected shape \[statistics=5, N=4\], got \[2, 4\]",
+        r"stats: expected shape \[statistics=6, N=4\], got \[2, 4\]",
     ),
     "mask dtype": (
         _C.distillation_forward,

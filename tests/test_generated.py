@@ -31,6 +31,7 @@ SIZES = st.one_of(st.integers(1, 9), st.integers(10, 140))  # less than a tile o
 WIDTHS = st.one_of(st.integers(1, 9), st.sampled_from((16, 24, 33, 64, 72)))
 DTYPES = st.sampled_from((torch.float64, torch.float32, torch.bfloat16, torch.float16))
 REDUCTIONS = st.sampled_from(("none", "mean", "sum"))
+LEVELS = st.sampled_from((0, 10, 100, 1000))  # of the logits: a constant changes no probability
 SIDES = st.one_of(st.none(), st.integers(0, 150))
 # The device is the same for all examples of a test.
 generated = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -125,6 +126,7 @@ def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None
         width=draw(WIDTHS),
         bias=draw(st.booleans()),
         ignored=draw(st.floats(0, 1)),
+        level=draw(LEVELS),
     )
     options = some_of(
         draw,
@@ -154,6 +156,8 @@ def test_linear_distillation(data: st.DataObject, device: torch.device) -> None:
         width=draw(WIDTHS),
         teacher_width=draw(WIDTHS),
         mask=draw(st.booleans()),
+        level=draw(LEVELS),
+        teacher_level=draw(LEVELS),
     )
     options = some_of(
         draw,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -200,6 +201,28 @@ def test_any_workspace_gives_the_same(workspace: int, dtype: torch.dtype, device
     check_operator("linear_cross_entropy", inputs, options | {"workspace": workspace})
     with mr.workspace(workspace):
         check_operator("linear_cross_entropy", inputs, options)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("label_smoothing", (0.0, 0.1, 1.0))
+@pytest.mark.parametrize("level", (0, 10, 100, 1000, -1000))
+def test_levels_of_logits(level: int, label_smoothing: float, device: torch.device) -> None:
+    """A constant added to all logits changes no probability, and must cost no digits. They are x, exactly."""
+    inputs = {
+        "x": normal(200, 120, dtype=torch.float32, device=device) + level,
+        "weight": torch.eye(120, device=device),
+        "target": torch.randint(0, 120, (200,), device=device),
+    }
+    check_operator("linear_cross_entropy", inputs, PER_TOKEN | {"label_smoothing": label_smoothing})
+
+
+def test_more_classes_than_float32_counts(device: torch.device) -> None:
+    """2^24 + 1 is not a number of float32: the last class but one is a target all the same."""
+    classes = (1 << 24) + 1
+    x, weight = torch.ones(2, 1, device=device), torch.zeros(classes, 1, device=device)
+    target = torch.tensor([classes - 1, 0], device=device)
+    loss = mr.linear_cross_entropy(x, weight, target, reduction="none")
+    torch.testing.assert_close(loss, torch.full((2,), math.log(classes), device=device))
 
 
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))

@@ -80,6 +80,25 @@ def test_accuracy(kind: str, dtype: torch.dtype, device: torch.device) -> None:
     check_operator("linear_distillation", inputs, PER_TOKEN | {"loss": kind, "temperature": 1.5})
 
 
+@pytest.mark.isa
+@pytest.mark.parametrize("teacher_level", (0, 10, 100, 1000))
+@pytest.mark.parametrize("level", (0, 10, 100, 1000))
+@pytest.mark.parametrize("kind", KINDS)
+def test_levels_of_logits(kind: str, level: int, teacher_level: int, device: torch.device) -> None:
+    """A constant added to all logits of a side changes no probability, and must cost no digits.
+
+    Weights are the identity, so that the logits are x: their dot products are exact.
+    """
+    x, teacher_x = (normal(200, 120, dtype=torch.float32, device=device) for _ in range(2))
+    inputs = {
+        "x": x + level,
+        "weight": torch.eye(120, device=device),
+        "teacher_x": teacher_x + teacher_level,
+        "teacher_weight": torch.eye(120, device=device),
+    }
+    check_operator("linear_distillation", inputs, PER_TOKEN | {"loss": kind})
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,8 +15,8 @@ CrossEntropyRows<T> cross_entropy_rows(const Arguments& x) {
   rows.target = static_cast<const std::int64_t*>(x.target.data);
   rows.target_stride = x.target.stride[0];
   rows.ignore_index = x.options.ignore_index;
-  rows.rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss),
-               static_cast<T>(x.weight.size[0])};
+  rows.classes = x.weight.size[0];
+  rows.rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss)};
   rows.lse = static_cast<T*>(x.lse.data);
   rows.lse_low = static_cast<T*>(x.lse_low.data);
   return rows;

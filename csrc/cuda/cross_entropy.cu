@@ -11,11 +11,11 @@ namespace {
 // What forward and backward know alike about the rows.
 template <class T, class Arguments>
 CrossEntropyRows<T> rows_of(const Arguments& x) {
-  const CrossEntropyLoss<T> rule{static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss),
-                                 static_cast<T>(x.weight.size[0])};
+  const CrossEntropyLoss<T> rule{static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss)};
   return {.target = data<std::int64_t>(x.target),
           .target_stride = x.target.stride[0],
           .ignore_index = x.options.ignore_index,
+          .classes = x.weight.size[0],
           .rule = rule,
           .loss = nullptr,
           .lse = data<T>(x.lse),

@@ -18,10 +18,10 @@ struct CrossEntropyResults {
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
   template <class State>
   __device__ void store(std::int64_t row, const State& s) const {
-    const LogNumber<double> lse = LogSumExp<double>{}.project(natural(s.lse));
-    const double target = natural(s.target);
-    rows.store(row, {lse, target, natural(s.sum)});
-    if (miss != nullptr) miss[row] = static_cast<float>(::expm1((target - lse.high) - lse.low));
+    const auto p =
+        CrossEntropy<double>{}.project({natural(s.lse), natural(s.target), natural(s.sum), s.count});
+    rows.store(row, p);
+    if (miss != nullptr) miss[row] = static_cast<float>(::expm1((p.target - p.lse.high) - p.lse.low));
   }
   __device__ void skip(std::int64_t row) const {
     rows.loss[row] = rows.lse[row] = rows.lse_low[row] = 0.f;
@@ -41,8 +41,8 @@ inline CrossEntropyRows<float, double> rows_of(const CrossEntropyForward& x) {
   return {.target = static_cast<const std::int64_t*>(x.target.data),
           .target_stride = x.target.stride[0],
           .ignore_index = x.options.ignore_index,
-          .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss),
-                   static_cast<float>(x.weight.size[0])},
+          .classes = x.weight.size[0],
+          .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss)},
           .loss = static_cast<float*>(x.loss.data),
           .lse = static_cast<float*>(x.lse.data),
           .lse_low = static_cast<float*>(x.lse_low.data),
@@ -93,7 +93,7 @@ struct CrossEntropyGradientRows {
   __device__ CrossEntropy<Bits>::Output product(std::int64_t row) const {
     const LogNumber<Bits> lse =
         rows.active(row) ? bits(rows.product(row).lse) : LogNumber<Bits>{infinity<Bits>(), 0.f};
-    return {lse, 0.f, 0.f};
+    return {lse, 0.f, {0.f, 0.f}, 0};
   }
   __device__ bool far(const CrossEntropy<Bits>::Output& p) const { return is_far(p.lse); }
   __device__ Upstream upstream(std::int64_t row, Bits unit) const {
@@ -118,8 +118,8 @@ void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launc
       {.target = static_cast<const std::int64_t*>(x.target.data),
        .target_stride = x.target.stride[0],
        .ignore_index = x.options.ignore_index,
-       .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss),
-                static_cast<float>(x.classes)},
+       .classes = x.classes,
+       .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss)},
        .loss = nullptr,
        .lse = static_cast<float*>(x.lse.data),
        .lse_low = static_cast<float*>(x.lse_low.data),

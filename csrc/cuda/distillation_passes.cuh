@@ -17,17 +17,15 @@ struct DistillationResults {
   using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ void store(std::int64_t row, const State& s) const {
-    // In bits: there the frames are the very scores that the expectation is made of, and equal ones cancel.
     const auto p = monoid.project(s);
-    const auto lse = [](LogNumber<Bits> x) {
+    const auto natural = [](LogNumber<Bits> x) {
       return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
     };
-    rows.store(row, {lse(p.p_lse), lse(p.q_lse), static_cast<float>(natural(p.expectation)),
-                     static_cast<float>(natural(p.loss))});
+    rows.store(row, {natural(p.p_lse), natural(p.q_lse), natural(p.loss)});
   }
   __device__ void skip(std::int64_t row) const {
     rows.loss[row] = 0.f;
-    for (int n = 0; n < 5; ++n) rows.stats[n * rows.rows + row] = 0.f;
+    for (int n = 0; n < 6; ++n) rows.stats[n * rows.rows + row] = 0.f;
   }
 };
 
@@ -56,13 +54,14 @@ struct DistillationGradientRows {
   using Output = DistillationOutput<R>;
 
   __device__ int label(std::int64_t) const { return -1; }
-  // Without a part in the loss a row weighs nothing, whatever its statistics.
+  // Without a part in the loss a row weighs nothing, whatever its statistics. Measured from a number: of infinities the
+  // difference that a gradient is made of would be NaN.
   __device__ Output product(std::int64_t row) const {
-    constexpr LogNumber<R> kNothing{HUGE_VALF, 0.f};
-    if (!rows.active(row)) return {kNothing, kNothing, 0.f, 0.f};
+    constexpr LogNumber<R> kNothing{kLargest<float>, 0.f};
+    if (!rows.active(row)) return {kNothing, kNothing, {0.f, 0.f}};
     const auto p = rows.product(row);
     const auto in_r = [](LogNumber<float> x) { return LogNumber<R>{x.high, x.low}; };
-    return {in_r(p.p_lse), in_r(p.q_lse), p.expectation, 0.f};
+    return {in_r(p.p_lse), in_r(p.q_lse), in_r(p.loss)};
   }
   __device__ bool far(const Output& p) const { return is_far(p.p_lse) || is_far(p.q_lse); }
   __device__ R upstream(std::int64_t row, R unit) const {
@@ -70,7 +69,7 @@ struct DistillationGradientRows {
   }
 };
 
-// In natural units: the expectation makes some of the gradients numbers with a unit, and others not.
+// In natural units: the loss makes some of the gradients numbers with a unit, and others not.
 template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);

@@ -21,11 +21,11 @@ __device__ __forceinline__ LogNumber<Bits> bits(LogNumber<float> lse) {
   return {x.high, x.low};
 }
 
-// Is a row's log-sum-exp so large that its scores must be rounded (block/fold_fragment.cuh). Not if it is infinite: then
-// its scores weigh nothing, or are beside one of +inf.
+// Is a row's log-sum-exp so large that its scores must be rounded (block/fold_fragment.cuh). Not if it is the largest number or
+// infinite: then its scores weigh nothing, or are beside one of +inf.
 template <class R>
 __device__ __forceinline__ bool is_far(LogNumber<R> lse) {
-  return fabsf(lse.high.x) >= kFarScore && lse.high.x != INFINITY;
+  return fabsf(lse.high.x) >= kFarScore && lse.high.x < kLargest<float>;
 }
 
 }  // namespace monoidreduce::cuda

@@ -37,14 +37,19 @@ Subject sum(const char* activation) {
 
 template <class M>
 Subject cross_entropy() {
-  return subject<M>(with_real<M>("CrossEntropy"));
+  Subject s = subject<M>(with_real<M>("CrossEntropy"));
+  // By the log-sum-exp, the target's score, and the sum: the mean times the count.
+  s.objective = [](const Values& p, const Values& g) {
+    return g[0] * p[0] + g[1] * p[1] + g[2] * p[2] * p[3];
+  };
+  return s;
 }
 
 template <class M>
 Subject distillation(const char* loss) {
   Subject s = subject<M>(with_real<M>("Distillation", loss));
   s.extremes.pop_back();  // at -inf the expectation of a score is infinite or NaN, depending on the order
-  s.objective = [](const Values& p, const Values& g) { return g[0] * p[3]; };  // the loss
+  s.objective = [](const Values& p, const Values& g) { return g[0] * p[2]; };  // the loss
   return s;
 }
 

@@ -70,7 +70,8 @@ void check_all_values(Checks& checks) {
       [](const Row& row) {
         return rounded({log_sum_exp_of(row, &Item::score),
                         total(row, [](const Item& e) { return e.column == e.label ? e.score : 0; }),
-                        total(row, [](const Item& e) { return e.score; })});
+                        total(row, [](const Item& e) { return e.score; }) / Real80(row.size()),
+                        Real80(row.size())});
       },
       checks);
   check_values(
@@ -96,9 +97,9 @@ void check_all_values(Checks& checks) {
         return Values{best.score, static_cast<double>(best.column)};
       },
       checks);
-  // of p and under q
-  const auto expected = [](const Row& row, double Item::* p, double Item::* q, auto f, Real80 loss) {
-    return rounded({log_sum_exp_of(row, p), log_sum_exp_of(row, q), expectation(row, q, f), loss});
+  // log-sum-exps of p and of q, and the loss
+  const auto expected = [](const Row& row, double Item::* p, double Item::* q, Real80 loss) {
+    return rounded({log_sum_exp_of(row, p), log_sum_exp_of(row, q), loss});
   };
   // log p of each side, and the losses as they are written: sums over the classes.
   const auto loss = [](const Row& row, double Item::* under, auto term) {
@@ -108,25 +109,22 @@ void check_all_values(Checks& checks) {
   check_values(
       distillation<Distillation<R, DistillationLoss::kCrossEntropy>>("cross entropy"),
       [=](const Row& row) {
-        return expected(
-            row, &Item::score, &Item::other, [](const Item& e) { return e.score; },
-            loss(row, &Item::other, [](Real80 log_s, Real80) { return -log_s; }));
+        return expected(row, &Item::score, &Item::other,
+                        loss(row, &Item::other, [](Real80 log_s, Real80) { return -log_s; }));
       },
       checks);
   check_values(
       distillation<Distillation<R, DistillationLoss::kForwardKL>>("forward KL"),
       [=](const Row& row) {
-        return expected(
-            row, &Item::score, &Item::other, [](const Item& e) { return e.other - e.score; },
-            loss(row, &Item::other, [](Real80 log_s, Real80 log_t) { return log_t - log_s; }));
+        return expected(row, &Item::score, &Item::other,
+                        loss(row, &Item::other, [](Real80 log_s, Real80 log_t) { return log_t - log_s; }));
       },
       checks);
   check_values(
       distillation<Distillation<R, DistillationLoss::kReverseKL>>("reverse KL"),
       [=](const Row& row) {
-        return expected(
-            row, &Item::other, &Item::score, [](const Item& e) { return e.score - e.other; },
-            loss(row, &Item::score, [](Real80 log_s, Real80 log_t) { return log_s - log_t; }));
+        return expected(row, &Item::other, &Item::score,
+                        loss(row, &Item::score, [](Real80 log_s, Real80 log_t) { return log_s - log_t; }));
       },
       checks);
 }
@@ -172,14 +170,80 @@ void check_close_distributions(Checks& checks) {
     for (Item& e : row) e.score = e.other = static_cast<float>(e.other + 100);
     for (const Subject* s : {&forward, &reverse}) {
       const Values output = s->monoid.statistics(s->monoid.project(fold_as_one_tile(s->monoid, row)));
-      CHECK(checks, output[2] == 0 && output[3] == 0, output);
+      CHECK(checks, output[2] == 0, output);
     }
     for (Item& e : row) e.other = static_cast<float>(e.score + normal(random, 1e-3));
     const Values there =
         forward.monoid.statistics(forward.monoid.project(fold_as_one_tile(forward.monoid, row)));
     // The divergence is of second order in the difference: 1e-7 here, far below the rounding of a log-sum-exp
     // near 70.
-    CHECK(checks, std::fabs(there[3]) < 2e-6, there);
+    CHECK(checks, std::fabs(there[2]) < 2e-6, there);
+  }
+}
+
+// A constant added to all scores of a side changes no probability. Neither the loss nor a local gradient may lose digits to it.
+template <DistillationLoss kLoss>
+void check_levels(const char* name, Checks& checks) {
+  checks.section("Distillation", std::string("levels of the scores, ") + name);
+  Random random(6);
+  const Distillation<float, kLoss> m;
+  const auto product = [](const auto& monoid, const std::vector<Element<float>>& row) {
+    using R = typename std::decay_t<decltype(monoid)>::Real;
+    return monoid.project(fold_tile(monoid, monoid.identity(), static_cast<int>(row.size()), [&](int c) {
+      return Element<R>{row[c].score, row[c].other, row[c].column, row[c].label};
+    }));
+  };
+  for (const float student : {0.f, 10.f, 100.f, 1000.f}) {
+    for (const float teacher : {0.f, 10.f, 100.f, 1000.f}) {
+      for (int trial = 0; trial < kTrials / 10; ++trial) {
+        std::vector<Element<float>> row;
+        const auto score = [&] {
+          return static_cast<float>(std::round(64 * normal(random)) / 64);
+        };  // as exact at 1000
+        for (int j = 0; j < kLongest; ++j) row.push_back({student + score(), teacher + score(), j, -1});
+        const Distillation<double, kLoss> exact;
+        const auto found = product(m, row);
+        const auto expected = product(exact, row);
+        const double slack = 1e-6 * (1 + expected.loss.high);
+        CHECK(checks, near(found.loss.high, expected.loss.high, slack), found.loss.high, expected.loss.high,
+              student, teacher);
+        for (const Element<float>& e : row) {
+          const Gradient<float> gradient = m.local_gradient(e, found, 1);
+          const Gradient<double> slope =
+              exact.local_gradient({e.score, e.other, e.column, e.label}, expected, 1);
+          CHECK(checks, near(gradient.score, slope.score, slack), gradient.score, slope.score, student,
+                teacher);
+          CHECK(checks, near(gradient.other, slope.other, slack), gradient.other, slope.other, student,
+                teacher);
+        }
+      }
+    }
+  }
+}
+
+// The same of cross entropy whose targets are smoothed.
+void check_smoothing_levels(Checks& checks) {
+  checks.section("CrossEntropy", "levels of the scores");
+  Random random(7);
+  const CrossEntropy<float> m;
+  for (const float level : {0.f, 10.f, 100.f, 1000.f, -1000.f}) {
+    for (const double smoothing : {0.1, 1.}) {
+      for (int trial = 0; trial < kTrials / 10; ++trial) {
+        Row row;
+        for (int j = 0; j < kLongest; ++j) {
+          row.push_back({.score = level + std::round(64 * normal(random)) / 64, .column = j, .label = 3});
+        }
+        const auto p = m.project(fold_tile(m, m.identity(), kLongest, [&](int c) {
+          return Element<float>{static_cast<float>(row[c].score), 0, static_cast<int>(row[c].column), 3};
+        }));
+        const float loss = CrossEntropyLoss<float>{static_cast<float>(smoothing), 0}.value(p);
+        const Real80 lse = log_sum_exp_of(row, &Item::score),
+                     mean = total(row, [](const Item& e) { return e.score; }) / kLongest;
+        const double exact =
+            static_cast<double>((1 - smoothing) * (lse - row[3].score) + smoothing * (lse - mean));
+        CHECK(checks, near(loss, exact, 2e-6), loss, exact, level, smoothing);
+      }
+    }
   }
 }
 
@@ -190,16 +254,16 @@ void check_cross_entropy_loss(Checks& checks) {
   for (const double smoothing : {0., 0.1, 1.}) {
     for (const double z_loss : {0., 1e-2}) {
       for (int trial = 0; trial < kTrials; ++trial) {
-        const CrossEntropyLoss<double> rule{smoothing, z_loss, 7};
+        const CrossEntropyLoss<double> rule{smoothing, z_loss};
         const Values p = {normal(random, 3), normal(random, 3), normal(random, 3)};
-        const auto value = [&](const Values& s) { return rule.value({{s[0], 0}, s[1], s[2]}); };
+        const auto value = [&](const Values& s) { return rule.value({{s[0], 0}, s[1], {s[2] / 7, 0}, 7}); };
         checks.section("CrossEntropyLoss", "value");
         const double expected =
             (1 - smoothing) * (p[0] - p[1]) + smoothing * (p[0] - p[2] / 7) + z_loss * p[0] * p[0];
         CHECK(checks, near(value(p), expected, 1e-13), value(p), expected, smoothing, z_loss);
         checks.section("CrossEntropyLoss", "upstream");
         const double g_loss = normal(random), g_lse = normal(random);
-        const Values gradient = numbers(rule.upstream(p[0], g_loss, g_lse));
+        const Values gradient = numbers(rule.upstream(p[0], 7, g_loss, g_lse));
         for (int part = 0; part < 3; ++part) {
           const double slope = difference([&](double by) {
             Values moved = p;
@@ -213,12 +277,15 @@ void check_cross_entropy_loss(Checks& checks) {
   }
   checks.section("CrossEntropyLoss", "options that are off do not touch infinities");
   const double inf = std::numeric_limits<double>::infinity();
-  const CrossEntropyLoss<double> plain{0, 0, 7};
-  const double of_nothing = plain.value({{-inf, 0}, -2, -inf}), of_some = plain.value({{3, 0}, 1, -inf});
+  const CrossEntropyLoss<double> plain{0, 0};
+  const double of_nothing = plain.value({{-inf, 0}, -2, {-inf, 0}, 7}),
+               of_some = plain.value({{3, 0}, 1, {-inf, 0}, 7});
   CHECK(checks, of_nothing == -inf, of_nothing);
   CHECK(checks, of_some == 2, of_some);
-  CHECK(checks, same(numbers(plain.upstream(-inf, 1, 0)), {1, -1, -0.}), numbers(plain.upstream(-inf, 1, 0)));
-  CHECK(checks, same(numbers(plain.upstream(inf, 0, 1)), {1, -0., -0.}), numbers(plain.upstream(inf, 0, 1)));
+  CHECK(checks, same(numbers(plain.upstream(-inf, 7, 1, 0)), {1, -1, -0.}),
+        numbers(plain.upstream(-inf, 7, 1, 0)));
+  CHECK(checks, same(numbers(plain.upstream(inf, 7, 0, 1)), {1, -0., -0.}),
+        numbers(plain.upstream(inf, 7, 0, 1)));
 }
 
 // The whole of cross entropy: scores to loss, and the gradient by every score through rule.upstream and D.
@@ -228,7 +295,7 @@ void check_cross_entropy_problem(Checks& checks) {
   Random random(4);
   for (int trial = 0; trial < kTrials; ++trial) {
     const int columns = 2 + below(random, 8), label = below(random, columns);
-    const CrossEntropyLoss<double> rule{trial % 2 ? 0.2 : 0, trial % 3 ? 0.05 : 0, double(columns)};
+    const CrossEntropyLoss<double> rule{trial % 2 ? 0.2 : 0, trial % 3 ? 0.05 : 0};
     Values scores;
     for (int j = 0; j < columns; ++j) scores.push_back(normal(random, 3));
     const auto element = [&](const Values& s, int j) { return Element<double>{s[j], 0, j, label}; };
@@ -236,7 +303,7 @@ void check_cross_entropy_problem(Checks& checks) {
       return m.project(fold_tile(m, m.identity(), columns, [&](int j) { return element(s, j); }));
     };
     const double g_loss = normal(random), g_lse = normal(random);
-    const auto upstream = rule.upstream(product(scores).lse.high, g_loss, g_lse);
+    const auto upstream = rule.upstream(product(scores).lse.high, columns, g_loss, g_lse);
     for (int j = 0; j < columns; ++j) {
       const double gradient = m.local_gradient(element(scores, j), product(scores), upstream).score;
       const double slope = difference([&](double by) {
@@ -254,8 +321,8 @@ void check_rows(Checks& checks) {
   checks.section("CrossEntropyRows", "ignored and invalid targets");
   const std::int64_t target[] = {2, -100, 7, -1, 0};
   double loss[5], lse[5] = {1, 1, 1, 1, 1}, low[5], g_loss[] = {2, 3, 5, 7, 11}, g_lse[] = {1, 1, 1, 1, 1};
-  CrossEntropyRows<double> rows{target, 1, -100, {0, 0, 7}, loss, lse, low, {g_loss, 1}, {}};
-  for (int row = 0; row < 5; ++row) rows.store(row, {{4, 0.25}, 1, 9});
+  CrossEntropyRows<double> rows{target, 1, -100, 7, {0, 0}, loss, lse, low, {g_loss, 1}, {}};
+  for (int row = 0; row < 5; ++row) rows.store(row, {{4, 0.25}, 1, {9, 0}, 7});
   CHECK(checks, same(Values(loss, loss + 5), {3.25, 0, NAN, NAN, 3.25}), Values(loss, loss + 5));
   CHECK(checks, same(Values(lse, lse + 5), {4, 4, 4, 4, 4}), Values(lse, lse + 5));
   CHECK(checks, !rows.active(1) && rows.active(0) && rows.active(2));
@@ -270,12 +337,13 @@ void check_rows(Checks& checks) {
 
   checks.section("DistillationRows", "mask");
   const bool mask[] = {true, false};
-  double stats[10], row_loss[2];
+  double stats[12], row_loss[2];
   const DistillationRows<double> pair{mask, 1, 2, row_loss, stats, {g_loss, 1}};
-  for (int row = 0; row < 2; ++row) pair.store(row, {{1, 2}, {3, 4}, 5, 6});
-  CHECK(checks, pair.active(0) && !pair.active(1) && row_loss[0] == 6 && row_loss[1] == 0);
-  CHECK(checks, same(Values(stats, stats + 10), {1, 1, 2, 2, 3, 3, 4, 4, 5, 5}), Values(stats, stats + 10));
-  CHECK(checks, same(numbers(pair.product(1)), {1, 2, 3, 4, 5, 0}), numbers(pair.product(1)));
+  for (int row = 0; row < 2; ++row) pair.store(row, {{1, 2}, {3, 4}, {5, 6}});
+  CHECK(checks, pair.active(0) && !pair.active(1) && row_loss[0] == 5 && row_loss[1] == 0);
+  CHECK(checks, same(Values(stats, stats + 12), {1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6}),
+        Values(stats, stats + 12));
+  CHECK(checks, same(numbers(pair.product(1)), {1, 2, 3, 4, 5, 6}), numbers(pair.product(1)));
   CHECK(checks, pair.upstream(1) == 3);
 }
 
@@ -283,12 +351,17 @@ void check_rows(Checks& checks) {
 }  // namespace monoidreduce::test
 
 int main() {
+  using namespace monoidreduce;
   using namespace monoidreduce::test;
   Checks checks;
   check_all_values<float>(checks);
   check_all_values<double>(checks);
   check_two_words(checks);
   check_close_distributions(checks);
+  check_levels<DistillationLoss::kCrossEntropy>("cross entropy", checks);
+  check_levels<DistillationLoss::kForwardKL>("forward KL", checks);
+  check_levels<DistillationLoss::kReverseKL>("reverse KL", checks);
+  check_smoothing_levels(checks);
   check_cross_entropy_loss(checks);
   check_cross_entropy_problem(checks);
   check_rows(checks);

@@ -203,34 +203,41 @@ struct SmoothingGradientMissing : Classes {
   }
 };
 struct PositiveZeroTarget : Classes {
-  State identity() const { return {softmax.identity(), 0., -0.}; }
-};
-struct PositiveZeroSum : Classes {
-  State identity() const { return {softmax.identity(), -0., 0.}; }
+  State identity() const { return {softmax.identity(), 0., -0., 0}; }
 };
 struct TargetFromFirstOnly : Classes {
-  State add(State a, State b) const { return {softmax.add(a.lse, b.lse), a.target, a.sum + b.sum}; }
+  State add(State a, State b) const {
+    return {softmax.add(a.lse, b.lse), a.target, a.sum + b.sum, a.count + b.count};
+  }
 };
 struct TargetScaledWithMass : Classes {
   State reframe(State s, double f) const {
-    return {softmax.reframe(s.lse, f), s.target * softmax.rescale(s.lse.frame, f), s.sum};
+    const double target = s.target * softmax.rescale(s.lse.frame, f);
+    s = Classes::reframe(s, f);
+    return {s.lse, target, s.sum, s.count};
   }
+};
+struct SumNotMovedWithFrame : Classes {
+  State reframe(State s, double f) const { return {softmax.reframe(s.lse, f), s.target, s.sum, s.count}; }
 };
 struct TargetTakesEveryColumn : Classes {
   State accumulate(State s, E e) const {
-    return {softmax.accumulate(s.lse, e), s.target + e.score, s.sum + e.score};
+    const double target = s.target + e.score;
+    s = Classes::accumulate(s, e);
+    return {s.lse, target, s.sum, s.count};
   }
 };
 struct SumSkipsTarget : Classes {
   State accumulate(State s, E e) const {
-    return {softmax.accumulate(s.lse, e), s.target + hit(e, e.score),
-            e.column == e.label ? s.sum : s.sum + e.score};
+    const double sum = s.sum;
+    s = Classes::accumulate(s, e);
+    return {s.lse, s.target, e.column == e.label ? sum : s.sum, s.count};
   }
 };
 struct ProjectSwapsParts : Classes {
   Output project(State s) const {
     const Output p = Classes::project(s);
-    return {p.lse, p.sum, p.target};
+    return {p.lse, p.mean.high, {p.target, 0}, p.count};
   }
 };
 
@@ -241,6 +248,13 @@ struct CrossTermNotReframed : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
   typename Base::State reframe(typename Base::State s, typename Base::Frame f) const {
     return {this->p.reframe(s.p, f.p), {this->q.softmax.reframe(s.q.softmax, f.q), s.q.sum}};
+  }
+};
+template <DistillationLoss kLoss>
+struct CrossTermNotMoved : Distillation<double, kLoss> {
+  using Base = Distillation<double, kLoss>;
+  typename Base::State reframe(typename Base::State s, typename Base::Frame f) const {
+    return {this->p.reframe(s.p, f.p), this->q.reframe(s.q, f.q)};
   }
 };
 template <DistillationLoss kLoss>
@@ -255,7 +269,7 @@ template <DistillationLoss kLoss>
 struct GradientNotCentred : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
   Gradient<double> local_gradient(E e, typename Base::Output p, double g) const {
-    p.expectation = 0;
+    p.loss = {0, 0};
     return Base::local_gradient(e, p, g);
   }
 };
@@ -455,6 +469,7 @@ struct Mutation {
 template <DistillationLoss kLoss>
 void add_distillation(std::vector<Mutation>& list) {
   list.push_back({"cross term not reframed", distillation<CrossTermNotReframed<kLoss>>(""), "accumulate"});
+  list.push_back({"cross term not moved", distillation<CrossTermNotMoved<kLoss>>(""), "accumulate"});
   list.push_back(
       {"cross term in the other frame", distillation<CrossTermInOtherFrame<kLoss>>(""), "tile fold"});
   list.push_back({"gradient not centred", distillation<GradientNotCentred<kLoss>>(""), "local gradient"});
@@ -526,10 +541,10 @@ std::vector<Mutation> mutations() {
       {"target term in every column", cross_entropy<TargetGradientEverywhere>(), "local gradient"},
       {"smoothing term missing", cross_entropy<SmoothingGradientMissing>(), "local gradient"},
       {"target identity +0", cross_entropy<PositiveZeroTarget>(), "identity"},
-      {"sum identity +0", cross_entropy<PositiveZeroSum>(), "identity"},
       {"target of the first only", cross_entropy<TargetFromFirstOnly>(), "commutativity"},
       {"target reframed", cross_entropy<TargetScaledWithMass>(), "accumulate"},
       {"target takes every column", cross_entropy<TargetTakesEveryColumn>(), "accumulate"},
+      {"sum not moved with the frame", cross_entropy<SumNotMovedWithFrame>(), "accumulate"},
       {"sum skips the target", cross_entropy<SumSkipsTarget>(), "accumulate"},
       {"parts swapped", cross_entropy<ProjectSwapsParts>(), "local gradient"},
 

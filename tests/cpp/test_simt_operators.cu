@@ -222,7 +222,8 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
       .target = target.data(),
       .target_stride = 1,
       .ignore_index = c.options.ignore_index,
-      .rule = {c.options.label_smoothing, c.options.z_loss, static_cast<double>(c.v)},
+      .classes = c.v,
+      .rule = {c.options.label_smoothing, c.options.z_loss},
       .loss = loss.values.data(),
       .lse = lse.values.data(),
       .lse_low = lse_low.values.data(),
@@ -298,7 +299,7 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
     for (std::int64_t i = 1; i < c.n; i += 3) mask.values[i] = kept[i] = 0;
     if (c.n > 1) x.values[c.d] = kNaN;  // a token that is left out has no gradient, whatever it holds
   }
-  HostTensor loss({c.n}), stats({5, c.n}), d_x(x.shape), d_weight(weight.shape), d_teacher_x,
+  HostTensor loss({c.n}), stats({6, c.n}), d_x(x.shape), d_weight(weight.shape), d_teacher_x,
       d_teacher_weight;
   if (c.teacher_gradients)
     d_teacher_x = HostTensor(teacher_x.shape), d_teacher_weight = HostTensor(teacher_weight.shape);
@@ -325,7 +326,7 @@ void run_distillation(Report& report, const DistillationCase& c, DType dtype) {
   const DeviceTensor device_x(x, dtype, c.layout), device_weight(weight, dtype, c.layout),
       device_teacher_x(teacher_x, dtype, c.layout), device_teacher_weight(teacher_weight, dtype, c.layout),
       device_mask(mask, DType::kBool, c.layout), device_loss(HostTensor({c.n}, kNaN), acc),
-      device_stats(HostTensor({5, c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped);
+      device_stats(HostTensor({6, c.n}, kNaN), acc), device_grad_loss(grad_loss, acc, Layout::kGapped);
   cuda::distillation_forward({.x = device_x.view(),
                               .weight = device_weight.view(),
                               .teacher_x = device_teacher_x.view(),

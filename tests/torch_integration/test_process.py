@@ -65,6 +65,28 @@ def test_a_forked_child_computes_the_same(used: bool, threads: int) -> None:
     assert run_python(FORKED.format(threads=threads, used=used)) == "done"
 
 
+IMPORTED_IN_A_CHILD = """
+import os, signal, torch
+torch.set_num_threads(4)
+ones = torch.ones(1 << 22)
+ones + ones  # the OpenMP runtime has threads, which a forked child will not have
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    import monoidreduce as mr
+    x, w = torch.randn(256, 64, requires_grad=True), torch.randn(2048, 64)
+    mr.linear_cross_entropy(x, w, torch.arange(256)).backward()
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print("done")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="forks are told in /proc")
+def test_a_forked_child_that_imports_the_library_first() -> None:
+    assert run_python(IMPORTED_IN_A_CHILD) == "done"
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_loops_run_on_torchs_threads() -> None:
     """torch's threads spin after its own loops, and would compete with others."""

@@ -85,6 +85,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
   const CrossEntropyTerms terms{{.target = rows.target,
                                  .target_stride = rows.target_stride,
                                  .ignore_index = rows.ignore_index,
+                                 .classes = rows.classes,
                                  .rule = rows.rule,
                                  .loss = nullptr,
                                  .lse = rows.lse,

@@ -23,7 +23,7 @@ struct Relu {
   }
   template <class R>
   MR_HD static R derivative(R z) {
-    return select(z > R(0), R(1), R(0));
+    return select(z <= R(0), R(0), R(1));  // 1 for NaN, as torch's
   }
 };
 

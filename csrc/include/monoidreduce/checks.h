@@ -304,7 +304,7 @@ inline void check(const CrossEntropyLocalGradient& x) {
 // Linear distillation
 
 struct DistillationAxes {
-  Axis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 5};
+  Axis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 6};
 };
 
 template <class Arguments>

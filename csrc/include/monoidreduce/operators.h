@@ -112,7 +112,7 @@ struct DistillationOptions {
 };
 struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
-  TensorView loss, stats;                                 // [N] [5, N]
+  TensorView loss, stats;                                 // [N] [6, N]
   TensorView scratch;                                     // as for cross entropy
   // As for cross entropy: those by the student's dot products. teacher_kept: what they are made of, as large. Not for the
   // reverse KL.
@@ -140,7 +140,7 @@ struct LossReduction {
 // As CrossEntropyLocalGradient: for the columns that weight and teacher_weight hold. teacher_out: absent, not computed.
 struct DistillationLocalGradient {
   TensorView grad_loss;                                          // [N]
-  TensorView x, weight, teacher_x, teacher_weight, mask, stats;  // [N, D] [C, D] [N, E] [C, E] [N] [5, N]
+  TensorView x, weight, teacher_x, teacher_weight, mask, stats;  // [N, D] [C, D] [N, E] [C, E] [N] [6, N]
   TensorView out, teacher_out;                                   // [N, C] of the type of x
   TensorView order;                                              // as for cross entropy
   DistillationOptions options;

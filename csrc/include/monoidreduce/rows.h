@@ -48,6 +48,7 @@ template <class T, class U = T>
 struct CrossEntropyRows {
   const std::int64_t* target;  // [rows]
   std::int64_t target_stride, ignore_index;
+  std::int64_t classes;
   CrossEntropyLoss<T> rule;
   T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
   RowVector<T> grad_loss, grad_lse;
@@ -58,19 +59,19 @@ struct CrossEntropyRows {
   MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
   MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
   // A target out of range makes its row NaN: the GPU cannot raise without waiting for the device.
-  MR_HD bool valid(std::int64_t row) const {
-    return label(row) >= 0 && label(row) < static_cast<std::int64_t>(rule.columns);
-  }
+  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < classes; }
   MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
-    const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss), U(rule.columns)};
+    const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
     const LogNumber<T> kept = rounded<T>(p.lse);
     lse[row] = kept.high, lse_low[row] = kept.low;
     loss[row] = ignored(row) ? T(0) : valid(row) ? T(wide.value(p)) : T(NAN);
   }
-  MR_HD Output product(std::int64_t row) const { return {{lse[row], lse_low[row]}, T(0), T(0)}; }
+  MR_HD Output product(std::int64_t row) const {
+    return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
+  }
   MR_HD Upstream upstream(std::int64_t row) const {
     const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
-    return rule.upstream(lse[row], g, grad_lse[row]);
+    return rule.upstream(lse[row], T(classes), g, grad_lse[row]);
   }
 };
 
@@ -79,7 +80,7 @@ struct DistillationRows {
   const bool* mask;  // [rows], false: not a token; null: all are
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
-  T* stats;  // [5, rows]: p's lse (high, low), q's lse (high, low), expectation
+  T* stats;  // [6, rows]: p's lse, q's lse and the loss, each high and low
   RowVector<T> grad_loss;
   using Output = DistillationOutput<T>;
 
@@ -88,14 +89,13 @@ struct DistillationRows {
   MR_HD void store(std::int64_t row, Output p) const {
     stats[row] = p.p_lse.high, stats[rows + row] = p.p_lse.low;
     stats[2 * rows + row] = p.q_lse.high, stats[3 * rows + row] = p.q_lse.low;
-    stats[4 * rows + row] = p.expectation;
-    loss[row] = active(row) ? p.loss : T(0);
+    stats[4 * rows + row] = p.loss.high, stats[5 * rows + row] = p.loss.low;
+    loss[row] = active(row) ? p.loss.high : T(0);
   }
   MR_HD Output product(std::int64_t row) const {
     return {{stats[row], stats[rows + row]},
             {stats[2 * rows + row], stats[3 * rows + row]},
-            stats[4 * rows + row],
-            T(0)};
+            {stats[4 * rows + row], stats[5 * rows + row]}};
   }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
 };

@@ -32,6 +32,7 @@ struct FastReal {
   }
   MR_HD friend FastReal operator-(FastReal a) { return -a.x; }
   MR_HD friend bool operator<(FastReal a, FastReal b) { return a.x < b.x; }
+  MR_HD friend bool operator<=(FastReal a, FastReal b) { return a.x <= b.x; }
   MR_HD friend bool operator>(FastReal a, FastReal b) { return a.x > b.x; }
   MR_HD friend bool operator==(FastReal a, FastReal b) { return a.x == b.x; }
   MR_HD friend bool operator!=(FastReal a, FastReal b) { return a.x != b.x; }

@@ -192,10 +192,11 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         const int r = row_of_element(i);
-        if (!absent(i))
-          state[r] =
-              m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
-                                      column0 + fragment_column(i), label[r]});
+        // A choice between two states: a branch for each element made kernels spill registers.
+        const auto with =
+            m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
+                                    column0 + fragment_column(i), label[r]});
+        state[r] = absent(i) ? state[r] : with;
       }
     });
   }

@@ -26,6 +26,9 @@ struct Pack {
     requires std::is_arithmetic_v<X>
   MR_HD Pack(X x) : v(static_cast<T>(x) - Vector{}) {}
 
+  template <class X>
+  MR_HD explicit Pack(Pack<X, N> x) : v(__builtin_convertvector(x.v, Vector)) {}
+
   MR_HD static Pack load(const T* p) {
     Pack a;
     std::memcpy(&a.v, p, sizeof(Vector));

@@ -14,8 +14,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
+#include <fstream>
 #include <memory>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <type_traits>
@@ -81,14 +84,30 @@ struct Loop {
 
 // What `#pragma omp parallel` calls, of an OpenMP runtime that the process has loaded for all, as torch loads its own. The
 // runtime's threads spin for milliseconds after a parallel region of torch, in which they would take the processors from
-// workers of ours. Null without a runtime, and in a forked child, whose copy of it has lost its threads.
+// workers of ours. Null without a runtime, and in a forked child, whose copy of it may have lost its threads: a team of those never
+// ends.
 using OpenMpParallel = void (*)(void (*region)(void*), void* shared, unsigned threads, unsigned flags);
 
+// Was this process forked, and has it run no new program since? Linux says so: PF_FORKNOEXEC of the flags in /proc/self/stat.
+inline bool is_forked() {
+  constexpr unsigned kForkedWithoutExec = 0x40;
+  std::ifstream file("/proc/self/stat");
+  std::string stat;
+  std::getline(file, stat);
+  std::istringstream after_name(stat.substr(stat.rfind(')') + 1));  // the name may have spaces
+  char state;
+  std::int64_t parent, group, session, terminal, foreground;
+  unsigned flags = 0;
+  after_name >> state >> parent >> group >> session >> terminal >> foreground >> flags;
+  return flags & kForkedWithoutExec;
+}
+
 inline const pid_t process_at_load = getpid();
+inline const bool forked_before_load = is_forked();
 
 inline OpenMpParallel open_mp() {
   static const auto found = reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
-  return getpid() == process_at_load ? found : nullptr;
+  return !forked_before_load && getpid() == process_at_load ? found : nullptr;
 }
 
 // threads: also those for which there is no task. A smaller team than the last would end the runtime's other threads.

@@ -28,17 +28,17 @@ MR_HD float widen(BFloat16 x) {
   std::memcpy(&y, &bits, 4);
   return y;
 }
-// The exponent is moved by a multiplication, which also normalises subnormal numbers; infinity and NaN keep
-// theirs.
+// The exponent is moved, but for infinity and NaN, which keep theirs. A subnormal half is a whole number of 2^-24. (Nothing here
+// is a subnormal float, which a processor may be set to read as 0.)
 MR_HD float widen(Float16 x) {
-  const std::uint32_t magnitude = std::uint32_t(x.bits & 0x7fff) << 13;
+  const std::int32_t magnitude = x.bits & 0x7fff;
+  const float whole = static_cast<float>(magnitude) * 0x1p-24f;
+  std::uint32_t subnormal;
+  std::memcpy(&subnormal, &whole, 4);
+  const std::uint32_t normal =
+      (std::uint32_t(magnitude) << 13) + (magnitude < 0x7c00 ? 0x38000000u : 0x70000000u);
+  const std::uint32_t bits = (magnitude < 0x400 ? subnormal : normal) | std::uint32_t(x.bits & 0x8000) << 16;
   float y;
-  std::memcpy(&y, &magnitude, 4);
-  y *= 0x1p112f;
-  std::uint32_t bits;
-  std::memcpy(&bits, &y, 4);
-  bits |= (x.bits & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u;
-  bits |= std::uint32_t(x.bits & 0x8000) << 16;
   std::memcpy(&y, &bits, 4);
   return y;
 }

@@ -1,10 +1,10 @@
 // Losses between two distributions given by two scores an element: the student's (score) and the teacher's (other). Each is an
-// expectation under one of the two, Q, whose state is a LogWSum, and takes log-sum-exps; that of the other, P, is a LogSumExp.
-// With p and q for scores:
-//   cross entropy  -sum Q log P            = lse_p - E_Q[p]                Q is the teacher's
-//   forward KL      sum Q (log Q - log P)  = E_Q[q - p] - lse_q + lse_p    Q is the teacher's
-//   reverse KL      the same                                               Q is the student's
-// The difference q - p is taken before it is summed, so a student close to its teacher loses no digits.
+// expectation under one of the two, Q, whose state is a LogWSum; that of the other, P, is a LogSumExp.
+//   cross entropy  E_Q[-log P]            Q is the teacher's
+//   forward KL     E_Q[log Q - log P]     Q is the teacher's
+//   reverse KL     the same               Q is the student's
+// Scores whose means differ have the same probabilities as scores whose means do not. So nothing here is made of raw scores: the
+// fold measures both from their frames and backward from their log-sum-exps, and only then is their difference taken.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
@@ -22,12 +22,11 @@ struct DistillationFrame {
 template <class R>
 struct DistillationState {
   typename LogSumExp<R>::State p;
-  typename LogWSum<R>::State q;  // with the expectation, as the mean
+  typename LogWSum<R>::State q;  // with the sum of q's weights times surplus(), measured from the frames
 };
 template <class R>
 struct DistillationOutput {
-  LogNumber<R> p_lse, q_lse;
-  R expectation, loss;  // backward reads all but the loss
+  LogNumber<R> p_lse, q_lse, loss;
 };
 
 // What the losses differ in.
@@ -36,27 +35,17 @@ struct DistillationRule {
   static constexpr bool kIsKL = kLoss != DistillationLoss::kCrossEntropy;
   static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
 
-  // An element with p's score first, and with q's, beside what the expectation is of.
-  MR_HD static Element<R> of_p(Element<R> e) {
-    return kUnderTeacher ? e : Element<R>{e.other, e.score, e.column, e.label};
+  // The scores of an element, p's and q's.
+  MR_HD static DistillationFrame<R> scores(Element<R> e) {
+    return kUnderTeacher ? DistillationFrame<R>{e.score, e.other} : DistillationFrame<R>{e.other, e.score};
   }
-  MR_HD static Element<R> of_q(Element<R> e) {
-    e = of_p(e);
-    return {e.other, kIsKL ? e.other - e.score : e.score, e.column, e.label};
+  // What a loss is the expectation of, for log Q and log P. It is linear, so it serves for their parts too.
+  template <class T>
+  MR_HD static T surplus(T q, T p) {
+    return kIsKL ? q - p : -p;
   }
-  // The frames are subtracted before the logarithms are added: their difference is exact where it is small.
-  template <class State>
-  MR_HD static R loss(State p, State q, R expectation) {
-    if constexpr (!kIsKL) return (p.frame - expectation) + log(p.mass);
-    return kUnderTeacher ? expectation + log_ratio(p, q) : expectation - log_ratio(q, p);
-  }
-  template <class State>
-  MR_HD static R log_ratio(State a, State b) {
-    return (a.frame - b.frame) + log(a.mass / b.mass);
-  }
-  // p, q: an element's shares. centred: what the expectation is of, less the expectation.
-  MR_HD static Gradient<R> gradient(R p, R q, R centred, R g) {
-    const R by_p = g * (p - q), by_q = (kIsKL ? g : -g) * q * centred;
+  // By the student's score and the teacher's, from those by p and q.
+  MR_HD static Gradient<R> gradient(R by_p, R by_q) {
     return kUnderTeacher ? Gradient<R>{by_p, by_q} : Gradient<R>{by_q, by_p};
   }
 };
@@ -76,27 +65,43 @@ struct Distillation {
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
     const auto [q_lse, expectation] = q.project(s.q);
-    const R loss = Rule::loss(s.p, s.q.softmax, expectation);
-    return {p.project(s.p), q_lse, expectation, select(s.q.softmax.mass == R(0), R(0), loss)};
+    const auto of_masses = Rule::surplus(log_number(s.q.softmax.mass), log_number(s.p.mass));
+    const LogNumber<R> loss = LogNumber<R>{expectation, R(0)} - of_masses;
+    const Mask<R> empty = s.q.softmax.mass == R(0);
+    return {p.project(s.p), q_lse, {select(empty, R(0), loss.high), select(empty, R(0), loss.low)}};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output of, R g) const {
-    const R p_share = p.share(Rule::of_p(e), of.p_lse), q_share = q.softmax.share(Rule::of_q(e), of.q_lse);
-    return Rule::gradient(p_share, q_share, Rule::of_q(e).other - of.expectation, g);
+    const R p_share = p.share(of_p(e), of.p_lse), q_share = q.softmax.share(of_q(e), of.q_lse);
+    // log Q - log P - loss, or -log P - loss: of the two large numbers of a row, log-sum-exp and loss, the difference is taken first.
+    const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - (of.p_lse - of.loss));
+    // Of a share of 1 it is 0, which the rounding of scores that are far apart would hide.
+    return Rule::gradient(g * (p_share - q_share), g * q_share * select(q_share == R(1), R(0), centred));
   }
 
   // Measured from +inf all of a row is NaN, as of torch's log_softmax.
-  MR_HD Frame frame(Element<R> e) const { return {Rule::of_p(e).score, Rule::of_q(e).score}; }
+  MR_HD Frame frame(Element<R> e) const { return Rule::scores(e); }
   MR_HD Frame frame_of(State s) const { return {p.frame_of(s.p), q.frame_of(s.q)}; }
   MR_HD Frame join(Frame f, Frame g) const { return {p.join(f.p, g.p), q.join(f.q, g.q)}; }
-  MR_HD State reframe(State s, Frame f) const { return {p.reframe(s.p, f.p), q.reframe(s.q, f.q)}; }
+  MR_HD State reframe(State s, Frame f) const {
+    const Frame from = frame_of(s);
+    const R by = Rule::surplus(p.raised(from.q, f.q), p.raised(from.p, f.p));
+    return {p.reframe(s.p, f.p), q.reframe(q.less(s.q, by), f.q)};
+  }
   MR_HD State add(State a, State b) const { return {p.add(a.p, b.p), q.add(a.q, b.q)}; }
   MR_HD State accumulate(State s, Element<R> e) const {
-    return {p.accumulate(s.p, Rule::of_p(e)), q.accumulate(s.q, Rule::of_q(e))};
+    Element<R> under_q = of_q(e);
+    under_q.other =
+        Rule::surplus(of_q(e).score - p.origin(s.q.softmax.frame), of_p(e).score - p.origin(s.p.frame));
+    return {p.accumulate(s.p, of_p(e)), q.accumulate(s.q, under_q)};
   }
+
+  // An element as P and as Q see it.
+  MR_HD static Element<R> of_p(Element<R> e) { return {Rule::scores(e).p, R(0), e.column, e.label}; }
+  MR_HD static Element<R> of_q(Element<R> e) { return {Rule::scores(e).q, R(0), e.column, e.label}; }
 };
 
 // The monoid of the loss that `kind` names, for loops over elements (with_named). Of what else a fold asks for, the frame of an
-// element and the projection are not the same for all.
+// element, the change of frame and the projection are not the same for all.
 template <class R>
 struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   using State = DistillationState<R>;
@@ -116,6 +121,10 @@ struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   }
   MR_HD Frame frame(Element<R> e) const {
     return kind == DistillationLoss::kReverseKL ? Frame{e.other, e.score} : Frame{e.score, e.other};
+  }
+  MR_HD State reframe(State s, Frame f) const {
+    with_named([&](const auto& m) { s = m.reframe(s, f); });
+    return s;
   }
   MR_HD Output project(State s) const {
     Output p;

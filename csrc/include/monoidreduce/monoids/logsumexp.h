@@ -13,18 +13,33 @@ struct LogNumber {
   R high, low;
 };
 
-// a + b, and what rounding that sum lost (Knuth's two-sum: either of the two may be the larger): NaN where it is not finite.
+// a + b, and what rounding that sum lost (Knuth's two-sum: either of the two may be the larger): 0 where it is infinite.
 template <class R>
 MR_HD LogNumber<R> two_sum(R a, R b) {
-  const R high = a + b, added = high - a;
-  return {high, (a - (high - added)) + (b - added)};
+  const R high = a + b, added = high - a, low = (a - (high - added)) + (b - added);
+  return {high, select(abs(high) == infinity<R>(), R(0), low)};
 }
 
-// log(mass e^frame).
 template <class R>
-MR_HD LogNumber<R> log_number(R frame, R mass) {
-  const LogNumber<R> sum = two_sum(frame, log(mass));
-  return {sum.high, select(abs(sum.high) == infinity<R>(), R(0), sum.low + log_rest(mass))};
+MR_HD LogNumber<R> operator+(LogNumber<R> a, LogNumber<R> b) {
+  const LogNumber<R> sum = two_sum(a.high, b.high);
+  return {sum.high, sum.low + (a.low + b.low)};
+}
+template <class R>
+MR_HD LogNumber<R> operator-(LogNumber<R> a) {
+  return {-a.high, -a.low};
+}
+template <class R>
+MR_HD LogNumber<R> operator-(LogNumber<R> a, LogNumber<R> b) {
+  return a + -b;
+}
+template <class R>
+MR_HD R operator-(R x, LogNumber<R> from) {
+  return (x - from.high) - from.low;
+}
+template <class R>
+MR_HD LogNumber<R> log_number(R mass) {
+  return {log(mass), log_rest(mass)};
 }
 
 // e^(x - high - low). What rounding the two differences loses, each up to 2.4e-7 of a result of e^-4 to e^-8, is put back: all
@@ -62,7 +77,7 @@ struct LogSumExp {
   };
   MR_HD State identity() const { return {-infinity<R>(), R(0)}; }
   MR_HD State lift(Element<R> e) const { return {frame(e), weight(e, frame(e))}; }
-  MR_HD Output project(State s) const { return log_number(s.frame, s.mass); }
+  MR_HD Output project(State s) const { return LogNumber<R>{s.frame, R(0)} + log_number(s.mass); }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output lse, R g) const { return {g * share(e, lse), R(0)}; }
 
   // Never +inf, from which a score of +inf is NaN away: measured from the largest number it weighs +inf, all others 0.
@@ -80,6 +95,8 @@ struct LogSumExp {
   MR_HD R absent() const { return -infinity<R>(); }  // a score that adds nothing
   // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp(-inf) = 0.
   MR_HD static R origin(R f) { return select(f == -infinity<R>(), R(0), f); }
+  // By how much less scores are once they are measured from another frame.
+  MR_HD static R raised(R from, R to) { return origin(to) - origin(from); }
 };
 
 }  // namespace monoidreduce
