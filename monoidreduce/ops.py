@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any
 
@@ -126,14 +126,21 @@ def _mapped(t: Tensor) -> Tensor:
     return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
 
 
-def _padded(t: Tensor) -> Tensor:
-    """The same of rows [N, D], or of a copy whose width is a multiple of 8: zeros do not change a product."""
-    width = t.shape[1]
-    if width % 8 == 0:
+def _padded(t: Tensor, axes: int = 1) -> Tensor:
+    """The tensor as tensor-core kernels read it: as it is, or a copy whose last axes have sizes that are
+    multiples of 8. Zeros do not change a product."""
+    short = [axis for axis in range(-axes, 0) if t.shape[axis] % 8]
+    if not short:
         return _mapped(t)
-    padded = t.new_empty((t.shape[0], -(-width // 8) * 8))
-    padded[:, :width] = t
-    padded[:, width:] = 0
+    sizes = [*t.shape]
+    for axis in short:
+        sizes[axis] += -sizes[axis] % 8
+    padded = given = t.new_empty(sizes)
+    for axis in short:
+        size = t.shape[axis]
+        given.narrow(axis, size, -size % 8).zero_()
+        given = given.narrow(axis, 0, size)
+    given.copy_(t)
     return padded
 
 
@@ -168,19 +175,24 @@ def _mapped_bias(bias: Tensor) -> Tensor:
 def _rounded(
     gradients: Iterable[Tensor | None], of: Iterable[Tensor | None], needed: Iterable[bool]
 ) -> list[Tensor]:
-    """The gradients that are needed, each in the dtype of its input."""
+    """The gradients that are needed, each in the dtype of its input, and in its shape if that was padded."""
     return [
-        gradient if gradient.dtype == t.dtype else gradient.to(t.dtype)
+        gradient if gradient.dtype == t.dtype and gradient.shape == t.shape else _cut(gradient, t)
         for gradient, t, wanted in zip(gradients, of, needed, strict=True)
         if wanted and gradient is not None and t is not None
     ]
 
 
-def _cut(gradient: Tensor | None, of: Tensor) -> Tensor | None:
-    """A gradient of rows of the width of its input, which was padded."""
-    if gradient is None or gradient.shape == of.shape:
-        return gradient
-    return gradient[:, : of.shape[1]].contiguous()
+def _cut(result: Tensor, like: Tensor) -> Tensor:
+    """The first elements of each axis, in the shape and dtype of `like`, in one pass."""
+    if result.shape != like.shape:
+        result = result[tuple(slice(size) for size in like.shape)]
+    return like.new_empty(like.shape).copy_(result)
+
+
+def _first(width: int, out: Tensor) -> Tensor:
+    """The first elements of a result's rows, in memory of their own."""
+    return out[..., :width].clone(memory_format=torch.contiguous_format)
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
@@ -418,6 +430,11 @@ def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
     return bias is not None and bias.numel() < scores
 
 
+def _readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
+    """Tensors [B, H, rows, width] as tensor-core kernels read them, in a call with these widths."""
+    return map(_padded if (a.shape[3] | payload.shape[3]) % 8 else _mapped, tensors)
+
+
 def _attention_results(
     q: Tensor,
     k: Tensor,
@@ -447,20 +464,20 @@ def _attention(
     right: int,
     unrounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
     score_bias = _score_bias(q, k, bias)
     options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
-    scratch = None
+    width, scratch = v.shape[3], None
     if q.is_cuda:
         tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, *options, tf32)
         if tier != SIMT:
-            q, k, v = _mapped(q), _mapped(k), _mapped(v)
+            q, k, v = _readable(q, v, q, k, v)
         if tier == HOPPER and score_bias is not None:
             score_bias = _mapped_bias(score_bias)
         if elements:
             scratch = _statistics(q, elements)
+    out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
     _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *_launch(q), tf32)
-    return out, lse, lse_low
+    return out if v.shape[3] == width else _first(width, out), lse, lse_low
 
 
 def _attention_backward(
@@ -514,8 +531,9 @@ def _attention_backward(
         )
         scratch = _statistics(q, elements)
     gradients: list[Tensor | None]
+    inputs = (q, k, v, bias)
     if tier != SIMT and grad_out is not None:  # the three of them together, whatever is needed
-        grad_out, q, k, v, out = _mapped(grad_out), _mapped(q), _mapped(k), _mapped(v), _mapped(out)
+        grad_out, q, k, v, out = _readable(q, v, grad_out, q, k, v, out)
         if tier == HOPPER and score_bias is not None:
             score_bias = _mapped_bias(score_bias)
         d_rows = _accumulator(q) if adds_rows else _new(q)
@@ -544,7 +562,7 @@ def _attention_backward(
         *_launch(q),
         tf32,
     )
-    return _rounded((dq, dk, dv, dbias), (q, k, v, bias), needed)
+    return _rounded((dq, dk, dv, dbias), inputs, needed)
 
 
 attention = _register(
@@ -845,7 +863,7 @@ def _cross_entropy_backward(
             multiply_local_gradients(store, len(weight), [head])
             dbias = head.sums_gradient()
             dbias = None if dbias is None else dbias / logit_scale
-            computed = (_cut(head.rows_gradient(), inputs[0]), _cut(head.d_columns, inputs[1]), dbias)
+            computed = (head.rows_gradient(), head.d_columns, dbias)
             return _rounded(computed, (*inputs, bias), needed[:3])
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
@@ -1077,7 +1095,7 @@ def _distillation_backward(
             multiply_local_gradients(store, len(weight), heads)
             computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
-            return _rounded(map(_cut, computed, inputs), inputs, needed[:4])
+            return _rounded(computed, inputs, needed[:4])
     dx = _gradient(x, needed[0])
     dweight = _gradient(weight, needed[1])
     dteacher_x = _gradient(teacher_x, needed[2])
@@ -1124,6 +1142,16 @@ def _mlp_result(x: Tensor, w1: Tensor, w2: Tensor, *_: Any) -> Tensor:
     return x.new_empty((x.shape[0], w2.shape[0]))
 
 
+def _readable_mlp(
+    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The operands as tensor-core kernels read them."""
+    if (x.shape[1] | w1.shape[0] | w2.shape[0]) % 8 == 0:
+        return _mapped(x), _mapped(w1), _mapped(w2), bias1, bias2
+    bias1, bias2 = (None if bias is None else _padded(bias) for bias in (bias1, bias2))
+    return _padded(x), _padded(w1, 2), _padded(w2, 2), bias1, bias2
+
+
 def _mlp(
     x: Tensor,
     w1: Tensor,
@@ -1133,26 +1161,26 @@ def _mlp(
     activation: str,
     workspace: int | None,
 ) -> Tensor:
-    out = _mlp_result(x, w1, w2)
     kind, launch, tf32 = ACTIVATIONS.index(activation), _launch(x), allows_tf32(x)
-    scratch = None
+    outputs, tier, elements, part, scratch = w2.shape[0], SIMT, 0, (0, 0), None
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         deterministic = torch.are_deterministic_algorithms_enabled()
         tier, _, elements, _, part = _C.mlp_forward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
-        if tier != SIMT:
-            x, w1, w2 = _mapped(x), _mapped(w1), _mapped(w2)
-        if all(part):
+    if tier != SIMT:
+        x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
+    out = _mlp_result(x, w1, w2)
+    if all(part):
 
-            def store(rows: Tensor, hidden: Tensor) -> None:
-                _C.mlp_hidden(rows, w1, bias1, hidden, kind, *launch)
+        def store(rows: Tensor, hidden: Tensor) -> None:
+            _C.mlp_hidden(rows, w1, bias1, hidden, kind, *launch)
 
-            multiply_hidden(store, part[0], x, w2, bias2, out)
-            return out
+        multiply_hidden(store, part[0], x, w2, bias2, out)
+    else:
         if elements:
             scratch = _statistics(x, elements)
-    _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, *launch, tf32)
-    return out
+        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, *launch, tf32)
+    return out if out.shape[1] == outputs else _first(outputs, out)
 
 
 def _mlp_backward(
@@ -1175,8 +1203,10 @@ def _mlp_backward(
         tier, _, elements, adds_rows, part = _C.mlp_backward_tier(
             x, w1, w2, bias1, workspace, tf32, deterministic
         )
+    inputs = (x, w1, w2, bias1, bias2)
     if tier != SIMT:
-        grad_out, x, w1, w2 = _mapped(grad_out), _mapped(x), _mapped(w1), _mapped(w2)
+        x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
+        grad_out = _padded(grad_out)
     dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
     if not any(needed[:4]):
         gradients = [None] * 4
@@ -1198,7 +1228,7 @@ def _mlp_backward(
         scratch = _statistics(x, elements) if elements else None
         mode = (kind, deterministic, *launch, tf32)
         _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, scratch, *mode)
-    return _rounded((*gradients, dbias2), (x, w1, w2, bias1, bias2), needed)
+    return _rounded((*gradients, dbias2), inputs, needed)
 
 
 mlp = _register(
@@ -1258,7 +1288,7 @@ def _logsumexp_backward(
                 _C.logsumexp_local_gradient(grad_lse, a, b[part], lse, lse_low, local, scale, *_launch(a))
 
             multiply_local_gradients(store, len(b), [head])
-            return _rounded(map(_cut, (head.rows_gradient(), head.d_columns), inputs), inputs, needed)
+            return _rounded((head.rows_gradient(), head.d_columns), inputs, needed)
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
     _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale, deterministic, *_launch(a))

@@ -456,7 +456,7 @@ def test_no_classes(device: torch.device) -> None:
         )
 
 
-# Only widths that are multiples of 8 are for a GPU's tensor cores.
+# The tensor cores of a GPU take the second pair as it is, and the first padded.
 WIDTHS = pytest.mark.parametrize("width, other_width", ((17, 19), (64, 24)))
 
 

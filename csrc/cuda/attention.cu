@@ -10,7 +10,25 @@
 #include "tier.h"
 
 namespace monoidreduce::cuda {
-Tier attention_forward_tier(const AttentionForward& x, const Launch& launch) {
+namespace {
+
+// The call with operands that are padded, if they need to be.
+template <class Arguments>
+Arguments padded(const Arguments& given) {
+  Arguments x = given;
+  for (TensorView* t : {&x.q, &x.k, &x.v}) t->size[3] = padded_size(t->size[3]);
+  if constexpr (requires { x.grad_out; }) x.grad_out.size[3] = x.v.size[3];
+  return x;
+}
+template <class Arguments>
+Tier with_padding(Tier tier, const Arguments& given) {
+  if (tier.name != kSimt)
+    tier.reason += padding_of_width(given.q.size[3]) + padding_of_width(given.v.size[3]);
+  return tier;
+}
+
+// Of operands as they are.
+Tier tier_of(const AttentionForward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
   Tier tier = fastest_tier(problem, {.sm80 = widest_sm80_forward(problem, false), .sm90 = 256}, launch);
   if constexpr (kWithSm90) {
@@ -28,7 +46,7 @@ Tier attention_forward_tier(const AttentionForward& x, const Launch& launch) {
   return tier;
 }
 
-Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
+Tier tier_of(const AttentionBackward& x, const Launch& launch) {
   const FoldProblem problem = attention_problem(x);
   Obstacles obstacles;
   if (!x.grad_out.present()) obstacles.both = "only the log-sum-exp has a gradient";
@@ -49,8 +67,17 @@ Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
   return tier;
 }
 
+}  // namespace
+
+Tier attention_forward_tier(const AttentionForward& x, const Launch& launch) {
+  return with_padding(tier_of(padded(x), launch), x);
+}
+Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
+  return with_padding(tier_of(padded(x), launch), x);
+}
+
 void attention_forward(const AttentionForward& x, const Launch& launch) {
-  const Tier tier = cuda::attention_forward_tier(x, launch);
+  const Tier tier = tier_of(x, launch);
   require_scratch(x.scratch, tier);
   if (tier.name == kSm80) sm80::attention_forward(x, launch);
   if constexpr (kWithSm90) {
@@ -66,7 +93,7 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
 }
 
 void attention_backward(const AttentionBackward& x, const Launch& launch) {
-  const Tier tier = cuda::attention_backward_tier(x, launch);
+  const Tier tier = tier_of(x, launch);
   const bool simt = tier.name == kSimt;
   require_scratch(x.scratch, tier);
   for (const TensorView* gradient : {&x.d_k, &x.d_v}) {

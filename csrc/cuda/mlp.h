@@ -12,6 +12,25 @@
 
 namespace monoidreduce::cuda {
 
+// The call with operands that are padded, if they need to be.
+template <class Arguments>
+Arguments padded(const Arguments& given) {
+  Arguments x = given;
+  const auto pad = [](std::int64_t& size) { size = padded_size(size); };
+  pad(x.x.size[1]), pad(x.w1.size[0]), pad(x.w1.size[1]), pad(x.w2.size[0]), pad(x.w2.size[1]);
+  if (x.bias1.present()) pad(x.bias1.size[0]);
+  return x;
+}
+template <class Arguments>
+Tier with_padding(Tier tier, const Arguments& given) {
+  const std::int64_t hidden = given.w1.size[0];
+  if (tier.name == kSimt) return tier;
+  tier.reason += padding_of_width(given.x.size[1]) + padding_of_width(given.w2.size[0]);
+  if (hidden % 8 != 0)
+    tier.reason += message("; of ", padded_size(hidden), " hidden units, padded from ", hidden);
+  return tier;
+}
+
 // What keeps the call from tensor cores: the second weight lies with the hidden units adjacent, so their number is a
 // width too.
 template <class Arguments>

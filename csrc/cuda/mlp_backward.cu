@@ -57,9 +57,8 @@ bool large(const TileSize& part, const FoldProblem& p) {
   return part.columns == p.columns() && part.rows * part.columns >= std::min(p.rows() * p.columns(), kValues);
 }
 
-}  // namespace
-
-Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
+// Of operands as they are.
+Tier tier_of(const MlpBackward& x, const Launch& launch) {
   const FoldProblem problem = mlp_problem(x);
   const Tier fused = fused_tier(x, launch);
   if (fused.name == kSimt) return mlp_backward_parts(fused, problem, x.workspace, launch);
@@ -67,6 +66,12 @@ Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
   if (obstacle.empty()) return fused;
   const Tier parts = mlp_backward_parts({kSimt, obstacle}, problem, x.workspace, launch);
   return parts.name != kSimt && large(parts.part, problem) ? parts : fused;
+}
+
+}  // namespace
+
+Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
+  return with_padding(tier_of(padded(x), launch), x);
 }
 
 void mlp_backward(const MlpBackward& x, const Launch& launch) {

@@ -31,9 +31,11 @@ Tier fused_tier(const MlpForward& x, const Launch& launch) {
 
 }  // namespace
 
-Tier mlp_forward_tier(const MlpForward& x, const Launch& launch) {
+Tier mlp_forward_tier(const MlpForward& given, const Launch& launch) {
+  const MlpForward x = padded(given);
   const Tier fused = fused_tier(x, launch);
-  return fused.name == kSimt ? mlp_forward_parts(fused, mlp_problem(x), x.workspace, launch) : fused;
+  const bool whole = fused.name != kSimt;
+  return with_padding(whole ? fused : mlp_forward_parts(fused, mlp_problem(x), x.workspace, launch), given);
 }
 
 void mlp_forward(const MlpForward& x, const Launch& launch) {

@@ -23,7 +23,6 @@ std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t l
 // The tier of a call that comes in such parts. fused: what keeps it from the kernels that store no hidden value.
 Tier in_parts(const Tier& fused, const FoldProblem& p, TileSize part, std::int64_t workspace,
               const Launch& launch) {
-  if (p.columns() % 8 != 0 || p.width() % 8 != 0 || p.payload_width() % 8 != 0) return fused;
   Tier tier = multiplied_tier(p, launch);
   if (tier.name != kSimt && part.rows * part.columns == 0)
     tier = not_tensor_cores(message("the workspace of ", workspace, " bytes holds no tile of hidden values"));

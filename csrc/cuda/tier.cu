@@ -36,7 +36,8 @@ std::string width_obstacle(const FoldProblem& p, std::int64_t widest) {
   for (const TensorView& t : {p.a, p.other_a, p.payload}) {
     if (!t.present()) continue;
     const std::int64_t width = t.size[3];
-    if (width % 8 != 0 || width == 0) return message("a width is ", width, ", not a multiple of 8");
+    if (width == 0) return "a width is 0";
+    if (width % 8 != 0) return message("a width is ", width, ", not a multiple of 8");
     if (width > widest) return message("a width is ", width, ", more than ", widest);
   }
   return "";
@@ -91,15 +92,20 @@ std::int64_t widest_sm80_backward(const FoldProblem& p) {
   return (p.a.dtype == DType::kFloat32 ? fits(float{}) : fits(__half{})) ? 256 : 128;
 }
 
+std::int64_t padded_size(std::int64_t size) { return (size + 7) / 8 * 8; }
+
+std::string padding_of_width(std::int64_t width) {
+  return width % 8 == 0 ? "" : message("; of width ", padded_size(width), ", padded from ", width);
+}
+
 Tier contraction_tier(const FoldProblem& p) {
   constexpr std::int64_t kAnyWidth = std::numeric_limits<std::int64_t>::max();
   std::string obstacle = common_obstacle(p), padding;
   FoldProblem padded = p;
   for (TensorView* t : {&padded.a, &padded.other_a}) {
-    const std::int64_t width = t->size[3];
-    if (!t->present() || width % 8 == 0) continue;
-    t->size[3] = (width + 7) / 8 * 8;
-    padding += message("; of width ", t->size[3], ", padded from ", width);
+    if (!t->present()) continue;
+    padding += padding_of_width(t->size[3]);
+    t->size[3] = padded_size(t->size[3]);
   }
   if (obstacle.empty()) obstacle = width_obstacle(padded, kAnyWidth);
   if (!obstacle.empty()) return not_tensor_cores(obstacle);

@@ -36,6 +36,11 @@ Tier fastest_tier(const FoldProblem& p, const Widest& widest, const Launch& laun
 std::int64_t widest_sm80_forward(const FoldProblem& p, bool transposed);
 std::int64_t widest_sm80_backward(const FoldProblem& p);
 
+// Operands come to tensor cores with sizes that are multiples of 8: what has others is padded with zeros by the caller, and
+// the tier of a call is that of padded operands. What a tier says of a width that is.
+std::int64_t padded_size(std::int64_t size);
+std::string padding_of_width(std::int64_t width);
+
 Tier not_tensor_cores(const std::string& obstacle);
 // The tier of a fold without a payload whose widths may be any: a contraction's kernels, or SIMT. Where a width is no multiple
 // of 8 it is that of operands padded with zeros.

@@ -35,7 +35,18 @@ SIZES: dict[str, tuple[int, ...]] = {
 }
 # Beside numbers that are not finite: there the oracle multiplies pairs of rows and columns, in float64.
 SMALL_SIZES = {"small": (2, 17, 17, 130, 200, 128, 128), "small_wide": (1, 34, 17, 130, 120, 200, 200)}
-ALL_SIZES = SIZES | SMALL_SIZES
+# Widths that are no multiple of 8, of rows and values or of one of them: copies are padded.
+PADDED_SIZES = {
+    "padded_1": (1, 34, 34, 190, 300, 1, 1),
+    "padded_7_59": (1, 34, 34, 190, 300, 7, 59),
+    "padded_59": (2, 18, 6, 201, 333, 59, 59),
+    "padded_100": (1, 36, 12, 150, 270, 100, 100),
+    "padded_64_100": (1, 36, 12, 150, 270, 64, 100),
+    "padded_250": (1, 24, 12, 300, 400, 250, 250),
+    "padded_250_7": (1, 34, 34, 130, 170, 250, 7),
+    "padded_one_row": (2, 3, 3, 1, 500, 59, 100),
+}
+ALL_SIZES = SIZES | SMALL_SIZES | PADDED_SIZES
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
@@ -69,6 +80,51 @@ def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtyp
     check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
     assert ran == {f"attention_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", PADDED_SIZES)
+def test_padded_widths(
+    size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device, tier: str
+) -> None:
+    """Their scale, unless one is given, is that of the width that they have."""
+    with takes({f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")}):
+        check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
+
+
+@pytest.mark.parametrize("kind", ("full", "of_columns_in_float", "keep_rows_and_columns"))
+@pytest.mark.parametrize("size", ("padded_7_59", "padded_59", "padded_one_row"))
+def test_padded_widths_with_a_bias(size: str, kind: str, gpu: torch.device, tier: str) -> None:
+    inputs = biased_inputs(size, kind, torch.bfloat16, gpu)
+    with takes({f"attention_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}):
+        check_operator("attention", inputs, {"return_lse": True, "causal": True})
+
+
+@pytest.mark.parametrize("size", ("padded_59", "padded_250_7"))
+def test_gradient_of_the_log_sum_exp_alone_of_padded_widths(size: str, gpu: torch.device, tier: str) -> None:
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    grad = torch.randn(inputs["q"].shape[:3], device=gpu)
+    with takes({f"attention_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}):
+        found = check_operator("attention", inputs, {"return_lse": True}, upstream=[None, grad])
+    assert not found["d_v"].any()
+
+
+@pytest.mark.parametrize("place", ("q", "k", "v"))
+def test_non_finite_inputs_of_padded_widths(place: str, gpu: torch.device) -> None:
+    """The zeros beside them become NaN, and are not seen."""
+    inputs = attention_inputs(2, 17, 17, 130, 200, 59, 100, dtype=torch.bfloat16, device=gpu)
+    inputs[place][-1, -1, 100, 7] = torch.inf
+    check_operator("attention", inputs, {"return_lse": True, "causal": True})
+
+
+def test_padded_widths_in_the_deterministic_mode(gpu: torch.device, tier: str, deterministic: None) -> None:
+    inputs, options = inputs_of("padded_59", torch.bfloat16, gpu), {"causal": True, "return_lse": True}
+    explanation = mr.explain("attention", *inputs.values(), **options)
+    assert explanation.backward == f"attention_backward/cuda/{tier}/deterministic/bfloat16"
+    call = Specimen("attention", "attention", attention_inputs, options=options)
+    grads = upstreams(call, inputs)
+    assert_same_bits(results(call, inputs, grads), results(call, inputs, grads))
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -232,7 +288,7 @@ def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -
     ("change", "reason"),
     (
         ({"dtype": torch.float32}, "float32"),
-        ({"width": 12}, "12"),
+        ({"width": 257}, "264"),
         ({"value_width": 264}, "264"),
         ({"scale": -1.0}, "scale"),
     ),
@@ -273,7 +329,7 @@ def check_biased(
     before = paths()
     check_operator("attention", biased_inputs(size, kind, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
-    tiers = {"forward": "sm90", "backward": "sm80" if max(SIZES[size][5:]) > 128 else "sm90"}
+    tiers = {"forward": "sm90", "backward": "sm80" if max(ALL_SIZES[size][5:]) > 128 else "sm90"}
     assert ran == {f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way, tier in tiers.items()}
 
 

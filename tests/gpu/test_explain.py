@@ -60,3 +60,22 @@ def test_copies_of_an_mlp(tier: str, gpu: torch.device, monkeypatch: pytest.Monk
     assert copied("mlp", x, w1, w2) == set()
     assert copied("mlp", placed((512, 64), 65, gpu), w1, w2.mT.contiguous().mT) == {"x", "w2"}
     assert copied("mlp", x, placed((1024, 64), 64, gpu, offset=1), w2) == {"w1"}
+
+
+@pytest.mark.parametrize("tier", ("sm90", "sm80"))
+def test_padding(tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", tier)
+    q, k, v = (torch.zeros(1, 4, 256, width, dtype=torch.bfloat16, device=gpu) for width in (59, 59, 100))
+    explanation = mr.explain("attention", q, k, v)
+    assert "/simt/" not in explanation.forward + explanation.backward
+    text = str(explanation)
+    assert text.count("of width 64, padded from 59; of width 104, padded from 100") == 2
+    x, w1, w2 = (
+        torch.zeros(shape, dtype=torch.bfloat16, device=gpu) for shape in ((512, 59), (67, 59), (64, 67))
+    )
+    text = str(mr.explain("mlp", x, w1, w2))
+    assert text.count("of width 64, padded from 59; of 72 hidden units, padded from 67") == 2
+    assert "copied" not in text
+    wide = torch.zeros(1, 4, 256, 257, dtype=torch.bfloat16, device=gpu)
+    text = str(mr.explain("attention", wide, wide, wide))
+    assert "/simt/" in text and "a width is 264, more than 256" in text and "padded" not in text

@@ -11,8 +11,8 @@ from test_mlp_parts_sm90 import (  # noqa: F401  the same tests, collected here 
     test_non_finite_inputs,
     test_several_parts,
     test_sizes,
+    test_sizes_that_are_no_multiple_of_eight,
     test_some_gradients,
     test_the_same_bits_every_time,
-    test_units_that_are_no_multiple_of_eight,
     test_views,
 )

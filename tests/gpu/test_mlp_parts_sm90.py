@@ -65,9 +65,15 @@ def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> 
     launches(scaled_mlp_inputs(SIZES["ragged"], dtype, gpu, biases=True), activation)
 
 
-@pytest.mark.parametrize("hidden", (1, 67))
-def test_units_that_are_no_multiple_of_eight(hidden: int, gpu: torch.device) -> None:
-    launches(scaled_mlp_inputs((130, hidden, 320, 264), torch.bfloat16, gpu, biases=True), tier="simt")
+@pytest.mark.parametrize(
+    "sizes", ((130, 1, 320, 264), (130, 67, 320, 264), (130, 72, 313, 264), (130, 67, 7, 301)), ids=str
+)
+def test_sizes_that_are_no_multiple_of_eight(sizes: tuple[int, int, int, int], gpu: torch.device) -> None:
+    """Copies are padded."""
+    assert launches(scaled_mlp_inputs(sizes, torch.bfloat16, gpu, biases=True)) == {
+        "forward": 1,
+        "backward": 1,
+    }
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

@@ -14,6 +14,8 @@ from test_mlp_sm90 import (  # noqa: F401  the same tests, collected here for th
     test_activations_of_other_widths,
     test_many_rows,
     test_non_finite_inputs,
+    test_padded_sizes,
+    test_padded_sizes_in_the_deterministic_mode,
     test_some_gradients,
 )
 

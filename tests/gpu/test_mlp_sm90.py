@@ -55,6 +55,33 @@ def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> 
     check(inputs_of("ragged", dtype, gpu, biases=True), activation)
 
 
+PADDED_SIZES = {  # sizes that are no multiple of 8, all of them or one
+    "smallest": (301, 1, 1, 1),
+    "odd": (301, 1003, 59, 100),
+    "rows": (301, 1000, 59, 64),
+    "units": (301, 67, 64, 64),
+    "outputs": (301, 1000, 64, 7),
+    "wide": (200, 457, 250, 193),
+    "one_row": (1, 521, 7, 59),
+    "few_rows": (77, 9001, 100, 59),
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
+@pytest.mark.parametrize("activation", ("gelu_tanh", "sigmoid"))  # of 0: 0, and not 0
+@pytest.mark.parametrize("size", PADDED_SIZES)
+def test_padded_sizes(
+    size: str, activation: str, biases: bool, dtype: torch.dtype, tier: str, gpu: torch.device
+) -> None:
+    check(scaled_mlp_inputs(PADDED_SIZES[size], dtype, gpu, biases), activation, forward=tier, backward=tier)
+
+
+def test_padded_sizes_in_the_deterministic_mode(tier: str, gpu: torch.device, deterministic: None) -> None:
+    inputs = scaled_mlp_inputs(PADDED_SIZES["odd"], torch.bfloat16, gpu, biases=True)
+    check(inputs, "silu", forward=tier, backward="sm90/deterministic" if tier == "sm90" else tier)
+
+
 OTHER_WIDTHS = ((64, 64), (192, 192), (256, 256), (64, 192))
 
 

@@ -15,9 +15,10 @@ import torch
 from calls import assert_same_bits, graphed, results, scaled_mlp_inputs, upstreams
 from paths import takes
 from specimens import Inputs, Specimen, attention_inputs, mlp_inputs, name_of
-from test_attention_sm90 import OPTIONS, biased_inputs
+from test_attention_sm90 import OPTIONS, PADDED_SIZES, biased_inputs
 from test_attention_sm90 import SIZES as ATTENTION_SIZES
 from test_attention_sm90 import inputs_of as attention_inputs_of
+from test_mlp_sm90 import PADDED_SIZES as PADDED_MLP_SIZES
 from test_mlp_sm90 import SIZES as MLP_SIZES
 from test_mlp_sm90 import inputs_of as mlp_inputs_of
 from test_mlp_sm90 import many_rows
@@ -87,6 +88,18 @@ def test_biases(size: str, kind: str, option: str, gpu: torch.device) -> None:
     """Scaled by a power of two, as above."""
     options = {"return_lse": True, "scale": 0.125, **OPTIONS[option]}
     check("attention", biased_inputs(size, kind, torch.float32, gpu), options)
+
+
+@pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["causal"]), ids=("full", "causal"))
+@pytest.mark.parametrize("size", PADDED_SIZES)
+def test_padded_widths(size: str, options: dict[str, Any], gpu: torch.device) -> None:
+    inputs = attention_inputs_of(size, torch.float32, gpu)
+    check("attention", inputs, {"return_lse": True, "scale": 0.125, **options})
+
+
+@pytest.mark.parametrize("size", PADDED_MLP_SIZES)
+def test_padded_mlp(size: str, gpu: torch.device) -> None:
+    check("mlp", scaled_mlp_inputs(PADDED_MLP_SIZES[size], torch.float32, gpu, biases=True), {})
 
 
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))

@@ -264,6 +264,10 @@ MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 
 // Which kernels a call runs on: the instruction set on the CPU, "simt", "sm80" or "sm90" on CUDA; and why. Before the backward
 // pass the caller asks, because it allocates the gradients; those need not be there yet.
+//
+// Where that is "sm80" or "sm90", the caller pads sizes that are no multiple of 8 with zeros: the widths of operands and, in an
+// MLP, the hidden units. Scratch, parts and gradients are those of the padded call. Attention and the MLP not padded so run on the
+// tier "simt".
 struct Tier {
   std::string name, reason;
   std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
