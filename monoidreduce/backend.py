@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from monoidreduce import _C, functional, ops
+from monoidreduce import _C, functional, nn, ops
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
 from monoidreduce.ops import HOPPER, SIMT, accumulation_dtype
@@ -30,6 +31,11 @@ KERNELS = {
 }
 # Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
 OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "logsumexp_matmul")
+MODULES = {
+    nn.Attention.forward: functional.attention,
+    nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
+    nn.LinearDistillationLoss.forward: functional.linear_distillation,
+}
 # What tensor-core kernels read without a copy.
 LINES = "rows of adjacent elements, on 16-byte boundaries"
 # The operators as folds of rows a and columns b (fold.h).
@@ -134,28 +140,28 @@ def _paths(operator: str, device: str) -> dict[str, str]:
     return paths
 
 
-def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> Explanation:
-    """Which kernels `op(*tensors, **options)` would run, and why. Nothing is computed.
+def explain(op: str | Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation:
+    """Which kernels `op(*arguments, **options)` would run, and why. Nothing is computed.
 
     Args:
-        op: an operator that has kernels of its own, as `monoidreduce.mlp` or "mlp".
-        tensors: the call's tensors.
-        options: the call's keyword arguments.
+        op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp"; a module of
+            `monoidreduce.nn`; or a `functools.partial` of one of them.
+        arguments, options: those of the call, tensors by position or by name.
 
     Raises:
-        TypeError, ValueError: the call would, or the tensors are on another device than a CPU or a GPU.
+        TypeError, ValueError: the call would, op is none of these, or the tensors are on another device than
+            a CPU or a GPU.
         RuntimeError: the tensors are on a GPU and this build is CPU-only.
     """
-    operator = op if isinstance(op, str) else op.__name__
-    check_choice("op", operator, tuple(KERNELS))
-    dtype = _checked_dtype(operator, tensors, options)
-    device, tiles, in_parts = tensors[0].device, None, False
+    operator, call = _resolved(op, arguments, options)
+    dtype = _checked_dtype(operator, call)
+    device, tiles, in_parts = _leading(call).device, None, False
     if device.type not in ("cpu", "cuda"):
         raise ValueError(mismatch("tensors", "tensors on the CPU or on a GPU", device))
     if device.type == "cuda":
         if not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-        tiers, why, in_parts, adds_rows = _tiers(operator, tensors, options, dtype)
+        tiers, why, in_parts, adds_rows = _tiers(operator, call, dtype)
         asked = torch.are_deterministic_algorithms_enabled()
         products = in_parts or (operator in OF_PRODUCTS and tiers[1] != SIMT)
         deterministic = asked or products or not adds_rows
@@ -175,7 +181,7 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     else:
         isa = _C.cpu_isa_of(torch.empty(0, dtype=dtype))
         engines, deterministic = [f"cpu/{isa}"] * 2, True
-        tiles = _tiles(operator, tensors, options, dtype)
+        tiles = _tiles(operator, call, dtype)
         reasons = [
             f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
             f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
@@ -184,8 +190,8 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
         ]
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
     workspace = get_workspace() if in_parts else None
-    if "workspace" in inspect.signature(getattr(functional, operator)).parameters:
-        workspace = functional.workspace_bytes(options.get("workspace"))
+    if "workspace" in call:
+        workspace = functional.workspace_bytes(call["workspace"])
     return Explanation(
         operator=operator,
         forward=f"{KERNELS[operator]}_forward/{engines[0]}/{_name(dtype)}",
@@ -198,17 +204,47 @@ def explain(op: str | Callable[..., Any], *tensors: Tensor, **options: Any) -> E
     )
 
 
+def _resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name of the operator that a call runs, and all its arguments by name, in the operator's order."""
+    if isinstance(op, functools.partial):
+        return _resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
+    if isinstance(op, str):
+        check_choice("op", op, tuple(KERNELS))
+        op = getattr(functional, op)
+    elif isinstance(op, torch.nn.Module):
+        inspect.signature(op.forward).bind(*arguments, **options)  # it takes fewer than the operator
+        forward = type(op).forward
+        if forward is nn.MLP.forward:
+            names = ("w1", "w2", "activation", "bias1", "bias2")
+            op, options = functional.mlp, options | {name: getattr(op, name) for name in names}
+        elif forward in MODULES:
+            op, options = MODULES[forward], options | op.options
+    name = getattr(op, "__name__", "")
+    if name not in KERNELS or inspect.unwrap(op) is not getattr(functional, name):
+        expected = (
+            f"one of {', '.join(KERNELS)}, its name, a module of monoidreduce.nn or a functools.partial"
+        )
+        raise TypeError(mismatch("op", expected, f"{type(op).__name__} {name}".rstrip()))
+    bound = inspect.signature(op).bind(*arguments, **options)
+    bound.apply_defaults()
+    return name, dict(bound.arguments)
+
+
+def _leading(call: dict[str, Any]) -> Any:
+    """The first argument, whose device and dtype are those of the call."""
+    return next(iter(call.values()))
+
+
 def _tiles(
-    operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype
+    operator: str, call: dict[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """The tiles of the forward and the backward pass of a call on the CPU."""
-    arguments = inspect.signature(getattr(functional, operator)).bind(*tensors, **options).arguments
     operands: dict[str, Any] = dict.fromkeys(("other_a", "other_b", "payload"))
     for role, name in OPERANDS[operator].items():
-        *rows, width = arguments[name].mT.shape if name == "w2" else arguments[name].shape
+        *rows, width = call[name].mT.shape if name == "w2" else call[name].shape
         shape = (*rows, width) if operator == "attention" else (1, 1, math.prod(rows), width)
         operands[role] = torch.empty((), dtype=dtype).expand(shape)  # the values do not count
-    bias = options.get("bias")
+    bias = call.get("bias")
     gradient = bias is not None and bias.requires_grad
     return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
 
@@ -223,15 +259,15 @@ class _Tiers(NamedTuple):
     adds_rows: bool = True
 
 
-def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], dtype: torch.dtype) -> _Tiers:
+def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
     """The tiers of a call on a GPU."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     forward: Sequence[Any]
     backward: Sequence[Any]
     if operator == "mlp":
-        x, w1, w2 = (t.to(dtype) for t in tensors)
+        x, w1, w2 = (call[name].to(dtype) for name in ("x", "w1", "w2"))
         x = x.reshape(-1, x.shape[-1])
-        bias1 = options.get("bias1")
+        bias1 = call["bias1"]
         bias1 = None if bias1 is None else bias1.to(dtype)
         mode: dict[str, Any] = {
             "workspace": get_workspace(),
@@ -244,33 +280,36 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, w1=w1, w2=w2)
         return _Tiers(tiers, [*why, *copies], in_parts=all(backward[4]), adds_rows=backward[3])
-    workspace = options.get("workspace")
+    workspace = call.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
     if operator == "linear_cross_entropy":
-        x, weight = (t.to(dtype) for t in tensors[:2])
-        x, bias = x.reshape(-1, x.shape[-1]), options.get("bias")
-        call = (x, weight, None if bias is None else bias.to(dtype))
-        logit_scale = float(options.get("logit_scale", 1.0))
-        forward = _C.cross_entropy_forward_tier(*call, None, None, None, logit_scale=logit_scale)
+        x, weight = call["x"].to(dtype), call["weight"].to(dtype)
+        x, bias = x.reshape(-1, x.shape[-1]), call["bias"]
+        operands = (x, weight, None if bias is None else bias.to(dtype))
+        logit_scale = float(call["logit_scale"])
+        forward = _C.cross_entropy_forward_tier(*operands, None, None, None, logit_scale=logit_scale)
         backward = _C.cross_entropy_backward_tier(
-            *call, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
+            *operands, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
-        keeps = bias is None and options.get("softcap") is None
+        keeps = bias is None and call["softcap"] is None
         kept, lent_for = 0, (0, 0)
         if keeps and ops.can_keep(x, workspace, logit_scale):
-            differentiated = _wanted(*tensors[:2])
+            differentiated = _wanted(call["x"], call["weight"])
             kept = ops.kept_classes(x, weight, workspace, differentiated)
-            lends = functional.lends_memory() and not options.get("return_lse", False)
-            if lends and _wanted(tensors[1], tensors[0]):
-                of_x = ops.lends_x(differentiated, options.get("reduction", "mean"))
+            lends = functional.lends_memory() and not call["return_lse"]
+            if lends and _wanted(call["weight"], call["x"]):
+                of_x = ops.lends_x(differentiated, call["reduction"])
                 lent_for = ops.classes_to_lend_for(x, weight, kept, workspace, of_x)
         tiers, why = _named(forward, backward)
         keeping = _keeping(tiers, kept, weight, sum(lent_for))
         return _Tiers(tiers, [*why, *_copies(tiers, x=x, weight=weight), *keeping])
     if operator == "linear_distillation":
-        x, weight, teacher_x, teacher_weight = (t.to(dtype).reshape(-1, t.shape[-1]) for t in tensors)
+        x, weight, teacher_x, teacher_weight = (
+            call[name].to(dtype).reshape(-1, call[name].shape[-1])
+            for name in ("x", "weight", "teacher_x", "teacher_weight")
+        )
         heads = (x, weight, teacher_x, teacher_weight)
-        temperature, teacher_grad = float(options.get("temperature", 1.0)), options.get("teacher_grad")
+        temperature, teacher_grad = float(call["temperature"]), call["teacher_grad"]
         forward = _C.distillation_forward_tier(*heads, None, temperature=temperature)
         backward = _C.distillation_backward_tier(
             *heads,
@@ -280,31 +319,31 @@ def _tiers(operator: str, tensors: tuple[Tensor, ...], options: dict[str, Any], 
         )
         kept = 0
         width = teacher_x.shape[1]
-        keeps = options.get("loss") != "reverse_kl" and not teacher_grad
+        keeps = call["loss"] != "reverse_kl" and not teacher_grad
         if keeps and ops.can_keep(x, workspace, 1 / temperature, width):
-            kept = ops.kept_classes(x, weight, workspace, _wanted(*tensors[:2]), width)
+            kept = ops.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]), width)
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
         return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
     if operator == "logsumexp_matmul":
-        a, b = (t.to(dtype) for t in tensors)
-        a, factor = a.reshape(-1, a.shape[-1]), float(options.get("scale", 1.0))
+        a, b = call["a"].to(dtype), call["b"].to(dtype)
+        a, factor = a.reshape(-1, a.shape[-1]), float(call["scale"])
         forward = _C.logsumexp_forward_tier(a, b, scale=factor)
         backward = _C.logsumexp_backward_tier(
             a, b, scale=factor, workspace=workspace, deterministic=deterministic
         )
         tiers, why = _named(forward, backward)
         return _Tiers(tiers, [*why, *_copies(tiers, a=a, b=b)])
-    q, k, v = (t.to(dtype) for t in tensors)  # the dtype counts, not the values
-    bias = options.get("bias")
+    q, k, v = (call[name].to(dtype) for name in ("q", "k", "v"))  # the dtype counts, not the values
+    bias = call["bias"]
     bias = None if bias is not None and functional.raises_rows(bias) else bias
     sums = bias is not None and bias.requires_grad and ops.sums_bias_gradient(q, k, bias)
     bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
-    scale = options.get("scale")
-    left, right = functional.bounds(options.get("causal", False), options.get("window"))
+    scale = call["scale"]
+    left, right = functional.bounds(call["causal"], call["window"])
     numbers: dict[str, Any] = {
         "scale": ops.score_scale(q, None if scale is None else float(scale)),
-        "softcap": functional.softcap_value(options.get("softcap")),
+        "softcap": functional.softcap_value(call["softcap"]),
         "left": left,
         "right": right,
         "tf32": ops.allows_tf32(q),
@@ -361,13 +400,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _checked_dtype(operator: str, tensors: tuple[Any, ...], options: dict[str, Any]) -> torch.dtype:
+def _checked_dtype(operator: str, call: dict[str, Any]) -> torch.dtype:
     """The dtype that the kernels of a call work on, once its arguments have passed the call's own checks."""
     with FakeTensorMode() as mode:
-
-        def fake(argument: Any) -> Any:
-            return mode.from_tensor(argument) if isinstance(argument, Tensor) else argument
-
-        getattr(functional, operator)(*map(fake, tensors), **{name: fake(o) for name, o in options.items()})
-        tensor = fake(tensors[0])
+        fake = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in call.items()}
+        getattr(functional, operator)(**fake)
+        tensor = _leading(fake)
         return functional.autocast(tensor, functional.autocast_dtype(tensor)).dtype

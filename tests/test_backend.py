@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
@@ -41,6 +42,67 @@ def test_the_paths_explained_are_those_counted(
     after = mr._C.path_counts()
     run = {path for path, count in after.items() if count != before.get(path, 0)}
     assert run == {explanation.forward, explanation.backward}
+
+
+@pytest.mark.parametrize("specimen", WITH_KERNELS, ids=name_of)
+def test_calls_by_name_and_partials_are_explained(specimen: Specimen, device: torch.device) -> None:
+    tensors, options = split(specimen, torch.float32, device)
+    operator, inputs = getattr(mr, specimen.operator), specimen.inputs(torch.float32, device)
+    expected = mr.explain(operator, *tensors, **options)
+    backwards = dict(reversed(inputs.items()))
+    assert mr.explain(operator, **backwards, **specimen.options) == expected
+    assert mr.explain(specimen.operator, **backwards, **specimen.options) == expected
+    bound = functools.partial(functools.partial(operator, tensors[0]), **options)
+    assert mr.explain(bound, *tensors[1:]) == expected
+
+
+def test_modules_are_explained(device: torch.device) -> None:
+    q = torch.randn(2, 4, 600, 16, device=device)
+    module = mr.nn.Attention(causal=True, scale=0.5)
+    expected = mr.explain("attention", q, q, q, causal=True, scale=0.5)
+    assert mr.explain(module, q, q, v=q) == mr.explain(functools.partial(module, q), q, q) == expected
+    x, weight = torch.randn(3, 8, device=device), torch.randn(11, 8, device=device)
+    target = torch.zeros(3, dtype=torch.int64, device=device)
+    loss = mr.nn.LinearCrossEntropyLoss(workspace=1000, reduction="sum")
+    assert mr.explain(loss, x, weight, target).workspace == 1000
+    distillation = mr.explain(mr.nn.LinearDistillationLoss(temperature=2.0), x, weight, x, weight)
+    assert distillation == mr.explain("linear_distillation", x, weight, x, weight, temperature=2.0)
+
+    class Derived(mr.nn.MLP):
+        pass
+
+    mlp = Derived(8, 24).to(device)
+    assert mr.explain(mlp, x) == mr.explain("mlp", x, mlp.w1, mlp.w2, bias1=mlp.bias1, bias2=mlp.bias2)
+
+
+class OtherAttention(mr.nn.Attention):
+    def forward(self, q: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return q
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "message"),
+    [
+        (mr.attention, 2, "missing a required argument: 'v'"),
+        (mr.nn.Attention(), 2, "missing a required argument: 'v'"),
+        (mr.attention, 0, "missing a required argument: 'q'"),
+        (mr.merge_attention, 4, "op: expected one of attention.*got function merge_attention"),
+        (torch.nn.Linear(8, 8), 1, "op: expected one of .*a module of monoidreduce.nn.*got Linear$"),
+        (OtherAttention(), 1, "op: expected one of .*got OtherAttention$"),
+        (functools.partial(len), 1, "op: expected one of .* len$"),
+        (None, 1, "op: expected one of .*got NoneType$"),
+    ],
+)
+def test_what_is_no_call_of_an_operator_says_so(op: object, arguments: int, message: str) -> None:
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(TypeError, match=message):
+        mr.explain(op, *[q] * arguments)
+
+
+def test_an_option_that_a_module_has_is_not_given_again() -> None:
+    q = torch.randn(1, 1, 4, 8)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'causal'"):
+        mr.explain(mr.nn.Attention(causal=True), q, q, q, causal=False)
 
 
 def test_explanation_of_a_call(device: torch.device) -> None:
