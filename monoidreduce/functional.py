@@ -10,6 +10,8 @@ Common to all of them:
 - A wrong argument raises TypeError (its type or dtype) or ValueError (its shape, device or value) before any
   work is done.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
+- `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
+  each member of the batch, one after another.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -173,21 +173,27 @@ def _mapped_bias(bias: Tensor) -> Tensor:
 
 
 def _rounded(
-    gradients: Iterable[Tensor | None], of: Iterable[Tensor | None], needed: Iterable[bool]
+    gradients: Iterable[Tensor | None], of: Sequence[Tensor | None], needed: Iterable[bool]
 ) -> list[Tensor]:
-    """The gradients that are needed, each in the dtype of its input, and in its shape if that was padded."""
+    """The gradients, each in the dtype of its input, and in its shape if that was padded; or _no_gradient."""
     return [
-        gradient if gradient.dtype == t.dtype and gradient.shape == t.shape else _cut(gradient, t)
+        _cut(gradient, t) if wanted and gradient is not None and t is not None else _no_gradient(of)
         for gradient, t, wanted in zip(gradients, of, needed, strict=True)
-        if wanted and gradient is not None and t is not None
     ]
+
+
+def _no_gradient(of: Sequence[Tensor | None]) -> Tensor:
+    """What an op returns for a gradient that is not needed: vmap wants a fixed number of results."""
+    assert of[0] is not None
+    return of[0].new_empty(0)
 
 
 def _cut(result: Tensor, like: Tensor) -> Tensor:
     """The first elements of each axis, in the shape and dtype of `like`, in one pass."""
-    if result.shape != like.shape:
-        result = result[tuple(slice(size) for size in like.shape)]
-    return like.new_empty(like.shape).copy_(result)
+    if result.shape == like.shape:
+        return result if result.dtype == like.dtype else result.to(like.dtype)
+    first = result[tuple(slice(size) for size in like.shape)]
+    return like.new_empty(like.shape).copy_(first)
 
 
 def _first(width: int, out: Tensor) -> Tensor:
@@ -271,7 +277,12 @@ class _Loan(threading.local):
 _loan = _Loan()
 
 
+def _class_name(op_name: str) -> str:
+    return "".join(word.capitalize() for word in op_name.split("_"))
+
+
 def _autograd(
+    name: str,
     op: Callable[..., Any],
     backend: Callable[..., Any],
     save: Callable[..., None],
@@ -282,6 +293,7 @@ def _autograd(
     When this kernel runs, torch.func has chosen the level of its transforms to work at. `Function.apply`
     would ask it again; its base class, when allowed to, records that one level.
 
+    name: of the op. Profilers, anomaly mode and `grad_fn` show it with "Backward" behind it.
     keys: those of the call; None where torch.func works at one of its levels.
     """
 
@@ -310,8 +322,14 @@ def _autograd(
             with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the levels below
                 return Recorded.forward(ctx, keys, *args)
 
-    record: Callable[..., Any] = Recorded.apply  # type: ignore[attr-defined]
-    transform: Callable[..., Any] = Transformed.apply  # type: ignore[attr-defined]
+    def applied(function: type) -> Callable[..., Any]:
+        named: Any = type(function)(
+            _class_name(name), (function,), {}
+        )  # torch names what a class makes after it
+        apply: Callable[..., Any] = named.apply
+        return apply
+
+    record, transform = applied(Recorded), applied(Transformed)
 
     def kernel(keys: Any, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
@@ -336,60 +354,67 @@ def _register(
     forward: Callable[..., Any],
     fake: Callable[..., Any],
     backward: Callable[..., list[Tensor]],
+    constants: str = "",
     lent: str = "",
 ) -> Any:
     """Define the ops `name` and `name_backward` and return the former.
 
     name(inputs, options) -> outputs
     name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed)
-        -> the gradients of the inputs whose entry in `needed` is true, in order
+        -> the gradients of the inputs, without those of the last ones that are `constants`; those whose entry
+           in `needed` is false are empty
     `residuals` are the outputs that the backward reads. `lent` are those that a backward may write to, and
     return as gradients: it finds them in _loan if it is the first of its graph; all others do without.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
     lent_of = _picker([results.index(result) for result in _names(lent)] if lent else [])
-    constants = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
+    fixed = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
     input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
-    of_options = (None,) * len(_names(options))
+    constant_count = len(_names(constants) if constants else [])
+    of_options = (None,) * (constant_count + len(_names(options)))
     saved_count = input_count + len(_names(residuals) if residuals else [])
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
     kept = "".join(f"Tensor {result}, " for result in saved(results))
     returns = ", ".join("Tensor" for _ in results)
+    gradients = ", ".join(["Tensor"] * (input_count - constant_count))
     tags = (torch.Tag.pt2_compliant_tag,)
     _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
     _library.define(
-        f"{name}_backward({upstream}, {inputs}, {kept}{options}, bool[] needed) -> Tensor[]", tags=tags
+        f"{name}_backward({upstream}, {inputs}, {kept}{options}, bool[] needed) -> ({gradients})", tags=tags
     )
     op = getattr(torch.ops.monoidreduce, name).default
     backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
 
-    def backward_fake(*args: Any) -> list[Tensor]:
-        differentiated = args[grad_count : grad_count + input_count]
-        return [t.new_empty(t.shape) for t, needed in zip(differentiated, args[-1], strict=True) if needed]
+    def backward_fake(*args: Any) -> tuple[Tensor, ...]:
+        of = args[grad_count : grad_count + input_count - constant_count]
+        return tuple(
+            t.new_empty(t.shape) if wanted else _no_gradient(of)
+            for t, wanted in zip(of, args[-1], strict=False)
+        )
 
     def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         result = result if isinstance(result, tuple) else (result,)
         loan = lent_of(result)
         ctx.lends = any(t.numel() for t in loan)
         ctx.save_for_backward(*args[:input_count], *saved(result), *(loan if ctx.lends else ()))
-        ctx.mark_non_differentiable(*constants(result))
+        ctx.mark_non_differentiable(*fixed(result))
         ctx.set_materialize_grads(False)
         ctx.options = args[input_count:]
 
     def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         if all(grad is None for grad in grads):  # what followed the op has no gradient either
-            return *(None,) * input_count, *of_options
+            return (None,) * (input_count + len(ctx.options))
         tensors = ctx.saved_tensors
         if ctx.lends:
             _loan.tensors, ctx.lends = tensors[saved_count:], False
         try:
-            gradients = iter(backward_op(*grads[:grad_count], *tensors[:saved_count], *ctx.options, needed))
+            found = backward_op(*grads[:grad_count], *tensors[:saved_count], *ctx.options, needed)
         finally:
             _loan.tensors = None
-        return *[next(gradients) if wanted else None for wanted in needed], *of_options
+        return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
 
     def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         pass
@@ -397,7 +422,7 @@ def _register(
     def refuse(ctx: Any, *grads: Tensor | None) -> None:
         raise RuntimeError(
             f"monoidreduce::{name} can be differentiated once: its backward has no derivative. "
-            "Do without create_graph=True, or use monoidreduce.reference."
+            f"Do without create_graph=True, or `import monoidreduce.reference` and call its {name}."
         )
 
     for device in ("CPU", "CUDA"):
@@ -406,8 +431,8 @@ def _register(
     torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
     torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
     for kernel_name, kernel in (
-        (name, _autograd(op, forward, save, differentiate)),
-        (f"{name}_backward", _autograd(backward_op, backward, save_nothing, refuse)),
+        (name, _autograd(name, op, forward, save, differentiate)),
+        (f"{name}_backward", _autograd(f"{name}_backward", backward_op, backward, save_nothing, refuse)),
     ):
         _library.impl(kernel_name, kernel, "Autograd", with_keyset=True)
     return op
@@ -517,7 +542,7 @@ def _attention_backward(
             [*needed[:2], False, needed[3]],
         )
         if needed[2]:
-            found.insert(sum(needed[:2]), v.new_zeros(v.shape))
+            found[2] = v.new_zeros(v.shape)
         return found
     if unrounded and grad_out is not None:
         grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
@@ -897,6 +922,7 @@ linear_cross_entropy = _register(
     outputs="loss, lse, lse_low, kept, lent_x, lent_weight",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
+    constants="target",
     forward=_cross_entropy,
     fake=_cross_entropy_results,
     backward=_cross_entropy_backward,
@@ -1129,6 +1155,7 @@ linear_distillation = _register(
     outputs="loss, stats, kept",
     differentiable="loss",
     residuals="stats, kept",
+    constants="mask",
     forward=_distillation,
     fake=_distillation_results,
     backward=_distillation_backward,

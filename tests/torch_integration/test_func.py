@@ -85,10 +85,74 @@ def test_vmap_is_a_loop(specimen: Specimen, device: torch.device) -> None:
     torch.testing.assert_close(mapped, expected)
 
 
+def leaves_of(inputs: Inputs) -> Inputs:
+    return {name: t for name, t in inputs.items() if t.is_floating_point()}
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
-def test_vmap_of_grad_raises(specimen: Specimen, device: torch.device) -> None:
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_vmap_of_grad_is_a_loop(specimen: Specimen, device: torch.device) -> None:
+    """Of all inputs, one of them with a batch, or all of them."""
     inputs = specimen.inputs(torch.float32, device)
-    first, tensor = next(iter(inputs.items()))
-    with pytest.raises(RuntimeError, match="Batching rule not implemented for monoidreduce"):
-        torch.vmap(torch.func.grad(lambda t: scalar(specimen, {**inputs, first: t})))(tensor[None])
+    leaves = leaves_of(inputs)
+    gradient = torch.func.grad(lambda leaves: scalar(specimen, {**inputs, **leaves}))
+    batch = {name: torch.stack([t, -t, 2 * t]) for name, t in leaves.items()}
+    first = next(iter(leaves))
+    for batched in ({first}, set(leaves)):
+        mixed = {name: batch[name] if name in batched else t for name, t in leaves.items()}
+        dims = {name: 0 if name in batched else None for name in leaves}
+        mapped = torch.vmap(gradient, in_dims=(dims,))(mixed)
+        for n in range(3):
+            expected = gradient({name: t[n] if name in batched else t for name, t in mixed.items()})
+            for name in leaves:
+                torch.testing.assert_close(mapped[name][n], expected[name])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_jacrev(specimen: Specimen, device: torch.device) -> None:
+    """Row by row it is the gradient of one element of the result."""
+    inputs = specimen.inputs(torch.float64, device)
+    first = next(iter(inputs))
+    options = (
+        {**specimen.options, "reduction": "sum"} if "reduction" in specimen.options else specimen.options
+    )
+
+    def result(t: Tensor) -> Tensor:
+        found = getattr(mr, specimen.operator)(**{**inputs, first: t}, **options)
+        return (found[0] if isinstance(found, tuple) else found).flatten()[:3]
+
+    jacobian = torch.func.jacrev(result)(inputs[first])
+    leaf = inputs[first].detach().requires_grad_()
+    elements = result(leaf)
+    for row, element in zip(jacobian.reshape(-1, *leaf.shape), elements, strict=True):
+        torch.testing.assert_close(row, torch.autograd.grad(element, leaf, retain_graph=True)[0])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
+def test_batched_upstream_gradients(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    leaves = {name: t.requires_grad_() for name, t in leaves_of(inputs).items()}
+    found = getattr(mr, specimen.operator)(**inputs, **specimen.options)
+    outputs = list(found) if isinstance(found, tuple) else [found]
+    upstream = [torch.randn(3, *output.shape, dtype=output.dtype, device=device) for output in outputs]
+    wanted = list(leaves.values())
+    batched = torch.autograd.grad(
+        outputs, wanted, upstream, is_grads_batched=True, retain_graph=True, materialize_grads=True
+    )
+    for n in range(3):
+        expected = torch.autograd.grad(
+            outputs, wanted, [u[n] for u in upstream], retain_graph=True, materialize_grads=True
+        )
+        for ours, theirs in zip(batched, expected, strict=True):
+            torch.testing.assert_close(ours[n], theirs)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_nested_vmap_of_grad(device: torch.device) -> None:
+    x, w1, w2 = (torch.randn(s, device=device) for s in ((2, 3, 7, 8), (16, 8), (8, 16)))
+    gradient = torch.func.grad(lambda x: mr.mlp(x, w1, w2).square().sum())
+    mapped = torch.vmap(torch.vmap(gradient))(x)
+    expected = torch.stack([torch.stack([gradient(inner) for inner in outer]) for outer in x])
+    torch.testing.assert_close(mapped, expected)
