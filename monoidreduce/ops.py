@@ -24,6 +24,7 @@ from torch.autograd.function import _SingleLevelFunction
 
 from monoidreduce import _C
 from monoidreduce._validate import mismatch
+from monoidreduce.flops import register_when_counted
 from monoidreduce.local_gradients import (
     UNIT_UPSTREAM,
     Head,
@@ -323,9 +324,8 @@ def _autograd(
                 return Recorded.forward(ctx, keys, *args)
 
     def applied(function: type) -> Callable[..., Any]:
-        named: Any = type(function)(
-            _class_name(name), (function,), {}
-        )  # torch names what a class makes after it
+        # torch names nodes after the class, when it is made.
+        named: Any = type(function)(_class_name(name), (function,), {})
         apply: Callable[..., Any] = named.apply
         return apply
 
@@ -1333,3 +1333,5 @@ logsumexp_matmul = _register(
     fake=_logsumexp_results,
     backward=_logsumexp_backward,
 )
+
+register_when_counted()

@@ -1,0 +1,154 @@
+"""What `torch.utils.flop_counter.FlopCounterMode` counts for the operators: a formula for each op, of shapes.
+
+As torch counts its own `scaled_dot_product_attention`:
+
+- Only matrix products count, a multiplication and an addition as two.
+- What is left out counts as if it were computed: keys that a causal mask, a window or a bias excludes, and
+  tokens that a loss ignores.
+- A backward pass counts the scores that it computes again (also those of which a forward pass kept local
+  gradients), and the products of the gradients that are needed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import torch
+
+__all__ = ["FORMULAS", "register_when_counted"]
+
+Shape = Sequence[int]
+Needed = Sequence[bool]
+
+
+def attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    """q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D]: scores, and their weights times values."""
+    return _pairs(q, k) * (q[3] + v[3])
+
+
+def attention_backward(
+    grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
+) -> int:
+    """Scores again, the derivatives by weights, and three gradients; without a grad_out none by v."""
+    needed: Needed = rest[-1]
+    of_values = [needed[0] or needed[1] or needed[3], needed[2]] if grad_out is not None else []
+    return _pairs(q, k) * (q[3] * (1 + sum(needed[:2])) + v[3] * sum(of_values))
+
+
+def _pairs(q: Shape, k: Shape) -> int:
+    return 2 * q[0] * q[1] * q[2] * k[2]
+
+
+def linear_cross_entropy(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """x [N, D], weight [V, D]: logits."""
+    return 2 * x[0] * weight[0] * x[1]
+
+
+def linear_cross_entropy_backward(
+    grad_loss: Shape | None, grad_lse: Shape | None, x: Shape, weight: Shape, *rest: Any, **_: Any
+) -> int:
+    """Logits again, and two gradients."""
+    needed: Needed = rest[-1]
+    return linear_cross_entropy(x, weight) * (1 + sum(needed[:2]))
+
+
+def linear_distillation(
+    x: Shape, weight: Shape, teacher_x: Shape, teacher_weight: Shape, *_: Any, **__: Any
+) -> int:
+    """x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]: the logits of both."""
+    return 2 * x[0] * weight[0] * (x[1] + teacher_x[1])
+
+
+def linear_distillation_backward(
+    grad_loss: Shape, x: Shape, weight: Shape, teacher_x: Shape, *rest: Any, **_: Any
+) -> int:
+    """The logits of both again, and up to four gradients."""
+    needed: Needed = rest[-1]
+    return 2 * x[0] * weight[0] * (x[1] * (1 + sum(needed[:2])) + teacher_x[1] * (1 + sum(needed[2:4])))
+
+
+def mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
+    """x [R, M], w1 [K, M], w2 [N, K]: hidden values and the result."""
+    return 2 * x[0] * w1[0] * (w1[1] + w2[0])
+
+
+def mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
+    """Hidden values again, the derivatives by them, and three gradients."""
+    needed: Needed = rest[-1]
+    of_x, of_w1, of_w2, of_bias1 = needed[:4]
+    of_hidden = of_x or of_w1 or of_bias1
+    inwards = (of_hidden or of_w2) + of_x + of_w1
+    return 2 * x[0] * w1[0] * (w1[1] * inwards + w2[0] * (of_hidden + of_w2))
+
+
+def logsumexp_matmul(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
+    """a [M, F], b [N, F]: scores."""
+    return 2 * a[0] * b[0] * a[1]
+
+
+def logsumexp_matmul_backward(grad_lse: Shape, a: Shape, b: Shape, *rest: Any, **_: Any) -> int:
+    """Scores again, and two gradients."""
+    needed: Needed = rest[-1]
+    return logsumexp_matmul(a, b) * (1 + sum(needed))
+
+
+FORMULAS: dict[str, Callable[..., int]] = {
+    formula.__name__: formula
+    for formula in (
+        attention,
+        attention_backward,
+        linear_cross_entropy,
+        linear_cross_entropy_backward,
+        linear_distillation,
+        linear_distillation_backward,
+        mlp,
+        mlp_backward,
+        logsumexp_matmul,
+        logsumexp_matmul_backward,
+    )
+}
+
+_COUNTER = "torch.utils.flop_counter"
+
+
+def _register(counter: ModuleType) -> None:
+    for name, formula in FORMULAS.items():
+        counter.register_flop_formula(getattr(torch.ops.monoidreduce, name))(formula)
+
+
+class _AfterImport(MetaPathFinder):
+    """Registers the formulas when torch's counter is imported."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _COUNTER:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        sys.meta_path.remove(self)
+        execute = spec.loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register(module)
+
+        spec.loader.exec_module = execute_and_register  # type: ignore[method-assign]
+        return spec
+
+
+def register_when_counted() -> None:
+    """Register the formulas with torch's counter, once there is one.
+
+    To import it here would import Triton too, where that is installed, and take as long.
+    """
+    if _COUNTER in sys.modules:
+        _register(sys.modules[_COUNTER])
+    else:
+        sys.meta_path.insert(0, _AfterImport())

@@ -1,0 +1,110 @@
+"""FlopCounterMode counts the operators as torch counts their compositions, and scores computed again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+import monoidreduce as mr
+import monoidreduce.reference
+from monoidreduce import flops
+
+WITH_OPS = [specimen for specimen in SPECIMENS if specimen.operator != "merge_attention"]
+ONE_EACH_WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
+
+
+def count(module: object, specimen: Specimen, inputs: Inputs, wanted: list[str]) -> tuple[int, int]:
+    """What the call of the operator counts, and the backward pass to these inputs."""
+    leaves = {name: t.detach().requires_grad_(name in wanted) for name, t in inputs.items()}
+    with FlopCounterMode(display=False) as forward:
+        result = getattr(module, specimen.operator)(**leaves, **specimen.options)
+    outputs = [y for y in (result if isinstance(result, tuple) else (result,)) if y.requires_grad]
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad([y.sum() for y in outputs], [leaves[name] for name in wanted])
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
+@pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
+def test_counts_are_those_of_the_composition(specimen: Specimen, device: torch.device) -> None:
+    """Of the forward pass the same. Of the backward pass the scores of the forward pass again."""
+    inputs = specimen.inputs(torch.float32, device)
+    wanted = specimen.differentiable(inputs)
+    forward, backward = count(mr, specimen, inputs, wanted)
+    eager_forward, eager_backward = count(monoidreduce.reference, specimen, inputs, wanted)
+    assert forward == eager_forward > 0
+    assert backward - eager_backward == scores(specimen.operator, inputs)
+
+
+def scores(operator: str, inputs: Inputs) -> int:
+    """The floating-point operations of the scores of a forward pass."""
+    if operator == "attention":
+        q, k = inputs["q"], inputs["k"]
+        return 2 * q.numel() * k.shape[2]
+    if operator == "logsumexp_matmul":
+        return 2 * inputs["a"].numel() * len(inputs["b"])
+    of_teacher = inputs["teacher_x"].numel() if "teacher_x" in inputs else 0
+    columns = inputs["w1" if operator == "mlp" else "weight"]
+    return 2 * (inputs["x"].numel() + of_teacher) * len(columns)
+
+
+@pytest.mark.parametrize("specimen", ONE_EACH_WITH_OPS, ids=name_of)
+def test_gradients_that_are_not_needed_do_not_count(specimen: Specimen, device: torch.device) -> None:
+    inputs = specimen.inputs(torch.float32, device)
+    for name in specimen.differentiable(inputs):
+        _, backward = count(mr, specimen, inputs, [name])
+        _, eager = count(monoidreduce.reference, specimen, inputs, [name])
+        again = 0 if name == "bias2" else scores(specimen.operator, inputs)
+        assert backward - eager == again, name
+
+
+@pytest.mark.parametrize("causal", (False, True), ids=("full", "causal"))
+def test_attention_counts_as_that_of_torch(causal: bool, device: torch.device) -> None:
+    """Which counts all keys of a causal call."""
+    shapes = [(2, 6, 40, 16), (2, 6, 50, 16), (2, 6, 50, 24)]
+    q, k, v = (torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+    with FlopCounterMode(display=False) as forward:
+        out = mr.attention(q, k, v, causal=causal)
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    assert forward.get_total_flops() == sdpa_flop_count(*shapes)
+    assert backward.get_total_flops() == sdpa_backward_flop_count(tuple(out.shape), *shapes)
+
+
+def test_the_gradient_of_the_log_sum_exp_alone_has_no_products_with_values(device: torch.device) -> None:
+    q, k, v = (torch.randn(1, 2, n, 16, device=device, requires_grad=True) for n in (5, 7, 7))
+    _, lse = mr.attention(q, k, v, return_lse=True)
+    with FlopCounterMode(display=False) as counter:
+        lse.sum().backward()
+    assert counter.get_total_flops() == 3 * 2 * 2 * 5 * 7 * 16
+
+
+def test_every_op_has_a_formula() -> None:
+    names = {
+        name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "monoidreduce::" in name
+    }
+    assert {name.split(".")[0] for name in names} == set(flops.FORMULAS)
+
+
+@pytest.mark.parametrize("first", ("torch.utils.flop_counter", "monoidreduce"))
+def test_whatever_is_imported_first(first: str) -> None:
+    """And the library does not import the counter, which imports Triton."""
+    second = {"monoidreduce": "torch.utils.flop_counter"}.get(first, "monoidreduce")
+    program = f"""
+import sys, torch
+before = len(sys.meta_path)
+import {first}
+assert ("torch.utils.flop_counter" in sys.modules) == ({first!r} != "monoidreduce")
+import {second}
+assert len(sys.meta_path) == before
+import monoidreduce as mr
+from torch.utils.flop_counter import FlopCounterMode
+with FlopCounterMode(display=False) as counter:
+    mr.logsumexp_matmul(torch.randn(3, 8), torch.randn(5, 8))
+assert counter.get_total_flops() == 2 * 3 * 5 * 8
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
