@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._validate import mismatch
+from ._validate import FLOATING, mismatch
 from .map_reduce import fold
-from .monoids import Monoid, check_state, maker
+from .monoids import Checked, Monoid, check_state, layout, maker
 
 __all__ = ["LawReport", "LawResult", "MonoidLawError", "check_monoid"]
 
@@ -34,6 +34,10 @@ class MonoidLawError(AssertionError):
         super().__init__(message)
         self.law = law
         self.counterexample = counterexample
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle would pass the message alone, and an error that cannot be unpickled hangs a process pool."""
+        return type(self), (str(self), self.law, self.counterexample)
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,10 @@ def check_monoid(
 ) -> LawReport:
     """Try the laws of a commutative monoid with a local gradient on samples, in this order.
 
-    identity: combine with the identity changes no bit, on either side.
-    empty fold: the identity combined with itself, and the fold of nothing, is the identity bit for bit; the
-        local gradient there is not NaN.
+    identity: combine with the identity leaves the other operand as it is, on either side. Not even rounding
+        may change it, only the sign of a zero: torch.logaddexp(-0.0, -inf), and 0.0 added to -0.0, are 0.0.
+    empty fold: the identity combined with itself, and the fold of nothing, is exactly the identity, but for
+        the sign of a zero; the local gradient there is not NaN.
     commutativity and associativity: up to rounding, also with the identity in between.
     batch axes: combine gives the same over two batch axes as over one.
     infinities: combine with the identity leaves an infinite entry alone, or gives NaN or the identity's
@@ -94,14 +99,18 @@ def check_monoid(
 
     Raises:
         MonoidLawError: names the law that is broken and shows the smallest counterexample found.
-        TypeError, ValueError: `monoid`, `sample` or `dtype` is not what it should be.
+        TypeError, ValueError: `monoid`, `sample` or `dtype` is not what it should be. Also: a method of the
+            monoid returns no state, or a gradient of another shape than its operand's, or changes its
+            operands in place.
     """
     if not isinstance(monoid, Monoid):
         raise TypeError(mismatch("monoid", "an instance of a subclass of Monoid", repr(monoid)))
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(mismatch("dtype", "a floating dtype", repr(dtype)))
-    operands = _draw(monoid, sample, dtype)
-    results = [_try_law(monoid, law, {name: operands[name] for name in law.operands}) for law in _LAWS]
+    if dtype not in FLOATING:
+        raise TypeError(mismatch("dtype", "a floating dtype of 16 bits or more", repr(dtype)))
+    with torch.inference_mode(False):  # which would hide combine from autograd
+        operands = _draw(monoid, sample, dtype)
+        checked = Checked(monoid)
+        results = [_try_law(checked, law, {name: operands[name] for name in law.operands}) for law in _LAWS]
     return LawReport(repr(monoid), dtype, tuple(results))
 
 
@@ -111,7 +120,7 @@ class _Claim(NamedTuple):
     text: str
     found: Any
     expected: Any
-    exact: bool = False  # bit for bit, rather than up to rounding
+    exact: bool = False  # but for the sign of a zero, rather than up to rounding
     nan_agrees: bool = False  # with anything
 
 
@@ -124,7 +133,7 @@ class _Law:
 
 def _identity(monoid: Monoid[Any], x: Any) -> Iterator[_Claim]:
     e = monoid.identity(x)
-    if _layout(e) != _layout(x):
+    if layout(e) != layout(x):
         yield _Claim("identity(x) has the shapes and dtypes of x", e, x)
     yield _Claim("combine(identity, x) = x", monoid.combine(e, x), x, exact=True)
     yield _Claim("combine(x, identity) = x", monoid.combine(x, e), x, exact=True)
@@ -237,9 +246,9 @@ def _double(state: Any) -> Any:
 
 
 def _gradient_state(gradient: Sequence[Tensor], like: Any) -> Any:
-    """The gradient, with zeros for fields that are not floating and so have none."""
+    """The gradient in the dtypes of `like`, with zeros for fields that are not floating and so have none."""
     pairs = zip(gradient, like, strict=True)
-    return maker(like)(g if field.is_floating_point() else torch.zeros_like(field) for g, field in pairs)
+    return maker(like)(g.to(f.dtype) if f.is_floating_point() else torch.zeros_like(f) for g, f in pairs)
 
 
 def _without_nan(field: Tensor) -> Tensor:
@@ -256,7 +265,7 @@ def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
     generator = torch.Generator().manual_seed(0)
     states = [sample(generator, (_SAMPLES,)) for _ in "xyz"] if callable(sample) else [sample] * 3
     for state in states:
-        check_state("sample", state)
+        check_state("sample", state, monoid)
     shapes = [list(field.shape) for state in states for field in state]
     size = shapes[0][0] if shapes[0] else 0
     if size < 3 or any(shape[:1] != [size] for shape in shapes):
@@ -266,7 +275,7 @@ def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
     if not callable(sample):
         states = [maker(sample)(field.roll(shift, 0) for field in sample) for shift in range(3)]
     states = [maker(s)(f.detach().to(dtype) if f.is_floating_point() else f for f in s) for s in states]
-    is_empty = [_agreement(_Claim("", monoid.identity(s), s, exact=True))[0] for s in states]
+    is_empty = [_agreement(_Claim("", Checked(monoid).identity(s), s, exact=True))[0] for s in states]
     kept = ~torch.stack(is_empty).any(0)
     if not kept.any():
         raise ValueError(mismatch("sample", "states other than the identity", states[0]))
@@ -278,7 +287,8 @@ def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
 def _random_like(field: Tensor, generator: torch.Generator) -> Tensor:
     if not field.is_floating_point():
         return torch.zeros_like(field)
-    return torch.randn(field.shape, generator=generator, dtype=torch.float64).to(field)
+    # On the generator's device, whatever the default device is.
+    return torch.randn(field.shape, generator=generator, dtype=torch.float64, device="cpu").to(field)
 
 
 def _try_law(monoid: Monoid[Any], law: _Law, operands: Operands) -> LawResult:
@@ -300,9 +310,7 @@ def _agreement(claim: _Claim) -> tuple[Tensor, float]:
         if found.shape != expected.shape or found.dtype != expected.dtype:
             return torch.zeros_like(rows), 0.0
         agrees = (found == expected) | (found.isnan() & expected.isnan())
-        if claim.exact:
-            agrees &= (found.signbit() == expected.signbit()) | found.isnan()
-        elif found.is_floating_point():
+        if found.is_floating_point() and not claim.exact:
             tolerance = torch.finfo(found.dtype).eps ** (2 / 3)
             difference = (found.double() - expected.double()).abs() / _scale(found, expected)
             agrees |= difference <= tolerance
@@ -341,10 +349,12 @@ def _law_error(monoid: Monoid[Any], law: _Law, number: int, operands: Operands) 
             operands = rounder
     claim = claim_on(operands)
     states = {**operands, "found": claim.found, "expected": claim.expected}
+    # Nine digits tell float32 numbers apart, 17 those of float64 that differ in the last bits alone.
+    digits = 9 if _format(claim.found, 9) != _format(claim.expected, 9) else 17
     lines = [f"{monoid!r} breaks the law of {law.name}: {claim.text}"]
-    lines += [f"  {name:<8} = {_format(state)}" for name, state in states.items()]
-    if _layout(claim.found) != _layout(claim.expected):
-        lines.append(f"  found has {_layout(claim.found)}, expected {_layout(claim.expected)}")
+    lines += [f"  {name:<8} = {_format(state, digits)}" for name, state in states.items()]
+    if layout(claim.found) != layout(claim.expected):
+        lines.append(f"  found has {layout(claim.found)}, expected {layout(claim.expected)}")
     return MonoidLawError("\n".join(lines), law.name, operands)
 
 
@@ -356,17 +366,14 @@ def _round(field: Tensor, digits: int) -> Tensor:
     return torch.tensor(rounded, dtype=field.dtype, device=field.device).reshape(field.shape)
 
 
-def _format(state: Any) -> str:
+def _format(state: Any, digits: int) -> str:
     """Without the batch axis where it has one entry."""
-    pairs = zip(state._fields, state, strict=True)
-    return ", ".join(f"{name} {_numbers((f[0] if len(f) == 1 else f).tolist())}" for name, f in pairs)
+    entries = (field[0] if field.shape[:1] == (1,) else field for field in state)
+    pairs = zip(state._fields, entries, strict=True)
+    return ", ".join(f"{name} {_numbers(entry.tolist(), digits)}" for name, entry in pairs)
 
 
-def _layout(state: Any) -> str:
-    return ", ".join(f"{field.dtype} {list(field.shape)}" for field in state)
-
-
-def _numbers(values: Any) -> str:
+def _numbers(values: Any, digits: int) -> str:
     if isinstance(values, list):
-        return f"[{', '.join(map(_numbers, values))}]"
-    return f"{values:.9g}" if isinstance(values, float) else str(values)
+        return f"[{', '.join(_numbers(value, digits) for value in values)}]"
+    return f"{values:.{digits}g}" if isinstance(values, float) else str(values)

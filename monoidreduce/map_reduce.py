@@ -7,7 +7,8 @@ in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 
 from ._validate import check_int, check_tensor, mismatch
-from .monoids import Monoid, check_state, maker
+from .monoids import Checked, Monoid, check_state, layout, maker, versions
 
 __all__ = ["fold", "map_reduce"]
 
 Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
+Rowless: TypeAlias = list[tuple[torch.dtype, torch.Size]]  # each field's dtype, and shape apart from axis 0
 State = TypeVar("State", bound=Sequence[Tensor])
 
 # Scores of 1024 x 1024 rows take 4 MiB in float32.
@@ -40,26 +42,30 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
     Returns:
         The state without that axis; the identity where it is empty. float16 and bfloat16 fields are folded,
         and returned, in float32. Differentiable once, by the monoid's local gradient, in every floating
-        field.
+        field. torch.func.vmap and torch.func.grad work, forward mode does not.
 
     Raises:
-        TypeError: `monoid` is not a Monoid, `values` not a NamedTuple of tensors, or `dim` not an int.
-        ValueError: `dim` is out of range, or the fields disagree on its size or on their device.
+        TypeError: `monoid` is not a Monoid, `values` not a state of it, a field neither of float64, float32,
+            bfloat16 or float16 nor integer or bool, or `dim` not an int. Also: a method of the monoid returns
+            no state.
+        ValueError: `dim` is out of range, or the fields disagree on their device, or on the sizes of the axes
+            up to `dim`. Also: a method of the monoid returns other shapes or dtypes than its operands', or
+            changes an operand in place. That goes unnoticed under torch.inference_mode and torch.compile.
         RuntimeError: when differentiated twice.
     """
     _check_monoid(monoid)
-    check_state("values", values)
+    check_state("values", values, monoid)
     check_int("dim", dim)
     batch_axes = min(field.dim() for field in values)
     if not -batch_axes <= dim < batch_axes:
         raise ValueError(mismatch("dim", f"one of the {batch_axes} batch axes of values", dim))
     axis = dim % batch_axes
-    if len({field.shape[axis] for field in values}) > 1:
+    if len({field.shape[: axis + 1] for field in values}) > 1:
         shapes = [list(field.shape) for field in values]
-        raise ValueError(mismatch("values", f"fields that agree on the size of axis {axis}", shapes))
+        raise ValueError(mismatch("values", f"fields that agree on the sizes of axes up to {axis}", shapes))
     _check_one_device("values", values)
     make = maker(values)
-    return make(_apply(_Fold, monoid, make, axis, *values))  # type: ignore[no-any-return]
+    return make(_apply(_Fold, (_Folded(monoid), make, axis), values))  # type: ignore[no-any-return]
 
 
 def map_reduce(
@@ -83,9 +89,9 @@ def map_reduce(
     Args:
         monoid: an instance of any `Monoid`.
         project_fold: project_fold(a_slice, b_slice) -> the state of that slice pair: f of each pair of their
-            rows, folded over the rows of b_slice. Axis 0 of every field is that of a_slice. It is
-            recomputed, so it must be deterministic. Gradients go to its arguments alone: tensors that it
-            closes over must not require any.
+            rows, folded over the rows of b_slice. Axis 0 of every field is that of a_slice; the other axes,
+            and the dtypes, are the same for all slices. It is recomputed, so it must be deterministic.
+            Gradients go to its arguments alone: tensors that it closes over must not require any.
         a, b: a tensor or a tuple of tensors, sliced on axis 0, on whose size the tensors of a tuple agree.
             project_fold receives slices in the same form.
         project_fold_backward: project_fold_backward(a_slice, b_slice, g) -> (gradient of a_slice, gradient of
@@ -98,10 +104,19 @@ def map_reduce(
         returned, in float32. With no rows in `b` every state is the identity and every gradient zero.
         Differentiable once.
 
+        torch.func.vmap, which is a loop, and torch.func.grad work, forward mode does not.
+
+        torch.compile breaks the graph here, and so refuses fullgraph=True, unless under torch.no_grad. If it
+        traced both passes, they would share what project_fold computes, and so store it for all pairs of
+        rows.
+
     Raises:
-        TypeError: an argument or what project_fold returns is of the wrong type.
+        TypeError: an argument is of the wrong type, or project_fold or a method of the monoid returns no
+            state.
         ValueError: sizes or devices disagree, a chunk is not positive, or project_fold closes over a tensor
-            that requires gradients.
+            that requires gradients. Also: project_fold returns other shapes or dtypes for another slice, a
+            method of the monoid other ones than its operands', or one of these functions changes an argument
+            in place. That goes unnoticed under torch.inference_mode and torch.compile.
         RuntimeError: when differentiated twice.
     """
     _check_monoid(monoid)
@@ -111,49 +126,112 @@ def map_reduce(
     a_tensors, b_tensors = _check_sliced("a", a), _check_sliced("b", b)
     _check_one_device("a and b", (*a_tensors, *b_tensors))
     problem = _Problem(
-        monoid,
+        _Folded(monoid),
         project_fold,
         project_fold_backward,
         a_is_tensor=isinstance(a, Tensor),
         b_is_tensor=isinstance(b, Tensor),
         a_chunk=_check_chunk("a_chunk", a_chunk),
         b_chunk=_check_chunk("b_chunk", b_chunk),
-        refuse_closures=torch.is_grad_enabled(),
         autocast=_current_autocast(a_tensors[0].device.type),
     )
-    make, *fields = _apply(_MapReduce, problem, len(a_tensors), *a_tensors, *b_tensors)
-    return make(fields)  # type: ignore[no-any-return]
+    if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        return problem.fold(a_tensors, b_tensors)  # type: ignore[no-any-return]
+    return _untraced_map_reduce(problem, a_tensors, b_tensors)  # type: ignore[no-any-return]
 
 
-# The forward methods do not name their arguments: where nothing requires gradients, torch.compile takes the
-# number of names for a sign of whether to pass ctx.
+class _Folded(Checked):
+    """A monoid that is folded: states keep the layout of the operands, and combine uses no other tensors."""
+
+    def __init__(self, monoid: Monoid[Any]) -> None:
+        super().__init__(monoid)
+        self.refuse_closures = torch.is_grad_enabled()  # else nothing would get gradients anyway
+
+    def check_closures(self, total: Any) -> None:
+        """If a fold of states without a graph has one, that is of something that combine closes over."""
+        if any(field.requires_grad for field in total):
+            raise ValueError(_uses_another_tensor(f"{self!r}.combine", "its operands"))
+
+    def _state(self, method: str, *operands: Any) -> Any:
+        state, like = super()._state(method, *operands), operands[0]
+        if any(f.shape != o.shape or f.dtype != o.dtype for f, o in zip(state, like, strict=True)):
+            expected = f"fields as in its operand, {layout(like)}"
+            raise ValueError(self.mismatch(method, expected, layout(state)))
+        return state
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    """Computes gradients as one node of the graph; its own backward refuses rather than be silently wrong."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError("monoidreduce.fold and monoidreduce.map_reduce cannot be differentiated twice")
+
+
 class _Fold(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, ...]:
-        monoid, make, axis, *fields = arguments
-        total = _tree_fold(monoid, make(_widen(field) for field in fields), axis)
-        ctx.monoid, ctx.make, ctx.axis = monoid, make, axis
-        return _remember(ctx, fields, total)
+    def forward(monoid: Any, make: Any, axis: int, *fields: Tensor) -> tuple[Tensor, ...]:
+        if torch.compiler.is_compiling():
+            return tuple(_tree_fold(monoid, make(_widen(field) for field in fields), axis))
+        with torch.set_grad_enabled(monoid.refuse_closures):
+            total = _tree_fold(monoid, make(_widen(field.detach()) for field in fields), axis)
+        monoid.check_closures(total)
+        return tuple(total)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.monoid, ctx.make, ctx.axis, *fields = inputs
+        _remember(ctx, fields, output)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
-        monoid, make, axis, count = ctx.monoid, ctx.make, ctx.axis, len(upstream)
+        fields = ctx.saved_tensors[: len(upstream)]
+        gradients = _apply(_FoldGradient, (ctx.monoid, ctx.make, ctx.axis), (*ctx.saved_tensors, *upstream))
+        return None, None, None, *_in_place_of(gradients, [f.is_floating_point() for f in fields])
 
-        def gradients(*tensors: Any) -> tuple[Tensor | None, ...]:
-            fields, total = tensors[:count], tensors[count : 2 * count]
-            elements = make(_widen(field) for field in fields)
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, monoid: Any, make: Any, axis: int, *fields: Tensor) -> Any:
+        return _over_one_axis_more(_Fold, info, in_dims, monoid, make, axis, *fields)
 
-            def at_every_element(state: Sequence[Tensor]) -> Any:
-                return make(f.unsqueeze(axis).expand_as(e) for f, e in zip(state, elements, strict=True))
 
-            filled = _fill(tensors[2 * count :], total)
-            local = monoid.local_gradient(at_every_element(total), elements, at_every_element(filled))
-            return tuple(
-                gradient.to(field.dtype) if field.is_floating_point() else None
-                for gradient, field in zip(local, fields, strict=True)
-            )
+class _FoldGradient(_DifferentiableOnce):
+    @staticmethod
+    def forward(monoid: Any, make: Any, axis: int, *tensors: Any) -> tuple[Tensor, ...]:
+        """The gradients of the floating fields; `tensors` are the fields, those of the total, upstream."""
+        count = len(tensors) // 3
+        fields, total, upstream = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
+        elements = make(_widen(field) for field in fields)
 
-        return None, None, None, *_apply(_DifferentiableOnce, gradients, *ctx.saved_tensors, *upstream)
+        def at_every_element(state: Sequence[Tensor]) -> Any:
+            return make(f.unsqueeze(axis).expand_as(e) for f, e in zip(state, elements, strict=True))
+
+        filled = _fill(upstream, total)
+        local = monoid.local_gradient(at_every_element(total), elements, at_every_element(filled))
+        pairs = zip(local, fields, strict=True)
+        return tuple(gradient.to(field.dtype) for gradient, field in pairs if field.is_floating_point())
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, monoid: Any, make: Any, axis: int, *tensors: Any) -> Any:
+        return _over_one_axis_more(_FoldGradient, info, in_dims, monoid, make, axis, *tensors)
+
+
+def _over_one_axis_more(
+    function: Any, info: Any, in_dims: Any, monoid: Any, make: Any, axis: int, *tensors: Tensor | None
+) -> Any:
+    """What vmap asks for: a monoid works on any number of batch axes, so vmap's becomes the first."""
+
+    def batch_first(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+        if tensor is None or dim is None:
+            return None if tensor is None else tensor.expand(info.batch_size, *tensor.shape)
+        return tensor.movedim(dim, 0)
+
+    batched = list(map(batch_first, tensors, in_dims[3:]))
+    outputs = _apply(function, (monoid, make, axis + 1), batched)
+    return outputs, (0,) * len(outputs)
 
 
 def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
@@ -170,19 +248,21 @@ def _tree_fold(monoid: Monoid[Any], values: Any, axis: int) -> Any:
     return rest
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Problem:
     """What map_reduce was asked for, apart from the tensors. Here `a` and `b` are sequences of tensors."""
 
-    monoid: Monoid[Any]
+    monoid: _Folded
     project_fold: Callable[[Any, Any], Any]
     project_fold_backward: Callable[[Any, Any, Any], tuple[Any, Any]] | None
     a_is_tensor: bool
     b_is_tensor: bool
     a_chunk: int
     b_chunk: int
-    refuse_closures: bool
     autocast: Callable[[], AbstractContextManager[Any]]
+    # Of the states that project_fold gives, known once it has given one: all have them in common.
+    make: Callable[[Iterable[Tensor]], Any] | None = None
+    rowless: Rowless | None = None
 
     def fold(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
         rows = a[0].shape[0]
@@ -193,7 +273,9 @@ class _Problem:
             total: Any = None
             for b_rows in _slices(b, self.b_chunk):
                 part = self._constant_slice_pair([t[a_rows] for t in a], [t[b_rows] for t in b])
-                total = self.monoid.combine(self.monoid.identity(part) if total is None else total, part)
+                with torch.set_grad_enabled(self.monoid.refuse_closures):
+                    total = self.monoid.combine(self.monoid.identity(part) if total is None else total, part)
+            self.monoid.check_closures(total)
             if result is None:
                 result = maker(total)(field.new_empty(rows, *field.shape[1:]) for field in total)
             for whole, field in zip(result, total, strict=True):
@@ -202,15 +284,20 @@ class _Problem:
 
     def gradients(
         self, a: Sequence[Tensor], b: Sequence[Tensor], needed: Sequence[bool], total: Any, upstream: Any
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of those tensors of a, then b, that are `needed`; None for the others."""
+    ) -> tuple[Tensor, ...]:
+        """The gradients of those tensors of a, then b, that are `needed`."""
         a_needed, b_needed = needed[: len(a)], needed[len(a) :]
-        a_gradients = [torch.zeros_like(t) for t, need in zip(a, a_needed, strict=True) if need]
-        b_gradients = [_zero_sum(t) for t, need in zip(b, b_needed, strict=True) if need]
+        new_zeros = upstream[0].new_zeros  # batched if upstream is (is_grads_batched)
+        a_gradients = [new_zeros(t.shape, dtype=t.dtype) for t, need in zip(a, a_needed, strict=True) if need]
+        b_gradients = [
+            new_zeros(t.shape, dtype=_sum_dtype(t)) for t, need in zip(b, b_needed, strict=True) if need
+        ]
+        make = self.make
+        assert make is not None  # the forward pass came first
         for a_rows in _slices(a, self.a_chunk):
             a_slice = _leaves(a, a_rows, a_needed)
-            total_rows, upstream_rows = (maker(s)(field[a_rows] for field in s) for s in (total, upstream))
-            a_sums = [_zero_sum(t) for t in a_slice if t.requires_grad]
+            total_rows, upstream_rows = (make(field[a_rows] for field in s) for s in (total, upstream))
+            a_sums = [new_zeros(t.shape, dtype=_sum_dtype(t)) for t in a_slice if t.requires_grad]
             for b_rows in _slices(b, self.b_chunk):
                 b_slice = _leaves(b, b_rows, b_needed)
                 terms = self._slice_pair_gradients(a_slice, b_slice, total_rows, upstream_rows)
@@ -220,30 +307,54 @@ class _Problem:
                         accumulator.add_(term)
             for gradient, a_sum in zip(a_gradients, a_sums, strict=True):
                 gradient[a_rows] = a_sum
-        found = iter([*a_gradients, *b_gradients])
-        return tuple(next(found).to(t.dtype) if n else None for t, n in zip((*a, *b), needed, strict=True))
+        dtypes = [t.dtype for t, need in zip((*a, *b), needed, strict=True) if need]
+        pairs = zip((*a_gradients, *b_gradients), dtypes, strict=True)
+        return tuple(gradient.to(dtype) for gradient, dtype in pairs)
 
     def _slice_pair(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> Any:
         """The state that project_fold gives for a pair of slices, checked, in the dtypes it gives."""
+        before = versions((*a_slice, *b_slice))
         with self.autocast():
             part = self.project_fold(*self._arguments(a_slice, b_slice))
-        check_state("project_fold", part)
+        _check_left_alone("project_fold", (*a_slice, *b_slice), before)
+        check_state("project_fold", part, self.monoid.monoid)
         rows = a_slice[0].shape[0]
         if any(field.shape[:1] != (rows,) for field in part):
             shapes = [list(field.shape) for field in part]
             raise ValueError(mismatch("project_fold", f"fields of {rows} rows, as a_slice has", shapes))
         return part
 
+    def _element(self, part: Any) -> Any:
+        """The state of a slice pair as it is folded: without its graph, and in at least float32."""
+        make = maker(part)
+        element = make(_widen(field.detach()) for field in part)
+        rowless = [(field.dtype, field.shape[1:]) for field in element]
+        if self.rowless is None:
+            self.make, self.rowless = make, rowless
+        elif rowless != self.rowless:
+            expected = f"a fold over the rows of b_slice, {_described(self.rowless)} as for other slices"
+            raise ValueError(mismatch("project_fold", expected, _described(rowless)))
+        return element
+
     def _constant_slice_pair(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> Any:
-        """The widened state of slices without gradients: if it has one, that is of something closed over."""
-        with torch.set_grad_enabled(self.refuse_closures):
+        """The element of slices without gradients: if it has one, that is of something closed over."""
+        with torch.set_grad_enabled(self.monoid.refuse_closures):
             part = self._slice_pair(a_slice, b_slice)
         if any(field.requires_grad for field in part):
+            message = _uses_another_tensor("project_fold", "a_slice and b_slice")
+            raise ValueError(f"{message}; move it into a or b, or detach it")
+        return self._element(part)
+
+    def refuse_transformed_closures(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> None:
+        """What project_fold closes over must not belong to torch.func: it would get gradients of zero.
+
+        Here, within the transforms, that is seen by a state of other tensors; the passes run outside of them.
+        """
+        if any(map(_is_transformed, self._slice_pair(*_rows_of_zeros(a, b)))):
             raise ValueError(
                 "project_fold: expected a function of a_slice and b_slice alone, got one that uses another "
-                "tensor, which requires gradients and would get none; move it into a or b, or detach it"
+                "tensor, which torch.func transforms; move it into a or b"
             )
-        return maker(part)(map(_widen, part))
 
     def _slice_pair_gradients(
         self, a_slice: list[Tensor], b_slice: list[Tensor], total: Any, upstream: Any
@@ -252,7 +363,7 @@ class _Problem:
         leaves = [t for t in (*a_slice, *b_slice) if t.requires_grad]
         with torch.set_grad_enabled(self.project_fold_backward is None):
             part = self._slice_pair(a_slice, b_slice)
-        element = maker(part)(_widen(field.detach()) for field in part)
+        element = self._element(part)
         local = self.monoid.local_gradient(total, element, upstream)
         if self.project_fold_backward is None:
             pairs = zip(part, local, strict=True)
@@ -261,7 +372,10 @@ class _Problem:
                 return [None] * len(leaves)
             fields, local_gradients = zip(*roots, strict=True)
             return torch.autograd.grad(fields, leaves, local_gradients, allow_unused=True)
+        arguments = (*a_slice, *b_slice, *(g for g in local if g is not None))
+        before = versions(arguments)
         given = self.project_fold_backward(*self._arguments(a_slice, b_slice), local)
+        _check_left_alone("project_fold_backward", arguments, before)
         return _check_gradients(given, a_slice, b_slice)
 
     def _arguments(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
@@ -272,57 +386,103 @@ class _Problem:
 
     def _identity(self, rows: int, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
         """The identity of every row. A pair of rows of zeros tells what the state looks like."""
-        a_row, b_row = ([t.new_zeros(1, *t.shape[1:]) for t in tensors] for tensors in (a, b))
-        part = self._constant_slice_pair(a_row, b_row)
+        part = self._constant_slice_pair(*_rows_of_zeros(a, b))
         return self.monoid.identity(maker(part)(field.new_empty(rows, *field.shape[1:]) for field in part))
 
 
 class _MapReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Any, ...]:
-        problem, a_count, *inputs = arguments
+    def forward(problem: _Problem, a_count: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         constants = [t.detach() for t in inputs]
-        total = problem.fold(constants[:a_count], constants[a_count:])
-        ctx.problem, ctx.a_count, ctx.make = problem, a_count, maker(total)
-        return ctx.make, *_remember(ctx, inputs, total)
+        return tuple(problem.fold(constants[:a_count], constants[a_count:]))
 
     @staticmethod
-    def backward(ctx: Any, _: None, *upstream: Tensor | None) -> tuple[Any, ...]:
-        problem: _Problem = ctx.problem
-        a_count, make = ctx.a_count, ctx.make
-        needed: tuple[bool, ...] = ctx.needs_input_grad[2:]
-
-        def gradients(*tensors: Any) -> tuple[Tensor | None, ...]:
-            inputs, rest = tensors[: len(needed)], tensors[len(needed) :]
-            total = make(rest[: len(upstream)])
-            filled = make(_fill(rest[len(upstream) :], total))
-            return problem.gradients(inputs[:a_count], inputs[a_count:], needed, total, filled)
-
-        return None, None, *_apply(_DifferentiableOnce, gradients, *ctx.saved_tensors, *upstream)
-
-
-class _DifferentiableOnce(torch.autograd.Function):
-    """Computes gradients as one node of the graph; its own backward refuses rather than be silently wrong."""
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.problem, ctx.a_count, *tensors = inputs
+        _remember(ctx, tensors, output)
 
     @staticmethod
-    def forward(ctx: Any, gradients: Callable[..., tuple[Tensor | None, ...]], *tensors: Any) -> Any:
-        return gradients(*tensors)
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[2:]
+        tensors = *ctx.saved_tensors, *upstream
+        gradients = _MapReduceGradient.apply(ctx.problem, ctx.a_count, needed, *tensors)  # type: ignore[no-untyped-call]
+        return None, None, *_in_place_of(gradients, needed)
 
     @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError("monoidreduce.fold and monoidreduce.map_reduce cannot be differentiated twice")
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return _one_by_one(_MapReduce, info, in_dims, arguments)
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+class _MapReduceGradient(_DifferentiableOnce):
+    @staticmethod
+    def forward(
+        problem: _Problem, a_count: int, needed: tuple[bool, ...], *tensors: Any
+    ) -> tuple[Tensor, ...]:
+        """The gradients of the inputs `needed`; `tensors` are the inputs, the total's fields, upstream."""
+        count = len(needed)
+        fields = (len(tensors) - count) // 2
+        inputs, total, upstream = tensors[:count], tensors[count : count + fields], tensors[count + fields :]
+        filled = _fill(upstream, total)
+        return problem.gradients(inputs[:a_count], inputs[a_count:], needed, total, filled)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        return _one_by_one(_MapReduceGradient, info, in_dims, arguments)
 
 
-def _remember(ctx: Any, inputs: Sequence[Tensor], total: Any) -> tuple[Tensor, ...]:
-    """Keep inputs and result for the backward pass; returns the result's fields."""
+def _one_by_one(function: Any, info: Any, in_dims: Any, arguments: Any) -> Any:
+    """What vmap asks for, as a loop: project_fold may be any function, and memory stays that of one call."""
+
+    def at(entry: int) -> list[Any]:
+        pairs = zip(arguments, in_dims, strict=True)
+        return [a.select(dim, entry) if isinstance(dim, int) else a for a, dim in pairs]
+
+    if info.batch_size == 0:
+        raise ValueError("map_reduce: expected one sample or more from torch.func.vmap, got none")
+    outputs = [function.apply(*at(entry)) for entry in range(info.batch_size)]
+    stacked = tuple(map(torch.stack, zip(*outputs, strict=True)))
+    return stacked, (0,) * len(stacked)
+
+
+def _map_reduce(problem: _Problem, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
+    if torch._C._are_functorch_transforms_active():
+        problem.refuse_transformed_closures(a, b)
+    fields = _MapReduce.apply(problem, len(a), *a, *b)  # type: ignore[no-untyped-call]
+    assert problem.make is not None
+    return problem.make(fields)
+
+
+def _untraced(function: Any, reason: str) -> Any:
+    """The reason is what fullgraph=True says; torch 2.6 says the name of the function alone."""
+    disable: Any = torch.compiler.disable
+    takes_reason = "reason" in inspect.signature(disable).parameters
+    return disable(function, reason=reason) if takes_reason else disable(function)
+
+
+_untraced_map_reduce = _untraced(
+    _map_reduce, "map_reduce runs as it is: traced with its backward pass, it would store what all pairs give"
+)
+
+
+def _apply(function: Any, options: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Any:
+    # Where no gradients are recorded, torch.compile would pass ctx to forward, which setup_context rules out.
+    records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.compiler.is_compiling() and not records:
+        return function.forward(*options, *tensors)
+    return function.apply(*options, *tensors)
+
+
+def _remember(ctx: Any, inputs: Sequence[Tensor], total: Sequence[Tensor]) -> None:
+    """Keep inputs and result for the backward pass."""
     ctx.save_for_backward(*inputs, *total)
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(*(field for field in total if not field.is_floating_point()))
-    return tuple(total)
+
+
+def _in_place_of(gradients: Sequence[Tensor], needed: Sequence[bool]) -> Iterator[Tensor | None]:
+    """The gradients where one is needed, None elsewhere."""
+    remaining = iter(gradients)
+    return (next(remaining) if need else None for need in needed)
 
 
 def _widen(field: Tensor) -> Tensor:
@@ -330,9 +490,30 @@ def _widen(field: Tensor) -> Tensor:
 
 
 def _fill(upstream: Sequence[Tensor | None], total: Sequence[Tensor]) -> list[Tensor]:
-    """Zeros, of one stored element, where no gradient arrives."""
+    """Zeros, of one stored element, where no gradient arrives; batched where those that arrive are."""
+    given = [g for g in upstream if g is not None]
+    zero = (*given, total[0])[0].new_zeros(())
     pairs = zip(upstream, total, strict=True)
-    return [field.new_zeros(()).expand_as(field) if g is None else g for g, field in pairs]
+    return [zero.to(field.dtype).expand_as(field) if g is None else g for g, field in pairs]
+
+
+def _rows_of_zeros(*sides: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    return ([torch.zeros(1, *t.shape[1:], dtype=t.dtype, device=t.device) for t in side] for side in sides)
+
+
+def _is_transformed(tensor: Tensor) -> bool:
+    """Whether torch.func batches or differentiates it, at any level of its transforms."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor) or tensor.requires_grad:
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _uses_another_tensor(name: str, arguments: str) -> str:
+    expected, got = f"a function of {arguments} alone", "one that uses another tensor"
+    return mismatch(name, expected, f"{got}, which requires gradients and would get none")
 
 
 def _slices(tensors: Sequence[Tensor], chunk: int) -> Iterator[slice]:
@@ -344,10 +525,19 @@ def _leaves(tensors: Sequence[Tensor], rows: slice, needed: Sequence[bool]) -> l
     return [t.detach()[rows].requires_grad_(need) for t, need in zip(tensors, needed, strict=True)]
 
 
-def _zero_sum(tensor: Tensor) -> Tensor:
-    """Where the gradient of `tensor` is summed up: in at least float32."""
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    return torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+def _sum_dtype(tensor: Tensor) -> torch.dtype:
+    """In what the gradient of `tensor` is summed up: at least float32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _described(rowless: Rowless) -> str:
+    return ", ".join(f"{dtype} {['rows', *shape]}".replace("'", "") for dtype, shape in rowless)
+
+
+def _check_left_alone(name: str, tensors: Sequence[Tensor], before: list[int]) -> None:
+    """`before` are the versions of the arguments before the function of that name was called."""
+    if versions(tensors) != before:
+        raise ValueError(f"{name}: expected its arguments left as they are, got one changed in place")
 
 
 def _current_autocast(device_type: str) -> Callable[[], AbstractContextManager[Any]]:

@@ -16,12 +16,13 @@ import math
 from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from ._validate import mismatch
+from ._validate import FLOATING, check_tensor, mismatch
 
 __all__ = [
     "ArgMax",
@@ -47,9 +48,9 @@ _NEUTRAL = -0.0
 class Monoid(ABC, Generic[State]):
     """A commutative monoid with a local gradient. Subclass it to fold anything with `fold` and `map_reduce`.
 
-    `combine` must be associative and commutative, with `identity` neutral on both sides bit for bit. It works
-    on any number of batch axes and is written in differentiable torch operations, so that `check_monoid` can
-    verify D.
+    `combine` must be associative and commutative up to rounding. `identity` must be neutral on both sides
+    exactly, but for the sign of a zero. `combine` works on any number of batch axes and changes no operand in
+    place. It is written in differentiable torch operations, so that `check_monoid` can verify D.
     """
 
     @abstractmethod
@@ -78,12 +79,117 @@ def maker(state: Any) -> Callable[[Iterable[Tensor]], Any]:
     return lambda fields: named(*fields)  # not `_make`, which the compiler of torch 2.6 cannot trace
 
 
-def check_state(name: str, state: Any) -> None:
-    """Raises a TypeError unless `state` is a NamedTuple of tensors."""
+def check_state(name: str, state: Any, monoid: Monoid[Any]) -> None:
+    """Raises a TypeError unless `state` is a NamedTuple of dense real tensors, with the monoid's fields."""
+    if not _is_named(state) or not all(isinstance(field, Tensor) for field in state):
+        raise TypeError(mismatch(name, "a state, that is a NamedTuple of tensors", _describe(state)))
+    published: Any = getattr(monoid, "State", None)
+    if hasattr(published, "_fields") and not _has_fields_of(published, state):
+        expected = f"a state of {monoid!r}, with the fields {_listed(published._fields)}"
+        raise TypeError(mismatch(name, expected, _listed(state._fields)))
+    for index, field in enumerate(state):
+        if field.layout is not torch.strided or field.is_nested:
+            check_tensor(f"{name}.{state._fields[index]}", field)
+        if field.dtype not in FLOATING and (field.is_floating_point() or field.is_complex()):
+            expected = "float64, float32, bfloat16, float16, an integer dtype or bool"
+            raise TypeError(mismatch(f"{name}.{state._fields[index]}", expected, field.dtype))
+
+
+def _is_named(state: Any) -> bool:
     # Not by the truth of `_fields`, which the compiler of torch 2.6 cannot trace.
-    is_named = isinstance(state, tuple) and hasattr(state, "_fields") and len(state) > 0
-    if not is_named or not all(isinstance(field, Tensor) for field in state):
-        raise TypeError(mismatch(name, "a state, that is a NamedTuple of tensors", repr(state)))
+    return isinstance(state, tuple) and hasattr(state, "_fields") and len(state) > 0
+
+
+def _has_fields_of(named: Any, state: Any) -> bool:
+    """By class first: the compiler of torch 2.6 cannot compare `_fields`."""
+    return isinstance(state, named) or state._fields == named._fields
+
+
+def layout(state: Sequence[Tensor]) -> str:
+    return ", ".join(f"{field.dtype} {list(field.shape)}" for field in state)
+
+
+def versions(tensors: Iterable[Any]) -> list[int]:
+    """How often each tensor was changed in place, which tells whether a function does that to its arguments.
+
+    Nothing is counted for inference tensors, nor while torch.compile traces.
+    """
+    if torch.compiler.is_compiling():
+        return []
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+class Checked(Monoid[Any]):
+    """A monoid that somebody wrote, with errors that name it and its method where that returns no state.
+
+    Every method must leave its operands as they are. `identity` and `combine` return the fields of their
+    operands. Shapes and dtypes are compared in gradients alone: elsewhere the callers know what to expect.
+    """
+
+    def __init__(self, monoid: Monoid[Any]) -> None:
+        self.monoid = monoid
+
+    def identity(self, like: Any) -> Any:
+        return self._state("identity", like)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return self._state("combine", a, b)
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        gradient = self._result("local_gradient", c, a, g)
+        if not isinstance(gradient, tuple) or len(gradient) != len(a):
+            expected = f"gradients of {_listed(a._fields)}"
+            raise TypeError(self.mismatch("local_gradient", expected, _describe(gradient)))
+        for index, (found, field) in enumerate(zip(gradient, a, strict=True)):
+            if not field.is_floating_point():
+                continue
+            if not isinstance(found, Tensor) or not found.dtype.is_floating_point:
+                expected = f"a floating tensor for {a._fields[index]}"
+                raise TypeError(self.mismatch("local_gradient", expected, _describe(found)))
+            if found.shape != field.shape:
+                expected = f"{a._fields[index]} of shape {list(field.shape)}, as the operand has it"
+                raise ValueError(self.mismatch("local_gradient", expected, list(found.shape)))
+        return gradient
+
+    def __repr__(self) -> str:
+        return repr(self.monoid)
+
+    def mismatch(self, method: str, expected: str, got: object) -> str:
+        return mismatch(f"{self!r}.{method}", expected, got)
+
+    def _state(self, method: str, *operands: Any) -> Any:
+        state, like = self._result(method, *operands), operands[0]
+        is_one = _is_named(state) and _has_fields_of(type(like), state)
+        if not is_one or not all(isinstance(field, Tensor) for field in state):
+            expected = f"a state, that is a NamedTuple of the tensors {_listed(like._fields)}"
+            raise TypeError(self.mismatch(method, expected, _describe(state)))
+        return state
+
+    def _result(self, method: str, *operands: Any) -> Any:
+        fields = [field for state in operands for field in state]
+        before = versions(fields)
+        result = getattr(self.monoid, method)(*operands)
+        now = versions(fields)
+        if now != before:
+            names = [name for state in operands for name in state._fields]
+            changed = [name for name, n, b in zip(names, now, before, strict=True) if n != b]
+            expected = "operands that are left as they are"
+            got = f"{_listed(dict.fromkeys(changed))} changed in place"
+            raise ValueError(self.mismatch(method, expected, got))
+        return result
+
+
+def _describe(value: Any) -> str:
+    """What an error says was given: types in place of numbers."""
+    if isinstance(value, Tensor):
+        return f"a tensor, {layout([value])}"
+    if isinstance(value, tuple):
+        return f"{type(value).__name__}({', '.join(map(_describe, value))})"
+    return repr(value)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
 
 
 def _over_payload(weight: Tensor, payload: Tensor) -> Tensor:
@@ -343,7 +449,7 @@ class Product(Monoid[Any]):
     `State`.
     """
 
-    def __init__(self, **monoids: Monoid[Any]) -> None:
+    def __init__(self, /, **monoids: Monoid[Any]) -> None:
         if not monoids:
             raise ValueError("monoids: expected at least one, as in Product(lse=LogSumExp(), total=Sum())")
         self._monoids = monoids
@@ -353,7 +459,9 @@ class Product(Monoid[Any]):
             for name, state in self._states.items()
             for field in state._fields
         ]
-        self.State: Any = namedtuple("State", names)  # type: ignore[misc]
+        if len(set(names)) < len(names):
+            raise ValueError(mismatch("monoids", "keywords that give distinct fields", _listed(names)))
+        self.State: Any = _flat_state(tuple(names))
 
     def identity(self, like: Any) -> Any:
         return self._each("identity", like)
@@ -369,11 +477,30 @@ class Product(Monoid[Any]):
         for name, monoid in self._monoids.items():
             make, start = self._states[name]._make, len(fields)
             parts = (make(state[start : start + len(self._states[name]._fields)]) for state in states)
-            fields.extend(getattr(monoid, method)(*parts))
+            fields.extend(getattr(Checked(monoid), method)(*parts))
         return self.State._make(fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _product, (self._monoids,)
 
     def __repr__(self) -> str:
         return f"Product({', '.join(f'{name}={monoid!r}' for name, monoid in self._monoids.items())})"
+
+
+def _product(monoids: dict[str, Monoid[Any]]) -> Product:
+    return Product(**monoids)
+
+
+@cache
+def _flat_state(names: tuple[str, ...]) -> Any:
+    """The state of a product with these fields, by which pickle finds it: it is no attribute of a module."""
+    state = cast(Any, namedtuple("State", names))
+    state.__reduce__ = lambda self: (_make_flat_state, (names, tuple(self)))
+    return state
+
+
+def _make_flat_state(names: tuple[str, ...], fields: tuple[Tensor, ...]) -> Any:
+    return _flat_state(names)(*fields)
 
 
 def _published_state(name: str, monoid: Monoid[Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce.laws import LawReport
-from monoidreduce.monoids import ArgMax, LogSumExp, LogWSum, Max, Sum, WSum
+from monoidreduce.monoids import ArgMax, LogSumExp, LogWSum, Max, Product, Sum, WSum
 
 LAWS = [
     "identity",
@@ -252,6 +253,44 @@ def test_error_text() -> None:
     ]
 
 
+def test_error_shows_what_differs_in_the_last_bits() -> None:
+    """The identity must be exact, so found and expected may have the same nine digits."""
+    with pytest.raises(mr.MonoidLawError) as caught:
+        mr.check_monoid(RoundingIdentity(), Sum.State(torch.tensor([0.3, 0.7, 1.1])))
+    x = caught.value.counterexample["x"].value.item()
+    shown = {line.split()[0]: float(line.split()[-1]) for line in str(caught.value).splitlines()[1:]}
+    assert shown == {"x": x, "found": x * (1 + 2**-52), "expected": x}
+    assert shown["found"] != x
+
+
+@pytest.mark.parametrize("monoid", [RoundingIdentity(), Product(a=WrongIdentity())], ids=repr)
+def test_error_survives_pickle(monoid: Any) -> None:
+    """Process pools pickle what is raised; an error that cannot be unpickled hangs them."""
+    with pytest.raises(mr.MonoidLawError) as caught:
+        mr.check_monoid(monoid, monoid.State(torch.randn(5)))
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert type(copy) is mr.MonoidLawError and str(copy) == str(caught.value)
+    assert copy.law == caught.value.law == "identity"
+    assert copy.counterexample == caught.value.counterexample
+    assert type(copy.counterexample["x"]) is monoid.State
+
+
+def test_the_sign_of_a_zero_does_not_count() -> None:
+    """0.0 + -0.0 and torch.logaddexp(-0.0, -inf) are 0.0, in monoids as everybody writes them."""
+
+    class Zero(Sum):
+        def identity(self, like: Any) -> Any:
+            return self.State(torch.zeros_like(like.value))
+
+    class Plain(LogSumExp):
+        def combine(self, a: Any, b: Any) -> Any:
+            return self.State(torch.logaddexp(a.lse, b.lse))
+
+    values = torch.tensor([-0.0, -1.0, 2.0, 3.0])
+    mr.check_monoid(Zero(), Sum.State(values))
+    mr.check_monoid(Plain(), LogSumExp.State(values))
+
+
 def test_error_shows_shapes_and_dtypes_where_they_differ() -> None:
     with pytest.raises(
         mr.MonoidLawError, match=r"found has torch\.float32 \[1\], expected torch\.float64 \[1\]"
@@ -347,9 +386,124 @@ def test_max_without_a_tie_count_is_caught_where_ties_occur() -> None:
         mr.check_monoid(Plain(), tied)
 
 
+class Malformed(LogWSum):
+    """Returns from one method what the function makes of the right result."""
+
+    def __init__(self, method: str, change: Any) -> None:
+        self.method, self.change = method, change
+
+    def identity(self, like: Any) -> Any:
+        return self._changed("identity", super().identity(like))
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return self._changed("combine", super().combine(a, b))
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        return self._changed("local_gradient", super().local_gradient(c, a, g))
+
+    def _changed(self, method: str, result: Any) -> Any:
+        return self.change(result) if method == self.method else result
+
+
+NO_STATE = "expected a state, that is a NamedTuple of the tensors log_weight, value, got "
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "error", "text"),
+    [
+        ("identity", lambda s: None, TypeError, NO_STATE + "None"),
+        ("combine", lambda s: s.value, TypeError, NO_STATE + r"a tensor, torch.float64 \[\d+, 3\]"),
+        ("combine", tuple, TypeError, NO_STATE + r"tuple\(a tensor"),
+        ("combine", lambda s: s._replace(value=0.0), TypeError, NO_STATE + r"State\(a tensor.*, 0.0\)"),
+        ("combine", lambda s: Sum.State(s.value), TypeError, NO_STATE + "State"),
+        ("local_gradient", lambda s: None, TypeError, "expected gradients of log_weight, value, got None"),
+        ("local_gradient", lambda s: s[:1], TypeError, "expected gradients of log_weight, value, got tuple"),
+        (
+            "local_gradient",
+            lambda s: s._replace(value=None),
+            TypeError,
+            "tensor for value, got None",
+        ),
+        (
+            "local_gradient",
+            lambda s: s._replace(value=s.value.long()),
+            TypeError,
+            "a floating tensor for value, got a tensor, torch.int64",
+        ),
+        (
+            "local_gradient",
+            lambda s: s._replace(log_weight=s.log_weight.sum()),
+            ValueError,
+            r"expected log_weight of shape \[\d+\], as the operand has it, got \[\]",
+        ),
+    ],
+)
+def test_malformed_results_name_the_method(
+    method: str, change: Any, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=rf"^Malformed\(\)\.{method}: .*{text}"):
+        mr.check_monoid(Malformed(method, change), subject_of(LogWSum).sample)
+
+
+@pytest.mark.parametrize("method", ["combine", "local_gradient"])
+def test_changing_an_operand_in_place_is_told_apart_from_a_broken_law(method: str) -> None:
+    class InPlace(Sum):
+        def combine(self, a: Any, b: Any) -> Any:
+            return self.State(a.value.add_(b.value)) if method == "combine" else super().combine(a, b)
+
+        def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+            return self.State(g.value.mul_(1.0))
+
+    sample = Sum.State(torch.randn(5, dtype=torch.float64))
+    before = sample.value.clone()
+    text = rf"^InPlace\(\)\.{method}: expected operands that are left as they are, got value changed in place"
+    with pytest.raises(ValueError, match=text):
+        mr.check_monoid(InPlace(), sample)
+    assert torch.equal(sample.value, before)
+
+
+def test_product_names_the_malformed_part() -> None:
+    monoid = Product(good=Sum(), bad=Malformed("combine", lambda s: s.value))
+    sample = monoid.State(*torch.randn(3, 5))
+    with pytest.raises(TypeError, match=r"^Malformed\(\)\.combine: expected a state"):
+        mr.check_monoid(monoid, sample)
+
+
+def test_gradients_are_compared_in_the_dtype_of_the_field() -> None:
+    """A coarser dtype must not make a coarser comparison."""
+
+    class Coarse(Sum):
+        def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+            return self.State(g.value.bfloat16())
+
+    with pytest.raises(mr.MonoidLawError, match="the law of local gradient"):
+        mr.check_monoid(Coarse(), subject_of(Sum).sample)
+
+
+def test_works_in_inference_mode() -> None:
+    with torch.inference_mode():
+        mr.check_monoid(LogSumExp(), LogSumExp.State(torch.randn(5)))
+
+
+def test_works_whatever_the_default_device_is() -> None:
+    sample = Sum.State(torch.randn(5))
+    with torch.device("meta"):
+        mr.check_monoid(Sum(), sample)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
+        (
+            (LogWSum(), Sum.State(torch.ones(3))),
+            TypeError,
+            r"sample: expected a state of LogWSum\(\), with the fields log_weight, value, got value",
+        ),
+        (
+            (Sum(), Sum.State(torch.ones(3, dtype=torch.complex64))),
+            TypeError,
+            "sample.value: expected float64, .*, got torch.complex64",
+        ),
         ((Sum, None), TypeError, "monoid: expected an instance of a subclass of Monoid, got <class"),
         ((Sum(), None), TypeError, "sample: expected a state, that is a NamedTuple of tensors, got None"),
         ((Sum(), torch.ones(3)), TypeError, "sample: expected a state"),
@@ -375,7 +529,7 @@ def test_bad_arguments(arguments: tuple[Any, Any], error: type[Exception], text:
         mr.check_monoid(*arguments)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, "float32", None])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float8_e4m3fn, torch.complex64, "float32", None])
 def test_bad_dtype(dtype: Any) -> None:
     with pytest.raises(TypeError, match="dtype: expected a floating dtype"):
         mr.check_monoid(Sum(), subject_of(Sum).sample, dtype=dtype)

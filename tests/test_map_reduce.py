@@ -268,7 +268,32 @@ def test_fold_exports() -> None:
         (
             (LogWSum(), LogWSum.State(torch.ones(3), torch.ones(4, 2))),
             ValueError,
-            r"values: expected fields that agree on the size of axis 0, got \[\[3\], \[4, 2\]\]",
+            r"values: expected fields that agree on the sizes of axes up to 0, got \[\[3\], \[4, 2\]\]",
+        ),
+        (
+            (LogWSum(), LogWSum.State(torch.ones(1, 6), torch.ones(4, 6, 2))),
+            ValueError,
+            r"values: expected fields that agree on .* up to 1, got \[\[1, 6\], \[4, 6, 2\]\]",
+        ),
+        (
+            (LogWSum(), Sum.State(torch.ones(3))),
+            TypeError,
+            r"values: expected a state of LogWSum\(\), with the fields log_weight, value, got value",
+        ),
+        (
+            (Sum(), Sum.State(torch.ones(3, dtype=torch.complex64, requires_grad=True))),
+            TypeError,
+            "values.value: expected float64, .*, got torch.complex64",
+        ),
+        (
+            (Sum(), Sum.State(torch.ones(3).to(torch.float8_e4m3fn))),
+            TypeError,
+            "values.value: expected float64, .*, got torch.float8_e4m3fn",
+        ),
+        (
+            (Sum(), Sum.State(torch.ones(3).to_sparse())),
+            TypeError,
+            r"values.value: expected a dense \(strided\) tensor, got layout",
         ),
         (
             (WSum(), WSum.State(torch.ones(3), torch.ones(3, device="meta"))),
@@ -280,6 +305,89 @@ def test_fold_exports() -> None:
 def test_fold_refuses(arguments: tuple[Any, ...], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         mr.fold(*arguments)
+
+
+class Faulty(Sum):
+    """Gives, in place of one method, another function of the same operands."""
+
+    def __init__(self, method: str, function: Any) -> None:
+        self.method, self.function = method, function
+
+    def identity(self, like: Any) -> Any:
+        return self.function(like) if self.method == "identity" else super().identity(like)
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return self.function(a, b) if self.method == "combine" else super().combine(a, b)
+
+    def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
+        return self.function(c, a, g) if self.method == "local_gradient" else g
+
+
+SCALE = torch.ones((), requires_grad=True)
+IN_PLACE = "expected operands that are left as they are, got value changed in place"
+FAULTS = {
+    "not a state": (
+        "combine",
+        lambda a, b: a.value + b.value,
+        TypeError,
+        "expected a state, .* got a tensor",
+    ),
+    "another shape": (
+        "combine",
+        lambda a, b: Sum.State((a.value + b.value).sum(0)),
+        ValueError,
+        r"expected fields as in its operand, torch.float32 \[3\], got torch.float32 \[\]",
+    ),
+    "another dtype": (
+        "identity",
+        lambda like: Sum.State(like.value.double().fill_(0)),
+        ValueError,
+        r"expected fields as in its operand, torch.float32 \[3\], got torch.float64 \[3\]",
+    ),
+    "first in place": ("combine", lambda a, b: Sum.State(a.value.add_(b.value)), ValueError, IN_PLACE),
+    "second in place": ("combine", lambda a, b: Sum.State(b.value.add_(a.value)), ValueError, IN_PLACE),
+    "gradient in place": ("local_gradient", lambda c, a, g: Sum.State(a.value.zero_()), ValueError, IN_PLACE),
+    "no gradient": (
+        "local_gradient",
+        lambda c, a, g: None,
+        TypeError,
+        "expected gradients of value, got None",
+    ),
+    "a narrow gradient": (
+        "local_gradient",
+        lambda c, a, g: Sum.State(g.value.sum()),
+        ValueError,
+        r"expected value of shape \[.*\], as the operand has it, got \[\]",
+    ),
+    "a weight of its own": (
+        "combine",
+        lambda a, b: Sum.State(a.value + b.value * SCALE),
+        ValueError,
+        "expected a function of its operands alone, got one that uses another tensor, which requires grad",
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", ["fold", "map_reduce"])
+@pytest.mark.parametrize(("method", "function", "error", "text"), FAULTS.values(), ids=FAULTS)
+def test_a_faulty_monoid_is_named(
+    operation: str, method: str, function: Any, error: type[Exception], text: str
+) -> None:
+    monoid, x = Faulty(method, function), torch.randn(3, 5, requires_grad=True)
+
+    def run() -> Tensor:
+        if operation == "fold":
+            return mr.fold(monoid, Sum.State(x)).value
+        return mr.map_reduce(monoid, lambda a, b: Sum.State((a @ b.T).sum(1)), x, x, b_chunk=2).value
+
+    with pytest.raises(error, match=rf"Faulty\(\)\.{method}: {text}"):
+        run().sum().backward()
+
+
+def test_a_monoid_s_own_weight_may_be_used_without_gradients() -> None:
+    monoid = Faulty("combine", lambda a, b: Sum.State(a.value + b.value * SCALE))
+    with torch.no_grad():
+        assert mr.fold(monoid, Sum.State(torch.ones(3, 5))).value.tolist() == [5.0] * 3
 
 
 # --- map_reduce ---
@@ -852,6 +960,13 @@ def test_inside_torch_compile(layer: Layer) -> None:
     torch.testing.assert_close(without_gradients, loss(*inputs).detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_torch_compile_does_not_trace_it() -> None:
+    """Traced whole, forward and backward would share the scores, and so store them for all pairs of rows."""
+    inputs = ATTENTION.inputs(7, 9)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="map_reduce"):
+        torch.compile(attention, fullgraph=True, backend="aot_eager")(*inputs)
+
+
 def test_project_fold_sees_slices_in_the_form_they_were_given() -> None:
     seen = []
 
@@ -880,6 +995,57 @@ def good(a: Tensor, b: Tensor) -> Sum.State:
 
 
 X = torch.ones(3, 2)
+
+
+def widen_single_columns(a: Tensor, b: Tensor) -> Tensor:
+    return good(a, b).value.to(torch.float64 if len(b) == 1 else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("n", "project", "expected", "got"),
+    [
+        (5, lambda a, b: a @ b.T, "torch.float32 [rows, 4]", "torch.float32 [rows, 1]"),
+        (6, lambda a, b: a @ b.T, "torch.float32 [rows, 4]", "torch.float32 [rows, 2]"),
+        (5, widen_single_columns, "torch.float32 [rows]", "torch.float64 [rows]"),
+    ],
+)
+def test_slices_must_agree(n: int, project: Any, expected: str, got: str) -> None:
+    """A state with one entry for each row of b_slice, not folded, broadcasts where a slice has one row."""
+    with pytest.raises(ValueError) as caught:
+        mr.map_reduce(Sum(), lambda a, b: Sum.State(project(a, b)), X, torch.ones(n, 2), b_chunk=4)
+    assert str(caught.value) == (
+        f"project_fold: expected a fold over the rows of b_slice, {expected} as for other slices, got {got}"
+    )
+
+
+def test_slices_of_a_must_agree_too() -> None:
+    with pytest.raises(ValueError, match="project_fold: expected a fold over the rows of b_slice"):
+        mr.map_reduce(Sum(), lambda a, b: Sum.State(a @ a.T), X, X, a_chunk=2)
+
+
+def test_slices_must_agree_in_backward_too() -> None:
+    """Where project_fold is not deterministic."""
+    calls = []
+
+    def project(a: Tensor, b: Tensor) -> Sum.State:
+        calls.append(a)
+        return Sum.State((a @ b.T).sum(1, keepdim=len(calls) > 1))
+
+    out = mr.map_reduce(Sum(), project, X.clone().requires_grad_(), X).value
+    with pytest.raises(ValueError, match="project_fold: expected a fold over the rows of b_slice"):
+        out.sum().backward()
+
+
+def test_functions_must_leave_their_arguments_alone() -> None:
+    with pytest.raises(ValueError, match=r"^project_fold: expected its arguments left as they are"):
+        mr.map_reduce(Sum(), lambda a, b: good(a.mul_(2), b), X.clone(), X)
+
+    def pull_back(a: Tensor, b: Tensor, g: Sum.State) -> Any:
+        return g.value.mul_(2)[:, None] * b.sum(0), None
+
+    out = mr.map_reduce(Sum(), good, X.clone().requires_grad_(), X, project_fold_backward=pull_back).value
+    with pytest.raises(ValueError, match=r"^project_fold_backward: expected its arguments left as they are"):
+        out.square().sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -915,6 +1081,13 @@ X = torch.ones(3, 2)
             "a_chunk: expected an int > 0, or None, got True",
         ),
         ((Sum(), lambda a, b: a, X, X), {}, TypeError, "project_fold: expected a state"),
+        ((LogWSum(), good, X, X), {}, TypeError, "project_fold: expected a state of LogWSum"),
+        (
+            (Sum(), lambda a, b: Sum.State(torch.complex(a, a)), X, X),
+            {},
+            TypeError,
+            "project_fold.value: expected float64, .*, got torch.complex64",
+        ),
         (
             (Sum(), lambda a, b: Sum.State(a[:2]), X, X),
             {},

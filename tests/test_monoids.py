@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -313,6 +315,22 @@ def test_product_refuses_what_it_cannot_flatten() -> None:
         Product(lse=3)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="x: expected a monoid that publishes its NamedTuple as State"):
         Product(x=Stateless())
+
+
+def test_product_is_pickled_with_its_states() -> None:
+    again = pickle.loads(pickle.dumps(PRODUCT))
+    assert repr(again) == repr(PRODUCT) and again.State is PRODUCT.State
+    state = elements(SUBJECTS[-1], 4)
+    for found in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state)):
+        assert type(found) is PRODUCT.State
+        assert_bits_equal(found, state)
+    nested = Product(inner=PRODUCT, self=Sum())
+    assert repr(pickle.loads(pickle.dumps(nested))) == repr(nested)
+
+
+def test_product_refuses_fields_of_one_name() -> None:
+    with pytest.raises(ValueError, match="monoids: expected keywords that give distinct fields, got a_value"):
+        Product(a=ArgMax(), a_value=Sum())
 
 
 def test_repr_names_the_monoid() -> None:

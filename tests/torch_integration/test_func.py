@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from specimens import ONE_EACH, Inputs, Specimen, name_of
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce.monoids import LogWSum
 
 WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
 
@@ -156,3 +160,112 @@ def test_nested_vmap_of_grad(device: torch.device) -> None:
     mapped = torch.vmap(torch.vmap(gradient))(x)
     expected = torch.stack([torch.stack([gradient(inner) for inner in outer]) for outer in x])
     torch.testing.assert_close(mapped, expected)
+
+
+# --- fold and map_reduce ---
+
+
+def folded(scores: Tensor, values: Tensor) -> Tensor:
+    """softmax(scores) @ values as a fold of pairs: [N], [N, D] -> [D]."""
+    return mr.fold(LogWSum(), LogWSum.State(scores, values)).value
+
+
+def plain_folded(scores: Tensor, values: Tensor) -> Tensor:
+    return scores.softmax(0) @ values
+
+
+def map_reduced(q: Tensor, k: Tensor) -> Tensor:
+    """softmax(q @ k.T) @ k: [M, F], [N, F] -> [M, F]."""
+
+    def project(q: Tensor, k: Tensor) -> LogWSum.State:
+        scores = q @ k.T
+        return LogWSum.State(scores.logsumexp(1), scores.softmax(1) @ k)
+
+    return mr.map_reduce(LogWSum(), project, q, k, a_chunk=2, b_chunk=3).value
+
+
+def plain_map_reduced(q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.T).softmax(1) @ k
+
+
+Function = Callable[[Tensor, Tensor], Tensor]
+every_fold = pytest.mark.parametrize(
+    ("function", "plain", "shapes"),
+    [(folded, plain_folded, ((5,), (5, 3))), (map_reduced, plain_map_reduced, ((5, 3), (7, 3)))],
+    ids=["fold", "map_reduce"],
+)
+
+
+def gradient(function: Function) -> Callable[..., Any]:
+    return torch.func.grad(lambda *leaves: function(*leaves).sin().sum(), (0, 1))
+
+
+TRANSFORMS: dict[str, Callable[[Function, Any], Callable[..., Any]]] = {
+    "vmap": lambda f, dims: torch.vmap(f, dims),
+    "vmap of grad": lambda f, dims: torch.vmap(gradient(f), dims),
+    "grad of vmap": lambda f, dims: gradient(torch.vmap(f, dims)),
+}
+
+
+@every_fold
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 1)], ids=str)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_of_folds(
+    function: Function, plain: Function, shapes: Any, dims: Any, transform: str, device: torch.device
+) -> None:
+    inputs = []
+    for shape, dim in zip(shapes, dims, strict=True):
+        batched = shape if dim is None else (*shape[:dim], 4, *shape[dim:])
+        inputs.append(torch.randn(batched, dtype=torch.float64, device=device))
+    found, expected = (TRANSFORMS[transform](f, dims)(*inputs) for f in (function, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_fold
+def test_jacobians_of_folds(function: Function, plain: Function, shapes: Any, device: torch.device) -> None:
+    inputs = [torch.randn(shape, dtype=torch.float64, device=device) for shape in shapes]
+    found, expected = (torch.func.jacrev(f, (0, 1))(*inputs) for f in (function, plain))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    leaf = inputs[0].requires_grad_()
+    out = function(*inputs)
+    basis = torch.eye(out.numel(), dtype=out.dtype, device=device).reshape(-1, *out.shape)
+    (batched,) = torch.autograd.grad(out, leaf, basis, is_grads_batched=True)
+    torch.testing.assert_close(batched.reshape(expected[0].shape), expected[0], rtol=1e-12, atol=1e-12)
+
+
+def test_vmap_of_no_samples() -> None:
+    assert torch.vmap(folded, (0, None))(torch.randn(0, 5), torch.randn(5, 3)).shape == (0, 3)
+    with pytest.raises(ValueError, match="map_reduce: expected one sample or more"):
+        torch.vmap(map_reduced, (0, None))(torch.randn(0, 5, 3), torch.randn(7, 3))
+
+
+@every_fold
+def test_what_folds_have_no_rule_for_raises(function: Function, plain: Function, shapes: Any) -> None:
+    inputs = [torch.randn(shape) for shape in shapes]
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.func.jacrev(torch.func.jacrev(function))(*inputs)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jvp(function, tuple(inputs), tuple(map(torch.ones_like, inputs)))
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.vmap])
+def test_project_fold_may_not_close_over_what_is_transformed(transform: Any) -> None:
+    """Its gradient would be zero: project_fold runs outside of the transforms."""
+    q, k = torch.randn(5, 3), torch.randn(7, 3)
+
+    def scaled(scale: Tensor) -> Tensor:
+        def project(q: Tensor, k: Tensor) -> LogWSum.State:
+            scores = scale * q @ k.T
+            return LogWSum.State(scores.logsumexp(1), scores.softmax(1) @ k)
+
+        return mr.map_reduce(LogWSum(), project, q, k).value.sum()
+
+    with pytest.raises(ValueError, match=r"project_fold: expected .* which torch\.func transforms"):
+        transform(scaled)(torch.ones(() if transform is torch.func.grad else 2))
+
+
+@every_fold
+def test_compiled_grad_of_folds(function: Function, plain: Function, shapes: Any) -> None:
+    inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    compiled = torch.compile(lambda *leaves: gradient(function)(*leaves), backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), gradient(plain)(*inputs), rtol=1e-12, atol=1e-12)
