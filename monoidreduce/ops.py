@@ -522,6 +522,7 @@ def _attention_backward(
     unrounded: bool,
     needed: list[bool],
 ) -> list[Tensor]:
+    lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
     if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
         nothing = q.new_zeros((*q.shape[:3], 8))
         found = _attention_backward(
@@ -820,6 +821,7 @@ def _cross_entropy_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
     lent, lent_for = _loan.take(), (0, 0)
     if lent is not None:
         of_x = lends_x(x_differentiated, reduction)
@@ -1044,6 +1046,7 @@ def _distillation_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    stats, kept = stats.contiguous(), kept.contiguous()
     count = _count(mask, reduction, stats)
     grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
     workspace = get_workspace() if workspace is None else workspace
@@ -1300,6 +1303,7 @@ def _logsumexp_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
+    lse, lse_low = lse.contiguous(), lse_low.contiguous()
     deterministic = torch.are_deterministic_algorithms_enabled()
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
