@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from numbers import Real
+from numbers import Integral, Real
+from operator import index
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ __all__ = [
     "check_axes",
     "check_bool",
     "check_choice",
+    "check_factor",
     "check_finite",
     "check_floating",
     "check_int",
@@ -24,10 +27,16 @@ __all__ = [
 
 FLOATING = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LARGEST = sys.float_info.max
+# Kernels multiply by factors, their reciprocals and their products with log2(e), most of them in float32.
+LEAST_FACTOR, MOST_FACTOR = 2.0**-100, 2.0**100
+SHOWN = 200  # characters of what was given
 
 
 def mismatch(name: str, expected: str, got: object) -> str:
-    return f"{name}: expected {expected}, got {got}"
+    given = str(got)
+    if len(given) > SHOWN:
+        given = f"{given[: SHOWN - 60]} ... {given[-50:]}"
+    return f"{name}: expected {expected}, got {given}"
 
 
 def check_tensor(name: str, value: Any) -> Tensor:
@@ -67,27 +76,54 @@ def check_axes(name: str, tensor: Tensor, axes: tuple[str, ...], sizes: dict[str
     raise ValueError(mismatch(name, f"shape [{expected}]", list(shape)))
 
 
-def check_bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(mismatch(name, "True or False", repr(value)))
+def check_bool(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    kind = type(value)
+    if kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise TypeError(mismatch(name, "True or False", repr(value)))
 
 
-def check_int(name: str, value: Any, expected: str = "an int") -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
+def check_int(name: str, value: Any, expected: str = "an int") -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, Integral)):
         raise TypeError(mismatch(name, expected, repr(value)))
+    return value if isinstance(value, int) else index(value)
 
 
-def check_finite(name: str, value: Any, expected: str = "a finite number") -> None:
-    if isinstance(value, bool) or not isinstance(value, (float, Real)):  # a float is soon found to be one
+def check_finite(name: str, value: Any, expected: str = "a finite number") -> float:
+    # A float is soon found to be one; a SymFloat comes from sizes that torch.export keeps open.
+    if isinstance(value, bool) or not isinstance(value, (float, Real, torch.SymFloat)):
+        if isinstance(value, Tensor):
+            expected += (
+                f" (of a tensor: float({name}), which waits for its device and cuts it from the graph)"
+            )
         raise TypeError(mismatch(name, expected, repr(value)))
-    if not -LARGEST <= value <= LARGEST:  # type: ignore[operator]  # an int may be more than any float
+    try:
+        number = float(value)
+    except OverflowError:  # an int may be more than any float
+        number = math.inf
+    if not -LARGEST <= number <= LARGEST:
         raise ValueError(mismatch(name, expected, repr(value)))
+    return number
 
 
-def check_positive(name: str, value: Any) -> None:
-    check_finite(name, value, "a finite number > 0")
-    if value <= 0:
+def check_factor(name: str, value: Any) -> float:
+    """What scores or losses are multiplied by."""
+    factor = check_finite(name, value)
+    if factor != 0 and not LEAST_FACTOR <= abs(factor) <= MOST_FACTOR:
+        raise ValueError(mismatch(name, "0 or a magnitude from 2^-100 to 2^100 (8e-31 to 1e30)", repr(value)))
+    return factor
+
+
+def check_positive(name: str, value: Any) -> float:
+    """What scores are divided by."""
+    divisor = check_finite(name, value, "a finite number > 0")
+    if divisor <= 0:
         raise ValueError(mismatch(name, "a finite number > 0", repr(value)))
+    if not LEAST_FACTOR <= divisor <= MOST_FACTOR:
+        raise ValueError(mismatch(name, "a number from 2^-100 to 2^100 (8e-31 to 1e30)", repr(value)))
+    return divisor
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -17,16 +17,21 @@ Common to all of them:
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from collections.abc import Sequence
+from numbers import Integral
+from operator import index
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
 
 from monoidreduce import ops
+from monoidreduce._keywords import refuse
 from monoidreduce._validate import (
     check_axes,
     check_bool,
     check_choice,
+    check_factor,
     check_finite,
     check_floating,
     check_int,
@@ -35,7 +40,7 @@ from monoidreduce._validate import (
     check_tensor,
     mismatch,
 )
-from monoidreduce.workspace import get_workspace
+from monoidreduce.workspace import get_workspace, traced_workspace
 
 __all__ = [
     "attention",
@@ -46,7 +51,7 @@ __all__ = [
     "mlp",
 ]
 
-Window = tuple[int | None, int | None] | list[int | None]
+Window = Sequence[int | None]
 
 REDUCTIONS = ("none", "mean", "sum")
 INTEGERS = (
@@ -129,26 +134,42 @@ def _constant(tensor: Tensor) -> Tensor:
 
 def bounds(causal: bool, window: Window | None) -> tuple[int, int]:
     """How many keys to the left and to the right of the aligned one a query sees; -1 is all."""
-    check_bool("causal", causal)
-    expected = "None or (left, right), each None or an int >= 0"
+    causal = check_bool("causal", causal)
     if window is None:
         return -1, 0 if causal else -1
-    if not isinstance(window, (tuple, list)) or len(window) != 2:
+    expected = "None or (left, right), each None or an int >= 0"
+    if not isinstance(window, (tuple, list, Sequence)) or len(window) != 2:
         raise TypeError(mismatch("window", expected, repr(window)))
-    for side in window:
-        if side is not None and (isinstance(side, bool) or not isinstance(side, int)):
-            raise TypeError(mismatch("window", expected, repr(window)))
-        if side is not None and side < 0:
-            raise ValueError(mismatch("window", expected, repr(window)))
-    left, right = (-1 if side is None else min(side, FAR) for side in window)
+    left, right = (-1 if side is None else _side(side, expected, window) for side in window)
     return left, 0 if causal else right
 
 
+def _side(side: Any, expected: str, window: Window) -> int:
+    """One side of a window, which may be a symbol of a size that a traced graph keeps open."""
+    if isinstance(side, bool) or not isinstance(side, (int, Integral, torch.SymInt)):
+        raise TypeError(mismatch("window", expected, repr(window)))
+    if side < 0:
+        raise ValueError(mismatch("window", expected, repr(window)))
+    if isinstance(side, torch.SymInt):
+        return torch.sym_min(side, FAR)  # type: ignore[no-untyped-call, no-any-return]
+    return min(side if isinstance(side, int) else index(side), FAR)
+
+
 def softcap_value(softcap: float | None) -> float:
+    return 0.0 if softcap is None else check_positive("softcap", softcap)
+
+
+def score_factors(scale: float | None, softcap: float | None) -> tuple[float | None, float]:
+    """scale and softcap of attention, as its op takes them."""
+    if scale is not None:
+        scale = check_factor("scale", scale)
     if softcap is None:
-        return 0.0
-    check_positive("softcap", softcap)
-    return float(softcap)
+        return scale, 0.0
+    softcap = check_positive("softcap", softcap)
+    # Kernels multiply by the quotient, in float32.
+    if scale and not 2.0**-120 <= abs(scale / softcap) <= 2.0**120:
+        raise ValueError(mismatch("scale / softcap", "a magnitude from 2^-120 to 2^120", scale / softcap))
+    return scale, softcap
 
 
 def _differentiated(*tensors: Tensor) -> bool:
@@ -175,10 +196,11 @@ def lends_memory() -> bool:
 
 
 def workspace_bytes(workspace: int | None) -> int | None:
-    """None, in a traced call, stands for what get_workspace() says when the backward runs."""
+    """None, in a traced call in no block, stands for what get_workspace() says when the backward runs."""
     if workspace is None:
-        return None if torch.compiler.is_compiling() else min(get_workspace(), FAR)
-    check_int("workspace", workspace, "None or an int >= 0")
+        limit = traced_workspace() if torch.compiler.is_compiling() else get_workspace()
+        return None if limit is None else min(limit, FAR)
+    workspace = check_int("workspace", workspace, "None or an int >= 0")
     if workspace < 0:
         raise ValueError(mismatch("workspace", "None or an int >= 0", workspace))
     return min(workspace, FAR)
@@ -210,6 +232,19 @@ def attention(
     bias: Tensor | None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    bias: Tensor | None = None,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -221,20 +256,23 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     return_lse: bool = False,
+    **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v, without the score matrix.
 
     Args:
-        q: [B, H, M, F] queries.
+        q: [B, H, M, F] queries; of [B, M, H, F] this is `transpose(1, 2)`.
         k: [B, Hkv, N, F] keys; H is a multiple of Hkv and query head h reads key head h // (H // Hkv).
         v: [B, Hkv, N, D] values.
         causal: a query sees no key to the right of the one it is aligned with. The last query is aligned with
             the last key.
-        scale: of the scores, 1 / sqrt(F) by default.
+        scale: of the scores, 1 / sqrt(F) by default. Here and in the other operators a scale is 0 or has a
+            magnitude from 2^-100 to 2^100.
         window: (left, right), how many keys on either side of the aligned one are seen; None is all of them.
-        softcap: c > 0 replaces each score by c * tanh(score / c), before bias and masks.
+        softcap: c, from 2^-100 to 2^100, replaces each score by c * tanh(score / c), before bias and masks.
         bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
-            the scores, differentiable. Bool: False excludes the pair.
+            the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
+            [B, N] is written mask[:, None, None, :].
         return_lse: return the log-sum-exp of each query's scores too.
 
     Returns:
@@ -244,13 +282,16 @@ def attention(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
+    if others:
+        refuse("attention", others)
     q, k, v = _operands(q=q, k=k, v=v)
     sizes: dict[str, int] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
     check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
     heads, key_heads = sizes["H"], sizes["Hkv"]
     if heads % key_heads if key_heads else heads:
-        raise ValueError(mismatch("k", f"a number of heads that divides the {heads} of q", key_heads))
+        expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
+        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
     check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
     if bias is not None:
         check_tensor("bias", bias)
@@ -258,24 +299,33 @@ def attention(
             check_floating("bias", bias)
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, ops.accumulation_dtype(q.dtype), torch.bool))
-        full = (sizes["B"], heads, sizes["M"], sizes["N"])
-        if bias.dim() > 4 or any(b not in (1, f) for b, f in zip(bias.shape[::-1], full[::-1], strict=False)):
-            raise ValueError(mismatch("bias", f"a shape broadcastable to {list(full)}", list(bias.shape)))
-    if scale is not None:
-        check_finite("scale", scale)
-        scale = float(scale)
-    check_bool("return_lse", return_lse)
+        _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
+    scale, softcap = score_factors(scale, softcap)
+    return_lse = check_bool("return_lse", return_lse)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
     # The gradient of a bias that is not rounded shows what rounding the output costs the centre of its rows.
     unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
-    options = scale, softcap_value(softcap), *bounds(causal, window), unrounded
+    options = scale, softcap, *bounds(causal, window), unrounded
     out, lse, _ = ops.attention(q, k, v, bias, *options)
     if unrounded:
         out = out.to(q.dtype)
     if of_rows is not None:
         out, lse = _raised(out, lse, of_rows)
     return (out, lse) if return_lse else out
+
+
+def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:
+    shape = tuple(bias.shape)
+    if len(shape) <= 4 and all(b in (1, f) for b, f in zip(shape, full[4 - len(shape) :], strict=True)):
+        return
+    expected = f"a shape broadcastable to {list(full)}"
+    batch, _, rows, columns = full
+    if shape == (batch, columns):
+        expected += "; of a padding mask [B, N] this is bias[:, None, None, :]"
+    if shape == (batch, rows, columns):
+        expected += "; of [B, M, N] this is bias[:, None]"
+    raise ValueError(mismatch("bias", expected, list(shape)))
 
 
 def raises_rows(bias: Tensor) -> bool:
@@ -370,6 +420,22 @@ def linear_cross_entropy(
     return_lse: Literal[True],
     workspace: int | None = None,
 ) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: bool,
+    workspace: int | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -384,6 +450,7 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     return_lse: bool = False,
     workspace: int | None = None,
+    **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
 
@@ -399,9 +466,9 @@ def linear_cross_entropy(
             Hopper GPU their logits are not computed, unless they are few or return_lse is True.
         reduction: "none", "mean" or "sum".
         label_smoothing: the share in [0, 1] of the target's probability that is spread over all classes.
-        z_loss: adds z_loss * lse^2 to the loss of each token.
-        softcap: c > 0 replaces each logit by c * tanh(logit / c).
-        logit_scale: of x @ weight^T, before the bias.
+        z_loss: adds z_loss * lse^2 to the loss of each token. 0, or a magnitude from 2^-100 to 2^100.
+        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
+        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
         return_lse: return the log-sum-exp of each token's logits too.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
             a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
@@ -418,6 +485,8 @@ def linear_cross_entropy(
         IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's loss is NaN
             instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
     """
+    if others:
+        refuse("linear_cross_entropy", others)
     check_tensor("target", target)
     if target.dtype not in INTEGERS:
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
@@ -432,26 +501,26 @@ def linear_cross_entropy(
     if targets.dtype != torch.int64:
         targets = targets.long()
     check_choice("reduction", reduction, REDUCTIONS)
-    check_int("ignore_index", ignore_index)
+    ignore_index = check_int("ignore_index", ignore_index)
     if not -(1 << 63) <= ignore_index < 1 << 63:
         raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
-    check_finite("logit_scale", logit_scale)
-    check_finite("z_loss", z_loss)
-    check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
+    logit_scale = check_factor("logit_scale", logit_scale)
+    z_loss = check_factor("z_loss", z_loss)
+    label_smoothing = check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
-    check_bool("return_lse", return_lse)
+    return_lse = check_bool("return_lse", return_lse)
     loss, lse, *_ = ops.linear_cross_entropy(
         rows,
         weight,
         bias,
         targets,
         reduction,
-        float(logit_scale),
+        logit_scale,
         softcap_value(softcap),
         ignore_index,
-        float(label_smoothing),
-        float(z_loss),
+        label_smoothing,
+        z_loss,
         return_lse,
         rows.is_cuda and _differentiated(rows, weight),
         _differentiated(rows),
@@ -475,6 +544,7 @@ def linear_distillation(
     reduction: str = "mean",
     teacher_grad: bool = False,
     workspace: int | None = None,
+    **others: NoReturn,
 ) -> Tensor:
     """A loss between a student's and a teacher's distribution over the same classes, without their logits.
 
@@ -487,7 +557,7 @@ def linear_distillation(
         teacher_weight: [V, E].
         loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s) or "reverse_kl"
             sum p_s (log p_s - log p_t). Not multiplied by temperature^2.
-        temperature: > 0.
+        temperature: from 2^-100 to 2^100.
         mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
@@ -501,6 +571,8 @@ def linear_distillation(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
+    if others:
+        refuse("linear_distillation", others)
     x, weight, teacher_x, teacher_weight = _operands(
         x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
     )
@@ -524,9 +596,8 @@ def linear_distillation(
         keep = _per_row("mask", mask, x)
     check_choice("loss", loss, ops.DISTILLATION_LOSSES)
     check_choice("reduction", reduction, REDUCTIONS)
-    check_positive("temperature", temperature)
-    check_bool("teacher_grad", teacher_grad)
-    if not teacher_grad:
+    temperature = check_positive("temperature", temperature)
+    if not check_bool("teacher_grad", teacher_grad):
         teacher_rows, teacher_weight = _constant(teacher_rows), _constant(teacher_weight)
     result, _, _ = ops.linear_distillation(
         rows,
@@ -536,7 +607,7 @@ def linear_distillation(
         keep,
         reduction,
         loss,
-        float(temperature),
+        temperature,
         rows.is_cuda and _differentiated(rows, weight) and not _differentiated(teacher_rows, teacher_weight),
         _differentiated(rows),
         workspace_bytes(workspace),
@@ -552,6 +623,7 @@ def mlp(
     activation: str = "gelu_tanh",
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
+    **others: NoReturn,
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
 
@@ -571,6 +643,8 @@ def mlp(
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
+    if others:
+        refuse("mlp", others)
     x, w1, w2, bias1, bias2 = _operands(("bias1", "bias2"), x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
     sizes: dict[str, int] = {}
     rows = _rows("x", x, "M")
@@ -604,5 +678,5 @@ def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     rows = _rows("a", a, "F")
     check_axes("a", rows, ("rows", "F"), sizes)
     check_axes("b", b, ("N", "F"), sizes)
-    check_finite("scale", scale)
-    return _like_rows(ops.logsumexp_matmul(rows, b, float(scale), workspace_bytes(None))[0], a)
+    scale = check_factor("scale", scale)
+    return _like_rows(ops.logsumexp_matmul(rows, b, scale, workspace_bytes(None))[0], a)

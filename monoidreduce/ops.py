@@ -594,7 +594,7 @@ def _attention_backward(
 attention = _register(
     "attention",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
-    options="float? scale, float softcap, int left, int right, bool unrounded",
+    options="float? scale, float softcap, SymInt left, SymInt right, bool unrounded",
     outputs="out, lse, lse_low",
     differentiable="out, lse",
     residuals="out, lse, lse_low",

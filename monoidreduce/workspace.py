@@ -5,21 +5,22 @@ And an MLP that comes in parts on a GPU, for hidden values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import ContextDecorator
+from contextvars import ContextVar, Token
 
-from monoidreduce._validate import mismatch
+import torch
+
+from monoidreduce._validate import check_int, mismatch
 
 __all__ = ["get_workspace", "set_workspace", "workspace"]
 
 _process_wide = 128 << 20
 _scoped: ContextVar[int | None] = ContextVar("monoidreduce_workspace", default=None)
+_traced: int | None = None  # that of the enclosing block of what is being traced: tracers know no ContextVar
 
 
 def _checked(bytes: int) -> int:
-    if isinstance(bytes, bool) or not isinstance(bytes, int):
-        raise TypeError(mismatch("bytes", "an int >= 0", repr(bytes)))
+    bytes = check_int("bytes", bytes, "an int >= 0")
     if bytes < 0:
         raise ValueError(mismatch("bytes", "an int >= 0", bytes))
     return bytes
@@ -31,6 +32,11 @@ def get_workspace() -> int:
     return _process_wide if scoped is None else scoped
 
 
+def traced_workspace() -> int | None:
+    """The limit of the enclosing `workspace(bytes)` in what is being traced; None without one."""
+    return _traced
+
+
 def set_workspace(bytes: int) -> None:
     """Set the limit of every thread that is not inside `workspace(bytes)`.
 
@@ -40,17 +46,39 @@ def set_workspace(bytes: int) -> None:
     _process_wide = _checked(bytes)
 
 
-@contextmanager
-def workspace(bytes: int) -> Iterator[None]:
+class workspace(ContextDecorator):
     """Set the limit for the operators called in this block, in this thread or asynchronous task only.
 
-    The limit is read when an operator is called and holds for its backward, wherever that runs. Compiled and
-    exported calls read one when their backward runs, and so keep no local gradients unless they are given a
-    workspace of their own; on a GPU they read that of `set_workspace`: autograd's threads are in no block.
+    The limit is read when an operator is called and holds for its backward, wherever that runs.
+
+    A block inside a compiled or exported function is part of its graph, as the argument `workspace` of an
+    operator is. A block around such a function is not: its operators read the limit when their backward runs,
+    and so keep no local gradients. On a GPU they then read that of `set_workspace`, since autograd's threads
+    are in no block.
+
     Raises TypeError or ValueError unless `bytes` is an int >= 0.
     """
-    token = _scoped.set(_checked(bytes))
-    try:
-        yield
-    finally:
-        _scoped.reset(token)
+
+    def __init__(self, bytes: int) -> None:
+        self._bytes = _checked(bytes)
+        self._outer: int | None = None
+        self._token: Token[int | None] | None = None
+
+    def _recreate_cm(self) -> workspace:
+        """The block of one call of a decorated function."""
+        return workspace(self._bytes)
+
+    def __enter__(self) -> None:
+        global _traced
+        if torch.compiler.is_compiling():
+            self._outer, _traced = _traced, self._bytes
+        else:
+            self._token = _scoped.set(self._bytes)
+
+    def __exit__(self, *_: object) -> None:
+        global _traced
+        if self._token is None:
+            _traced = self._outer
+        else:
+            _scoped.reset(self._token)
+            self._token = None

@@ -44,6 +44,15 @@ def test_scopes() -> None:
     assert mr.get_workspace() == DEFAULT
 
 
+def test_a_scope_decorates_a_function() -> None:
+    @mr.workspace(10)
+    def limits(depth: int) -> list[int]:
+        return [mr.get_workspace(), *(limits(depth - 1) if depth else [])]
+
+    assert limits(2) == [10] * 3
+    assert mr.get_workspace() == DEFAULT
+
+
 def test_process_wide_limit() -> None:
     mr.set_workspace(77)
     try:

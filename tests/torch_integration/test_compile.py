@@ -327,3 +327,110 @@ def test_a_compiled_call_reads_the_workspace_when_its_backward_runs(device: torc
     with torch._dynamo.config.patch(error_on_recompile=True), mr.workspace(0):
         (gradient,) = torch.autograd.grad(loss(x, weight, target), x)
     torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (53,), (37, 1), (37, 53), (4, 1, 53), (2, 1, 37, 53)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=name_of)
+def test_biases_of_any_number_of_axes(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    q, k = torch.randn(2, 4, 37, 8, device=device), torch.randn(2, 2, 53, 8, device=device)
+    bias = (
+        torch.randn(shape, device=device)
+        if dtype.is_floating_point
+        else torch.rand(shape, device=device) < 0.5
+    )
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+            return mr.attention(q, k, k, bias=bias)
+
+    eager = mr.attention(q, k, k, bias=bias)
+    compiled = torch.compile(Layer(), fullgraph=True, backend="aot_eager")(q, k, bias)
+    torch.testing.assert_close(compiled, eager)
+    program = torch.export.export(Layer(), (q, k, bias), strict=True)
+    torch.testing.assert_close(program.module()(q, k, bias), eager)
+
+
+def half_the_keys(q: Tensor) -> Tensor:
+    return mr.attention(q, q, q, window=(q.shape[2] // 2, q.shape[2] // 4))
+
+
+def test_a_window_of_sizes_is_part_of_one_graph(device: torch.device) -> None:
+    compiled = torch.compile(half_the_keys, fullgraph=True, dynamic=True, backend="aot_eager")
+    for length in (9, 40, 12, 77):
+        q = torch.randn(2, 4, length, 8, device=device, requires_grad=True)
+        with torch._dynamo.config.patch(error_on_recompile=length != 9):
+            found = compiled(q)
+        expected = half_the_keys(q)
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*(torch.autograd.grad(out.sin().sum(), q) for out in (found, expected)))
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["nonstrict", "strict"])
+def test_export_keeps_a_window_of_sizes_open(strict: bool, device: torch.device) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return half_the_keys(q)
+
+    shapes = ({2: torch.export.Dim("n", min=4, max=1000)},)
+    example = torch.randn(2, 4, 9, 8, device=device)
+    program = torch.export.export(Layer(), (example,), dynamic_shapes=shapes, strict=strict)
+    for length in (9, 40, 77):
+        q = torch.randn(2, 4, length, 8, device=device)
+        torch.testing.assert_close(program.module()(q), half_the_keys(q))
+
+
+def test_a_window_may_hang_on_data(device: torch.device) -> None:
+    def layer(q: Tensor, left: Tensor) -> Tensor:
+        side = left.item()
+        torch._check(side >= 0)
+        return mr.attention(q, q, q, window=(side, 0))
+
+    q = torch.randn(2, 4, 37, 8, device=device)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        for left in (3, 11):
+            torch.testing.assert_close(
+                compiled(q, torch.tensor(left)), mr.attention(q, q, q, window=(left, 0))
+            )
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_workspace_block_is_part_of_the_graph(exported: bool, device: torch.device) -> None:
+    """As the argument is: it holds for the backward too, wherever that runs. Blocks nest."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+            calls = (x, weight, target)
+            before = mr.linear_cross_entropy(*calls)
+            with mr.workspace(4096):
+                with mr.workspace(0):
+                    inner = mr.linear_cross_entropy(*calls)
+                outer, given = mr.linear_cross_entropy(*calls), mr.linear_cross_entropy(*calls, workspace=7)
+            return before, inner, outer, given, mr.logsumexp_matmul(x, weight)
+
+    x, weight = torch.randn(7, 8, device=device, requires_grad=True), torch.randn(11, 8, device=device)
+    inputs = (x, weight, torch.arange(7, device=device))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    if exported:
+        program = torch.export.export(Layer(), inputs, strict=False)
+        graphs.append(program.graph_module)
+        results = program.module()(*inputs)
+    else:
+        compiled = torch.compile(Layer(), fullgraph=True, backend=keep)
+        results = compiled(*inputs)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            compiled(*inputs)
+    (graph,) = graphs
+    workspaces = [node.args[-1] for node in graph.graph.nodes if "monoidreduce" in str(node.target)]
+    assert workspaces == [None, 0, 4096, 7, None]
+    expected = Layer()(*inputs)
+    for ours, eager in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, eager)
+    assert mr.get_workspace() == 128 << 20

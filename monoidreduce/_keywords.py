@@ -1,0 +1,75 @@
+"""What the keywords of torch and of other libraries are called here: the error that an unknown one raises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+__all__ = ["refuse"]
+
+ATTENTION_BIAS = "write bias, which is bool (False excludes a pair) or is added to the scores"
+PADDING = "write bias=mask[:, None, None, :], where mask [B, N] is False at the keys to be excluded"
+SEQUENCES = "call it once for each sequence, or exclude the pairs of different sequences by a bool bias"
+CLASS_WEIGHT = 'write reduction="none" and weight the losses yourself'
+DROPOUT = "there is no dropout"
+HEADS = "leave it out: k and v may have fewer heads than q"
+SCALE = "write scale"
+
+# The operator -> what one might write -> what to write here.
+MEANT = {
+    "attention": {
+        "is_causal": "write causal, which aligns the last query with the last key (torch: the first ones)",
+        "attn_mask": ATTENTION_BIAS,
+        "attention_mask": ATTENTION_BIAS,
+        "attn_bias": ATTENTION_BIAS,
+        "mask": ATTENTION_BIAS,
+        "key_padding_mask": PADDING,
+        "padding_mask": PADDING,
+        "dropout_p": DROPOUT,
+        "dropout": DROPOUT,
+        "enable_gqa": HEADS,
+        "softmax_scale": SCALE,
+        "sm_scale": SCALE,
+        "window_size": "write window, (left, right), with None for all keys on a side",
+        "sliding_window": "write window, (left, right), with None for all keys on a side",
+        "logits_soft_cap": "write softcap",
+        "alibi_slopes": "write bias, slopes times distances",
+        "cu_seqlens": SEQUENCES,
+        "cu_seqlens_q": SEQUENCES,
+        "cu_seqlens_k": SEQUENCES,
+        "score_mod": "write bias, softcap or window",
+        "block_mask": "write bias, bool, or window",
+        "deterministic": "write torch.use_deterministic_algorithms(True) before",
+        "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
+    },
+    "linear_cross_entropy": {
+        "class_weight": CLASS_WEIGHT,
+        "class_weights": CLASS_WEIGHT,
+        "ce_weight": CLASS_WEIGHT,
+        "linear_bias": "write bias",
+        "lse_square_scale": "write z_loss",
+        "shift": "shift x and target yourself",
+        "temperature": "write logit_scale, its inverse",
+        "size_average": "write reduction",
+        "reduce": "write reduction",
+    },
+    "linear_distillation": {
+        "T": "write temperature",
+        "kind": "write loss",
+        "ignore_index": "write mask, which is False at the tokens to be excluded",
+    },
+    "mlp": {
+        "act": "write activation",
+        "approximate": 'write activation="gelu_tanh"',
+        "bias": "write bias1 and bias2",
+        "dropout": DROPOUT,
+    },
+}
+
+
+def refuse(operator: str, keywords: Iterable[str]) -> NoReturn:
+    """Raise what Python raises for keywords that a function has not, and say what may be meant."""
+    name = next(iter(keywords))
+    meant = MEANT.get(operator, {}).get(name)
+    hint = "" if meant is None else f"; {meant}"
+    raise TypeError(f"{operator}() got an unexpected keyword argument {name!r}{hint}")
