@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from numbers import Integral
 from operator import index
 from typing import Any, Literal, NoReturn, overload
@@ -338,54 +339,103 @@ def _raised(out: Tensor, lse: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     by = (bias.squeeze(-1) if bias.dim() else bias).to(lse.dtype).expand(lse.shape)
     empty = (lse == -math.inf) | (by == -math.inf)
     by = by.masked_fill(empty, 0)
-    lse = (lse + by).masked_fill(empty, -math.inf)
-    same = (1 + 0 * by).to(out.dtype)  # NaN where no score of the row is a number
-    return (out * same[..., None]).masked_fill(empty[..., None], 0), lse
+    # 1, with derivative 0; NaN, and so are derivatives, where by is NaN or +inf: no score is a number.
+    share = by[..., None].softmax(-1)
+    lse = torch.where(by == math.inf, by, lse * share[..., 0] + by).masked_fill(empty, -math.inf)
+    return (out * share.to(out.dtype)).masked_fill(empty[..., None], 0), lse
 
 
-def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
-    """The monoid's combine: attention over two disjoint sets of keys from the results over each.
+@overload
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge_attention(
+    outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor], /
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge_attention(
+    *, outs: Tensor | Sequence[Tensor], lses: Tensor | Sequence[Tensor]
+) -> tuple[Tensor, Tensor]: ...
+def merge_attention(
+    out_a: Any = None,
+    lse_a: Any = None,
+    out_b: Any = None,
+    lse_b: Any = None,
+    *,
+    outs: Any = None,
+    lses: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """The monoid's combine: attention over disjoint sets of keys from the results over each.
+
+    Written `merge_attention(outs, lses)` for any number of states, and
+    `merge_attention(out_a, lse_a, out_b, lse_b)` for two.
 
     Args:
-        out_a, out_b: [..., M, D], of one dtype.
-        lse_a, lse_b: [..., M] in the accumulation dtype. -inf marks the result over no key: the identity,
-            which is exactly neutral.
+        outs: a sequence of at least one tensor [..., M, D], or these stacked on axis 0; of one dtype.
+        lses: a sequence of as many tensors [..., M], or these stacked on axis 0, in the accumulation dtype.
+            -inf marks the result over no key: the identity, which is exactly neutral whatever its out holds.
 
     Returns:
-        out [..., M, D] in the dtype of out_a and lse [..., M], differentiable any number of times.
+        out [..., M, D] in the dtype of outs and lse [..., M], differentiable any number of times. Where all
+        states are over no key, out is 0 and lse -inf.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    for name, tensor in (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)):
+    if out_b is None and lse_b is None:
+        of_out = _states("outs", out_a if outs is None else outs)
+        of_lse = _states("lses", lse_a if lses is None else lses)
+    else:
+        of_out, of_lse = {"out_a": out_a, "out_b": out_b}, {"lse_a": lse_a, "lse_b": lse_b}
+    for name, tensor in (*of_out.items(), *of_lse.items()):
         check_floating(name, tensor)
-    statistics = ops.accumulation_dtype(out_a.dtype)
-    check_like("out_b", out_b, "out_a", out_a, (out_a.dtype,))
-    check_like("lse_a", lse_a, "out_a", out_a, (statistics,))
-    check_like("lse_b", lse_b, "out_a", out_a, (statistics,))
-    for name, tensor, shape in (
-        ("out_b", out_b, out_a.shape),
-        ("lse_a", lse_a, out_a.shape[:-1]),
-        ("lse_b", lse_b, out_a.shape[:-1]),
+    (first_name, first), *_ = of_out.items()
+    if len(of_lse) != len(of_out):
+        raise ValueError(mismatch("lses", f"{len(of_out)} states as outs", len(of_lse)))
+    if first.dim() == 0:
+        raise ValueError(mismatch(first_name, "shape [..., M, D]", []))
+    for tensors, dtype, shape in (
+        (of_out, first.dtype, first.shape),
+        (of_lse, ops.accumulation_dtype(first.dtype), first.shape[:-1]),
     ):
-        if out_a.dim() == 0 or tensor.shape != shape:
-            raise ValueError(
-                mismatch(name, f"shape {list(shape)} as out_a is {list(out_a.shape)}", list(tensor.shape))
-            )
+        for name, tensor in tensors.items():
+            check_like(name, tensor, first_name, first, (dtype,))
+            if tensor.shape != shape:
+                expected = f"shape {list(shape)} as {first_name} is {list(first.shape)}"
+                raise ValueError(mismatch(name, expected, list(tensor.shape)))
 
-    empty_a, empty_b = lse_a == -math.inf, lse_b == -math.inf
-    empty = empty_a & empty_b
-    # The result does not depend on the frame, so nothing flows through it. An empty state is measured from 0,
-    # which keeps (-inf) - (-inf) out of value and gradient. From +inf all masses are NaN, as softmax's.
-    frame = torch.maximum(lse_a, lse_b).detach().masked_fill(empty, 0.0)
-    mass_a, mass_b = (lse_a - frame).exp(), (lse_b - frame).exp()
-    mass = (mass_a + mass_b).masked_fill(empty, 1.0)
-    lse = (frame + mass.log()).masked_fill(empty, -math.inf).masked_fill(frame == math.inf, math.inf)
-    out = (mass_a / mass)[..., None] * out_a + (mass_b / mass)[..., None] * out_b
-    # Selecting, where one side is empty, keeps the other's bits (0 * x + y would turn -0 into 0).
-    lse = torch.where(empty_b & ~empty, lse_a, torch.where(empty_a & ~empty, lse_b, lse))
-    out = torch.where(empty_b[..., None], out_a, torch.where(empty_a[..., None], out_b, out))
-    return out.masked_fill(empty[..., None], 0.0).to(out_a.dtype), lse
+    lse = torch.stack(tuple(of_lse.values()))
+    peak = lse.amax(0)
+    # The result does not depend on the frame, so nothing flows through it. From +inf all masses are NaN, as
+    # softmax's, also that of an empty state.
+    frame = peak.detach()
+    infinite = frame == math.inf
+    counted = (lse != -math.inf) | infinite
+    count = counted.sum(0)
+    nothing, settled = count == 0, count <= 1  # settled: the only state, bit for bit, or the identity
+    mass = (lse - frame).masked_fill(settled, 0.0).exp()
+    total = mass.sum(0)
+    merged = (frame + total.log()).masked_fill(infinite, math.inf)
+    # -0, not 0, is what changes no bit of what it is added to.
+    terms = [
+        share[..., None] * out.masked_fill(empty[..., None], -0.0)
+        for share, out, empty in zip(
+            torch.where(settled, counted, mass / total), of_out.values(), ~counted, strict=True
+        )
+    ]
+    out = reduce(torch.add, terms).masked_fill(nothing[..., None], 0.0)
+    return out.to(first.dtype), torch.where(settled, peak, merged).masked_fill(nothing, -math.inf)
+
+
+def _states(name: str, given: Any) -> dict[str, Tensor]:
+    """The states by name: of a sequence, or stacked on axis 0."""
+    expected = "a sequence of at least one tensor, or tensors stacked on axis 0"
+    if isinstance(given, Tensor):
+        given = check_tensor(name, given).unbind() if given.dim() else ()
+    if not isinstance(given, (tuple, list, Sequence)):
+        raise TypeError(mismatch(name, expected, repr(given)))
+    if not given:
+        raise ValueError(mismatch(name, expected, "none"))
+    return {f"{name}[{i}]": tensor for i, tensor in enumerate(given)}
 
 
 @overload

@@ -323,6 +323,70 @@ def test_fully_masked_by_minus_infinity(device: torch.device) -> None:
     assert (results["d_q"][empty] == 0).all() and (results["d_bias"][bias == -torch.inf] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=name_of)
+@pytest.mark.parametrize("shape", ((12, 1), (2, 1, 12, 1), (2, 12, 40)), ids=str)
+@pytest.mark.parametrize("upstream", ("both", "out", "lse"))
+def test_non_finite_biases_of_rows(
+    upstream: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """What raises all scores of a row alike, by an axis of size 1 or element by element."""
+    inputs = attention_inputs(2, 2, 1, 12, 40, dtype=dtype, device=device)
+    bias = torch.randn(shape, device=device).to(dtype)
+    for row, value in ((3, torch.nan), (5, torch.inf), (7, -torch.inf)):
+        bias[..., row, :] = value
+    given = [
+        torch.randn(2, 2, 12, inputs["v"].shape[-1], device=device).to(dtype),
+        torch.randn(2, 2, 12, dtype=reference._statistics_dtype(bias), device=device),
+    ]
+    if upstream != "both":
+        given[upstream == "out"] = None
+    differentiate = ["q", "k", "bias"] if upstream == "lse" else ["q", "k", "v", "bias"]
+    results = check_operator(
+        "attention",
+        inputs | {"bias": bias},
+        {"return_lse": True},
+        differentiate=differentiate,
+        upstream=given,
+    )
+    for name in ("d_q", "d_bias"):
+        assert results[name][..., 3, :].isnan().all() and (results[name][..., 7, :] == 0).all()
+
+
+# The largest and the smallest that are not refused
+LEAST, MOST = 2.0**-100, 2.0**100
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("softcap", (LEAST, MOST))
+@pytest.mark.parametrize("scale", (None, 1.0, -0.5))
+def test_extreme_softcaps(
+    scale: float | None, softcap: float, dtype: torch.dtype, device: torch.device
+) -> None:
+    inputs = attention_inputs(1, 2, 1, 33, 70, dtype=dtype, device=device)
+    softcapped = check_operator("attention", inputs, {"scale": scale, "softcap": softcap})
+    same = {"scale": 0.0} if softcap == LEAST else {"scale": scale}
+    torch.testing.assert_close(softcapped["out0"], mr.attention(**inputs, **same))
+    check_operator(
+        "linear_cross_entropy", cross_entropy_inputs(dtype=dtype, device=device), {"softcap": softcap}
+    )
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("factor", (LEAST, -LEAST, MOST, 0.0))
+def test_extreme_factors(factor: float, dtype: torch.dtype, device: torch.device) -> None:
+    logits = cross_entropy_inputs(dtype=dtype, device=device)
+    check_operator("linear_cross_entropy", logits, {"logit_scale": factor})
+    if factor != MOST:
+        check_operator("linear_cross_entropy", logits, {"z_loss": factor})
+        check_operator(
+            "attention", attention_inputs(1, 2, 1, 33, 70, dtype=dtype, device=device), {"scale": factor}
+        )
+        check_operator("logsumexp_matmul", logsumexp_inputs(dtype=dtype, device=device), {"scale": factor})
+    if factor > 0:
+        heads = distillation_inputs(dtype=dtype, device=device)
+        check_operator("linear_distillation", heads, {"temperature": factor})
+
+
 ROW_SIDE = {
     "linear_cross_entropy": ("x",),
     "linear_distillation": ("x", "teacher_x"),
@@ -726,6 +790,30 @@ def test_checkpointing(specimen: Specimen, use_reentrant: bool, device: torch.de
         apply(*leaves).square().sum().backward()
         gradients.append([leaf.grad for leaf in leaves])
     assert any(g.any() for g in gradients[0])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@each
+@pytest.mark.parametrize("compiled", (False, True))
+def test_hooks_on_saved_tensors_may_change_strides(
+    specimen: Specimen, compiled: bool, device: torch.device
+) -> None:
+    def with_gaps(t: torch.Tensor) -> torch.Tensor:
+        return t.new_empty((*t.shape, 2))[..., 0].copy_(t)
+
+    torch.compiler.reset()
+    inputs = specimen.inputs(torch.float32, device)
+    names = floating_names(inputs)
+    function = getattr(mr, specimen.operator)
+    if compiled:
+        function = torch.compile(function, backend="aot_eager")
+    gradients = []
+    for unpack in (lambda t: t, with_gaps):
+        leaves = {name: t.clone().requires_grad_(t.is_floating_point()) for name, t in inputs.items()}
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            outputs = as_outputs(function(**leaves, **specimen.options))
+            sum(out.sin().sum() for out in outputs).backward()
+        gradients.append([leaves[name].grad for name in names])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -181,6 +182,9 @@ SHAPES: list[tuple[str, str, tuple[int, ...], str]] = [
     ("attention", "bias", (2, 2, 5, 7), "a shape broadcastable to [2, 4, 5, 7]"),
     ("attention", "bias", (1, 2, 4, 5, 7), "a shape broadcastable to [2, 4, 5, 7]"),
     ("attention", "bias", (0,), "a shape broadcastable to [2, 4, 5, 7]"),
+    ("attention", "bias", (2, 7), "of a padding mask [B, N] this is bias[:, None, None, :]"),
+    ("attention", "bias", (2, 5, 7), "of [B, M, N] this is bias[:, None]"),
+    ("attention", "k", (2, 7, 2, 8), "of q, on axis 1 of [B, Hkv, N, F]"),
     ("merge_attention", "out_b", (2, 5, 7), "shape [2, 5, 6]"),
     ("merge_attention", "out_b", (5, 6), "shape [2, 5, 6]"),
     ("merge_attention", "lse_a", (2, 5, 1), "shape [2, 5]"),
@@ -228,13 +232,17 @@ def test_shapes(operator: str, name: str, shape: tuple[int, ...], expected: str)
 
 NOT_NUMBERS = ("1", None, True, 1j, torch.tensor(1.0))
 NOT_FINITE = (math.nan, math.inf, -math.inf)
+FAR = (1e39, 1e31, -1e39, 1e300)  # beyond float32, or where a kernel's products and quotients are
+NEAR = (1e-46, -1e-31, 1e-320)
 OPTIONS: list[tuple[str, str, tuple[Any, ...], type[Exception], str]] = [
     ("attention", "causal", (1, None, "yes"), TypeError, "True or False"),
     ("attention", "return_lse", (1, None, "yes"), TypeError, "True or False"),
     ("attention", "scale", ("1", True, torch.tensor(1.0)), TypeError, "a finite number"),
     ("attention", "scale", NOT_FINITE, ValueError, "a finite number"),
+    ("attention", "scale", FAR + NEAR, ValueError, "0 or a magnitude from 2^-100 to 2^100"),
     ("attention", "softcap", ("1", True), TypeError, "a finite number > 0"),
     ("attention", "softcap", (0, -1.0, *NOT_FINITE), ValueError, "a finite number > 0"),
+    ("attention", "softcap", (1e39, 1e31, 1e-46, 1e-320), ValueError, "a number from 2^-100 to 2^100"),
     ("attention", "window", (3, "ab", (1, 2, 3), (1,), (1.5, 2), (None, True)), TypeError, "(left, right)"),
     ("attention", "window", ((-1, 2), (1, -1)), ValueError, "(left, right)"),
     ("linear_cross_entropy", "ignore_index", (None, 1.0, True, "0"), TypeError, "an int"),
@@ -243,15 +251,31 @@ OPTIONS: list[tuple[str, str, tuple[Any, ...], type[Exception], str]] = [
     ("linear_cross_entropy", "label_smoothing", (-0.1, 1.1, math.nan), ValueError, "a number in [0, 1]"),
     ("linear_cross_entropy", "z_loss", NOT_NUMBERS, TypeError, "a finite number"),
     ("linear_cross_entropy", "z_loss", NOT_FINITE, ValueError, "a finite number"),
+    ("linear_cross_entropy", "z_loss", FAR + NEAR, ValueError, "0 or a magnitude from 2^-100 to 2^100"),
     ("linear_cross_entropy", "softcap", (0.0, -2, math.inf), ValueError, "a finite number > 0"),
+    (
+        "linear_cross_entropy",
+        "softcap",
+        (1e39, 1e31, 1e-46, 1e-320),
+        ValueError,
+        "a number from 2^-100 to 2^100",
+    ),
     ("linear_cross_entropy", "logit_scale", NOT_NUMBERS, TypeError, "a finite number"),
     ("linear_cross_entropy", "logit_scale", NOT_FINITE, ValueError, "a finite number"),
+    ("linear_cross_entropy", "logit_scale", FAR + NEAR, ValueError, "0 or a magnitude from 2^-100 to 2^100"),
     ("linear_cross_entropy", "return_lse", (1, None), TypeError, "True or False"),
     ("linear_cross_entropy", "workspace", (1.0, True, "1"), TypeError, "None or an int >= 0"),
     ("linear_cross_entropy", "workspace", (-1,), ValueError, "None or an int >= 0"),
     ("linear_distillation", "loss", ("kl", None), ValueError, "one of cross_entropy, forward_kl, reverse_kl"),
     ("linear_distillation", "temperature", NOT_NUMBERS, TypeError, "a finite number > 0"),
     ("linear_distillation", "temperature", (0, 0.0, -1.0, *NOT_FINITE), ValueError, "a finite number > 0"),
+    (
+        "linear_distillation",
+        "temperature",
+        (1e39, 1e31, 1e-46, 1e-320),
+        ValueError,
+        "a number from 2^-100 to 2^100",
+    ),
     ("linear_distillation", "reduction", ("batchmean",), ValueError, "one of none, mean, sum"),
     ("linear_distillation", "teacher_grad", (1, None), TypeError, "True or False"),
     ("linear_distillation", "workspace", (1.0,), TypeError, "None or an int >= 0"),
@@ -259,6 +283,7 @@ OPTIONS: list[tuple[str, str, tuple[Any, ...], type[Exception], str]] = [
     ("mlp", "activation", ("swish", None, "RELU"), ValueError, "one of relu, relu2, gelu, gelu_tanh, silu"),
     ("logsumexp_matmul", "scale", NOT_NUMBERS, TypeError, "a finite number"),
     ("logsumexp_matmul", "scale", NOT_FINITE, ValueError, "a finite number"),
+    ("logsumexp_matmul", "scale", FAR + NEAR, ValueError, "0 or a magnitude from 2^-100 to 2^100"),
 ]
 
 
@@ -270,10 +295,114 @@ def test_options(operator: str, option: str, value: Any, error: type[Exception],
     assert_raises(error, option, expected, repr(value), operator, **{option: value})
 
 
+@pytest.mark.parametrize("scale, softcap", [(1e20, 1e-20), (-1e-20, 1e20)])
+def test_a_kernel_may_multiply_by_scale_over_softcap(scale: float, softcap: float) -> None:
+    expected = "a magnitude from 2^-120 to 2^120"
+    changes = {"scale": scale, "softcap": softcap}
+    assert_raises(ValueError, "scale / softcap", expected, str(scale / softcap), "attention", **changes)
+
+
 @pytest.mark.parametrize("operator", CALLS)
 def test_unknown_options(operator: str) -> None:
-    with pytest.raises(TypeError, match="dropout"):
-        call(operator, dropout=0.1)
+    with pytest.raises(
+        TypeError, match=rf"{operator}\(\) got an unexpected keyword argument 'dropout_rate'$"
+    ):
+        call(operator, dropout_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "keyword", "ours"),
+    [
+        ("attention", "is_causal", "write causal, which aligns the last query with the last key"),
+        ("attention", "attn_mask", "write bias"),
+        ("attention", "dropout_p", "there is no dropout"),
+        ("attention", "enable_gqa", "leave it out"),
+        ("attention", "cu_seqlens", "once for each sequence"),
+        ("attention", "key_padding_mask", "bias=mask[:, None, None, :]"),
+        ("linear_cross_entropy", "class_weight", 'write reduction="none"'),
+        ("linear_cross_entropy", "temperature", "write logit_scale"),
+        ("linear_distillation", "ignore_index", "write mask"),
+        ("mlp", "bias", "write bias1 and bias2"),
+    ],
+)
+def test_what_others_call_it(operator: str, keyword: str, ours: str) -> None:
+    before = mr._C.path_counts()
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'; .*{re.escape(ours)}"):
+        call(operator, **{keyword: None})
+    assert mr._C.path_counts() == before
+
+
+@pytest.mark.parametrize(("operator", "option"), dict.fromkeys((o, n) for o, n, *_ in OPTIONS))
+def test_long_arguments_are_shown_in_part(operator: str, option: str) -> None:
+    for wrong in (list(range(100_000)), "x" * 100_000):
+        with pytest.raises((TypeError, ValueError)) as raised:
+            call(operator, **{option: wrong})
+        message = str(raised.value)
+        assert len(message) < 500 and repr(wrong)[:100] in message
+
+
+@pytest.mark.parametrize(("operator", "name"), EVERY_TENSOR)
+def test_long_lists_are_no_tensors(operator: str, name: str) -> None:
+    with pytest.raises(TypeError, match=r"0, 1, 2, .* of type list") as raised:
+        call(operator, **{name: list(range(100_000))})
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("operator", "option"),
+    [
+        ("attention", "scale"),
+        ("attention", "softcap"),
+        ("linear_cross_entropy", "logit_scale"),
+        ("linear_distillation", "temperature"),
+        ("logsumexp_matmul", "scale"),
+    ],
+)
+def test_a_number_in_a_tensor_is_not_read(operator: str, option: str, place: str) -> None:
+    """Reading it would wait for a GPU, and give it no gradient: the caller has to say so."""
+    with pytest.raises(TypeError, match=rf"{option}: expected .*float\({option}\).* got tensor\("):
+        call(operator, **{option: torch.ones((), device=place)})
+
+
+@pytest.mark.parametrize(
+    ("operator", "options"),
+    [
+        ("attention", {"causal": True, "scale": 0.5, "window": (2, 1), "softcap": 3, "return_lse": True}),
+        ("attention", {"window": [4, None], "return_lse": False}),
+        (
+            "linear_cross_entropy",
+            {"ignore_index": 3, "label_smoothing": 0.5, "z_loss": 2, "logit_scale": 0.25, "workspace": 4096},
+        ),
+        ("linear_distillation", {"temperature": 2, "teacher_grad": True, "workspace": 0}),
+        ("logsumexp_matmul", {"scale": 2}),
+    ],
+)
+@pytest.mark.parametrize("float_type", [np.float16, np.float64])
+@pytest.mark.parametrize("int_type", [np.int8, np.int64, np.uint16])
+def test_options_of_numpy(operator: str, options: Arguments, int_type: Any, float_type: Any) -> None:
+    types = {bool: np.bool_, int: int_type, float: float_type}
+
+    def of_numpy(option: Any) -> Any:
+        if isinstance(option, (tuple, list)):
+            return type(option)(map(of_numpy, option))
+        if option == 4096 and int_type is np.int8:
+            return np.int16(option)
+        return types.get(type(option), lambda same: same)(option)
+
+    torch.manual_seed(0)
+    expected = call(operator, **options)
+    torch.manual_seed(0)
+    found = call(operator, **{name: of_numpy(option) for name, option in options.items()})
+    assert isinstance(found, tuple) == isinstance(expected, tuple)
+    for ours, theirs in zip(*(r if isinstance(r, tuple) else (r,) for r in (found, expected)), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_any_sequence_is_a_window() -> None:
+    q = torch.randn(1, 1, 6, 8)
+    expected = mr.attention(q, q, q, window=(1, 2))
+    assert torch.equal(mr.attention(q, q, q, window=range(1, 3)), expected)
 
 
 # Targets and masks
@@ -340,7 +469,7 @@ def test_any_index_of_64_bits_may_be_ignored(index: int) -> None:
 
 def test_an_int_may_be_too_large_for_a_float() -> None:
     wrong = 10**400
-    assert_raises(ValueError, "scale", "finite", str(wrong), "attention", scale=wrong)
+    assert_raises(ValueError, "scale", "finite", str(wrong)[:100], "attention", scale=wrong)
 
 
 @pytest.mark.parametrize("far", [2**31, 2**62, sys.maxsize, 2**63, 10**30])
@@ -381,6 +510,40 @@ class TestTargetsOnAGpu:
         assert torch.isfinite(mr.linear_cross_entropy(x, weight, target.clamp(0, 10)))
 
 
+# States to merge
+
+
+def states(*widths: int) -> tuple[list[Tensor], list[Tensor]]:
+    return [torch.randn(2, 5, width) for width in widths], [torch.randn(2, 5) for _ in widths]
+
+
+def test_states_to_merge_that_do_not_fit() -> None:
+    outs, lses = states(6, 6, 6)
+    for wrong, error, message in (
+        ((outs, lses[:2]), ValueError, r"lses: expected 3 states as outs, got 2"),
+        (([], []), ValueError, r"outs: expected a sequence of at least one tensor, .*, got none"),
+        ((torch.empty(0, 5, 6), torch.empty(0, 5)), ValueError, r"outs: .* at least one .*, got none"),
+        ((torch.empty(()), lses), ValueError, r"outs: .* at least one .*, got none"),
+        ((3.0, lses), TypeError, r"outs: expected a sequence .*, got 3.0"),
+        ((None, None), TypeError, r"outs: expected a sequence .*, got None"),
+        (([outs[0], None], lses[:2]), TypeError, r"outs\[1\]: expected a tensor, got None"),
+        (
+            (outs, [*lses[:2], lses[2].double()]),
+            TypeError,
+            r"lses\[2\]: expected torch.float32 as outs\[0\] is",
+        ),
+        ((states(6, 7)[0], lses[:2]), ValueError, r"outs\[1\]: expected shape \[2, 5, 6\] as outs\[0\] is"),
+        (
+            (outs, [lses[0], lses[1].T, lses[2]]),
+            ValueError,
+            r"lses\[1\]: expected shape \[2, 5\] as outs\[0\]",
+        ),
+        ((torch.empty(2), torch.empty(2)), ValueError, r"outs\[0\]: expected shape \[..., M, D\], got \[\]"),
+    ):
+        with pytest.raises(error, match=message):
+            mr.merge_attention(*wrong)  # type: ignore[call-overload]
+
+
 # What is not an operator
 
 
@@ -389,6 +552,11 @@ def test_workspace_limits_that_are_no_ints(wrong: Any) -> None:
     for function in (mr.set_workspace, lambda bytes: mr.workspace(bytes).__enter__()):
         with pytest.raises(TypeError, match=f"bytes: expected an int >= 0, got {wrong!r}"):
             function(wrong)
+
+
+def test_workspace_limits_of_numpy() -> None:
+    with mr.workspace(np.int64(77)):
+        assert mr.get_workspace() == 77 and type(mr.get_workspace()) is int
 
 
 def test_negative_workspace_limits() -> None:

@@ -97,3 +97,109 @@ def test_split_keys_anywhere_and_merge(split: int, device: torch.device) -> None
         gradients.append((*state, *torch.autograd.grad(state, (q, k, v), upstream)))
     for whole, merged in zip(*gradients, strict=True):
         torch.testing.assert_close(merged, whole, rtol=1e-10, atol=1e-12)
+
+
+def parts_of_attention(
+    stops: tuple[int, ...], device: torch.device
+) -> tuple[list[torch.Tensor], list[list[torch.Tensor]], list[torch.Tensor]]:
+    """q, k, v, the states of these parts of the keys, and that of all."""
+    inputs = attention_inputs(1, 2, 1, 33, 70, dtype=torch.float64, device=device)
+    leaves = [inputs[name].detach().requires_grad_() for name in "qkv"]
+    q, k, v = leaves
+    parts = [slice(start, stop) for start, stop in zip((0, *stops), (*stops, 70), strict=True)]
+    states = [mr.attention(q, k[:, :, part], v[:, :, part], return_lse=True) for part in parts]
+    return (
+        leaves,
+        [list(part) for part in zip(*states, strict=True)],
+        list(mr.attention(q, k, v, return_lse=True)),
+    )
+
+
+@pytest.mark.parametrize("stops", ((), (64,), (0, 64, 64), (1, 2, 30, 31, 70)), ids=str)
+@pytest.mark.parametrize("stacked", (False, True))
+def test_any_number_of_states(stops: tuple[int, ...], stacked: bool, device: torch.device) -> None:
+    """Of parts of the keys, some of them empty: values and gradients of attention over all of them."""
+    leaves, (outs, lses), whole = parts_of_attention(stops, device)
+    merged = (
+        mr.merge_attention(torch.stack(outs), torch.stack(lses))
+        if stacked
+        else mr.merge_attention(outs, lses)
+    )
+    torch.manual_seed(0)
+    upstream = [torch.randn_like(t) for t in whole]
+    for ours, expected in zip(
+        (*merged, *torch.autograd.grad(merged, leaves, upstream)),
+        (*whole, *torch.autograd.grad(whole, leaves, upstream)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_two_states_in_both_forms(dtype: torch.dtype, device: torch.device) -> None:
+    a, b, c, d = merge_inputs(dtype=dtype, device=device).values()
+    for ours, expected in zip(
+        mr.merge_attention((a, c), [b, d]), mr.merge_attention(a, b, c, d), strict=True
+    ):
+        assert torch.equal(ours, expected)
+    for ours, expected in zip(
+        mr.merge_attention(outs=(a, c), lses=(b, d)), mr.merge_attention(a, b, c, d), strict=True
+    ):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("states", (1, 2, 3))
+def test_the_only_state_is_the_result_bit_for_bit(
+    states: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Also its zeros' signs, whatever the empty states hold."""
+    inputs = merge_inputs(dtype=dtype, device=device)
+    out, lse = inputs["out_a"], inputs["lse_a"]
+    out[:, :, 0], lse[:, :, 0] = -0.0, -0.0
+    garbage, nothing = torch.full_like(out, torch.nan), torch.full_like(lse, -torch.inf)
+    for place in range(states):
+        outs, lses = [garbage] * states, [nothing] * states
+        outs[place], lses[place] = out, lse
+        for ours, expected in zip(mr.merge_attention(outs, lses), (out, lse), strict=True):
+            assert torch.equal(ours, expected) and torch.equal(ours.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("states", (1, 2, 4))
+def test_empty_states_are_the_identity_whatever_they_hold(states: int, device: torch.device) -> None:
+    outs = torch.full((states, 3, 5), torch.nan, device=device, requires_grad=True)
+    lses = torch.full((states, 3), -torch.inf, device=device, requires_grad=True)
+    out, lse = mr.merge_attention(outs, lses)
+    assert torch.equal(out, torch.zeros_like(out)) and (lse == -torch.inf).all()
+    for gradient in torch.autograd.grad(
+        (out, lse), (outs, lses), (torch.ones_like(out), torch.ones_like(lse))
+    ):
+        assert (gradient == 0).all()
+
+
+def test_empty_states_pass_no_gradient_beside_others(device: torch.device) -> None:
+    outs, lses = torch.randn(3, 4, 5, device=device), torch.randn(3, 4, device=device)
+    outs[1], lses[1] = torch.nan, -torch.inf
+    gradients = []
+    for kept in ([0, 1, 2], [0, 2]):
+        leaves = [t[kept].requires_grad_() for t in (outs, lses)]
+        out, lse = mr.merge_attention(*leaves)
+        gradients.append(torch.autograd.grad(out.sin().sum() + lse.sin().sum(), leaves))
+    for with_empty, without in zip(*gradients, strict=True):
+        assert (with_empty[1] == 0).all() and torch.equal(with_empty[[0, 2]], without)
+
+
+def test_second_derivatives_of_many_states(device: torch.device) -> None:
+    outs = torch.randn(3, 2, 4, dtype=torch.float64, device=device, requires_grad=True)
+    lses = torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True)
+    assert torch.autograd.gradgradcheck(mr.merge_attention, (outs, lses))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
+def test_many_states_are_rounded_once(dtype: torch.dtype, device: torch.device) -> None:
+    outs = torch.randn(7, 16, 33, device=device).to(dtype)
+    lses = torch.randn(7, 16, device=device)
+    out, _ = mr.merge_attention(outs, lses)
+    expected, _ = mr.merge_attention(outs.double(), lses.double())
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
