@@ -2,33 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from monoidreduce import functional
-from monoidreduce._validate import check_choice, mismatch
-from monoidreduce.functional import Window
+from monoidreduce._keywords import refuse
+from monoidreduce._validate import check_bool, check_choice, check_floating, check_int, check_like, mismatch
+from monoidreduce.functional import Window, autocast_dtype
 from monoidreduce.ops import ACTIVATIONS
 
 __all__ = ["MLP", "Attention", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
+
+Result = TypeVar("Result")  # of a call: a tensor or, with return_lse, two
+
+
+def _no_elements(axes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty((0,) * axes, dtype=dtype, device="meta")
 
 
 class _Operator(nn.Module):
     """A module without parameters that holds an operator's options."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(
+        self,
+        operator: Callable[..., Any],
+        tensors: tuple[Tensor, ...],
+        others: dict[str, NoReturn],
+        **options: Any,
+    ) -> None:
+        """tensors: any that the operator takes. It checks the options, when it is called with them."""
         super().__init__()
+        if others:
+            refuse(operator.__name__, others)
+        operator(*tensors, **options)
         self.options = options
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
-class Attention(_Operator):
+class Attention(_Operator, Generic[Result]):
     """`monoidreduce.attention`: q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> [B, H, M, D]."""
 
+    @overload
+    def __init__(
+        self: Attention[Tensor],
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        return_lse: Literal[False] = False,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Attention[tuple[Tensor, Tensor]],
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        return_lse: Literal[True],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Attention[Tensor | tuple[Tensor, Tensor]],
+        *,
+        causal: bool = False,
+        scale: float | None = None,
+        window: Window | None = None,
+        softcap: float | None = None,
+        return_lse: bool,
+    ) -> None: ...
     def __init__(
         self,
         *,
@@ -37,19 +86,71 @@ class Attention(_Operator):
         window: Window | None = None,
         softcap: float | None = None,
         return_lse: bool = False,
+        **others: NoReturn,
     ) -> None:
-        super().__init__(causal=causal, scale=scale, window=window, softcap=softcap, return_lse=return_lse)
+        super().__init__(
+            functional.attention,
+            (_no_elements(4),) * 3,
+            others,
+            causal=causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            return_lse=return_lse,
+        )
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        result: Tensor | tuple[Tensor, Tensor] = functional.attention(q, k, v, bias=bias, **self.options)
-        return result
+        self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, **others: NoReturn
+    ) -> Result:
+        result: Any = functional.attention(q, k, v, bias=bias, **self.options, **others)
+        return result  # type: ignore[no-any-return]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
-class LinearCrossEntropyLoss(_Operator):
+class LinearCrossEntropyLoss(_Operator, Generic[Result]):
     """`monoidreduce.linear_cross_entropy`: x [..., D], weight [V, D], target [...], bias [V] -> the loss."""
 
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[Tensor],
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        return_lse: Literal[False] = False,
+        workspace: int | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]],
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        return_lse: Literal[True],
+        workspace: int | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: LinearCrossEntropyLoss[Tensor | tuple[Tensor, Tensor]],
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+        logit_scale: float = 1.0,
+        return_lse: bool,
+        workspace: int | None = None,
+    ) -> None: ...
     def __init__(
         self,
         *,
@@ -61,8 +162,12 @@ class LinearCrossEntropyLoss(_Operator):
         logit_scale: float = 1.0,
         return_lse: bool = False,
         workspace: int | None = None,
+        **others: NoReturn,
     ) -> None:
         super().__init__(
+            functional.linear_cross_entropy,
+            (_no_elements(2), _no_elements(2), _no_elements(1, torch.int64)),
+            others,
             ignore_index=ignore_index,
             reduction=reduction,
             label_smoothing=label_smoothing,
@@ -74,12 +179,13 @@ class LinearCrossEntropyLoss(_Operator):
         )
 
     def forward(
-        self, x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        result: Tensor | tuple[Tensor, Tensor] = functional.linear_cross_entropy(
-            x, weight, target, bias=bias, **self.options
-        )
-        return result
+        self, x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, **others: NoReturn
+    ) -> Result:
+        result: Any = functional.linear_cross_entropy(x, weight, target, bias=bias, **self.options, **others)
+        return result  # type: ignore[no-any-return]
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class LinearDistillationLoss(_Operator):
@@ -96,8 +202,12 @@ class LinearDistillationLoss(_Operator):
         reduction: str = "mean",
         teacher_grad: bool = False,
         workspace: int | None = None,
+        **others: NoReturn,
     ) -> None:
         super().__init__(
+            functional.linear_distillation,
+            (_no_elements(2),) * 4,
+            others,
             loss=loss,
             temperature=temperature,
             reduction=reduction,
@@ -113,8 +223,14 @@ class LinearDistillationLoss(_Operator):
         teacher_weight: Tensor,
         *,
         mask: Tensor | None = None,
+        **others: NoReturn,
     ) -> Tensor:
-        return functional.linear_distillation(x, weight, teacher_x, teacher_weight, mask=mask, **self.options)
+        return functional.linear_distillation(
+            x, weight, teacher_x, teacher_weight, mask=mask, **self.options, **others
+        )
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
 
 class MLP(nn.Module):
@@ -124,6 +240,9 @@ class MLP(nn.Module):
         w1: [hidden_features, in_features], bias1: [hidden_features] or None.
         w2: [out_features, hidden_features], bias2: [out_features] or None.
     """
+
+    bias1: nn.Parameter | None
+    bias2: nn.Parameter | None
 
     def __init__(
         self,
@@ -136,28 +255,59 @@ class MLP(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """out_features is in_features by default. ValueError: an unknown activation or a negative size."""
+        """out_features is in_features by default.
+
+        Raises:
+            TypeError, ValueError: a size that is no int >= 0, an unknown activation, or bias not a bool.
+        """
         super().__init__()
         check_choice("activation", activation, ACTIVATIONS)
-        out_features = in_features if out_features is None else out_features
-        for name, size in (
-            ("in_features", in_features),
-            ("hidden_features", hidden_features),
-            ("out_features", out_features),
-        ):
+        bias = check_bool("bias", bias)
+        sizes = {
+            "in_features": in_features,
+            "hidden_features": hidden_features,
+            "out_features": in_features if out_features is None else out_features,
+        }
+        for name, size in sizes.items():
+            sizes[name] = check_int(name, size, "an int >= 0")
             if size < 0:
                 raise ValueError(mismatch(name, "an int >= 0", size))
+        inputs, hidden, outputs = sizes.values()
         self.activation = activation
-        first = nn.Linear(in_features, hidden_features, bias, device, dtype)
-        second = nn.Linear(hidden_features, out_features, bias, device, dtype)
-        self.w1, self.bias1 = first.weight, first.bias
-        self.w2, self.bias2 = second.weight, second.bias
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+
+        self.w1 = parameter(hidden, inputs)
+        self.register_parameter("bias1", parameter(hidden) if bias else None)
+        self.w2 = parameter(outputs, hidden)
+        self.register_parameter("bias2", parameter(outputs) if bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters anew, as after `to_empty`, which leaves them undefined."""
+        for weight, bias in ((self.w1, self.bias1), (self.w2, self.bias2)):
+            linear: Any = SimpleNamespace(weight=weight, bias=bias)  # all that this method reads
+            nn.Linear.reset_parameters(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
-        return functional.mlp(
-            x, self.w1, self.w2, activation=self.activation, bias1=self.bias1, bias2=self.bias2
-        )
+        w1 = self.w1
+        fits = isinstance(x, Tensor) and x.dtype == w1.dtype and x.device == w1.device
+        if not fits or x.shape[-1:] != w1.shape[1:]:
+            self._check_input(x)
+        return functional.mlp(x, w1, self.w2, activation=self.activation, bias1=self.bias1, bias2=self.bias2)
+
+    def _check_input(self, x: Tensor) -> None:
+        """The parameters fit each other: what does not fit is x. Autocast casts all dtypes but float64."""
+        check_floating("x", x)
+        is_cast = autocast_dtype(x) is not None and x.dtype != torch.float64
+        check_like("x", x, "w1", self.w1, (x.dtype if is_cast else self.w1.dtype,))
+        if x.shape[-1:] != self.w1.shape[1:]:
+            raise ValueError(mismatch("x", f"shape [..., {self.w1.shape[1]}]", list(x.shape)))
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         (hidden, inputs), outputs = self.w1.shape, self.w2.shape[0]

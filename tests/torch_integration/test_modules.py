@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import pickle
+import re
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 )
 def test_a_module_is_the_function_with_its_options(module: torch.nn.Module, function: object) -> None:
     positional, optional = tensors(function)
-    options = {p: d.default for p, d in inspect.signature(type(module)).parameters.items()}
+    options = {p: d.default for p, d in inspect.signature(type(module)).parameters.items() if p != "others"}
     expected = function(*positional, **optional, **module.options)  # type: ignore[operator]
     for ours, theirs in zip(as_tuple(module(*positional, **optional)), as_tuple(expected), strict=True):
         assert torch.equal(ours, theirs)
@@ -82,6 +83,95 @@ def test_mlp_is_initialised_as_two_linears(bias: bool) -> None:
     assert repr(module) == f"MLP(8, 24, 5, activation='silu', bias={bias})"
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_mlp_on_meta_becomes_real(bias: bool) -> None:
+    """As FSDP and deferred initialisation make it: to_empty, then reset_parameters of each module."""
+    module = mr.nn.MLP(8, 24, 5, bias=bias, device="meta").to_empty(device="cpu")
+    for parameter in module.parameters():
+        torch.nn.init.constant_(parameter, torch.nan)
+    torch.manual_seed(3)
+    module.reset_parameters()
+    torch.manual_seed(3)
+    expected = mr.nn.MLP(8, 24, 5, bias=bias)
+    for (name, ours), (same, theirs) in zip(
+        module.named_parameters(), expected.named_parameters(), strict=True
+    ):
+        assert name == same and torch.equal(ours, theirs)
+
+
+def test_mlp_parameters_keep_their_order() -> None:
+    """States of optimisers go by it."""
+    assert [name for name, _ in mr.nn.MLP(8, 24).named_parameters()] == ["w1", "bias1", "w2", "bias2"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (torch.randn(5, 7), ValueError, r"x: expected shape \[..., 8\], got \[5, 7\]"),
+        (torch.randn(()), ValueError, r"x: expected shape \[..., 8\], got \[\]"),
+        (torch.randn(5, 8).double(), TypeError, r"x: expected torch.float32 as w1 is .*, got torch.float64"),
+        (torch.randn(5, 8, device="meta"), ValueError, r"x: expected a tensor on cpu as w1, got meta"),
+        (torch.zeros(5, 8, dtype=torch.int64), TypeError, r"x: expected float64, .*, got torch.int64"),
+        ([1.0] * 8, TypeError, r"x: expected a tensor, got \[1.0"),
+    ],
+)
+def test_mlp_names_the_input_that_does_not_fit_it(
+    wrong: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mr.nn.MLP(8, 24)(wrong)
+
+
+def test_mlp_under_autocast_takes_any_dtype_but_float64() -> None:
+    module = mr.nn.MLP(8, 24)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(torch.randn(5, 8).half()).dtype == torch.bfloat16
+        with pytest.raises(ValueError, match=r"x: expected shape \[..., 8\], got \[5, 7\]"):
+            module(torch.randn(5, 7))
+        with pytest.raises(TypeError, match=r"x: expected torch.float32 as w1 is .*, got torch.float64"):
+            module(torch.randn(5, 8).double())
+
+
+@pytest.mark.parametrize(
+    ("module", "option", "wrong", "error", "expected"),
+    [
+        (mr.nn.Attention, "scale", "x", TypeError, "a finite number"),
+        (mr.nn.Attention, "causal", 1, TypeError, "True or False"),
+        (mr.nn.Attention, "window", 3, TypeError, r"None or \(left, right\)"),
+        (mr.nn.Attention, "softcap", -1.0, ValueError, "a finite number > 0"),
+        (mr.nn.Attention, "return_lse", None, TypeError, "True or False"),
+        (mr.nn.LinearCrossEntropyLoss, "reduction", "avg", ValueError, "one of none, mean, sum"),
+        (mr.nn.LinearCrossEntropyLoss, "ignore_index", 1.5, TypeError, "an int"),
+        (mr.nn.LinearCrossEntropyLoss, "workspace", -1, ValueError, "None or an int >= 0"),
+        (mr.nn.LinearDistillationLoss, "loss", "kl", ValueError, "one of cross_entropy, forward_kl"),
+        (mr.nn.LinearDistillationLoss, "temperature", 0, ValueError, "a finite number > 0"),
+    ],
+)
+def test_wrong_options_are_refused_at_construction(
+    module: type[torch.nn.Module], option: str, wrong: object, error: type[Exception], expected: str
+) -> None:
+    before = mr._C.path_counts()
+    with pytest.raises(error, match=f"{option}: expected .*{expected}.*, got {re.escape(repr(wrong))}"):
+        module(**{option: wrong})
+    assert mr._C.path_counts() == before
+
+
+@pytest.mark.parametrize("of_call", [False, True])
+@pytest.mark.parametrize(
+    ("module", "keyword", "ours"),
+    [
+        (mr.nn.Attention, "is_causal", "write causal"),
+        (mr.nn.Attention, "attn_mask", "write bias"),
+        (mr.nn.LinearCrossEntropyLoss, "class_weight", "weight the losses yourself"),
+        (mr.nn.LinearDistillationLoss, "ignore_index", "write mask"),
+    ],
+)
+def test_what_others_call_it(module: type[torch.nn.Module], keyword: str, ours: str, of_call: bool) -> None:
+    function = next(f for m, f in MODULES if type(m) is module)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{keyword}'; .*{ours}"):
+        module()(*tensors(function)[0], **{keyword: None}) if of_call else module(**{keyword: None})
+
+
 def test_mlp_options() -> None:
     module = mr.nn.MLP(8, 24, dtype=torch.float64, device="meta")
     assert module.w2.shape == (8, 24) and module.w1.dtype == torch.float64 and module.w1.is_meta
@@ -90,6 +180,11 @@ def test_mlp_options() -> None:
     for sizes in ((-1, 24, 8), (8, -1, 8), (8, 24, -1)):
         with pytest.raises(ValueError, match="_features: expected an int >= 0, got -1"):
             mr.nn.MLP(*sizes)
+    for sizes in ((8.0, 24, 8), (8, "24", 8), (8, 24, True)):
+        with pytest.raises(TypeError, match="_features: expected an int >= 0, got"):
+            mr.nn.MLP(*sizes)
+    with pytest.raises(TypeError, match="bias: expected True or False, got None"):
+        mr.nn.MLP(8, 24, bias=None)
 
 
 @pytest.mark.parametrize(
