@@ -1,0 +1,70 @@
+"""What a type checker makes of users' calls: mypy reads this file (test_types.py), nobody runs it."""
+
+import torch
+from torch import Tensor
+from typing_extensions import assert_type
+
+import monoidreduce as mr
+
+Pair = tuple[Tensor, Tensor]
+
+
+def attention(q: Tensor, flag: bool, sides: list[int], scale: float) -> None:
+    assert_type(mr.attention(q, q, q), Tensor)
+    assert_type(mr.attention(q, q, q, window=sides, scale=scale, return_lse=False), Tensor)
+    assert_type(mr.attention(q, q, q, window=(3, None), return_lse=True), Pair)
+    assert_type(mr.attention(q, q, q, window=[None, 3], return_lse=flag), Tensor | Pair)
+    mr.attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
+    mr.attention(q, q, q, window=3)  # type: ignore[call-overload]
+
+
+def merge_attention(outs: list[Tensor], lses: tuple[Tensor, ...], out: Tensor, lse: Tensor) -> None:
+    assert_type(mr.merge_attention(out, lse, out, lse), Pair)
+    assert_type(mr.merge_attention(out_a=out, lse_a=lse, out_b=out, lse_b=lse), Pair)
+    assert_type(mr.merge_attention(outs, lses), Pair)
+    assert_type(mr.merge_attention(out, lse), Pair)
+    assert_type(mr.merge_attention(outs=outs, lses=lses), Pair)
+    mr.merge_attention(out, lse, out)  # type: ignore[call-overload]
+
+
+def losses(x: Tensor, weight: Tensor, target: Tensor, flag: bool) -> None:
+    assert_type(mr.linear_cross_entropy(x, weight, target), Tensor)
+    assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=True), Pair)
+    assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=flag), Tensor | Pair)
+    assert_type(mr.linear_distillation(x, weight, x, weight, mask=None), Tensor)
+    mr.linear_cross_entropy(x, weight, target, class_weight=x)  # type: ignore[call-overload]
+    mr.linear_distillation(x, weight, x, weight, ignore_index=0)  # type: ignore[arg-type]
+    mr.mlp(x, weight, weight, bias=x)  # type: ignore[arg-type]
+
+
+def modules(x: Tensor, flag: bool) -> None:
+    assert_type(mr.nn.MLP(8, 24)(x), Tensor)
+    assert_type(mr.nn.Attention(causal=True)(x, x, x), Tensor)
+    assert_type(mr.nn.Attention(return_lse=True)(x, x, x, bias=x), Pair)
+    assert_type(mr.nn.Attention(return_lse=flag)(x, x, x), Tensor | Pair)
+    assert_type(mr.nn.LinearCrossEntropyLoss()(x, x, x), Tensor)
+    assert_type(mr.nn.LinearCrossEntropyLoss(return_lse=True)(x, x, x), Pair)
+    assert_type(mr.nn.LinearDistillationLoss()(x, x, x, x, mask=x), Tensor)
+    mr.nn.Attention()(x)  # type: ignore[call-arg]
+
+
+class Block(torch.nn.Module):
+    """Attributes that are modules keep what their calls return."""
+
+    def __init__(self, loss: mr.nn.LinearDistillationLoss) -> None:
+        super().__init__()
+        self.attention = mr.nn.Attention(window=(128, 0))
+        self.loss = loss
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.attention(x, x, x).transpose(1, 2)
+        return self.loss(heads, x, heads, x)
+
+
+@mr.workspace(1 << 20)
+def limited(x: Tensor) -> Tensor:
+    with mr.workspace(bytes=0):
+        return mr.logsumexp_matmul(x, x)
+
+
+assert_type(limited(torch.ones(2, 2)), Tensor)
