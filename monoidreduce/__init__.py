@@ -5,7 +5,8 @@ P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid whose gradient ne
 the inputs. So what would be their largest intermediate is never stored, forward or backward.
 """
 
-from monoidreduce import monoids, nn
+# The first refuses a torch that is too old, before anything fails for it.
+from monoidreduce import _requirements, monoids, nn  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
 from monoidreduce.backend import backend_info, explain

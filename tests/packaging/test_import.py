@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+
+import monoidreduce
 
 TIMED_IMPORT = """
 import time
@@ -58,6 +61,37 @@ def test_import_takes_under_150_ms_beyond_torch():
 
 def test_import_starts_nothing_and_writes_nothing():
     assert run_python(WATCHED_IMPORT) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("torch_module", "found"),
+    [
+        ("__version__ = '2.5.1'", "2.5.1"),
+        ("__version__ = '1.13.0+cpu'", "1.13.0+cpu"),
+        ("__version__ = 'unknown'", "unknown"),
+        ("", "a module without a version"),
+    ],
+)
+def test_a_torch_that_is_too_old_is_named_before_anything_else_fails(
+    torch_module: str, found: str, tmp_path: Path
+):
+    (tmp_path / "torch.py").write_text(torch_module)
+    path = os.pathsep.join([str(tmp_path), str(Path(monoidreduce.__file__).parent.parent)])
+    code = """
+try:
+    import monoidreduce
+except ImportError as error:
+    print(error)
+"""
+    assert run_python(code, PYTHONPATH=path) == f"monoidreduce needs torch >= 2.6, found {found}"
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "2.10.0a0+git1234", "3.0.0.dev20300101"])
+def test_a_torch_that_is_new_enough_is_taken(version: str, tmp_path: Path):
+    (tmp_path / "torch.py").write_text(f"__version__ = {version!r}")
+    file = Path(monoidreduce.__file__).with_name("_requirements.py")
+    code = f"import runpy; print(runpy.run_path({str(file)!r})['LEAST_TORCH'])"
+    assert run_python(code, PYTHONPATH=str(tmp_path)) == "(2, 6)"
 
 
 def test_import_opens_no_cuda_context():
