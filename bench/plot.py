@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import in_words
+from monoidreduce._command_line import replacing
 
 Row = dict[str, Any]
 Panel = Callable[[Any], None]  # draws on a matplotlib Axes
@@ -178,5 +179,6 @@ def save_plot(path: Path, document: Row) -> bool:
         axes.grid(alpha=0.3)
     for axes in grid[len(drawn) :]:
         axes.set_axis_off()
-    figure.savefig(path, dpi=100)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=100)
     return True

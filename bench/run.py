@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
+import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ if __name__ == "__main__":
     # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
     here = Path(__file__).resolve().parent
     sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Ctrl-C, while this imports
+        signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"interrupted\n"), os._exit(130)))
 
 import torch
 
@@ -27,7 +30,18 @@ from bench.memory import measure_memory
 from bench.overhead import measure_overhead
 from bench.plot import save_plot
 from bench.report import tables
-from monoidreduce.demo.report import PLOT_FORMATS
+from monoidreduce._command_line import (
+    Parser,
+    add_device,
+    check_environment,
+    check_writable_folder,
+    device_of,
+    exit_with,
+    plot_file,
+    positive_number,
+    replacing,
+    some_path,
+)
 
 OPERATORS = ("attention", "cross_entropy", "distillation", "mlp", "logsumexp")
 OTHERS = ("decode", "forward", "accuracy", "memory", "overhead")
@@ -73,47 +87,49 @@ def main(argv: list[str]) -> int:
     The JSON is named after the device. It is written whenever there are more results: a run that is cut short
     leaves those it has.
     """
-    parser = argparse.ArgumentParser(prog="python bench/run.py", description=__doc__)
-    parser.add_argument("what", nargs="*", help=f"any of {', '.join(OPERATORS + OTHERS)} (default: all)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu"
+    places = Parser(add_help=False)
+    places.add_argument(
+        "--plot",
+        type=plot_file,
+        metavar="FILE",
+        default="monoidreduce_bench.png",
+        help="default: %(default)s",
     )
+    places.add_argument(
+        "--out", type=some_path, metavar="DIR", help="folder for the results, as bench/results"
+    )
+    parser = Parser(prog="python bench/run.py", description=__doc__, parents=[places])
+    parser.add_argument("what", nargs="*", help=f"any of {', '.join(OPERATORS + OTHERS)} (default: all)")
+    add_device(parser)
     parser.add_argument(
         "--quick", action="store_true", help="small sizes, few rounds: does it run; no targets"
     )
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each case (default: %(default)s)")
     parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        default=Path("monoidreduce_bench.png"),
-        help="default: %(default)s",
+        "--seconds", type=positive_number, default=SECONDS, help="for each case (default: %(default)s)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results, as bench/results")
     options = parser.parse_args(argv)
     unknown = set(options.what) - set(OPERATORS + OTHERS)
     if unknown:
         parser.error(f"what: {', '.join(sorted(unknown))}, expected any of {', '.join(OPERATORS + OTHERS)}")
-    if options.plot.suffix not in PLOT_FORMATS or not options.plot.absolute().parent.is_dir():
-        formats = ", ".join(PLOT_FORMATS)
-        parser.error(f"--plot: {options.plot}, expected a name in an existing folder that ends in {formats}")
+    check_environment(parser)
+    device = device_of(parser, options.device)
+    if options.out is not None:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+            check_writable_folder(options.out)
+        except OSError as error:
+            parser.error(f"argument --out: {str(options.out)!r}, cannot be written: {error.strerror}")
     # Where the results go is no part of how they came about.
-    command = " ".join(["python bench/run.py", *argv])
-    for flag, place in (("--out", options.out), ("--plot", options.plot)):
-        command = command.replace(f" {flag} {place}", "")
+    command = " ".join(["python bench/run.py", *places.parse_known_args(argv)[1]])
     file = None
     for document in bench(
-        options.what or list(OPERATORS + OTHERS),
-        torch.device(options.device),
-        options.quick,
-        options.seconds,
-        command,
+        options.what or list(OPERATORS + OTHERS), device, options.quick, options.seconds, command
     ):
         if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
             name = re.sub(r"[^a-z0-9]+", "_", document["environment"]["device"].lower()).strip("_")
-            file = options.out / f"{name}_{options.device}.json"
-            file.write_text(json.dumps(document, indent=1) + "\n")
+            file = options.out / f"{name}_{device.type}.json"
+            with replacing(file) as whole:
+                whole.write_text(json.dumps(document, indent=1) + "\n")
     print(tables(document))
     if file is not None:
         print(f"\nresults: {file}")
@@ -126,4 +142,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main, sys.argv[1:])

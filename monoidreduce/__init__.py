@@ -5,8 +5,8 @@ P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid whose gradient ne
 the inputs. So what would be their largest intermediate is never stored, forward or backward.
 """
 
-# The first refuses a torch that is too old, before anything fails for it.
-from monoidreduce import _requirements, monoids, nn  # noqa: F401
+# The first two come before all else: one is for Ctrl-C meanwhile, the other refuses a torch that is too old.
+from monoidreduce import _interrupt, _requirements, monoids, nn  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
 from monoidreduce.backend import backend_info, explain

@@ -8,15 +8,24 @@ bench   speed, memory and accuracy beside torch and other libraries; needs a clo
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import runpy
 import sys
 from pathlib import Path
 
 import monoidreduce as mr
+from monoidreduce._command_line import Parser, check_environment, exit_with
+
+PROGRAM = "python -m monoidreduce"
+# Up to the next table, `name` is that of the project.
+OWN_PYPROJECT = re.compile(r"^\[project\]\n(?:(?!\[).*\n)*?name = \"monoidreduce\"$", re.MULTILINE)
 
 
 def info(argv: list[str]) -> int:
-    argparse.ArgumentParser(prog="python -m monoidreduce info").parse_args(argv)
+    parser = Parser(prog=f"{PROGRAM} info")
+    parser.parse_args(argv)
+    check_environment(parser)
     facts = mr.backend_info()
     print(f"monoidreduce {facts['version']} with torch {facts['torch']}")
     print("\nbuild")
@@ -41,28 +50,39 @@ def demo(argv: list[str]) -> int:
     return demo.main(argv)
 
 
+def is_clone(folder: Path) -> bool:
+    """Whether `folder` is a clone of this project, and not another's that has a bench/run.py too."""
+    try:
+        about = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return OWN_PYPROJECT.search(about) is not None and (folder / "bench" / "run.py").is_file()
+
+
 def bench(argv: list[str]) -> int:
-    for folder in (Path.cwd(), Path(mr.__file__).parent.parent):
-        script = folder / "bench" / "run.py"
-        if script.is_file():
-            sys.argv = [str(script), *argv]
-            runpy.run_path(str(script), run_name="__main__")
-            return 0
-    print("bench: bench/run.py is not in the installed package; run this in a clone of the repository")
-    return 1
+    here, package = Path(os.path.realpath(".")), Path(mr.__file__).resolve().parent.parent
+    clone = next(filter(is_clone, (here, package)), None)
+    if clone is None:
+        Parser(prog=f"{PROGRAM} bench").error(f"{here}: not a clone of monoidreduce, which has bench/run.py")
+    if clone != here:  # where a folder bench/ would be taken for the clone's
+        sys.path = [entry for entry in sys.path if Path(entry).resolve() != here]
+    script = str(clone / "bench" / "run.py")
+    sys.argv = [script, *argv]
+    runpy.run_path(script, run_name="__main__")
+    return 0
 
 
 COMMANDS = {command.__name__: command for command in (info, demo, bench)}
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m monoidreduce",
-        allow_abbrev=False,
+    parser = Parser(
+        prog=PROGRAM,
         description=__doc__,
-        usage="%(prog)s [-h] [--includes] [--cmakedir] [COMMAND ...]",
+        usage="%(prog)s [-h] [--version] [--includes] [--cmakedir] [COMMAND ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"monoidreduce {mr.__version__}")
     parser.add_argument("--includes", action="store_true", help="print the folder of the C++ headers")
     parser.add_argument(
         "--cmakedir", action="store_true", help="print the folder of monoidreduceConfig.cmake"
@@ -70,10 +90,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("command", nargs="?", choices=COMMANDS, help=argparse.SUPPRESS)
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.includes:
-        print(mr.get_include())
-    if options.cmakedir:
-        print(mr.get_cmake_dir())
+    try:
+        if options.includes:
+            print(mr.get_include())
+        if options.cmakedir:
+            print(mr.get_cmake_dir())
+    except ImportError as error:
+        parser.error(str(error))
     if options.command:
         return COMMANDS[options.command](options.arguments)
     if not (options.includes or options.cmakedir):
@@ -82,4 +105,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main, sys.argv[1:])

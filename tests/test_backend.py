@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -259,11 +257,3 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     printed = capsys.readouterr().out
     assert all(f"\n{command} " in printed for command in ("info", "demo", "bench"))
-
-
-@pytest.mark.parametrize("arguments", [["train"], ["--include"], ["info", "x"]])
-def test_unknown_arguments_end_with_status_2(arguments: list[str]) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "monoidreduce", *arguments], capture_output=True, text=True, timeout=300
-    )
-    assert process.returncode == 2 and process.stderr.startswith("usage: python -m monoidreduce")

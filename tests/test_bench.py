@@ -536,7 +536,7 @@ def test_nothing_to_plot(tmp_path: Path) -> None:
 
 def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = str(tmp_path / "plot.svg")
-    assert run.main(["mlp", "--quick", "--device", "cpu", "--out", str(tmp_path), "--plot", picture]) == 0
+    assert run.main(["mlp", "--quick", "--device", "cpu", "--out", str(tmp_path), f"--plot={picture}"]) == 0
     printed = capsys.readouterr().out
     (file,) = tmp_path.glob("*_cpu.json")
     results = json.loads(file.read_text())
@@ -548,17 +548,52 @@ def test_command_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFix
     assert printed.startswith(capsys.readouterr().out)
 
 
-def test_command_rejects_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_run_leaves_no_half_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(path: Path, text: str) -> None:
+        path.write_bytes(text.encode()[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        run.main(
+            ["mlp", "--quick", "--device", "cpu", "--out", str(tmp_path), "--plot", f"{tmp_path}/plot.png"]
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["matmul"], "what: matmul, expected any of attention"),
+        (["--plot", "plot.txt"], "argument --plot: 'plot.txt', expected a name that ends in .eps"),
+        (
+            ["--plot", "nowhere/plot.png"],
+            "argument --plot: 'nowhere/plot.png', cannot be written: No such file",
+        ),
+        (["--out", "file"], "argument --out: 'file', cannot be written: File exists"),
+        (["--out", "file/folder"], "argument --out: 'file/folder', cannot be written: Not a directory"),
+        (["--out", ""], "argument --out: '', expected a file or a folder"),
+        (["--seconds", "0"], "argument --seconds: '0', expected a number above 0"),
+        (["--seconds", "nan"], "argument --seconds: 'nan', expected"),
+        (["--device", "gpu"], "argument --device: invalid choice: 'gpu'"),
+        (["--q"], "unrecognized arguments: --q"),
+    ],
+)
+def test_command_refuses_with_one_line_before_any_work(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
     with pytest.raises(SystemExit) as stop:
-        run.main(["mlp", "matmul"])
-    assert stop.value.code == 2
-    assert "what: matmul, expected any of attention" in capsys.readouterr().err
-
-
-def test_command_rejects_a_plot_it_cannot_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        run.main(["mlp", "--plot", str(tmp_path / "plot.txt")])
-    assert "expected a name in an existing folder that ends in .pdf, .png, .svg" in capsys.readouterr().err
+        run.main([*arguments, "--quick", "--device", "cpu"])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ""
+    assert complaint in err and err.count("\n") == 1
+    assert os.listdir() == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,10 @@ class Lends(torch.autograd.Function):
 @needs_proc
 @pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="its allocator keeps freed memory")
 def test_memory_that_becomes_gradients_counts_in_the_forward_pass() -> None:
-    x = torch.randn(16 * MIB, requires_grad=True)
     call: Callable[..., Tensor] = Lends.apply
-    forward, step = peaks(Problem(lambda: call(x), (x,), torch.ones_like(x)))
+    for elements in (1, 16 * MIB):  # the first loads code
+        x = torch.randn(elements, requires_grad=True)
+        forward, step = peaks(Problem(lambda x=x: call(x), (x,), torch.ones_like(x)))
     assert forward / MIB == pytest.approx(64, abs=2)
     assert step < 2 * MIB
 
@@ -232,7 +233,7 @@ def test_table_compares_curves_times_and_memory() -> None:
     assert ["largest", "difference", "of", "the", "two", "loss", "curves:", "0.25"] in lines
 
 
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.parametrize("suffix", [".PNG", ".svg"])
 def test_plot_is_written(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     file = tmp_path / f"plot{suffix}"
@@ -260,21 +261,3 @@ def test_command_trains_measures_and_reports(
     }
     assert ("memory of the MLP, sequence length 16" in said) == can_measure(CPU)
     assert plot.exists() == ("no plot" not in said)
-
-
-@pytest.mark.parametrize(
-    ("argv", "complaint"),
-    [
-        (["--steps", "0"], "--steps: 0, expected at least 1"),
-        (["--plot", "nowhere/plot.png"], "--plot: nowhere/plot.png"),
-        (["--plot", "plot.txt"], "--plot: plot.txt"),
-        (["--path", "nowhere"], "no file or folder at 'nowhere'"),
-    ],
-)
-def test_command_rejects_bad_arguments(
-    argv: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        demo.main(argv)
-    assert stop.value.code == 2
-    assert complaint in capsys.readouterr().err

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from monoidreduce import _C
+from monoidreduce._command_line import (
+    Parser,
+    add_device,
+    check_environment,
+    device_of,
+    plot_file,
+    some_path,
+    whole_number,
+)
 
-from .data import read_text
+from .data import check_length, read_text
 from .memory import can_measure
 from .model import ModelSize
-from .report import PLOT_FORMATS, list_paths, save_plot, table
+from .report import list_paths, save_plot, table
 from .sweep import Sweep, sweep_loss, sweep_mlp
 from .train import Settings, train_both
 
@@ -57,9 +66,8 @@ SCALES = {
 }
 
 
-def run(scale: Scale, device: torch.device, path: Path | None, plot: Path, seed: int) -> None:
+def run(scale: Scale, device: torch.device, text: Tensor, plot: Path, seed: int) -> None:
     """Trains both models, measures both layers, prints the table and saves the plot."""
-    text = read_text(path)
     where = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -92,28 +100,31 @@ def run(scale: Scale, device: torch.device, path: Path | None, plot: Path, seed:
 
 def main(argv: list[str]) -> int:
     """Runs the demo and returns the exit status; `argv` is what follows `python -m monoidreduce demo`."""
-    parser = argparse.ArgumentParser(prog="python -m monoidreduce demo", description=__doc__)
+    parser = Parser(prog="python -m monoidreduce demo", description=__doc__)
     parser.add_argument(
-        "--path", type=Path, help="text file or folder to train on (default: Python's standard library)"
+        "--path", type=some_path, help="text file or folder to train on (default: Python's standard library)"
     )
-    parser.add_argument("--device", choices=SCALES, help="default: cuda where there is one")
-    parser.add_argument("--steps", type=int, help="training steps of each model")
-    parser.add_argument("--seed", type=int, default=0, help="decides weights and batches (default: 0)")
+    add_device(parser)
+    parser.add_argument("--steps", type=whole_number(1, 10**9), help="training steps of each model")
     parser.add_argument(
-        "--plot", type=Path, default=Path("monoidreduce_demo.png"), help="default: %(default)s"
+        "--seed",
+        type=whole_number(-(2**63), 2**64 - 1),  # as torch.manual_seed
+        default=0,
+        help="decides weights and batches (default: 0)",
+    )
+    parser.add_argument(
+        "--plot", type=plot_file, metavar="FILE", default="monoidreduce_demo.png", help="default: %(default)s"
     )
     options = parser.parse_args(argv)
-    if options.steps is not None and options.steps < 1:
-        parser.error(f"--steps: {options.steps}, expected at least 1")
-    if options.plot.suffix not in PLOT_FORMATS or not options.plot.absolute().parent.is_dir():
-        formats = ", ".join(PLOT_FORMATS)
-        parser.error(f"--plot: {options.plot}, expected a name in an existing folder that ends in {formats}")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    scale = SCALES[device]
+    check_environment(parser)
+    device = device_of(parser, options.device)
+    scale = SCALES[device.type]
     if options.steps is not None:
         scale = replace(scale, steps=options.steps)
     try:
-        run(scale, torch.device(device), options.path, options.plot, options.seed)
-    except ValueError as error:
+        text = read_text(options.path)
+        check_length(text, scale.size.length)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
+    run(scale, device, text, options.plot, options.seed)
     return 0

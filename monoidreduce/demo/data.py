@@ -38,10 +38,15 @@ def read_text(path: Path | None) -> Tensor:
     return torch.frombuffer(bytearray(b"\n".join(parts)), dtype=torch.uint8)
 
 
-def batches(text: Tensor, steps: int, batch: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`steps` pairs (tokens, next tokens), int64 [batch, length]; the seed alone decides their places."""
+def check_length(text: Tensor, length: int) -> None:
+    """Raises ValueError where the text has no sequence of `length` bytes and a next one."""
     if text.numel() <= length:
         raise ValueError(f"text: {text.numel()} bytes, expected more than one sequence of {length}")
+
+
+def batches(text: Tensor, steps: int, batch: int, length: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """`steps` pairs (tokens, next tokens), int64 [batch, length]; the seed alone decides their places."""
+    check_length(text, length)
     generator = torch.Generator().manual_seed(seed)
     windows = text.unfold(0, length + 1, 1)  # [places, length + 1], a view
     for _ in range(steps):

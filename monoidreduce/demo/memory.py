@@ -98,7 +98,10 @@ def measure(build: str, warm_up: dict[str, Any], sizes: list[dict[str, Any]]) ->
         build,
         json.dumps([warm_up, *sizes]),
     ]
-    result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    # In a session of its own Ctrl-C does not reach it, which would print a traceback; `run` ends it.
+    result = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True, start_new_session=True
+    )
     growth: list[int] = json.loads(result.stdout)
     return growth[1:]
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from monoidreduce._command_line import replacing
+
 from .sweep import Sweep
 from .train import Run
 
-PLOT_FORMATS = (".pdf", ".png", ".svg")
 _STYLE: dict[str, dict[str, Any]] = {
     "torch": {
         "color": "tab:gray",
@@ -67,4 +68,5 @@ def save_plot(path: Path, runs: dict[str, Run], sweeps: list[Sweep]) -> None:
     for axes in (loss, *memory):
         axes.legend()
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:].lower(), dpi=120)

@@ -110,11 +110,15 @@ def train_both(text: Tensor, settings: Settings) -> dict[str, Run]:
     losses: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
     progress = Progress(settings.steps)
-    for tokens, target in batches(text, settings.steps, settings.batch, settings.size.length, settings.seed):
-        for backend, trainee in trainees.items():
-            start = time.perf_counter()
-            losses[backend].append(trainee.step(tokens, target))
-            seconds[backend].append(time.perf_counter() - start)
-        progress.step(", ".join(f"{backend} {losses[backend][-1]:.3f}" for backend in BACKENDS))
-    progress.close()
+    try:
+        for tokens, target in batches(
+            text, settings.steps, settings.batch, settings.size.length, settings.seed
+        ):
+            for backend, trainee in trainees.items():
+                start = time.perf_counter()
+                losses[backend].append(trainee.step(tokens, target))
+                seconds[backend].append(time.perf_counter() - start)
+            progress.step(", ".join(f"{backend} {losses[backend][-1]:.3f}" for backend in BACKENDS))
+    finally:
+        progress.close()
     return {backend: Run(losses[backend], statistics.median(seconds[backend])) for backend in BACKENDS}

@@ -63,6 +63,11 @@ def test_import_starts_nothing_and_writes_nothing():
     assert run_python(WATCHED_IMPORT) == "[]"
 
 
+def test_import_leaves_ctrl_c_to_the_program():
+    code = "import signal, monoidreduce; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    assert run_python(code) == "True"
+
+
 @pytest.mark.parametrize(
     ("torch_module", "found"),
     [

@@ -1,0 +1,315 @@
+"""The commands: what they refuse and how they end, and that files are written whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+import monoidreduce as mr
+from monoidreduce.__main__ import is_clone, main
+from monoidreduce._command_line import (
+    PLOT_FORMATS,
+    plot_file,
+    positive_number,
+    replacing,
+    some_path,
+    whole_number,
+)
+from monoidreduce.demo import report
+from monoidreduce.demo.train import Run
+
+PACKAGES = Path(mr.__file__).resolve().parent.parent
+CLONE = Path(__file__).resolve().parent.parent
+
+
+def start(folder: Path, *arguments: str, first: Path | None = None, **options: Any) -> subprocess.Popen[str]:
+    """`python -m monoidreduce ...` in `folder`; modules in `first` come before all others of their names."""
+    path = [str(place) for place in (first, PACKAGES, os.environ.get("PYTHONPATH")) if place]
+    return subprocess.Popen(
+        [sys.executable, "-m", "monoidreduce", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **options.pop("environment", {})},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options,
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["train"], "argument command: invalid choice: 'train'"),
+        (["--include"], "unrecognized arguments: --include"),
+        (["info", "x"], "unrecognized arguments: x"),
+        (["demo", "x"], "unrecognized arguments: x"),
+        (["demo", "--step", "5"], "unrecognized arguments: --step 5"),
+        (["demo", "--steps"], "argument --steps: expected one argument"),
+        (["demo", "--steps", "0"], "argument --steps: '0', expected a whole number from 1 to 1000000000"),
+        (["demo", "--steps", "-3"], "argument --steps: '-3', expected"),
+        (["demo", "--steps", "1e3"], "argument --steps: '1e3', expected"),
+        (["demo", "--steps", "9" * 5000], "argument --steps: '999"),
+        (["demo", "--seed", str(2**64)], "argument --seed: '18446744073709551616', expected"),
+        (["demo", "--seed", str(-(2**63) - 1)], "argument --seed: '-9223372036854775809', expected"),
+        (["demo", "--device", "gpu"], "argument --device: invalid choice: 'gpu'"),
+        (["demo", "--path", ""], "argument --path: '', expected a file or a folder"),
+        (["demo", "--path", "no\nwhere"], "path: no file or folder at 'no\\nwhere'"),
+        (["demo", "--path", "short"], "text: 4 bytes, expected more than one sequence of 256"),
+        (
+            ["demo", "--plot", "plot.txt"],
+            "argument --plot: 'plot.txt', expected a name that ends in .eps, .jpeg",
+        ),
+        (["demo", "--plot", "folder.png"], "argument --plot: 'folder.png', cannot be written: not a file"),
+        (
+            ["demo", "--plot", "no/plot.png"],
+            "argument --plot: 'no/plot.png', cannot be written: No such file",
+        ),
+        (["demo", "--plot", "short/plot.png"], "cannot be written: Not a directory"),
+        (["demo", "--plot", "x" * 300 + ".png"], "cannot be written: File name too long"),
+    ],
+)
+def test_refusals_are_one_line_before_any_work(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("short").write_text("abc\n")
+    Path("folder.png").mkdir()
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--device", "cpu", *arguments[1:]] if arguments[0] == "demo" else arguments)
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == ""
+    assert err.startswith("python -m monoidreduce") and complaint in err
+    assert err.count("\n") == 1 and err.endswith("\n")
+    assert sorted(os.listdir()) == ["folder.png", "short"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_is_refused_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["demo", "--device", "cuda"])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == "" and err.count("\n") == 1
+    assert err.startswith("python -m monoidreduce demo: error: argument --device: cuda: ")
+
+
+@pytest.mark.parametrize("command", ["info", "demo"])
+def test_an_instruction_set_that_is_none_is_refused(tmp_path: Path, command: str) -> None:
+    status, out, err = ended(start(tmp_path, command, environment={"MONOIDREDUCE_CPU_ISA": "best"}))
+    assert status == 2 and out == "" and err.count("\n") == 1
+    assert f"{command}: error: MONOIDREDUCE_CPU_ISA: expected one of baseline" in err
+
+
+@pytest.mark.parametrize("command", ["info", "demo"])
+def test_a_tier_that_is_none_is_refused(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "best")
+    with pytest.raises(SystemExit) as stop:
+        main([command])
+    out, err = capsys.readouterr()
+    assert stop.value.code == 2 and out == "" and err.count("\n") == 1
+    assert f"{command}: error: MONOIDREDUCE_CUDA_TIER: expected one of simt, sm80, sm90, got best" in err
+
+
+def test_numbers_that_are_taken() -> None:
+    seed = whole_number(-(2**63), 2**64 - 1)
+    for value in (-(2**63), -1, 0, 2**64 - 1):
+        torch.manual_seed(seed(str(value)))
+    assert positive_number("1e-3") == 1e-3
+    for text in ("0", "-1", "nan", "inf", "x", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a number above 0"):
+            positive_number(text)
+
+
+@pytest.mark.parametrize("suffix", PLOT_FORMATS)
+def test_plots_have_a_format_in_any_case(suffix: str, tmp_path: Path) -> None:
+    for name in (f"plot{suffix}", f"plot{suffix.upper()}"):
+        assert plot_file(str(tmp_path / name)) == tmp_path / name
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_plot_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.png"
+    plot.touch(mode=0o400)
+    with pytest.raises(argparse.ArgumentTypeError, match="cannot be written: Permission denied"):
+        plot_file(str(plot))
+    plot.unlink()
+    tmp_path.chmod(0o500)
+    with pytest.raises(argparse.ArgumentTypeError, match="cannot be written: Permission denied"):
+        plot_file(str(plot))
+    tmp_path.chmod(0o700)
+
+
+def test_an_empty_path_is_not_the_working_directory() -> None:
+    assert some_path("text") == Path("text")
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a file or a folder"):
+        some_path("")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert not stop.value.code
+    assert capsys.readouterr().out == f"monoidreduce {mr.__version__}\n"
+
+
+# bench
+
+
+def test_bench_runs_no_file_of_another_project(tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    for name in ("__init__.py", "run.py"):
+        (tmp_path / "bench" / name).write_text("open('executed', 'w')")
+    status, out, err = ended(start(tmp_path, "bench", "nothing"))
+    assert not (tmp_path / "executed").exists()
+    assert status == 2 and out == "" and err.count("\n") == 1
+    reason = "what: nothing, expected" if is_clone(PACKAGES) else f"{tmp_path}: not a clone of monoidreduce"
+    assert reason in err
+
+
+def test_bench_runs_in_a_clone() -> None:
+    status, _, err = ended(start(CLONE, "bench", "nothing"))
+    assert status == 2 and err.startswith("python bench/run.py: error: what: nothing, expected any of")
+
+
+@pytest.mark.parametrize(
+    ("about", "expected"),
+    [
+        ('[build-system]\n[project]\ndescription = ""\nname = "monoidreduce"\n', True),
+        ('[project]\nname = "other"\n\n[[tool.x]]\nname = "monoidreduce"\n', False),
+        ('[project]\nname = "monoidreduce-plus"\n', False),
+        ('name = "monoidreduce"\n', False),
+        (None, False),
+    ],
+)
+def test_a_clone_is_told_by_the_name_of_the_project(
+    tmp_path: Path, about: str | None, expected: bool
+) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "run.py").touch()
+    if about is not None:
+        (tmp_path / "pyproject.toml").write_text(about)
+    assert is_clone(tmp_path) == expected
+
+
+def test_this_is_a_clone() -> None:
+    assert is_clone(CLONE)
+
+
+# Ends
+
+
+def fake_torch(folder: Path, code: str) -> Path:
+    """A folder whose module torch runs `code` when it is imported."""
+    (folder / "modules").mkdir()
+    (folder / "modules" / "torch.py").write_text(code)
+    return folder / "modules"
+
+
+INTERRUPTS_ITSELF = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep({seconds})"
+
+
+def test_interrupted_while_it_imports(tmp_path: Path) -> None:
+    modules = fake_torch(tmp_path, INTERRUPTS_ITSELF.format(seconds=60))
+    assert ended(start(tmp_path, "info", first=modules)) == (130, "", "interrupted\n")
+
+
+def test_who_ignores_interrupts_goes_on_ignoring_them(tmp_path: Path) -> None:
+    modules = fake_torch(tmp_path, INTERRUPTS_ITSELF.format(seconds=0.1) + "; raise SystemExit(7)")
+
+    def ignore() -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    assert ended(start(tmp_path, "info", first=modules, preexec_fn=ignore)) == (7, "", "")
+
+
+def test_interrupted_while_it_trains(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("some text " * 100)
+    process = start(tmp_path, "demo", "--device", "cpu", "--steps", "10", "--path", str(text))
+    assert process.stderr is not None
+    while "training" not in (line := process.stderr.readline()):
+        assert line, "it ended before it trained"
+    process.send_signal(signal.SIGINT)
+    status, _, err = ended(process)
+    lines = [line for line in err.splitlines() if not line.startswith("training")]
+    assert status == 130 and lines == ["interrupted"]
+    assert list(tmp_path.iterdir()) == [text]
+
+
+def test_a_reader_that_stops_early_ends_it_silently(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    status, _, err = ended(start(tmp_path, "--help", stdout=writes))
+    os.close(writes)
+    assert status == -signal.SIGPIPE and err == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        status, _, err = ended(start(tmp_path, "--help", stdout=full))
+    assert status == 1 and err == "error: [Errno 28] No space left on device\n"
+
+
+# Files
+
+
+def half(path: Path) -> None:
+    """What Ctrl-C in the middle of writing does."""
+    path.write_bytes(b"hal")
+    raise KeyboardInterrupt
+
+
+def test_a_file_takes_its_place_once_it_is_whole(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    link.symlink_to(file)
+    for path, content in ((file, "first"), (link, "second")):
+        with replacing(path) as beside:
+            beside.write_text(content)
+            assert file.exists() == (content == "second")
+        assert file.read_text() == content
+    with pytest.raises(KeyboardInterrupt), replacing(file) as beside:
+        half(beside)
+    assert file.read_text() == "second" and link.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [file, link]
+
+
+@pytest.mark.parametrize("save", [lambda path, **_: path.write_bytes(b"whole"), lambda path, **_: half(path)])
+def test_a_plot_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Callable[..., None]
+) -> None:
+    figure = MagicMock()
+    figure.subplots.return_value = [[MagicMock()]]
+    figure.savefig.side_effect = save
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", SimpleNamespace(Figure=lambda **_: figure))
+    plot = tmp_path / "plot.PNG"
+    try:
+        report.save_plot(plot, {"torch": Run([3.0, 2.0], 0.5), "monoidreduce": Run([3.0, 2.0], 0.5)}, [])
+    except KeyboardInterrupt:
+        assert not list(tmp_path.iterdir())
+    else:
+        assert plot.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [plot]
+    assert figure.savefig.call_args.kwargs["format"] == "png"
