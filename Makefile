@@ -1,16 +1,21 @@
 # Every target sets up what it needs in a local virtual environment.
 #   make demo      train a small language model with and without monoidreduce, compare
 #   make test      lint, build, C++ law suite, Python tests, packaging tests
+#   make test-oldest  the tests marked `oldest` (a part of `make test`) with the oldest torch that is supported
 #   make build     source distribution and wheel, in build/dist
 #   make bench     speed, memory and accuracy beside torch
 #   make sanitize  CPU tests and law suite under the address and undefined-behaviour sanitizers
-# PYTHON is the interpreter to use, TORCH the torch to install (any pip requirement, 2.6 or later).
+# PYTHON is the interpreter to use, TORCH the torch to install (any pip requirement, 2.6 or later). OLDEST_TORCH is
+# that of test-oldest, in an environment of its own: 5 GB, with the CUDA libraries that PyPI's torch 2.6 needs.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+OLDEST_TORCH ?= torch==2.6.0
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+OLDEST := .venv-oldest
+OLDEST_PIP := $(OLDEST)/bin/python -m pip --disable-pip-version-check
 DIST := build/dist
 CMAKE := $(BIN)/cmake
 CPP_TESTS := build/tests
@@ -22,7 +27,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in CMakeLists.txt README.md $(shell 
 CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test build lint bench sanitize clean
+.PHONY: demo test test-oldest build lint bench sanitize clean
 
 # The installed package is run and tested from build/, where the source folder monoidreduce/ does not hide it.
 demo: $(VENV)/demo.done
@@ -40,13 +45,16 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
 # The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: lint $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done
+test: lint test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
 	$(CMAKE) --build $(CPP_TESTS)
 	$(BIN)/ctest --test-dir $(CPP_TESTS) --output-on-failure
 	cd build && PATH='$(CURDIR)/$(BIN)':$$PATH MONOIDREDUCE_DIST='$(CURDIR)/$(DIST)' ../$(BIN)/pytest $(PYTEST)
+
+test-oldest: $(OLDEST)/test.done
+	cd build && ../$(OLDEST)/bin/pytest $(PYTEST) -m oldest
 
 sanitize: $(VENV)/test.done
 	$(CMAKE) -S . -B $(SANITIZED) -G Ninja -DMONOIDREDUCE_SANITIZE=address,undefined -DMONOIDREDUCE_BUILD_TESTS=ON \
@@ -60,7 +68,7 @@ sanitize: $(VENV)/test.done
 	  ../../$(BIN)/pytest $(PYTEST) --ignore '$(CURDIR)/tests/packaging'
 
 clean:
-	rm -rf build dist *.egg-info monoidreduce/_C*.so $(VENV)
+	rm -rf build dist *.egg-info monoidreduce/_C*.so $(VENV) $(OLDEST)
 
 # The environment, one step a stamp file.
 $(VENV)/created.done:
@@ -103,4 +111,15 @@ $(VENV)/build.done: $(VENV)/created.done $(SOURCES)
 $(VENV)/demo.done $(VENV)/bench.done $(VENV)/test.done: $(VENV)/%.done: $(VENV)/torch.done $(VENV)/build.done
 	$(PIP) install --quiet --force-reinstall --no-deps $(DIST)/*.whl
 	$(PIP) install --quiet "$$(echo $(DIST)/*.whl)[$*]"
+	@touch $@
+
+# The oldest torch, with the same wheel. Compiling modules that nothing imports would take 20 seconds.
+$(OLDEST)/torch.done: $(VENV)/created.done
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST_PIP) install --no-compile '$(OLDEST_TORCH)'
+	@touch $@
+
+$(OLDEST)/test.done: $(OLDEST)/torch.done $(VENV)/build.done
+	$(OLDEST_PIP) install --quiet --force-reinstall --no-deps $(DIST)/*.whl
+	$(OLDEST_PIP) install --quiet "$$(echo $(DIST)/*.whl)[test]"
 	@touch $@

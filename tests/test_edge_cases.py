@@ -60,6 +60,7 @@ def assert_same_bits(results: dict[str, torch.Tensor], expected: dict[str, torch
         assert y.dtype == expected[name].dtype and torch.equal(content(y), content(expected[name])), name
 
 
+@pytest.mark.oldest
 @each
 @every_dtype
 @pytest.mark.isa

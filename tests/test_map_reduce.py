@@ -222,6 +222,7 @@ def test_fold_of_strided_values_is_that_of_contiguous_ones() -> None:
     assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_fold_compiles_whole(requires_grad: bool, device: Any) -> None:
     def fold(log_weight: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,6 +241,7 @@ def test_fold_compiles_whole(requires_grad: bool, device: Any) -> None:
         torch.testing.assert_close(found_gradients, expected_gradients, rtol=1e-13, atol=1e-13)
 
 
+@pytest.mark.oldest
 def test_fold_exports() -> None:
     class Attend(torch.nn.Module):
         def forward(self, log_weight: Tensor, value: Tensor) -> Tensor:
@@ -542,6 +544,7 @@ def test_layers(layer: Layer, m: int, n: int, a_chunk: int | None, b_chunk: int 
     assert_layer(layer, layer.inputs(m, n, device=device), a_chunk=a_chunk, b_chunk=b_chunk)
 
 
+@pytest.mark.oldest
 @every_layer
 def test_layers_in_float32(layer: Layer, device: Any) -> None:
     assert_layer(
@@ -941,6 +944,7 @@ def test_autocast_is_the_same_in_backward(device: Any) -> None:
     assert seen[4:] == [torch.float32] * 2
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("layer", [ATTENTION, LAYERS[-1]], ids=repr)
 def test_inside_torch_compile(layer: Layer) -> None:
     """It runs as it is, between compiled parts."""

@@ -59,6 +59,7 @@ def test_import_takes_under_150_ms_beyond_torch():
     assert min(float(run_python(TIMED_IMPORT)) for _ in range(5)) < 0.150
 
 
+@pytest.mark.oldest
 def test_import_starts_nothing_and_writes_nothing():
     assert run_python(WATCHED_IMPORT) == "[]"
 

@@ -75,6 +75,7 @@ SIZES = {
 }
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("specimen", SPECIMENS, ids=name_of)
 def test_full_graph(specimen: Specimen, device: torch.device) -> None:
     compiled = torch.compile(call(specimen), fullgraph=True, backend="aot_eager")
@@ -262,6 +263,7 @@ def test_wrong_target_raises_from_a_compiled_call() -> None:
         loss(x, weight, torch.tensor([0, 5, 2]))
 
 
+@pytest.mark.oldest
 def test_modules_compile_in_one_graph(device: torch.device) -> None:
     class Block(torch.nn.Module):
         def __init__(self) -> None:
@@ -297,6 +299,7 @@ class Operator(torch.nn.Module):
         return self.call(inputs)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("strict", [False, True], ids=["nonstrict", "strict"])
 @pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
 def test_export(specimen: Specimen, strict: bool, device: torch.device) -> None:
@@ -306,6 +309,7 @@ def test_export(specimen: Specimen, strict: bool, device: torch.device) -> None:
         torch.testing.assert_close(ours, eager)
 
 
+@pytest.mark.oldest
 def test_export_keeps_sizes_open(device: torch.device) -> None:
     class Layer(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ def scalar(specimen: Specimen, inputs: Inputs) -> Tensor:
     return sum((output.sin().sum() for output in outputs), torch.zeros((), device=outputs[0].device))
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
 def test_grad(specimen: Specimen, device: torch.device) -> None:
     inputs = specimen.inputs(torch.float32, device)

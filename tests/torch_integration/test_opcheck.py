@@ -61,6 +61,7 @@ def check(calls: list[Call]) -> None:
     torch.library.opcheck(backward, detached(backward_args, requires_grad=False))
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("specimen", WITH_OPS, ids=name_of)
 def test_every_specimen_and_dtype(specimen: Specimen, dtype: torch.dtype, device: torch.device) -> None:
