@@ -38,6 +38,7 @@ def attention_backward(
     softcap: float,
     left: int,
     right: int,
+    whole: bool,
     deterministic: bool,
     threads: int,
     stream: int,

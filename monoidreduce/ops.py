@@ -356,15 +356,18 @@ def _register(
     backward: Callable[..., list[Tensor]],
     constants: str = "",
     lent: str = "",
+    backward_options: str = "",
 ) -> Any:
     """Define the ops `name` and `name_backward` and return the former.
 
     name(inputs, options) -> outputs
-    name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed)
+    name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed,
+                  backward_options)
         -> the gradients of the inputs, without those of the last ones that are `constants`; those whose entry
            in `needed` is false are empty
     `residuals` are the outputs that the backward reads. `lent` are those that a backward may write to, and
     return as gradients: it finds them in _loan if it is the first of its graph; all others do without.
+    `backward_options` have defaults, with which autograd calls.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -381,9 +384,10 @@ def _register(
     gradients = ", ".join(["Tensor"] * (input_count - constant_count))
     tags = (torch.Tag.pt2_compliant_tag,)
     _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
-    _library.define(
-        f"{name}_backward({upstream}, {inputs}, {kept}{options}, bool[] needed) -> ({gradients})", tags=tags
-    )
+    given = f"{upstream}, {inputs}, {kept}{options}, bool[] needed"
+    given += f", {backward_options}" if backward_options else ""
+    needed_at = grad_count + saved_count + len(_names(options))
+    _library.define(f"{name}_backward({given}) -> ({gradients})", tags=tags)
     op = getattr(torch.ops.monoidreduce, name).default
     backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
 
@@ -391,7 +395,7 @@ def _register(
         of = args[grad_count : grad_count + input_count - constant_count]
         return tuple(
             t.new_empty(t.shape) if wanted else _no_gradient(of)
-            for t, wanted in zip(of, args[-1], strict=False)
+            for t, wanted in zip(of, args[needed_at], strict=False)
         )
 
     def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -521,6 +525,7 @@ def _attention_backward(
     right: int,
     unrounded: bool,
     needed: list[bool],
+    whole: bool = True,
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
     if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
@@ -541,6 +546,7 @@ def _attention_backward(
             right,
             unrounded,
             [*needed[:2], False, needed[3]],
+            whole,
         )
         if needed[2]:
             found[2] = v.new_zeros(v.shape)
@@ -584,6 +590,7 @@ def _attention_backward(
         _score_bias(q, k, dbias),
         scratch,
         *options,
+        whole,
         deterministic,
         *_launch(q),
         tf32,
@@ -601,6 +608,7 @@ attention = _register(
     forward=_attention,
     fake=_attention_results,
     backward=_attention_backward,
+    backward_options="bool whole=True",  # are k and v all keys that out and lse are of, or a slice of them
 )
 
 

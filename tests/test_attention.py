@@ -400,3 +400,33 @@ def test_window_counts_from_the_aligned_query(device: torch.device) -> None:
     v = torch.arange(6.0, dtype=torch.float64, device=device).reshape(1, 1, 6, 1)
     out = mr.attention(q, k, v, window=(2, 0))
     torch.testing.assert_close(out.flatten(), torch.tensor([3.0, 4.0], dtype=torch.float64, device=device))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=name_of)
+@pytest.mark.parametrize("keys", (12, 90, 300))
+def test_gradients_by_slices_of_the_keys(keys: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A backward pass that is given a slice of the keys, and the results over all of them.
+
+    Of few columns the engines take a row's centre from them, which is wrong of a slice.
+    """
+    inputs = attention_inputs(1, 2, 1, 33, keys, dtype=dtype, device=device)
+    leaves = [inputs[name].requires_grad_() for name in "qkv"]
+    options = (None, 0.0, -1, -1, False)  # scale, softcap, window, unrounded
+    out, lse, lse_low = torch.ops.monoidreduce.attention(*leaves, None, *options)
+    grads = torch.randn_like(out), torch.randn_like(lse)
+    expected = torch.autograd.grad((out, lse), leaves, grads)
+
+    q, k, v = (t.detach() for t in leaves)
+    results, needed = (out.detach(), lse.detach(), lse_low), [True, True, True, False]
+    backward = torch.ops.monoidreduce.attention_backward
+    found = [
+        backward(*grads, q, k_slice, v_slice, None, *results, *options, needed, whole=False)
+        for k_slice, v_slice in zip(k.split(keys // 3, 2), v.split(keys // 3, 2), strict=True)
+    ]
+    gradients = (
+        sum(f[0] for f in found),
+        torch.cat([f[1] for f in found], 2),
+        torch.cat([f[2] for f in found], 2),
+    )
+    for ours, whole in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(ours, whole)

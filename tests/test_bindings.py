@@ -57,6 +57,7 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "softcap": 0.0,
         "left": -1,
         "right": -1,
+        "whole": True,
         "deterministic": False,
         **LAUNCH,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from tolerance import as_outputs, check_operator, content, run, upstream_gradien
 from torch.utils.checkpoint import checkpoint
 
 import monoidreduce as mr
-from monoidreduce import reference
+from monoidreduce import ops, reference
 
 each = pytest.mark.parametrize("specimen", SPECIMENS, ids=name_of)
 one_each = pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
@@ -623,6 +624,36 @@ def test_denormal_inputs(specimen: Specimen, dtype: torch.dtype, device: torch.d
         assert ((inputs[name] != 0) & (inputs[name].abs() < tiny)).any()
     results = check_operator(specimen.operator, inputs, specimen.options)
     assert all(result.isfinite().all() for result in results.values())
+
+
+@pytest.fixture
+def flushed() -> Iterator[None]:
+    """Subnormal floats read and written as 0, as some users set their processors to."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.isa
+@pytest.mark.usefixtures("flushed")
+def test_subnormal_halves_beside_flushed_floats() -> None:
+    """A subnormal half is no subnormal float: its value is kept."""
+    x = torch.tensor([[2.0**-24, -3 * 2.0**-24, 1023 * 2.0**-24, 2.0**-14]], dtype=torch.float16)
+    identity = torch.eye(4, dtype=torch.float16)
+    with torch.no_grad():
+        out = mr.mlp(x, identity, 1024 * identity, activation="identity")
+    assert torch.equal(out.double(), x.double() * 1024)
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=name_of)
+@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
+def test_nan_row_of_every_activation(activation: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Its gradients are those of torch: relu passes them on where it is of NaN."""
+    inputs = mlp_inputs(12, 9, 40, 5, dtype=dtype, device=device)
+    inputs["x"][7, 2] = torch.nan
+    results = check_operator("mlp", inputs, {"activation": activation})
+    assert (results["d_x"][7] != 0).all()
 
 
 def eighths(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -82,8 +82,8 @@ void define_attention(py::module_& m) {
       [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
          Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
          Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"scratch"> scratch,
-         double scale, double softcap, std::int64_t left, std::int64_t right, bool deterministic, int threads,
-         std::uintptr_t stream, bool tf32) {
+         double scale, double softcap, std::int64_t left, std::int64_t right, bool whole, bool deterministic,
+         int threads, std::uintptr_t stream, bool tf32) {
         run(attention_backward,
             {.grad_out = grad_out,
              .grad_lse = grad_lse,
@@ -99,12 +99,13 @@ void define_attention(py::module_& m) {
              .d_v = dv,
              .d_bias = dbias,
              .scratch = scratch,
-             .options = {scale, softcap, left, right}},
+             .options = {scale, softcap, left, right},
+             .whole = whole},
             threads, stream, deterministic, tf32);
       },
       "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "dq"_a,
-      "dk"_a, "dv"_a, "dbias"_a, "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "deterministic"_a,
-      "threads"_a, "stream"_a, "tf32"_a = false);
+      "dk"_a, "dv"_a, "dbias"_a, "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "whole"_a,
+      "deterministic"_a, "threads"_a, "stream"_a, "tf32"_a = false);
 }
 
 // (tier, reason, elements of scratch) of a call.

@@ -28,6 +28,7 @@ struct FoldProblem {
   TensorView out_bias;  // [D]            added to the payload's fold; or absent
   ScoreOptions score;
   ColumnRange range;
+  bool whole = true;  // backward: are these all columns that the rows' products are of, or a slice of them
   TensorView order =
       {};  // [M + 1] int64, of one batch and head: the rows that count, the others, and how many count; or absent
   // Where rows with an order come in parts, these are the places from the first one on, of so many; 0: all.

@@ -45,6 +45,7 @@ struct AttentionBackward {
   TensorView d_q, d_k, d_v, d_bias;
   TensorView scratch;  // of the accumulation type, contiguous, of the size that attention_backward_tier says
   AttentionOptions options;
+  bool whole = true;  // are k and v all keys that out and lse are of, or a slice of them
 };
 
 struct CrossEntropyOptions {

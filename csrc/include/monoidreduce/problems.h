@@ -47,6 +47,8 @@ TensorView order_of(const Arguments& x) {
 template <class Arguments>
 FoldProblem attention_problem(const Arguments& x) {
   const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
+  bool whole = true;
+  if constexpr (requires { x.whole; }) whole = x.whole;
   return {.a = x.q,
           .b = x.k,
           .other_a = {},
@@ -55,7 +57,8 @@ FoldProblem attention_problem(const Arguments& x) {
           .bias = x.bias,
           .out_bias = {},
           .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
-          .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2])};
+          .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2]),
+          .whole = whole};
 }
 
 template <class Arguments>

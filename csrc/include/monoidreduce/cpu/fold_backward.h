@@ -437,7 +437,7 @@ class Backward {
       std::copy_n(facts.upstream, kPacks, upstream);
       const R zero(0), scale(score.scale);
       if constexpr (KnowsProductGradient<Rows, M<T>>) {
-        if (weights && tile.rows.few_within(first_, columns_)) {
+        if (weights && p_.whole && tile.rows.few_within(first_, columns_)) {
           R mean[kPacks] = {zero, zero};
           for (std::int64_t j = 0; j < columns_; ++j) {
             for (int half = 0; half < kPacks; ++half) {

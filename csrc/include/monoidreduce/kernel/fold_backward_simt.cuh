@@ -37,6 +37,7 @@ struct PullArguments {
   int pairs;
   Tensor bias, d_bias;  // [B, H, M, N]
   ColumnRange range;
+  bool whole;
 };
 
 // A tile of elements has five coordinates. Query head = column head * group + member.
@@ -98,7 +99,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
   if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
     const std::int64_t columns = p.pair[0].columns.size[2];
     const bool within = at.column0 <= p.range.begin(row) && p.range.end(row, columns) <= at.column0 + kTile;
-    if (p.pairs == 2 && __any_sync(~0u, valid.bits && within)) {
+    if (p.pairs == 2 && p.whole && __any_sync(~0u, valid.bits && within)) {
       T mean = T(0);
 #pragma unroll 1
       for (int n = 0; n < kLaneElements; ++n) {
@@ -242,7 +243,8 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
                           .pairs = 1,
                           .bias = Tensor(p.bias),
                           .d_bias = Tensor(g.d_bias),
-                          .range = p.range};
+                          .range = p.range,
+                          .whole = p.whole};
   if (M::kScores == 2) {
     all.pair[all.pairs++] = {Tensor(p.other_a), Tensor(p.other_b), Tensor(g.d_other_a), Tensor(g.d_other_b)};
   }
