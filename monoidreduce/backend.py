@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monoidreduce import _C, functional, nn, ops
+from monoidreduce._keywords import refuse
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
 from monoidreduce.ops import HOPPER, SIMT, accumulation_dtype
@@ -218,7 +219,10 @@ def _resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> t
             names = ("w1", "w2", "activation", "bias1", "bias2")
             op, options = functional.mlp, options | {name: getattr(op, name) for name in names}
         elif forward in MODULES:
-            op, options = MODULES[forward], options | op.options
+            own: Any = op.options
+            for name in options.keys() & own.keys():
+                raise TypeError(mismatch(name, "no value, since the module has one", repr(options[name])))
+            op, options = MODULES[forward], options | own
     name = getattr(op, "__name__", "")
     if name not in KERNELS or inspect.unwrap(op) is not getattr(functional, name):
         expected = (
@@ -227,7 +231,10 @@ def _resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> t
         raise TypeError(mismatch("op", expected, f"{type(op).__name__} {name}".rstrip()))
     bound = inspect.signature(op).bind(*arguments, **options)
     bound.apply_defaults()
-    return name, dict(bound.arguments)
+    call = dict(bound.arguments)
+    if unknown := call.pop("others", None):
+        refuse(name, unknown)
+    return name, call
 
 
 def _leading(call: dict[str, Any]) -> Any:

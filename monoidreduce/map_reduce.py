@@ -7,11 +7,11 @@ in between.
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -452,15 +452,24 @@ def _map_reduce(problem: _Problem, a: Sequence[Tensor], b: Sequence[Tensor]) -> 
     return problem.make(fields)
 
 
-def _untraced(function: Any, reason: str) -> Any:
-    """The reason is what fullgraph=True says; torch 2.6 says the name of the function alone."""
-    disable: Any = torch.compiler.disable
-    takes_reason = "reason" in inspect.signature(disable).parameters
-    return disable(function, reason=reason) if takes_reason else disable(function)
+@cache
+def _disabled_map_reduce() -> Any:
+    return torch.compiler.disable(_map_reduce)  # type: ignore[no-untyped-call]
 
 
-_untraced_map_reduce = _untraced(
-    _map_reduce, "map_reduce runs as it is: traced with its backward pass, it would store what all pairs give"
+def _untraced_map_reduce(*call: Any) -> Any:
+    """`_map_reduce`, in no graph, and nor is what it calls.
+
+    torch.compiler.disable loads torch's compiler, which takes seconds. Before that its mark is enough.
+    """
+    return (_disabled_map_reduce() if "torch._dynamo" in sys.modules else _map_reduce)(*call)
+
+
+_untraced: Any = _untraced_map_reduce
+_untraced._torchdynamo_disable = True
+# What fullgraph=True says; torch 2.6 says the name of the function alone.
+_untraced._torchdynamo_disable_msg = (
+    "map_reduce runs as it is: traced with its backward pass, it would store what all pairs give"
 )
 
 

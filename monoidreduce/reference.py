@@ -184,9 +184,10 @@ def linear_cross_entropy(
 
     lse = _logsumexp(logits)
     is_target = torch.arange(classes, device=target.device) == target[..., None]
-    loss = lse - (1.0 - label_smoothing) * torch.where(is_target, logits, 0.0).sum(-1)
+    # Differences first: a constant in all logits is in none of them.
+    loss = (1.0 - label_smoothing) * (lse - torch.where(is_target, logits, 0.0).sum(-1))
     if label_smoothing:
-        loss = loss - label_smoothing / max(classes, 1) * logits.sum(-1)
+        loss = loss + label_smoothing / max(classes, 1) * (lse[..., None] - logits).sum(-1)
     if z_loss:
         loss = loss + z_loss * lse.square()
     loss = torch.where(used, loss, 0.0).masked_fill(outside, math.nan)

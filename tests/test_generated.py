@@ -122,6 +122,7 @@ def test_attention(data: st.DataObject, device: torch.device) -> None:
 @given(data=st.data())
 def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None:
     draw = data.draw
+    level = draw(LEVELS)
     values = placed(
         draw,
         cross_entropy_inputs,
@@ -131,14 +132,15 @@ def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None
         width=draw(WIDTHS),
         bias=draw(st.booleans()),
         ignored=draw(st.floats(0, 1)),
-        level=draw(LEVELS),
+        level=level,
     )
     options = some_of(
         draw,
         {
             "reduction": REDUCTIONS,
             "label_smoothing": st.floats(0, 1),
-            "z_loss": st.floats(0, 0.1).map(or_zero),
+            # Times the square of a level, and x, a gradient would be beyond float16.
+            "z_loss": st.just(0.0) if level else st.floats(0, 0.1).map(or_zero),
             "softcap": st.floats(1, 30),
             "logit_scale": st.floats(0.1, 2),
             "return_lse": st.just(True),

@@ -122,7 +122,7 @@ def test_only_inputs_and_row_statistics_are_saved(specimen: Specimen, device: to
     given = {t.data_ptr() for t in (*inputs.values(), *outputs)}
     extra = [t for t in saved if t.data_ptr() not in given]
     rows = max(output.numel() for output in outputs)
-    assert saved and sum(t.numel() for t in extra) <= 5 * rows
+    assert saved and sum(t.numel() for t in extra) <= 6 * rows
 
 
 class BackwardCalls(TorchDispatchMode):
