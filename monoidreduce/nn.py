@@ -106,7 +106,8 @@ class Attention(_Operator, Generic[Result]):
         return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Result: ...
 
 
 class LinearCrossEntropyLoss(_Operator, Generic[Result]):
@@ -185,7 +186,10 @@ class LinearCrossEntropyLoss(_Operator, Generic[Result]):
         return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(
+            self, x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None
+        ) -> Result: ...
 
 
 class LinearDistillationLoss(_Operator):
@@ -230,7 +234,16 @@ class LinearDistillationLoss(_Operator):
         )
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(
+            self,
+            x: Tensor,
+            weight: Tensor,
+            teacher_x: Tensor,
+            teacher_weight: Tensor,
+            *,
+            mask: Tensor | None = None,
+        ) -> Tensor: ...
 
 
 class MLP(nn.Module):
@@ -307,7 +320,8 @@ class MLP(nn.Module):
             raise ValueError(mismatch("x", f"shape [..., {self.w1.shape[1]}]", list(x.shape)))
 
     if TYPE_CHECKING:
-        __call__ = forward
+
+        def __call__(self, x: Tensor) -> Tensor: ...
 
     def extra_repr(self) -> str:
         (hidden, inputs), outputs = self.w1.shape, self.w2.shape[0]

@@ -1,5 +1,7 @@
 """What a type checker makes of users' calls: mypy reads this file (test_types.py), nobody runs it."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from typing_extensions import assert_type
@@ -68,3 +70,24 @@ def limited(x: Tensor) -> Tensor:
 
 
 assert_type(limited(torch.ones(2, 2)), Tensor)
+
+
+class Total(NamedTuple):
+    value: Tensor
+
+
+class Add(mr.Monoid[Total]):
+    State = Total
+
+    def identity(self, like: Total) -> Total:
+        return Total(torch.zeros_like(like.value))
+
+    def combine(self, a: Total, b: Total) -> Total:
+        return Total(a.value + b.value)
+
+    def local_gradient(self, c: Total, a: Total, g: Total) -> Total:
+        return g
+
+
+total = mr.fold(Add(), Total(torch.ones(4)))
+assert_type(total, Total)

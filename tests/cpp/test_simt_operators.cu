@@ -218,17 +218,16 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
   const auto vector = [](HostTensor& t) {
     return RowVector<double>{t.present() ? t.values.data() : nullptr, 1};
   };
-  const CrossEntropyRows<double> rows{
-      .target = target.data(),
-      .target_stride = 1,
-      .ignore_index = c.options.ignore_index,
-      .classes = c.v,
-      .rule = {c.options.label_smoothing, c.options.z_loss},
-      .loss = loss.values.data(),
-      .lse = lse.values.data(),
-      .lse_low = lse_low.values.data(),
-      .grad_loss = vector(grad_loss),
-      .grad_lse = vector(grad_lse)};
+  const CrossEntropyRows<double> rows{.target = target.data(),
+                                      .target_stride = 1,
+                                      .ignore_index = c.options.ignore_index,
+                                      .classes = c.v,
+                                      .rule = {c.options.label_smoothing, c.options.z_loss},
+                                      .loss = loss.values.data(),
+                                      .lse = lse.values.data(),
+                                      .lse_low = lse_low.values.data(),
+                                      .grad_loss = vector(grad_loss),
+                                      .grad_lse = vector(grad_lse)};
   reference_forward<false>(CrossEntropy<double>{}, problem, false, rows, {});
   reference_backward<false>(CrossEntropy<double>{}, problem, false, rows,
                             {.d_a = as_rows(d_x.view()),
