@@ -15,7 +15,10 @@ namespace {
 // What MONOIDREDUCE_CUDA_TIER names. Read at every call: a test runs the same call on every tier.
 std::string_view named_tier() {
   const char* const named = std::getenv("MONOIDREDUCE_CUDA_TIER");
-  return named ? named : "";
+  const std::string_view tier = named ? named : "";
+  require(tier.empty() || tier == kSimt || tier == kSm80 || tier == kSm90,
+          "MONOIDREDUCE_CUDA_TIER: expected simt, sm80 or sm90, got ", tier);
+  return tier;
 }
 
 // What keeps a fold from tensor cores of any kind. tf32: are there kernels for float32, and may they round to it.
