@@ -1,4 +1,4 @@
-"""Errors of the linear losses and their gradients against float64, as the logits grow.
+"""Errors of the linear losses, of attention and of their gradients against float64, as logits or scores grow.
 
 Of fewer tokens than where speed is measured: the definition in float64 stores the logits.
 """
@@ -8,34 +8,21 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
-from bench.harness import Stopwatch, attempt, differences, dtype_name, run_once
+from bench.attention import through
+from bench.harness import Case, Contender, Stopwatch, attempt, differences, dtype_name, run_once
 from monoidreduce import reference
 from monoidreduce.demo.memory import Problem
 
-STDS = (1.0, 4.0, 8.0)  # of the logits
-PARTS = ("loss", "dX", "dW")
 DTYPE = torch.bfloat16
-# By operator: its definition; sizes on a CPU, on a GPU, and of a quick run.
-OPERATORS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "cross_entropy": (
-        reference.linear_cross_entropy,
-        {"N": 256, "V": 32000, "D": 512},
-        {"N": 1024, "V": 128256, "D": 4096},
-        {"N": 16, "V": 500, "D": 64},
-    ),
-    "distillation": (
-        functools.partial(reference.linear_distillation, loss="forward_kl"),
-        {"N": 256, "V": 32000, "D": 512, "E": 512, "loss": "forward_kl"},
-        {"N": 1024, "V": 128256, "D": 2048, "E": 4096, "loss": "forward_kl"},
-        {"N": 16, "V": 500, "D": 64, "E": 96, "loss": "forward_kl"},
-    ),
-}
 
 
 class Float32Logits(torch.autograd.Function):
@@ -64,7 +51,97 @@ def forward_kl_of_products(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-OF_16_BIT_PRODUCTS = {"cross_entropy": cross_entropy_of_products, "distillation": forward_kl_of_products}
+def loss_contenders(definition: Any, of_16_bit_products: Contender, case: Case) -> dict[str, Contender]:
+    """The case's, and the careful way to write the loss in torch."""
+    careful: dict[str, Contender] = {  # logits are products, and statistics, in float32
+        "torch, float32 logits": lambda *inputs: definition(*_in(torch.float32, inputs))
+    }
+    if case.device.type == "cuda":
+        # The same of 16-bit products: what rounding the gradients by the logits once costs.
+        careful["torch, float32 logits of 16-bit products"] = of_16_bit_products
+    return case.contenders | careful
+
+
+def on_a_gpu(contender: Contender) -> Contender:
+    """The contender, which raises RuntimeError on a CPU, where torch's kernels of that name are others."""
+
+    def run(q: Tensor, *others: Tensor) -> Tensor:
+        if not q.is_cuda:
+            raise RuntimeError("its kernels are for GPUs")
+        return contender(q, *others)
+
+    return run
+
+
+def attention_contenders(case: Case) -> dict[str, Contender]:
+    """Ours, torch's choice, each of its backends, and the scores written out in 16 bits."""
+    kept = ("monoidreduce", "monoidreduce, sm80", "torch")
+    theirs = F.scaled_dot_product_attention
+    return {name: contender for name, contender in case.contenders.items() if name in kept} | {
+        "math": through(SDPBackend.MATH, theirs),  # in float32, with results rounded once
+        "cuDNN": on_a_gpu(through(SDPBackend.CUDNN_ATTENTION, theirs)),
+        "FlashAttention-2": on_a_gpu(through(SDPBackend.FLASH_ATTENTION, theirs)),
+        "efficient": on_a_gpu(through(SDPBackend.EFFICIENT_ATTENTION, theirs)),
+        "torch, 16-bit scores": reference.attention,
+    }
+
+
+class Operator(NamedTuple):
+    """What is measured of an operator.
+
+    definition: takes a case's inputs, of any dtype.
+    contenders: chooses those of a case.
+    parts: names of the output and of the gradients.
+    stds: standard deviations of the logits or scores.
+    on_cpu, on_cuda, quick: parameters of the cases on a CPU, on a GPU, and of a quick run.
+    """
+
+    definition: Any
+    contenders: Callable[[Case], dict[str, Contender]]
+    parts: tuple[str, ...]
+    stds: tuple[float, ...]
+    on_cpu: list[dict[str, Any]]
+    on_cuda: list[dict[str, Any]]
+    quick: list[dict[str, Any]]
+
+
+def _linear_loss(definition: Any, of_16_bit_products: Contender, **sizes: Any) -> Operator:
+    contenders = functools.partial(loss_contenders, definition, of_16_bit_products)
+    return Operator(definition, contenders, ("loss", "dX", "dW"), (1.0, 4.0, 8.0), **sizes)
+
+
+def _attention(**sizes: dict[str, Any]) -> Operator:
+    """Over L keys and over 6. Over few keys the gradient of the scores may be centred by a sum of its own.
+
+    At a standard deviation of 36 most rows have one weight close to 1. The scores of inputs drawn evenly from
+    [-9, 9] have one of 27.
+    """
+    of_few_too = {place: [size, size | {"N": 6}] for place, size in sizes.items()}
+    parts = ("out", "d_q", "d_k", "d_v")
+    return Operator(reference.attention, attention_contenders, parts, (1.0, 6.0, 36.0), **of_few_too)
+
+
+OPERATORS = {
+    "cross_entropy": _linear_loss(
+        reference.linear_cross_entropy,
+        cross_entropy_of_products,
+        on_cpu=[{"N": 256, "V": 32000, "D": 512}],
+        on_cuda=[{"N": 1024, "V": 128256, "D": 4096}],
+        quick=[{"N": 16, "V": 500, "D": 64}],
+    ),
+    "distillation": _linear_loss(
+        functools.partial(reference.linear_distillation, loss="forward_kl"),
+        forward_kl_of_products,
+        on_cpu=[{"N": 256, "V": 32000, "D": 512, "E": 512, "loss": "forward_kl"}],
+        on_cuda=[{"N": 1024, "V": 128256, "D": 2048, "E": 4096, "loss": "forward_kl"}],
+        quick=[{"N": 16, "V": 500, "D": 64, "E": 96, "loss": "forward_kl"}],
+    ),
+    "attention": _attention(
+        on_cpu={"B": 1, "H": 4, "L": 1024, "d": 128},
+        on_cuda={"B": 1, "H": 8, "L": 2048, "d": 128},
+        quick={"B": 1, "H": 2, "L": 256, "d": 64},
+    ),
+}
 
 
 def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -73,22 +150,25 @@ def _in(dtype: torch.dtype, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def measure_errors(op: str, device: torch.device, std: float, parameters: dict[str, Any]) -> dict[str, Any]:
-    """One row: of each contender the relative errors, by norm, of the loss and of both gradients."""
-    definition = OPERATORS[op][0]
+    """One row: of each contender the errors of every part, relative by norm, the largest and the mean one."""
+    definition, contenders, parts = OPERATORS[op][:3]
     case = importlib.import_module(f"bench.{op}").case(DTYPE, device, std=std, **parameters)
-    # The careful way to write it in torch: logits are products, and statistics, in float32.
-    case.contenders["torch, float32 logits"] = lambda *inputs: definition(*_in(torch.float32, inputs))
-    if device.type == "cuda":
-        # The same of 16-bit products: what rounding the gradients by the logits once costs.
-        case.contenders["torch, float32 logits of 16-bit products"] = OF_16_BIT_PRODUCTS[op]
+    case = replace(case, contenders=contenders(case))
     watch = Stopwatch(device)
     inputs, grad = case.drawn()
     exact = _in(torch.float64, inputs)
     leaves = tuple(tensor.requires_grad_() for tensor in exact[: case.leaves])
     expected = run_once(Problem(lambda: definition(*exact), leaves, grad.double()), watch)[1]
 
-    def errors(problem: Problem) -> dict[str, float]:
-        return dict(zip(PARTS, differences(run_once(problem, watch)[1], expected), strict=True))
+    def errors(problem: Problem) -> dict[str, dict[str, float]]:
+        results = run_once(problem, watch)[1]
+        absolute = [(a.double() - b).abs() for a, b in zip(results, expected, strict=True)]
+        measures = {
+            "errors": differences(results, expected),
+            "largest": [float(error.max()) for error in absolute],
+            "mean": [float(error.mean()) for error in absolute],
+        }
+        return {measure: dict(zip(parts, values, strict=True)) for measure, values in measures.items()}
 
     found, absent = attempt(case, case.problems(), errors)
     return {
@@ -96,17 +176,20 @@ def measure_errors(op: str, device: torch.device, std: float, parameters: dict[s
         "dtype": dtype_name(DTYPE),
         "parameters": parameters,
         "std": std,
-        "errors": found,
+        **{
+            measure: {name: of_one[measure] for name, of_one in found.items()}
+            for measure in ("errors", "largest", "mean")
+        },
         "absent": absent,
     }
 
 
 def measure_accuracy(device: torch.device, quick: bool) -> list[dict[str, Any]]:
-    """One row for each operator and standard deviation of the logits."""
+    """One row for each operator, size and standard deviation of the logits or scores."""
     rows = []
-    for op, (_, on_cpu, on_cuda, small) in OPERATORS.items():
-        for std in STDS:
-            print(f"errors of {op} at logits of standard deviation {std:g}", file=sys.stderr)
-            parameters = small if quick else on_cuda if device.type == "cuda" else on_cpu
-            rows.append(measure_errors(op, device, std, parameters))
+    for op, operator in OPERATORS.items():
+        for parameters in operator.quick if quick else getattr(operator, f"on_{device.type}"):
+            for std in operator.stds:
+                print(f"errors of {op} {parameters} at standard deviation {std:g}", file=sys.stderr)
+                rows.append(measure_errors(op, device, std, parameters))
     return rows

@@ -100,24 +100,29 @@ def case(
     H: int,
     L: int,
     d: int,
-    causal: bool,
+    causal: bool = False,
+    N: int | None = None,
+    std: float = 1.0,
     window: int | None = None,
     softcap: float | None = None,
     bias: bool = False,
     target: float | None = None,
     tf32: bool = False,
 ) -> Case:
-    """Self-attention of L tokens.
+    """Self-attention of L tokens, or L queries over N keys, every query over every key.
 
-    window: how many keys on either side of its own a query sees. bias: [1, H, L, L], without a gradient.
+    std: standard deviation of the scores. window: how many keys on either side of its own a query sees.
+    bias: [1, H, L, L], without a gradient.
     """
-    reach = L if window is None else window
-    pairs = sum(min(L, row + 1 + (0 if causal else reach)) - max(0, row - reach) for row in range(L))
+    keys = L if N is None else N
+    reach = max(L, keys) if window is None else window
+    pairs = sum(min(keys, row + 1 + (0 if causal else reach)) - max(0, row - reach) for row in range(L))
     products = 2 * B * H * pairs * d  # FLOPs of q k^T
 
     def inputs() -> tuple[Tensor, ...]:
-        shapes = [(B, H, L, d)] * 3 + [(1, H, L, L)] * bias
-        return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
+        shapes = [(B, H, L, d)] + [(B, H, keys, d)] * 2 + [(1, H, L, keys)] * bias
+        q, k, *others = (torch.randn(shape, device=device) for shape in shapes)
+        return tuple(tensor.to(dtype) for tensor in (q * std**0.5, k * std**0.5, *others))
 
     def own(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
         sides = None if window is None else (window, window)
@@ -140,7 +145,13 @@ def case(
         contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
         if not bias:  # it takes one as a score function alone, whose gradient is to be written too
             contenders["FlashAttention-4"] = flash_attention_4(causal, window, softcap)
-    options = {"window": window, "softcap": softcap, "bias": bias or None}
+    options = {
+        "N": N,
+        "std": None if std == 1.0 else std,
+        "window": window,
+        "softcap": softcap,
+        "bias": bias or None,
+    }
     return Case(
         op="attention",
         dtype=dtype,

@@ -1,4 +1,4 @@
-"""Draws results: speed and memory against sizes, time against memory, error against scale of the logits."""
+"""Draws results: speed and memory against sizes, time against memory, errors against the spread of scores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.report import in_words
+from bench.report import accuracy_parts, accuracy_sweeps, in_words
 from monoidreduce._command_line import replacing
 
 Row = dict[str, Any]
@@ -119,7 +119,7 @@ def _memory(row: Row, names: list[str]) -> Panel:
 
 
 def _errors(rows: list[Row], part: str, names: list[str]) -> Panel:
-    """Relative error of one result against the standard deviation of the logits."""
+    """Relative error of one result against the standard deviation of the logits or scores."""
 
     def draw(axes: Any) -> None:
         for name in names:
@@ -128,8 +128,8 @@ def _errors(rows: list[Row], part: str, names: list[str]) -> Panel:
                 axes.plot(*zip(*points, strict=True), marker="o", label=name, color=_color(name, names))
         axes.set_yscale("log")
         axes.set(
-            title=f"{rows[0]['op']}: {part}",
-            xlabel="standard deviation of the logits",
+            title=f"{rows[0]['op']}: {part}\n{in_words(rows[0]['parameters'])}",
+            xlabel="standard deviation of the logits or scores",
             ylabel="relative error",
         )
 
@@ -156,9 +156,8 @@ def panels(document: Row) -> list[Panel]:
         for row in speed
         if row["op"] in ("cross_entropy", "distillation") and "peak_bytes" in row
     ]
-    for op in dict.fromkeys(row["op"] for row in accuracy):
-        rows = [row for row in accuracy if row["op"] == op]
-        drawn += [_errors(rows, part, names) for part in ("loss", "dX", "dW")]
+    for rows in accuracy_sweeps(accuracy):
+        drawn += [_errors(rows, part, names) for part in accuracy_parts(rows[0])]
     return drawn
 
 

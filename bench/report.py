@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+MATH = "math"  # torch's math path among the contenders of attention
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
 
@@ -157,16 +158,69 @@ def forward_table(rows: list[Row]) -> str:
     )
 
 
+def accuracy_parts(row: Row) -> list[str]:
+    """What has errors: the output and the gradients."""
+    return list(next(iter(row["errors"].values())))
+
+
+def accuracy_sweeps(rows: list[Row]) -> list[list[Row]]:
+    """The rows that differ in the standard deviation alone, of an operator at a size."""
+    return [list(group) for _, group in itertools.groupby(rows, key=_title)]
+
+
+def _of_contenders(rows: list[Row], corner: str, names: list[str], cell: Callable[[Row, str], str]) -> str:
+    """A line for each contender, a column for each standard deviation."""
+    lines = [[name, *(cell(row, name) if name in row["errors"] else "-" for row in rows)] for name in names]
+    return _table([corner, *(f"std {row['std']:g}" for row in rows)], lines)
+
+
 def accuracy_table(rows: list[Row]) -> str:
-    """One operator's relative errors by contender, a column for each standard deviation of the logits."""
+    """Relative errors of one sweep."""
 
     def cell(row: Row, name: str) -> str:
-        errors = row["errors"].get(name)
-        return ", ".join(f"{value:.1e}" for value in errors.values()) if errors else "-"
+        return ", ".join(f"{value:.1e}" for value in row["errors"][name].values())
 
-    header = [_title(rows[0]), *(f"std {row['std']:g}" for row in rows)]
-    names = in_order(row["errors"] for row in rows)
-    return _table(header, [[name, *(cell(row, name) for row in rows)] for name in names])
+    return _of_contenders(rows, _title(rows[0]), in_order(row["errors"] for row in rows), cell)
+
+
+def has_math(row: Row) -> bool:
+    """Was torch's math path measured, with largest and mean errors? They are not in old results."""
+    return MATH in row.get("mean", {})
+
+
+def math_table(rows: list[Row]) -> str:
+    """Largest/mean errors of one sweep as multiples of those of torch's math path."""
+
+    def cell(row: Row, name: str) -> str:
+        ratios = (
+            [f"{row[measure][name][part] / row[measure][MATH][part]:.1f}" for measure in ("largest", "mean")]
+            for part in accuracy_parts(row)
+        )
+        return ", ".join("/".join(pair) for pair in ratios)
+
+    names = [name for name in in_order(row["errors"] for row in rows) if name != MATH]
+    return _of_contenders(rows, _title(rows[0]), names, cell)
+
+
+def _accuracy(rows: list[Row]) -> list[str]:
+    """Tables of all sweeps, those of the same parts under one heading."""
+    blocks = []
+    for parts, group in itertools.groupby(rows, key=accuracy_parts):
+        sweeps = accuracy_sweeps(list(group))
+        named = f"{', '.join(parts[:-1])} and {parts[-1]}"
+        blocks += [
+            f"Accuracy: relative errors of {named} against float64, by the standard deviation of logits or "
+            "scores.",
+            *(accuracy_table(sweep) for sweep in sweeps),
+        ]
+        if beside_math := [sweep for sweep in sweeps if all(has_math(row) for row in sweep)]:
+            blocks += [
+                f"Largest/mean errors of {named} as multiples of those of torch's math path, which computes "
+                "in float32 and rounds results once. The acceptance rule (docs/numerics.md) allows 2/1.5 "
+                'times those of "torch, 16-bit scores", plus a rounding floor.',
+                *(math_table(sweep) for sweep in beside_math),
+            ]
+    return blocks
 
 
 def memory_table(rows: list[Row]) -> str:
@@ -274,11 +328,7 @@ def tables(document: Row) -> str:
                 *(peer_table(rows, machine["product_gflops"]) for rows in _by_operator(with_peers)),
             ]
     accuracy = document.get("accuracy", [])
-    if accuracy:
-        parts += [
-            "Accuracy: relative errors of the loss, dX and dW against float64, as the logits grow.",
-            *(accuracy_table(rows) for rows in _by_operator(accuracy)),
-        ]
+    parts += _accuracy(accuracy)
     decode = document.get("decode", [])
     if decode:
         parts += [

@@ -32,8 +32,10 @@ from bench.harness import (
     time_case,
 )
 from bench.machine import environment
+from monoidreduce import reference
 
 CPU = torch.device("cpu")
+RESULTS = Path(run.__file__).resolve().parent / "results"
 
 
 def quick_cases() -> list[Case]:
@@ -105,6 +107,16 @@ def test_attention_counts_the_scores_that_are_seen(causal: bool, window: int | N
     )
     pairs = (scores.tril() if causal else scores).sum()
     assert case.flops["forward"] == 2 * 2 * 2 * 3 * 8 * pairs
+
+
+def test_attention_has_scores_of_the_standard_deviation_that_is_asked_for() -> None:
+    case = attention.case(torch.float32, CPU, B=1, H=2, L=64, d=32, N=40, std=6.0)
+    assert case.parameters.items() >= {"N": 40, "std": 6.0}.items()
+    assert case.flops["forward"] == 2 * 2 * 2 * 32 * 64 * 40
+    q, k, v = case.drawn()[0]
+    assert k.shape == v.shape == (1, 2, 40, 32)
+    assert float((q @ k.mT * 32**-0.5).std()) == pytest.approx(6.0, rel=0.1)
+    assert float(v.std()) == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +308,13 @@ def test_ours_must_not_fail() -> None:
         attempt(case, case.problems(), check)
 
 
-def test_errors_are_against_float64() -> None:
-    rows = accuracy.measure_accuracy(CPU, quick=True)
+@pytest.fixture(scope="module")
+def errors_on_a_cpu() -> list[dict[str, Any]]:
+    return accuracy.measure_accuracy(CPU, quick=True)
+
+
+def test_errors_of_losses_are_against_float64(errors_on_a_cpu: list[dict[str, Any]]) -> None:
+    rows = [row for row in errors_on_a_cpu if row["op"] != "attention"]
     assert [(row["op"], row["std"]) for row in rows] == [
         (op, std) for op in ("cross_entropy", "distillation") for std in (1.0, 4.0, 8.0)
     ]
@@ -310,6 +327,55 @@ def test_errors_are_against_float64() -> None:
         exact = row["errors"]["torch, float32 logits"]
         assert all(1e-3 < exact[part] < 2e-3 for part in ("dX", "dW"))
         assert exact["loss"] < 1e-6
+
+
+def test_errors_of_attention_are_against_float64(errors_on_a_cpu: list[dict[str, Any]]) -> None:
+    rows = [row for row in errors_on_a_cpu if row["op"] == "attention"]
+    assert [(row["parameters"].get("N"), row["std"]) for row in rows] == [
+        (keys, std) for keys in (None, 6) for std in (1.0, 6.0, 36.0)
+    ]
+    for row in rows:
+        measured = {"monoidreduce", "torch", "math", "torch, 16-bit scores"}
+        on_gpus = dict.fromkeys(
+            ("cuDNN", "FlashAttention-2", "efficient"), "RuntimeError: its kernels are for GPUs"
+        )
+        assert row["absent"] == on_gpus
+        for measure in ("errors", "largest", "mean"):
+            assert set(row[measure]) == measured
+            assert all(set(of_parts) == {"out", "d_q", "d_k", "d_v"} for of_parts in row[measure].values())
+        # The math path rounds once, to a 512th; some of what saturated rows select is exact.
+        assert all(5e-4 < error < 2e-3 for error in row["errors"]["math"].values())
+        for name in measured:
+            assert all(0 < row["mean"][name][part] < row["largest"][name][part] for part in row["mean"][name])
+    # The sharper softmax is, the more do rounded scores cost.
+    ratios = [row["mean"]["torch, 16-bit scores"]["d_q"] / row["mean"]["math"]["d_q"] for row in rows[:3]]
+    assert 1.5 < ratios[0] < ratios[1] < ratios[2]
+
+
+def test_the_largest_and_the_mean_error_are_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(case: Case) -> dict[str, harness.Contender]:
+        error = torch.tensor([-5.0, *[0.0] * 7])
+        return {"monoidreduce": lambda *inputs: reference.attention(*(x.float() for x in inputs)) + error}
+
+    wrong = accuracy.OPERATORS["attention"]._replace(contenders=off)
+    monkeypatch.setitem(accuracy.OPERATORS, "attention", wrong)
+    row = accuracy.measure_errors("attention", CPU, 1.0, {"B": 1, "H": 2, "L": 4, "d": 8})
+    assert row["largest"]["monoidreduce"]["out"] == pytest.approx(5.0, rel=1e-5)
+    assert row["mean"]["monoidreduce"]["out"] == pytest.approx(5.0 / 8, rel=1e-5)
+
+
+def test_attention_is_measured_through_every_backend_on_a_gpu() -> None:
+    case = attention.case(torch.bfloat16, torch.device("cuda"), B=1, H=2, L=32, d=16)
+    assert set(accuracy.attention_contenders(case)) == {
+        "monoidreduce",
+        "monoidreduce, sm80",
+        "torch",
+        "math",
+        "cuDNN",
+        "FlashAttention-2",
+        "efficient",
+        "torch, 16-bit scores",
+    }
 
 
 def test_the_machine_is_named() -> None:
@@ -436,6 +502,64 @@ def test_report_states_what_was_missed() -> None:
     assert "All targets met" not in text
 
 
+def attention_errors() -> list[dict[str, Any]]:
+    """Two sweeps; in the second torch's math path failed once."""
+    parts = ("out", "d_q", "d_k", "d_v")
+    errors = {
+        "math": [1.0, 1.0, 2.0, 2.0],
+        "monoidreduce": [1.0, 2.0, 3.0, 5.0],
+        "cuDNN": [1.0, 7.0, 10.0, 3.0],
+    }
+    measured = {name: dict(zip(parts, values, strict=True)) for name, values in errors.items()}
+    halves = {name: {part: value / 2 for part, value in of.items()} for name, of in measured.items()}
+    sweep = [
+        {
+            "op": "attention",
+            "parameters": {"L": 4},
+            "std": std,
+            "errors": measured,
+            "largest": measured,
+            "mean": halves | {"cuDNN": measured["cuDNN"]},
+            "absent": {"efficient": "RuntimeError: no"},
+        }
+        for std in (1.0, 36.0)
+    ]
+    without = {
+        measure: {"monoidreduce": measured["monoidreduce"]} for measure in ("errors", "largest", "mean")
+    }
+    few = [row | {"parameters": {"L": 4, "N": 6}} for row in sweep]
+    return [*sweep, few[0], few[1] | without | {"absent": {"math": "RuntimeError: no"}}]
+
+
+def test_report_has_errors_of_attention_beside_torchs_math_path() -> None:
+    results = document(total_target=1.0)
+    results["accuracy"] += attention_errors()
+    text = report.tables(results)
+    cells = " ".join(text.split())
+    assert "relative errors of loss, dX and dW against" in text
+    assert "relative errors of out, d_q, d_k and d_v against" in text
+    assert (
+        "| attention L 4 | std 1 | std 36 |" in cells and "| attention L 4, N 6 | std 1 | std 36 |" in cells
+    )
+    assert "| math | 1.0e+00, 1.0e+00, 2.0e+00, 2.0e+00 | - |" in cells
+    assert "| monoidreduce | 1.0/1.0, 2.0/2.0, 1.5/1.5, 2.5/2.5 |" in cells
+    assert "| cuDNN | 1.0/2.0, 7.0/14.0, 5.0/10.0, 1.5/3.0 |" in cells
+    assert "| math | 1.0/1.0" not in cells
+    assert "- efficient in attention, 3 times: RuntimeError: no" in text
+    assert "- math in attention, 1 times: RuntimeError: no" in text
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.json")), ids=lambda file: file.stem)
+def test_results_of_earlier_runs_are_reported_and_drawn(file: Path) -> None:
+    results = json.loads(file.read_text())
+    text = report.tables(results)
+    for row in results.get("accuracy", []):
+        parts = ", ".join(f"{error:.1e}" for error in row["errors"]["monoidreduce"].values())
+        assert parts in text
+    drawn = plot.panels({"accuracy": []} | results)
+    assert len(drawn) >= len({row["op"] for row in results.get("accuracy", [])}) * 3
+
+
 def test_tables_are_markdown() -> None:
     for block in report.tables(document(total_target=1.0)).split("\n\n"):
         lines = block.splitlines()
@@ -525,6 +649,24 @@ def test_plot_is_written(tmp_path: Path) -> None:
     assert len(plot.panels(results)) == 11
     assert plot.save_plot(tmp_path / "plot.png", results)
     assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_errors_are_drawn_by_what_was_measured() -> None:
+    """A panel for each part of each sweep; a contender that failed somewhere has a point less."""
+    pyplot = pytest.importorskip("matplotlib.figure")
+    rows = attention_errors()
+    drawn = plot.panels({"environment": {"product_gflops": {"bfloat16": 1}}, "speed": [], "accuracy": rows})
+    titles, points = [], []
+    for draw in drawn:
+        axes = pyplot.Figure().subplots()
+        draw(axes)
+        titles.append(axes.get_title())
+        points.append({line.get_label(): list(line.get_ydata()) for line in axes.lines})
+    assert titles == [
+        f"attention: {part}\n{size}" for size in ("L 4", "L 4, N 6") for part in ("out", "d_q", "d_k", "d_v")
+    ]
+    assert points[1] == {"math": [1.0, 1.0], "monoidreduce": [2.0, 2.0], "cuDNN": [7.0, 7.0]}
+    assert points[5] == {"math": [1.0], "monoidreduce": [2.0, 2.0], "cuDNN": [7.0]}
 
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
