@@ -333,6 +333,7 @@ def test_a_compiled_call_reads_the_workspace_when_its_backward_runs(device: torc
     torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.oldest
 @pytest.mark.parametrize("shape", [(), (53,), (37, 1), (37, 53), (4, 1, 53), (2, 1, 37, 53)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool], ids=name_of)
 def test_biases_of_any_number_of_axes(
