@@ -18,10 +18,10 @@ struct DistillationResults {
   __device__ std::int64_t label(std::int64_t) const { return -1; }
   __device__ void store(std::int64_t row, const State& s) const {
     const auto p = monoid.project(s);
-    const auto natural = [](LogNumber<Bits> x) {
+    const auto words = [](LogNumber<Bits> x) {
       return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
     };
-    rows.store(row, {natural(p.p_lse), natural(p.q_lse), natural(p.loss)});
+    rows.store(row, {words(p.p_lse), words(p.q_lse), words(p.centre), static_cast<float>(natural(p.loss))});
   }
   __device__ void skip(std::int64_t row) const {
     rows.loss[row] = 0.f;
@@ -58,10 +58,11 @@ struct DistillationGradientRows {
   // difference that a gradient is made of would be NaN.
   __device__ Output product(std::int64_t row) const {
     constexpr LogNumber<R> kNothing{kLargest<float>, 0.f};
-    if (!rows.active(row)) return {kNothing, kNothing, {0.f, 0.f}};
+    if (!rows.active(row)) return {kNothing, kNothing, kNothing, 0.f};
     const auto p = rows.product(row);
     const auto in_r = [](LogNumber<float> x) { return LogNumber<R>{x.high, x.low}; };
-    return {in_r(p.p_lse), in_r(p.q_lse), in_r(p.loss)};
+    // Gradients of 16 bits show nothing of the centre's low word, which would take registers.
+    return {in_r(p.p_lse), in_r(p.q_lse), {p.centre.high, 0.f}, 0.f};
   }
   __device__ bool far(const Output& p) const { return is_far(p.p_lse) || is_far(p.q_lse); }
   __device__ R upstream(std::int64_t row, R unit) const {
