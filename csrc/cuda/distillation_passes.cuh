@@ -13,15 +13,14 @@ namespace monoidreduce::cuda {
 
 struct DistillationResults {
   DistillationRows<float> rows;
-  NamedDistillation<Bits> monoid;
+  NamedDistillation<double> monoid;
   using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
+  // In double: a loss is a difference of logarithms of masses, and Bits rounds each of them.
   __device__ void store(std::int64_t row, const State& s) const {
-    const auto p = monoid.project(s);
-    const auto words = [](LogNumber<Bits> x) {
-      return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
-    };
-    rows.store(row, {words(p.p_lse), words(p.q_lse), words(p.centre), static_cast<float>(natural(p.loss))});
+    const auto p = monoid.project({natural(s.p), {natural(s.q.softmax), natural(s.q.sum)}});
+    rows.store(row, {rounded<float>(p.p_lse), rounded<float>(p.q_lse), rounded<float>(p.centre),
+                     static_cast<float>(p.loss)});
   }
   __device__ void skip(std::int64_t row) const {
     rows.loss[row] = 0.f;
@@ -44,7 +43,7 @@ void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     const NamedDistillation<Bits> monoid{{}, x.options.loss};
-    run(element, monoid, scores, DistillationResults{rows_of(x), monoid});
+    run(element, monoid, scores, DistillationResults{rows_of(x), {{}, x.options.loss}});
   });
 }
 
