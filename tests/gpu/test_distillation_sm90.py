@@ -173,6 +173,14 @@ def test_levels_of_logits(loss: str, teacher_level: int, level: int, gpu: torch.
             torch.testing.assert_close(gradient, slope, rtol=2**-6, atol=1e-3 * float(slope.abs().max()))
 
 
+@pytest.mark.parametrize("temperature", (2.0**-10, 2.0**-20, 2.0**-50))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_large_scores(loss: str, temperature: float, gpu: torch.device) -> None:
+    """Nearly all of a row's weight is that of one class, whose score both passes must see alike."""
+    options = {"loss": loss, "temperature": temperature, "reduction": "none", "workspace": 513 * 512}
+    check_operator("linear_distillation", inputs_of("ragged", torch.bfloat16, gpu), options)
+
+
 @pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
 @pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
 @pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 1.0))

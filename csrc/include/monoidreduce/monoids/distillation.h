@@ -79,7 +79,8 @@ struct Distillation {
     // log Q - log P - loss, or -log P - loss. Log-sum-exp and loss, both large, are one number of a row.
     const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - of.centre);
     // Of a share of 1 it is 0, which the rounding of scores that are far apart would hide.
-    return Rule::gradient(g * (p_share - q_share), g * q_share * select(q_share == R(1), R(0), centred));
+    const R by_q = q_share * select(q_share == R(1), R(0), centred) * unit_of_scores<R>();
+    return Rule::gradient(g * (p_share - q_share), g * by_q);
   }
 
   // Measured from +inf all of a row is NaN, as of torch's log_softmax.
