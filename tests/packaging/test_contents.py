@@ -8,8 +8,8 @@ import zipfile
 import monoidreduce as mr
 
 PYTHON = """
-    _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py _torch_private.py
-    _validate.py _version.py backend.py flops.py functional.py hardware.py
+    _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
+    _torch_private.py _validate.py _version.py backend.py flops.py functional.py hardware.py
     laws.py local_gradients.py map_reduce.py mlp_parts.py monoids.py nn.py ops.py py.typed reference.py
     workspace.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
