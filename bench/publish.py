@@ -70,7 +70,7 @@ HEADLINES = (
 def committed() -> list[Row]:
     """The runs in bench/results; a later one of a device replaces what it measured again."""
     files = sorted(RESULTS.glob("*.json"))
-    return without_what_was_measured_again([json.loads(file.read_text()) for file in files])
+    return without_what_was_measured_again([json.loads(file.read_text("utf-8")) for file in files])
 
 
 def find(documents: list[Row], headline: Headline) -> Row:
@@ -150,7 +150,7 @@ def pages(documents: list[Row]) -> dict[Path, str]:
 def main() -> None:
     documents = committed()
     for page, block in pages(documents).items():
-        page.write_text(replace_block(page.read_text(), block))
+        page.write_text(replace_block(page.read_text("utf-8"), block), "utf-8")
     save_bars(CHART, headline_bars(documents))
 
 

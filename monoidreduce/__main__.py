@@ -3,6 +3,7 @@
 info    what was built, the devices and the path each operator takes on them
 demo    train a small language model with and without monoidreduce and compare
 bench   speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
+plan    time and memory of a training step of a transformer on many devices, from formulas
 """
 
 from __future__ import annotations
@@ -72,7 +73,13 @@ def bench(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {command.__name__: command for command in (info, demo, bench)}
+def plan(argv: list[str]) -> int:
+    from monoidreduce.plan import command
+
+    return command.main(argv)
+
+
+COMMANDS = {command.__name__: command for command in (info, demo, bench, plan)}
 
 
 def main(argv: list[str]) -> int:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from monoidreduce import _C, functional, nn, ops
 from monoidreduce._keywords import refuse
+from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
 from monoidreduce.ops import HOPPER, SIMT, accumulation_dtype

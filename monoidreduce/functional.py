@@ -28,6 +28,7 @@ from torch import Tensor
 
 from monoidreduce import ops
 from monoidreduce._keywords import refuse
+from monoidreduce._torch_private import saved_tensors_are_hooked, transforms_are_active
 from monoidreduce._validate import (
     check_axes,
     check_bool,
@@ -178,10 +179,6 @@ def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-# What autograd's saved tensors pass through, if anything; torch before 2.7 does not tell.
-_saved_tensors_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-
-
 def lends_memory() -> bool:
     """May a forward pass lend its backward pass memory.
 
@@ -189,10 +186,7 @@ def lends_memory() -> bool:
     as those of checkpoints, may return any memory.
     """
     return (
-        not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and _saved_tensors_hooks is not None
-        and _saved_tensors_hooks(False) is None
+        not torch.compiler.is_compiling() and not transforms_are_active() and not saved_tensors_are_hooked()
     )
 
 

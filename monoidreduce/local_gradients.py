@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
+from monoidreduce._torch_private import current_stream
 
 __all__ = [
     "UNIT_UPSTREAM",
@@ -159,7 +160,7 @@ def order_rows(
     If more than `most` of them count, it is as if all did.
     """
     order = torch.empty((len(rows) + 1,), dtype=torch.int64, device=rows.device)
-    stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
+    stream = current_stream(rows.device.index)
     _C.order_rows(target, mask, order, int(most * len(rows)), ignore_index, 1, stream)
     return order
 
@@ -191,7 +192,7 @@ def _scale_rows(
     factor: if None, 1 for rows that count, else 0. order: that of the factors; rows are taken in it, or put
     into out if it scatters. Where all rows count, out may not be needed.
     """
-    stream = torch._C._cuda_getCurrentRawStream(rows.device.index)
+    stream = current_stream(rows.device.index)
     _C.scale_rows(rows, factor, out, order, scatters, needed_if_all_count, 1, stream)
     return out
 
@@ -201,9 +202,7 @@ def _rows_product(
 ) -> None:
     """(factor[:, None] * local) @ columns of the rows that count: added to a float32 out, or written to
     out[order], with zeros for the other rows."""
-    _C.rows_product(
-        local, columns, factor, out, order, 1, torch._C._cuda_getCurrentRawStream(out.device.index)
-    )
+    _C.rows_product(local, columns, factor, out, order, 1, current_stream(out.device.index))
 
 
 def _columns_product(
@@ -215,7 +214,7 @@ def _columns_product(
     ungathered: Tensor | None = None,
 ) -> None:
     """out = scale * local.T @ rows over the rows that count; ungathered: in place of rows if all do."""
-    stream = torch._C._cuda_getCurrentRawStream(out.device.index)
+    stream = current_stream(out.device.index)
     _C.columns_product(local, rows, ungathered, scale, out, order, 1, stream)
 
 

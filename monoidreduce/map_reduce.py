@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
 
@@ -350,7 +351,7 @@ class _Problem:
 
         Here, within the transforms, that is seen by a state of other tensors; the passes run outside of them.
         """
-        if any(map(_is_transformed, self._slice_pair(*_rows_of_zeros(a, b)))):
+        if any(map(is_transformed, self._slice_pair(*_rows_of_zeros(a, b)))):
             raise ValueError(
                 "project_fold: expected a function of a_slice and b_slice alone, got one that uses another "
                 "tensor, which torch.func transforms; move it into a or b"
@@ -445,7 +446,7 @@ def _one_by_one(function: Any, info: Any, in_dims: Any, arguments: Any) -> Any:
 
 
 def _map_reduce(problem: _Problem, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
-    if torch._C._are_functorch_transforms_active():
+    if transforms_are_active():
         problem.refuse_transformed_closures(a, b)
     fields = _MapReduce.apply(problem, len(a), *a, *b)  # type: ignore[no-untyped-call]
     assert problem.make is not None
@@ -465,11 +466,9 @@ def _untraced_map_reduce(*call: Any) -> Any:
     return (_disabled_map_reduce() if "torch._dynamo" in sys.modules else _map_reduce)(*call)
 
 
-_untraced: Any = _untraced_map_reduce
-_untraced._torchdynamo_disable = True
-# What fullgraph=True says; torch 2.6 says the name of the function alone.
-_untraced._torchdynamo_disable_msg = (
-    "map_reduce runs as it is: traced with its backward pass, it would store what all pairs give"
+mark_untraced(
+    _untraced_map_reduce,
+    "map_reduce runs as it is: traced with its backward pass, it would store what all pairs give",
 )
 
 
@@ -508,16 +507,6 @@ def _fill(upstream: Sequence[Tensor | None], total: Sequence[Tensor]) -> list[Te
 
 def _rows_of_zeros(*sides: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     return ([torch.zeros(1, *t.shape[1:], dtype=t.dtype, device=t.device) for t in side] for side in sides)
-
-
-def _is_transformed(tensor: Tensor) -> bool:
-    """Whether torch.func batches or differentiates it, at any level of its transforms."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        if functorch.is_batchedtensor(tensor) or tensor.requires_grad:
-            return True
-        tensor = functorch.get_unwrapped(tensor)
-    return False
 
 
 def _uses_another_tensor(name: str, arguments: str) -> str:

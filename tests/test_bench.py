@@ -685,7 +685,7 @@ def committed() -> list[dict[str, Any]]:
 
 def test_pages_show_the_committed_results(committed: list[dict[str, Any]]) -> None:
     for page, block in publish.pages(committed).items():
-        text = page.read_text()
+        text = page.read_text("utf-8")
         assert publish.replace_block(text, block) == text, f"python bench/publish.py would change {page}"
 
 
@@ -764,7 +764,7 @@ def test_a_headline_that_was_not_measured_is_an_error(committed: list[dict[str, 
 
 def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) -> None:
     """The numbers of "How it compares"."""
-    text = " ".join(publish.README.read_text().split())
+    text = " ".join(publish.README.read_text("utf-8").split())
     losses = [
         row
         for document in committed

@@ -51,6 +51,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 # Refusals
 
+PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
+
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
@@ -82,6 +84,27 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
         ),
         (["demo", "--plot", "short/plot.png"], "cannot be written: Not a directory"),
         (["demo", "--plot", "x" * 300 + ".png"], "cannot be written: File name too long"),
+        (["plan"], "the following arguments are required: --hardware, --model, --batch, --mesh"),
+        (
+            [*PLAN, "--mesh", "fsdp=8", "--hardware", "abacus"],
+            "argument --hardware: invalid choice: 'abacus'",
+        ),
+        ([*PLAN, "--mesh", "fsdp=8", "--batch", "0"], "argument --batch: '0', expected a number above 0"),
+        (
+            [*PLAN, "--mesh", "ep=8"],
+            "argument --mesh: 'ep=8', expected STRATEGY[=SIZE][:AXES],... with each of dp,",
+        ),
+        ([*PLAN, "--mesh", "tp=2,tp=4"], "argument --mesh: 'tp=2,tp=4', expected STRATEGY[=SIZE][:AXES],..."),
+        ([*PLAN, "--mesh", "tp=0"], "argument --mesh: '0', expected a whole number from 1 to 1000000"),
+        ([*PLAN, "--mesh", "tp=2:x"], "argument --mesh: 'x', expected a number above 0"),
+        ([*PLAN, "--mesh", "tp=2:4"], "links: expected at most the 3 of v5p in all, got 4"),
+        ([*PLAN, "--mesh", "tp=3"], "tp: expected a divisor of heads 32, got 3"),
+        ([*PLAN, "--mesh", "tp=2", "--mfu", "2"], "mfu: expected a number above 0, at most 1, got 2.0"),
+        (
+            [*PLAN, "--mesh", "tp:1"],
+            "argument --mesh: expected the sizes of all strategies, or none and --chips",
+        ),
+        ([*PLAN, "--mesh", "tp=2", "--chips", "8"], "argument --chips: expected only if --mesh has no sizes"),
     ],
 )
 def test_refusals_are_one_line_before_any_work(
@@ -172,6 +195,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--version"])
     assert not stop.value.code
     assert capsys.readouterr().out == f"monoidreduce {mr.__version__}\n"
+
+
+# plan
+
+
+def test_plan_compares_meshes_before_it_prints_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLAN, "--mesh", "fsdp:2,tp:1", "--chips", "64", "--tokens", "1e12", "--remat"]) == 0
+    table, plan = capsys.readouterr().out.split("\n\n", 1)
+    assert len(table.splitlines()) == 1 + 6  # tp divides 32 heads
+    assert plan.startswith("llama3-8b, 8.03e+09 parameters, on 64 x v5p: fsdp ") and " days\n" in plan
 
 
 # bench

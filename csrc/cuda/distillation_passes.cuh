@@ -13,15 +13,14 @@ namespace monoidreduce::cuda {
 
 struct DistillationResults {
   DistillationRows<float> rows;
-  NamedDistillation<Bits> monoid;
+  NamedDistillation<double> monoid;
   using State = DistillationState<Bits>;
   __device__ std::int64_t label(std::int64_t) const { return -1; }
+  // In double: a loss is a difference of logarithms of masses, and Bits rounds each of them.
   __device__ void store(std::int64_t row, const State& s) const {
-    const auto p = monoid.project(s);
-    const auto natural = [](LogNumber<Bits> x) {
-      return rounded<float>(LogNumber<double>{(double{x.high.x} + x.low.x) * kLn2, 0.});
-    };
-    rows.store(row, {natural(p.p_lse), natural(p.q_lse), natural(p.loss)});
+    const auto p = monoid.project({natural(s.p), {natural(s.q.softmax), natural(s.q.sum)}});
+    rows.store(row, {rounded<float>(p.p_lse), rounded<float>(p.q_lse), rounded<float>(p.centre),
+                     static_cast<float>(p.loss)});
   }
   __device__ void skip(std::int64_t row) const {
     rows.loss[row] = 0.f;
@@ -44,48 +43,47 @@ void distillation_forward_pass(const DistillationForward& x, Run run) {
   const ScaledScores<Bits> scores(distillation_problem(x).score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     const NamedDistillation<Bits> monoid{{}, x.options.loss};
-    run(element, monoid, scores, DistillationResults{rows_of(x), monoid});
+    run(element, monoid, scores, DistillationResults{rows_of(x), {{}, x.options.loss}});
   });
 }
 
-template <class R>
 struct DistillationGradientRows {
   DistillationRows<float> rows;
-  using Output = DistillationOutput<R>;
+  using Output = DistillationOutput<Bits>;
 
   __device__ int label(std::int64_t) const { return -1; }
   // Without a part in the loss a row weighs nothing, whatever its statistics. Measured from a number: of infinities the
   // difference that a gradient is made of would be NaN.
   __device__ Output product(std::int64_t row) const {
-    constexpr LogNumber<R> kNothing{kLargest<float>, 0.f};
-    if (!rows.active(row)) return {kNothing, kNothing, {0.f, 0.f}};
+    constexpr LogNumber<Bits> kNothing{kLargest<float>, 0.f};
+    if (!rows.active(row)) return {kNothing, kNothing, kNothing, 0.f};
     const auto p = rows.product(row);
-    const auto in_r = [](LogNumber<float> x) { return LogNumber<R>{x.high, x.low}; };
-    return {in_r(p.p_lse), in_r(p.q_lse), in_r(p.loss)};
+    // Gradients of 16 bits show nothing of the centre's low word, which would take registers.
+    return {bits(p.p_lse), bits(p.q_lse), {bits(p.centre).high, 0.f}, 0.f};
   }
   __device__ bool far(const Output& p) const { return is_far(p.p_lse) || is_far(p.q_lse); }
-  __device__ R upstream(std::int64_t row, R unit) const {
-    return rows.active(row) ? rows.upstream(row) * unit : R(0);
+  __device__ Bits upstream(std::int64_t row, Bits unit) const {
+    return rows.active(row) ? Bits(rows.upstream(row)) * unit : Bits(0.f);
   }
 };
 
-// In natural units: the loss makes some of the gradients numbers with a unit, and others not.
+// In bits, as the forward pass: scale and log2(e) are one factor, whose rounding would show in large scores if one pass had it
+// and the other had not.
 template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    using R = Fast<E>;
-    const DistillationGradientRows<R> rows{
+    const DistillationGradientRows rows{
         {.mask = static_cast<const bool*>(x.mask.data),
          .mask_stride = x.mask.stride[0],
          .rows = x.x.size[0],
          .loss = nullptr,
          .stats = static_cast<float*>(x.stats.data),
          .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]}}};
-    const ScaledScores<R> scores(problem.score, 1.);
+    const ScaledScores<Bits> scores(problem.score, kLog2E);
     // A kernel for each loss: with one for all, Hopper's step of the reverse KL took 5 % longer.
-    NamedDistillation<R>{{}, x.options.loss}.with_named([&](const auto& m) {
+    NamedDistillation<Bits>{{}, x.options.loss}.with_named([&](const auto& m) {
       if (x.teacher_out.present()) {
         local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
                                 launch);

@@ -16,9 +16,12 @@ __device__ __forceinline__ double natural(R x) {
   return x.x * kLn2;
 }
 
+// The words of a larger number lose more than 2^-9 on the way between units. There the score that it is of stands alone.
+inline constexpr float kFarthestLow = 0x1p40f;
+
 __device__ __forceinline__ LogNumber<Bits> bits(LogNumber<float> lse) {
   const auto x = rounded<float>(LogNumber<double>{(double{lse.high} + lse.low) * kLog2E, 0.});
-  return {x.high, x.low};
+  return {x.high, fabsf(x.high) < kFarthestLow ? x.low : 0.f};
 }
 
 // Is a row's log-sum-exp so large that its scores must be rounded (block/fold_fragment.cuh). Not if it is the largest number or

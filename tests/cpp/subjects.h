@@ -49,7 +49,7 @@ template <class M>
 Subject distillation(const char* loss) {
   Subject s = subject<M>(with_real<M>("Distillation", loss));
   s.extremes.pop_back();  // at -inf the expectation of a score is infinite or NaN, depending on the order
-  s.objective = [](const Values& p, const Values& g) { return g[0] * p[2]; };  // the loss
+  s.objective = [](const Values& p, const Values& g) { return g[0] * p[3]; };  // the loss
   return s;
 }
 

@@ -269,7 +269,7 @@ template <DistillationLoss kLoss>
 struct GradientNotCentred : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
   Gradient<double> local_gradient(E e, typename Base::Output p, double g) const {
-    p.loss = {0, 0};
+    p.centre = p.p_lse;
     return Base::local_gradient(e, p, g);
   }
 };

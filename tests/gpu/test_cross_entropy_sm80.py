@@ -12,6 +12,7 @@ from test_cross_entropy_sm90 import (  # noqa: F401  the same tests, collected h
     test_garbage_in_ignored_rows,
     test_large_scores,
     test_layouts,
+    test_levels_of_logits,
     test_logsumexp_matmul,
     test_no_logits_are_stored,
     test_no_rows,

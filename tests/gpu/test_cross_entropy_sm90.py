@@ -73,6 +73,20 @@ def test_sizes_and_options(
     }
 
 
+@pytest.mark.parametrize("label_smoothing", (0.1, 1.0))
+@pytest.mark.parametrize("level", (0, 100, -100))
+def test_levels_of_logits(level: int, label_smoothing: float, gpu: torch.device) -> None:
+    """A constant added to all logits costs no digits. They are x: weights are 0 and 1."""
+    x = (torch.randn(300, 520, device=gpu) + level).to(torch.bfloat16).requires_grad_()
+    eye, target = torch.eye(520, dtype=torch.bfloat16, device=gpu), torch.arange(300, device=gpu)
+    options: dict[str, Any] = {"reduction": "none", "label_smoothing": label_smoothing}
+    found = mr.linear_cross_entropy(x, eye, target, **options)
+    exact = torch.nn.functional.cross_entropy(x.double(), target, **options)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=5e-6)
+    (gradient,), (slope,) = (torch.autograd.grad(loss.sum(), x) for loss in (found, exact))
+    torch.testing.assert_close(gradient, slope, rtol=2**-6, atol=1e-3 * float(slope.abs().max()))
+
+
 class Kept(TorchDispatchMode):
     """Of how many classes the forward passes kept local gradients in the workspace, rounded up to 8; lines of
     the weight's gradient that cross entropy lent."""

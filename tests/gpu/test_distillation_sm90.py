@@ -149,6 +149,38 @@ def test_a_student_that_is_its_teacher(gpu: torch.device) -> None:
         assert value.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("level", (0, 100, -100))
+@pytest.mark.parametrize("teacher_level", (0, 100))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_levels_of_logits(loss: str, teacher_level: int, level: int, gpu: torch.device) -> None:
+    """A constant added to all logits of a side costs no digits. They are x: weights are 0 and 1."""
+    eye = torch.eye(520, dtype=torch.bfloat16, device=gpu)
+    x, teacher_x = (
+        (torch.randn(300, 520, device=gpu) + by).to(torch.bfloat16).requires_grad_()
+        for by in (level, teacher_level)
+    )
+    student, teacher = x.double().log_softmax(1), teacher_x.double().log_softmax(1)
+    p, q = (teacher, student) if loss == "reverse_kl" else (student, teacher)
+    exact = (q.exp() * (-p if loss == "cross_entropy" else q - p)).sum(1)
+    slopes = torch.autograd.grad(exact.sum(), (x, teacher_x))
+    for of_teacher in (False, True):
+        leaves = (x, teacher_x) if of_teacher else (x,)
+        found = mr.linear_distillation(
+            x, eye, teacher_x, eye, loss=loss, reduction="none", teacher_grad=of_teacher
+        )
+        torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+        for gradient, slope in zip(torch.autograd.grad(found.sum(), leaves), slopes, strict=False):
+            torch.testing.assert_close(gradient, slope, rtol=2**-6, atol=1e-3 * float(slope.abs().max()))
+
+
+@pytest.mark.parametrize("temperature", (2.0**-10, 2.0**-20, 2.0**-50))
+@pytest.mark.parametrize("loss", LOSSES)
+def test_large_scores(loss: str, temperature: float, gpu: torch.device) -> None:
+    """Nearly all of a row's weight is that of one class, whose score both passes must see alike."""
+    options = {"loss": loss, "temperature": temperature, "reduction": "none", "workspace": 513 * 512}
+    check_operator("linear_distillation", inputs_of("ragged", torch.bfloat16, gpu), options)
+
+
 @pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
 @pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
 @pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 1.0))
@@ -243,7 +275,7 @@ def test_no_logits_are_stored(masked: bool, tier: str, gpu: torch.device) -> Non
     inputs = distillation_inputs(4096, 32000, 256, 512, dtype=torch.bfloat16, device=gpu, mask=masked)
     x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
     teacher_x, workspace = inputs["teacher_x"], 32 << 20
-    statistics = 4 * 6 * len(x)  # a loss, two words of each log-sum-exp, an expectation
+    statistics = 4 * 7 * len(x)  # a loss, and two words of it and of each log-sum-exp
     tensors = (x, weight, teacher_x, inputs["teacher_weight"])
     scratch = 4 * mr._C.distillation_forward_tier(*tensors, None, temperature=1.0)[2]
     mr.linear_distillation(**inputs, workspace=workspace).backward()  # cuBLAS's own workspace stays

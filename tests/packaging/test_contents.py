@@ -8,10 +8,14 @@ import zipfile
 import monoidreduce as mr
 
 PYTHON = """
-    _C.pyi __init__.py __main__.py _paths.py _validate.py _version.py backend.py flops.py functional.py
+    _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
+    _validate.py _version.py backend.py flops.py functional.py hardware.py
     laws.py local_gradients.py map_reduce.py mlp_parts.py monoids.py nn.py ops.py py.typed reference.py
     workspace.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
+    plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
+    plan/fsdp_tp.py plan/kernels.py plan/mesh.py plan/noise_scale.py plan/operators.py plan/planner.py
+    plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
 """
 HEADERS = """
     activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h

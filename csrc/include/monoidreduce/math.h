@@ -60,6 +60,12 @@ MR_HD R largest() {
   return R(kLargest<Scalar<R>>);
 }
 
+// What a score of 1 is in natural units. (Bits, of block/fast_real.cuh, has its own.)
+template <class R>
+MR_HD R unit_of_scores() {
+  return R(1);
+}
+
 template <class T>
 MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;

@@ -1,5 +1,7 @@
 // How each operator is a fold: its tensors as a FoldProblem. One function an operator, used by both engines,
 // forward and backward.
+//
+// Always inlined: an out-of-line copy compiled for AVX-512 could be picked by the linker for a baseline machine.
 #pragma once
 
 #include "monoidreduce/operators.h"
@@ -7,7 +9,7 @@
 namespace monoidreduce {
 
 // A [rows, width] matrix as [1, 1, rows, width].
-inline TensorView as_rows(const TensorView& m) {
+[[gnu::always_inline]] inline TensorView as_rows(const TensorView& m) {
   if (!m.present()) return m;
   TensorView t = m;
   t.rank = 4;
@@ -16,7 +18,7 @@ inline TensorView as_rows(const TensorView& m) {
   return t;
 }
 
-inline TensorView transposed(const TensorView& m) {
+[[gnu::always_inline]] inline TensorView transposed(const TensorView& m) {
   TensorView t = m;
   if (!m.present()) return t;
   t.size[0] = m.size[1], t.size[1] = m.size[0];
@@ -25,7 +27,7 @@ inline TensorView transposed(const TensorView& m) {
 }
 
 // A [columns] vector as a [1, 1, rows, columns] bias, the same for every row.
-inline TensorView as_column_bias(const TensorView& v, std::int64_t rows) {
+[[gnu::always_inline]] inline TensorView as_column_bias(const TensorView& v, std::int64_t rows) {
   if (!v.present()) return v;
   TensorView t = v;
   t.rank = 4;
@@ -36,7 +38,7 @@ inline TensorView as_column_bias(const TensorView& v, std::int64_t rows) {
 
 // Of calls that may leave rows out.
 template <class Arguments>
-TensorView order_of(const Arguments& x) {
+[[gnu::always_inline]] inline TensorView order_of(const Arguments& x) {
   if constexpr (requires { x.order; }) {
     return x.order;
   } else {
@@ -45,7 +47,7 @@ TensorView order_of(const Arguments& x) {
 }
 
 template <class Arguments>
-FoldProblem attention_problem(const Arguments& x) {
+[[gnu::always_inline]] inline FoldProblem attention_problem(const Arguments& x) {
   const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
   bool whole = true;
   if constexpr (requires { x.whole; }) whole = x.whole;
@@ -62,7 +64,7 @@ FoldProblem attention_problem(const Arguments& x) {
 }
 
 template <class Arguments>
-FoldProblem cross_entropy_problem(const Arguments& x) {
+[[gnu::always_inline]] inline FoldProblem cross_entropy_problem(const Arguments& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.weight),
           .other_a = {},
@@ -76,7 +78,7 @@ FoldProblem cross_entropy_problem(const Arguments& x) {
 }
 
 template <class Arguments>
-FoldProblem distillation_problem(const Arguments& x) {
+[[gnu::always_inline]] inline FoldProblem distillation_problem(const Arguments& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.weight),
           .other_a = as_rows(x.teacher_x),
@@ -90,7 +92,7 @@ FoldProblem distillation_problem(const Arguments& x) {
 }
 
 template <class Arguments>
-FoldProblem mlp_problem(const Arguments& x, const TensorView& out_bias = {}) {
+[[gnu::always_inline]] inline FoldProblem mlp_problem(const Arguments& x, const TensorView& out_bias = {}) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
           .other_a = {},
@@ -129,7 +131,7 @@ inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
 }
 
 template <class Arguments>
-FoldProblem logsumexp_problem(const Arguments& x) {
+[[gnu::always_inline]] inline FoldProblem logsumexp_problem(const Arguments& x) {
   return {.a = as_rows(x.a),
           .b = as_rows(x.b),
           .other_a = {},

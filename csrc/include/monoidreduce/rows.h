@@ -80,7 +80,7 @@ struct DistillationRows {
   const bool* mask;  // [rows], false: not a token; null: all are
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
-  T* stats;  // [6, rows]: p's lse, q's lse and the loss, each high and low
+  T* stats;  // [6, rows]: p's lse, q's lse and the centre, each high and low
   RowVector<T> grad_loss;
   using Output = DistillationOutput<T>;
 
@@ -89,13 +89,14 @@ struct DistillationRows {
   MR_HD void store(std::int64_t row, Output p) const {
     stats[row] = p.p_lse.high, stats[rows + row] = p.p_lse.low;
     stats[2 * rows + row] = p.q_lse.high, stats[3 * rows + row] = p.q_lse.low;
-    stats[4 * rows + row] = p.loss.high, stats[5 * rows + row] = p.loss.low;
-    loss[row] = active(row) ? p.loss.high : T(0);
+    stats[4 * rows + row] = p.centre.high, stats[5 * rows + row] = p.centre.low;
+    loss[row] = active(row) ? p.loss : T(0);
   }
   MR_HD Output product(std::int64_t row) const {
     return {{stats[row], stats[rows + row]},
             {stats[2 * rows + row], stats[3 * rows + row]},
-            {stats[4 * rows + row], stats[5 * rows + row]}};
+            {stats[4 * rows + row], stats[5 * rows + row]},
+            T(0)};
   }
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
 };

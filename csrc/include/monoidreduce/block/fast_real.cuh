@@ -66,6 +66,10 @@ struct BaseTwo {
   }
 };
 using Bits = FastReal<BaseTwo>;
+template <>
+MR_HD Bits unit_of_scores<Bits>() {
+  return kLn2;
+}
 
 template <class E>
 struct Natural {

@@ -150,7 +150,7 @@ inline int threads_a_problem(const FoldProblem& p, bool bias_gradient, int threa
 
 // May each of these threads have a slice of the columns to itself, and sums of its own of the rows' gradients, which are
 // added up at the end: as long as all slices are as much work, and those sums are few. No thread then reads what
-// another wrote a moment ago (docs/design.md, 23).
+// another wrote a moment ago (docs/decisions, 23).
 template <class T>
 bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block, int threads) {
   constexpr std::int64_t kMostBytes = 16 << 20;

@@ -26,7 +26,9 @@ struct DistillationState {
 };
 template <class R>
 struct DistillationOutput {
-  LogNumber<R> p_lse, q_lse, loss;
+  LogNumber<R> p_lse, q_lse;
+  LogNumber<R> centre;  // p_lse - loss
+  R loss;               // backward reads all but this
 };
 
 // What the losses differ in.
@@ -65,17 +67,20 @@ struct Distillation {
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
     const auto [q_lse, expectation] = q.project(s.q);
+    const LogNumber<R> p_lse = p.project(s.p);
     const auto of_masses = Rule::surplus(log_number(s.q.softmax.mass), log_number(s.p.mass));
-    const LogNumber<R> loss = LogNumber<R>{expectation, R(0)} - of_masses;
+    const LogNumber<R> sum = LogNumber<R>{expectation, R(0)} - of_masses;
     const Mask<R> empty = s.q.softmax.mass == R(0);
-    return {p.project(s.p), q_lse, {select(empty, R(0), loss.high), select(empty, R(0), loss.low)}};
+    const LogNumber<R> loss{select(empty, R(0), sum.high), select(empty, R(0), sum.low)};
+    return {p_lse, q_lse, p_lse - loss, loss.high};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output of, R g) const {
     const R p_share = p.share(of_p(e), of.p_lse), q_share = q.softmax.share(of_q(e), of.q_lse);
-    // log Q - log P - loss, or -log P - loss: of the two large numbers of a row, log-sum-exp and loss, the difference is taken first.
-    const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - (of.p_lse - of.loss));
+    // log Q - log P - loss, or -log P - loss. Log-sum-exp and loss, both large, are one number of a row.
+    const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - of.centre);
     // Of a share of 1 it is 0, which the rounding of scores that are far apart would hide.
-    return Rule::gradient(g * (p_share - q_share), g * q_share * select(q_share == R(1), R(0), centred));
+    const R by_q = q_share * select(q_share == R(1), R(0), centred) * unit_of_scores<R>();
+    return Rule::gradient(g * (p_share - q_share), g * by_q);
   }
 
   // Measured from +inf all of a row is NaN, as of torch's log_softmax.

@@ -1,0 +1,134 @@
+"""Every private name of torch that the library uses: what it is for, and what happens in a torch without it.
+
+A name that has a substitute is replaced by it. Without one of the others the import of the library fails, and
+names it: no call may be wrong, or fail, for a name that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "FakeTensorMode",
+    "SingleLevelFunction",
+    "allows_tf32",
+    "backend_is_next",
+    "below_autograd",
+    "current_stream",
+    "forward_ad_level",
+    "forward_ad_on",
+    "is_transformed",
+    "mark_untraced",
+    "saved_tensors_are_hooked",
+    "single_level",
+    "transforms_are_active",
+]
+
+
+def _required(path: str) -> Any:
+    """The name at `path`, which may begin with modules that are not loaded yet."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(reduce(getattr, module.split(".")[1:], __import__(module)), name)
+    except (AttributeError, ImportError):
+        raise ImportError(f"monoidreduce needs {path}, which torch {torch.__version__} has not") from None
+
+
+def _optional(owner: Any, name: str) -> Any:
+    return getattr(owner, name, None)
+
+
+# Autograd kernels of the ops (ops.py). A Function of one level records what the kernel computes, at the
+# level of torch.func's transforms that the dispatcher is at. No substitute: `Function.apply` asks again.
+SingleLevelFunction: Any = _required("torch.autograd.function._SingleLevelFunction")
+single_level: Callable[[], Any] = _required("torch._functorch.utils.enable_single_level_autograd_function")
+# Calls an op below autograd. No substitute.
+below_autograd: Callable[[], Any] = _required("torch._C._AutoDispatchBelowAutograd")
+# Is a transform of torch.func at work. No substitute: its results would be silently wrong.
+transforms_are_active: Callable[[], bool] = _required("torch._C._are_functorch_transforms_active")
+# Forward-mode AD, which no op has: where it is on, recording refuses. No substitute: a tangent would be lost.
+_forward_ad: Any = _required("torch.autograd.forward_ad")
+forward_ad_on: Callable[[bool], Any] = _required("torch.autograd.forward_ad._set_fwd_grad_enabled")
+_required("torch.autograd.forward_ad._current_level")
+# Runs the checks of a call for `explain`, without its work. No substitute.
+FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
+
+# Kernels run at the stream that is current. The private way is 40 times as fast as the public one.
+_raw_stream: Any = _optional(torch._C, "_cuda_getCurrentRawStream")
+
+
+def _public_stream(index: int) -> int:
+    stream: int = torch.cuda.current_stream(index).cuda_stream
+    return stream
+
+
+current_stream: Callable[[int], int] = _public_stream if _raw_stream is None else _raw_stream
+
+_keys_below_autograd: Any = _optional(torch._C, "_after_ADInplaceOrView_keyset")
+_dispatch_key: Any = _required("torch._C.DispatchKey")
+_backends = (_dispatch_key.CPU, _dispatch_key.CUDA)
+_reaches_backend: dict[int, bool] = {}
+# Since torch 2.9, and since torch 2.7.
+_fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
+_saved_tensors_hooks: Any = _optional(torch._C._autograd, "_top_saved_tensors_default_hooks")
+_functorch: Any = _required("torch._C._functorch")
+
+
+def forward_ad_level() -> int:
+    """How many levels of forward-mode AD are entered, less 1."""
+    level: int = _forward_ad._current_level
+    return level
+
+
+def backend_is_next(keys: Any) -> bool:
+    """Does nothing stand between an Autograd kernel and a backend's, by the dispatch keys of a call.
+
+    Then the dispatcher need not be asked again, which is host time. They are few, and remembered by their
+    bits. A torch that does not tell is asked again.
+    """
+    bits = keys.raw_repr()
+    if bits not in _reaches_backend:
+        _reaches_backend[bits] = (
+            _keys_below_autograd is not None
+            and (keys & _keys_below_autograd).highestPriorityTypeId() in _backends
+        )
+    return _reaches_backend[bits]
+
+
+def allows_tf32() -> bool:
+    """May matrix products of CUDA tensors round their factors to tf32.
+
+    Since torch 2.9 the precision is asked for by name, and what was asked before raises where it was set so.
+    """
+    if _fp32_precision is None:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return bool(_fp32_precision("cuda", "matmul") == "tf32")
+
+
+def saved_tensors_are_hooked() -> bool:
+    """May what autograd saves come back as other memory. A torch that does not tell may do so."""
+    return _saved_tensors_hooks is None or _saved_tensors_hooks(False) is not None
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether torch.func batches or differentiates a tensor, at any level of its transforms."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor) or tensor.requires_grad:
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return False
+
+
+def mark_untraced(function: Any, reason: str) -> None:
+    """Keep a function out of graphs, as `torch.compiler.disable` does, which loads the compiler for seconds.
+
+    The reason is what fullgraph=True says; torch 2.6 says the name of the function. A compiler that knows the
+    mark no more would trace the function.
+    """
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_msg = reason

@@ -1,0 +1,136 @@
+"""Accelerators: rates, memories and links, each with its source. SI units: FLOP/s, bytes/s, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from monoidreduce._validate import check_choice
+
+__all__ = ["HARDWARE", "Hardware", "Measured", "find"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rates that were measured on the device.
+
+    Attributes:
+        peak: FLOP/s of a large bfloat16 matrix product.
+        bandwidth: bytes/s of a large copy, read and written.
+        l2: bytes of the second-level cache that hold data before DRAM sees them; None where unknown.
+    """
+
+    peak: float
+    bandwidth: float
+    l2: float | None = None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One device, and its links to others.
+
+    Attributes:
+        name: as in `HARDWARE`.
+        peak: dense bfloat16 FLOP/s of the data sheet.
+        bandwidth: bytes/s between the device's memory and its caches.
+        memory: bytes.
+        link: bytes/s that the device sends along one physical axis of its interconnect, over all links of it.
+        axes: the number of physical axes. A switch, such as NVLink's, is one axis.
+        joined: the most chips that these links join.
+        source: where the numbers are from.
+        l2: bytes of the second-level cache.
+        shared: bytes of shared memory that a thread block can have.
+        multiprocessors: their number.
+        measured: rates that were measured; None where nobody did.
+    """
+
+    name: str
+    peak: float
+    bandwidth: float
+    memory: float
+    link: float
+    axes: int
+    joined: int
+    source: str
+    l2: int | None = None
+    shared: int | None = None
+    multiprocessors: int | None = None
+    measured: Measured | None = None
+
+
+_ENTRIES = (
+    Hardware(
+        name="a100",
+        peak=3.12e14,
+        bandwidth=1.6e12,
+        memory=40e9,
+        link=3e11,
+        axes=1,
+        joined=8,
+        source="Rooflines and Scaling, 1.1 and A.1.1; the rest from NVIDIA's data sheet of the 40 GB module",
+        l2=40 * MIB,
+        shared=163 << 10,
+        multiprocessors=108,
+    ),
+    Hardware(
+        name="h100",
+        peak=9.89e14,
+        bandwidth=3.35e12,
+        memory=80e9,
+        link=4.5e11,
+        axes=1,
+        joined=8,
+        source="NVIDIA's data sheet of the SXM module; measured rates from bench/results",
+        l2=50 * MIB,
+        shared=227 << 10,
+        multiprocessors=132,
+        measured=Measured(peak=7.9e14, bandwidth=3.009e12, l2=25e6),
+    ),
+    Hardware(
+        name="h200",
+        peak=9.89e14,
+        bandwidth=4.8e12,
+        memory=141e9,
+        link=4.5e11,
+        axes=1,
+        joined=8,
+        source="NVIDIA's data sheet of the SXM module; rates measured with bench/run.py",
+        l2=60 * MIB,
+        shared=227 << 10,
+        multiprocessors=132,
+        measured=Measured(peak=7.925e14, bandwidth=4.277e12),
+    ),
+    Hardware(
+        name="b200",
+        peak=2.25e15,
+        bandwidth=8e12,
+        memory=180e9,
+        link=9e11,
+        axes=1,
+        joined=8,
+        source="NVIDIA's data sheet of HGX B200",
+        l2=126 * MIB,
+        shared=227 << 10,
+        multiprocessors=148,
+    ),
+    Hardware(
+        name="v5p",
+        peak=4.59e14,
+        bandwidth=2.765e12,
+        memory=95e9,
+        link=1.8e11,
+        axes=3,
+        joined=16 * 20 * 28,
+        source="Rooflines and Scaling, section 2; the rest from Google's page of TPU v5p, whose 1.2e12 "
+        "bytes/s between chips, in both directions, are more than the paper's 5.4e11 sent over three axes",
+    ),
+)
+
+HARDWARE: dict[str, Hardware] = {entry.name: entry for entry in _ENTRIES}
+
+
+def find(name: str) -> Hardware:
+    """The device of that name. Raises ValueError for a name that is not in `HARDWARE`."""
+    check_choice("hardware", name, tuple(HARDWARE))
+    return HARDWARE[name]

@@ -1,0 +1,112 @@
+"""Plans of training: rooflines, collectives, parallel strategies and batch sizes.
+
+The formulas are those of "Rooflines and Scaling"; each names its equation, table or appendix. Numbers are
+FLOPs, bytes, seconds and tokens, never thousands or billions of them. docs/planner.md has worked examples.
+"""
+
+from monoidreduce.hardware import HARDWARE, Hardware
+from monoidreduce.plan.collectives import Ring, ring, seconds, sent
+from monoidreduce.plan.critical_batch import (
+    Pareto,
+    QuadraticModel,
+    Schedule,
+    batch_schedule,
+    covariance_preserving_rate,
+    estimate_noise,
+    fit_pareto,
+    linear_rate,
+)
+from monoidreduce.plan.fsdp_tp import (
+    ShardedLayer,
+    least_communication_seconds,
+    least_tokens_per_chip,
+    optimal_fsdp_chips,
+    sharded_layers,
+)
+from monoidreduce.plan.kernels import (
+    Footprint,
+    attention_backward,
+    attention_forward,
+    fused_mlp,
+    gemm,
+    launch_overhead,
+    linear_backward,
+    linear_forward,
+    naive_attention_forward,
+    naive_gemm,
+    stored_mlp,
+)
+from monoidreduce.plan.mesh import Axis, Mesh, meshes
+from monoidreduce.plan.noise_scale import NoiseScale
+from monoidreduce.plan.operators import context_parallel, hidden_parallel, vocabulary_parallel
+from monoidreduce.plan.planner import Batch, Memory, Plan, Precision, best, plans
+from monoidreduce.plan.roofline import Roofline, Work, interconnect, on_device
+from monoidreduce.plan.strategies import Phases, data_parallel, fully_sharded, least_hidden, tensor_parallel
+from monoidreduce.plan.tensor_lines import Algorithm, Line, all_gather_version, all_reduce_version
+from monoidreduce.plan.topology import check_slice, logical_strides
+from monoidreduce.plan.transformer import MODELS, Model, training_flops, training_seconds
+
+__all__ = [
+    "HARDWARE",
+    "MODELS",
+    "Algorithm",
+    "Axis",
+    "Batch",
+    "Footprint",
+    "Hardware",
+    "Line",
+    "Memory",
+    "Mesh",
+    "Model",
+    "NoiseScale",
+    "Pareto",
+    "Phases",
+    "Plan",
+    "Precision",
+    "QuadraticModel",
+    "Ring",
+    "Roofline",
+    "Schedule",
+    "ShardedLayer",
+    "Work",
+    "all_gather_version",
+    "all_reduce_version",
+    "attention_backward",
+    "attention_forward",
+    "batch_schedule",
+    "best",
+    "check_slice",
+    "context_parallel",
+    "covariance_preserving_rate",
+    "data_parallel",
+    "estimate_noise",
+    "fit_pareto",
+    "fully_sharded",
+    "fused_mlp",
+    "gemm",
+    "hidden_parallel",
+    "interconnect",
+    "launch_overhead",
+    "least_communication_seconds",
+    "least_hidden",
+    "least_tokens_per_chip",
+    "linear_backward",
+    "linear_forward",
+    "linear_rate",
+    "logical_strides",
+    "meshes",
+    "naive_attention_forward",
+    "naive_gemm",
+    "on_device",
+    "optimal_fsdp_chips",
+    "plans",
+    "ring",
+    "seconds",
+    "sent",
+    "sharded_layers",
+    "stored_mlp",
+    "tensor_parallel",
+    "training_flops",
+    "training_seconds",
+    "vocabulary_parallel",
+]

@@ -1,0 +1,20 @@
+"""The check that formulas share."""
+
+from __future__ import annotations
+
+from monoidreduce._validate import check_int, check_positive, mismatch
+
+__all__ = ["check_counts", "check_numbers"]
+
+
+def check_numbers(**values: float) -> None:
+    """Raises TypeError or ValueError, naming the argument, unless each is a finite number above 0."""
+    for name, value in values.items():
+        check_positive(name, value)
+
+
+def check_counts(**values: int) -> None:
+    """Raises TypeError or ValueError, naming the argument, unless each is an int of 1 or more."""
+    for name, value in values.items():
+        if check_int(name, value, "an int >= 1") < 1:
+            raise ValueError(mismatch(name, "an int >= 1", value))

@@ -1,0 +1,37 @@
+"""The physical mesh of a TPU pod (paper, Appendix B): slices of it and logical axes over it."""
+
+from __future__ import annotations
+
+from math import prod
+
+from monoidreduce._validate import mismatch
+from monoidreduce.plan._positive import check_counts
+
+__all__ = ["V5P_CUBE", "V5P_POD", "check_slice", "logical_strides"]
+
+V5P_POD = (16, 20, 28)
+V5P_CUBE = (4, 4, 4)
+
+
+def check_slice(
+    shape: tuple[int, ...], pod: tuple[int, ...] = V5P_POD, cube: tuple[int, ...] = V5P_CUBE
+) -> int:
+    """The number of chips of a slice, which consists of whole cubes and fits into the pod (B.1).
+
+    Raises ValueError for any other shape.
+    """
+    check_counts(**{f"shape[{axis}]": size for axis, size in enumerate(shape)})
+    if len(shape) != len(pod) or any(
+        size % edge or size > most for size, edge, most in zip(shape, cube, pod, strict=True)
+    ):
+        raise ValueError(mismatch("shape", f"multiples of {cube}, at most {pod}", shape))
+    return prod(shape)
+
+
+def logical_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """How many chips neighbours along each logical axis are apart, in row-major order (B.1).
+
+    The last axis has stride 1: it is the one that lies together.
+    """
+    check_counts(**{f"sizes[{axis}]": size for axis, size in enumerate(sizes)})
+    return tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))

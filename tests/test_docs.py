@@ -1,0 +1,46 @@
+"""The documents: links lead somewhere, and the index of decisions lists them all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_TITLE = re.compile(r"# (\d+)\. (.+)\n\n\*\*Status\*\*: ((?:.+\n)+)")
+_LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_exist(page: Path) -> None:
+    targets = [t for t in _LINK.findall(page.read_text("utf-8")) if "://" not in t]
+    assert [t for t in targets if not (page.parent / t).exists()] == []
+
+
+def test_decisions_are_numbered_consecutively() -> None:
+    assert [int(path.name[:2]) for path in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+def test_decisions_refer_to_each_other_by_number() -> None:
+    """A link "[decision 28](28-...)" has one number."""
+    references = re.compile(r"\[[Dd]ecision\s+(\d+)\]\((?:docs/|decisions/)*([^)]*)\)")
+    for page in PAGES:
+        for number, target in references.findall(page.read_text("utf-8")):
+            assert target.startswith(f"{int(number):02}-"), f"{page.name}: decision {number} is {target}"
+
+
+def test_index_lists_every_decision() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text("utf-8")
+    rows = []
+    for path in DECISIONS:
+        found = _TITLE.match(path.read_text("utf-8"))
+        assert found is not None, f"{path.name} does not begin with its title and status"
+        number, title, status = found.groups()
+        assert int(number) == int(path.name[:2]), path.name
+        rows.append(f"| {int(number)} | [{title}]({path.name}) | {' '.join(status.split())} |")
+    assert index.rstrip().endswith("\n".join(rows))
+    assert index.count("\n| ") == len(rows) + 1  # the head

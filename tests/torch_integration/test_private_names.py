@@ -1,0 +1,92 @@
+"""The private names of torch are in one file, and a torch without one of them is no surprise."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import monoidreduce
+from monoidreduce import _torch_private
+
+PACKAGE = Path(monoidreduce.__file__).parent
+
+CALL = """
+import torch, monoidreduce as mr
+x, w = torch.randn(5, 8, requires_grad=True), torch.randn(16, 8)
+mr.linear_cross_entropy(x, w, torch.arange(5)).backward()
+print(torch.vmap(lambda x: mr.logsumexp_matmul(x, w))(x[None]).shape)
+"""
+
+
+def private_names(source: str) -> list[str]:
+    """Names of torch with a leading underscore: of attributes and of what is imported from its modules."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom):
+            path = f"{node.module}." + ".".join(alias.name for alias in node.names)
+        else:
+            continue
+        private = any(part.startswith("_") and not part.startswith("__") for part in path.split("."))
+        if path.startswith("torch.") and private:
+            names.append(path)
+    return names
+
+
+def test_they_are_in_one_file() -> None:
+    assert private_names("from torch._C import x") and private_names("torch._C.of()")
+    assert private_names("from torch.autograd.function import _Single") and not private_names(
+        "torch.__version__"
+    )
+    found = {
+        str(file.relative_to(PACKAGE)): names
+        for file in PACKAGE.rglob("*.py")
+        if (names := private_names(file.read_text())) and file.stem != "_torch_private"
+    }
+    assert not found
+
+
+def run_without(name: str) -> subprocess.CompletedProcess[str]:
+    """A call in a process whose torch has lost the name."""
+    owner, _, last = name.rpartition(".")
+    lose = (
+        f"import torch, torch._functorch.utils\nif hasattr({owner}, {last!r}): delattr({owner}, {last!r})\n"
+    )
+    command = [sys.executable, "-c", lose + CALL]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch._C._after_ADInplaceOrView_keyset",
+        "torch._C._cuda_getCurrentRawStream",
+        "torch._C._get_fp32_precision_getter",
+        "torch._C._autograd._top_saved_tensors_default_hooks",
+    ],
+)
+def test_names_with_a_substitute_are_not_missed(name: str) -> None:
+    process = run_without(name)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout == "torch.Size([1, 5])\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torch._functorch.utils.enable_single_level_autograd_function", "torch._C._AutoDispatchBelowAutograd"],
+)
+def test_a_torch_without_another_is_refused_by_name(name: str) -> None:
+    process = run_without(name)
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith(f"ImportError: monoidreduce needs {name}, which torch ")
+
+
+@pytest.mark.oldest
+def test_every_name_is_there() -> None:
+    assert all(getattr(_torch_private, name) is not None for name in _torch_private.__all__)
