@@ -1,11 +1,14 @@
-"""Draws results: speed and memory against sizes, time against memory, errors against the spread of scores."""
+"""Draws results: speed and memory against sizes, time against memory, errors against the spread of scores.
+
+And the README's chart, bars of time and memory.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.report import accuracy_parts, accuracy_sweeps, in_words
 from monoidreduce._command_line import replacing
@@ -13,6 +16,9 @@ from monoidreduce._command_line import replacing
 Row = dict[str, Any]
 Panel = Callable[[Any], None]  # draws on a matplotlib Axes
 HALF = "bfloat16"  # what is drawn: the dtype in which there are peers
+# Of the README's chart, whose ground is transparent: ours, others and text, to be read on white and on black.
+OURS, OTHERS, TEXT = "#2f81f7", "#9198a1", "#767676"
+FONTS = ["DejaVu Sans", "Verdana", "Arial"]
 SWEEPS = {"attention": ("L", "d"), "mlp": ("d",), "cross_entropy": ("V",)}
 
 
@@ -181,3 +187,55 @@ def save_plot(path: Path, document: Row) -> bool:
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=100)
     return True
+
+
+class Bar(NamedTuple):
+    """What a step of a contender takes."""
+
+    name: str
+    milliseconds: float
+    mebibytes: float
+
+    @property
+    def time(self) -> str:
+        return f"{self.milliseconds:.3g} ms"
+
+    @property
+    def memory(self) -> str:
+        return f"{self.mebibytes:.0f} MiB"
+
+
+def _draw_bars(axes: Any, bars: list[Bar], values: list[float], labels: list[str], gid: str) -> None:
+    """One bar below another, each with its label and the id `gid`-index."""
+    colors = [OURS if bar.name.startswith("monoidreduce") else OTHERS for bar in bars]
+    drawn = axes.barh(range(len(bars)), values, color=colors, height=0.7)
+    for index, patch in enumerate(drawn):
+        patch.set_gid(f"{gid}-{index}")
+    axes.bar_label(drawn, labels, padding=3, color=TEXT)
+    axes.set(xlim=(0, 1.25 * max(values)), xticks=[], ylim=(len(bars) - 0.4, -0.6))
+    axes.set_frame_on(False)
+
+
+def save_bars(path: Path, groups: dict[str, list[Bar]]) -> None:
+    """Draws groups of bars under their titles, times to the left and memory to the right, as SVG.
+
+    Text stays text, the ground is transparent, and the same groups give the same bytes.
+    """
+    heights = [len(bars) + 1.5 for bars in groups.values()]
+    with importlib.import_module("matplotlib").rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "monoidreduce", "font.size": 9, "font.sans-serif": FONTS}
+    ):
+        figure = importlib.import_module("matplotlib.figure").Figure(
+            figsize=(9, 0.21 * sum(heights)), layout="constrained"
+        )
+        grid = figure.subplots(len(groups), 2, squeeze=False, height_ratios=heights)
+        for index, ((title, bars), (left, right)) in enumerate(zip(groups.items(), grid, strict=True)):
+            times, memory = [bar.milliseconds for bar in bars], [bar.mebibytes for bar in bars]
+            _draw_bars(left, bars, times, [bar.time for bar in bars], f"time-{index}")
+            _draw_bars(right, bars, memory, [bar.memory for bar in bars], f"memory-{index}")
+            left.set_yticks(range(len(bars)), [bar.name for bar in bars], color=TEXT)
+            left.tick_params(length=0)
+            right.set_yticks([])
+            left.set_title(title, loc="left", color=TEXT, fontweight="bold", fontsize="medium")
+        with replacing(path) as file:
+            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

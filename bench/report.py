@@ -1,4 +1,4 @@
-"""Turns results into tables: `python bench/report.py FILE...` prints them as they stand in the README."""
+"""Turns results into tables: `python bench/report.py FILE...` prints them as docs/benchmarks.md has them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 Row = dict[str, Any]
 MATH = "math"  # torch's math path among the contenders of attention
+OTHERS = ("decode", "forward", "accuracy", "memory", "overhead")  # what is measured besides speed
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -74,7 +75,7 @@ def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
         ]
 
     header = ["operator", "dtype", "forward", "backward", "total", "of matmul rate"]
-    return _table(header, [cells(row) for row in rows])
+    return table(header, [cells(row) for row in rows])
 
 
 def in_order(lists: Iterable[Iterable[str]]) -> list[str]:
@@ -108,7 +109,7 @@ def peer_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
     across, down = names, titles
     if len(names) > len(titles):
         across, down, cells = titles, names, [list(column) for column in zip(*cells, strict=True)]
-    return _table([rows[0]["op"], *across], [[name, *line] for name, line in zip(down, cells, strict=True)])
+    return table([rows[0]["op"], *across], [[name, *line] for name, line in zip(down, cells, strict=True)])
 
 
 def not_measured(rows: list[Row]) -> str:
@@ -134,7 +135,7 @@ def decode_table(rows: list[Row], copy_gbytes: float) -> str:
 
     names = in_order(row["milliseconds"] for row in rows)
     header = ["decode", *names]
-    return _table(
+    return table(
         header, [[in_words(row["parameters"]), *(cell(row, name) for name in names)] for row in rows]
     )
 
@@ -152,7 +153,7 @@ def forward_table(rows: list[Row]) -> str:
 
     names = in_order(row["milliseconds"] for row in rows)
     product = names[-1]
-    return _table(
+    return table(
         ["cross_entropy", *names],
         [[in_words(row["parameters"]), *(cell(row, name) for name in names)] for row in rows],
     )
@@ -171,7 +172,7 @@ def accuracy_sweeps(rows: list[Row]) -> list[list[Row]]:
 def _of_contenders(rows: list[Row], corner: str, names: list[str], cell: Callable[[Row, str], str]) -> str:
     """A line for each contender, a column for each standard deviation."""
     lines = [[name, *(cell(row, name) if name in row["errors"] else "-" for row in rows)] for name in names]
-    return _table([corner, *(f"std {row['std']:g}" for row in rows)], lines)
+    return table([corner, *(f"std {row['std']:g}" for row in rows)], lines)
 
 
 def accuracy_table(rows: list[Row]) -> str:
@@ -209,8 +210,8 @@ def _accuracy(rows: list[Row]) -> list[str]:
         sweeps = accuracy_sweeps(list(group))
         named = f"{', '.join(parts[:-1])} and {parts[-1]}"
         blocks += [
-            f"Accuracy: relative errors of {named} against float64, by the standard deviation of logits or "
-            "scores.",
+            f"### Accuracy of {named}",
+            "Relative errors against float64, by the standard deviation of logits or scores.",
             *(accuracy_table(sweep) for sweep in sweeps),
         ]
         if beside_math := [sweep for sweep in sweeps if all(has_math(row) for row in sweep)]:
@@ -241,7 +242,7 @@ def memory_table(rows: list[Row]) -> str:
             "yes" if row["flat"] else "**NO**",
         ]
 
-    return _table(
+    return table(
         ["operator", "dtype", "size", "axis", "MiB", "torch MiB", "limit", "flat"],
         [cells(row) for row in rows],
     )
@@ -264,7 +265,7 @@ def overhead_table(rows: list[Row]) -> str:
             pair(times, "torch, one row"),
         ]
 
-    return _table(
+    return table(
         ["operator", "overhead us", "limit", "one row us", "torch, one row us"], [cells(row) for row in rows]
     )
 
@@ -303,9 +304,12 @@ def _short(commit: str) -> str:
 def tables(document: Row) -> str:
     """The whole report of one run, in Markdown. Old results have no peers, no decode and no accuracy."""
     machine = document["environment"]
+    measured = dict.fromkeys(row["op"] for row in document["speed"])
+    measured |= dict.fromkeys(name for name in OTHERS if document.get(name))
     parts = [
+        f"## {machine['device']}: {', '.join(measured)}",
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, monoidreduce "
-        f"{machine['monoidreduce']} ({_short(machine['commit'])}), {machine['date']}, `{machine['command']}`"
+        f"{machine['monoidreduce']} ({_short(machine['commit'])}), {machine['date']}, `{machine['command']}`",
     ]
     if machine["load_average"] > QUIET * machine["threads"]:
         parts.append(
@@ -313,7 +317,8 @@ def tables(document: Row) -> str:
         )
     if document["speed"]:
         parts += [
-            "Speed: median milliseconds of monoidreduce vs torch, timed in turn, and the ratio.",
+            "### Speed",
+            "Median milliseconds of monoidreduce vs torch, timed in turn, and the ratio.",
             speed_table(document["speed"], machine["product_gflops"]),
         ]
         with_peers = [row for row in document["speed"] if len(row["phases"]["total"]["milliseconds"]) > 2]
@@ -322,7 +327,8 @@ def tables(document: Row) -> str:
                 f"{name} {version}" for name, version in machine.get("peers", {}).items() if version
             )
             parts += [
-                "Peers: median milliseconds of forward + backward, share of the matmul rate, on a GPU the "
+                "### Peers",
+                "Median milliseconds of forward + backward, share of the matmul rate, and on a GPU the "
                 "peak memory beyond inputs, outputs and gradients (and that of the forward pass, where it is "
                 f"more: it may hold memory that becomes gradients). {versions}".rstrip(),
                 *(peer_table(rows, machine["product_gflops"]) for rows in _by_operator(with_peers)),
@@ -332,34 +338,38 @@ def tables(document: Row) -> str:
     decode = document.get("decode", [])
     if decode:
         parts += [
-            "Decode: median microseconds of attention with one query a head, keys and values read a second, "
-            f"share of the {machine['copy_gbytes']:.0f} GB/s of a copy.",
+            "### Decode",
+            "Median microseconds of attention with one query a head, bytes of keys and values read a second, "
+            f"and their share of the {machine['copy_gbytes']:.0f} GB/s that a copy reaches.",
             decode_table(decode, machine["copy_gbytes"]),
         ]
     forward = document.get("forward", [])
     if forward:
         parts += [
-            "Forward alone, without gradients: median milliseconds, the share of it that the product of the "
-            "logits takes by itself, peak memory.",
+            "### Forward alone, without gradients",
+            "Median milliseconds, the share of it that the matrix product of the logits takes by itself, and "
+            "peak memory.",
             forward_table(forward),
         ]
     if absent := not_measured(document["speed"] + accuracy + decode):
-        parts += [f"Not measured:\n{absent}"]
+        parts += ["### Not measured", absent]
     if document["memory"]:
         parts += [
-            "Memory: peak of one forward and backward beyond inputs, outputs and gradients.",
+            "### Memory",
+            "Peak of one forward and backward beyond inputs, outputs and gradients.",
             memory_table(document["memory"]),
         ]
     if document["overhead"]:
         parts += [
-            "Overhead: microseconds of a call that records gradients, alone and with its backward.",
+            "### Overhead",
+            "Microseconds of a call that records gradients, alone and with its backward.",
             overhead_table(document["overhead"]),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
     held = document["memory"] or document["overhead"] or any(phase["target"] is not None for phase in phases)
     misses = missed(document)
     if misses:
-        parts.append("\n".join(["Targets missed:", *(f"- {miss}" for miss in misses)]))
+        parts += ["### Targets missed", "\n".join(f"- {miss}" for miss in misses)]
     elif held:
         parts.append("All targets met.")
     return "\n\n".join(parts)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, report, run
+from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, publish, report, run
 from bench.decode import measure_decode
 from bench.forward import HALF_IGNORED, PRODUCT, measure_forward
 from bench.harness import (
@@ -536,8 +538,8 @@ def test_report_has_errors_of_attention_beside_torchs_math_path() -> None:
     results["accuracy"] += attention_errors()
     text = report.tables(results)
     cells = " ".join(text.split())
-    assert "relative errors of loss, dX and dW against" in text
-    assert "relative errors of out, d_q, d_k and d_v against" in text
+    assert "### Accuracy of loss, dX and dW\n" in text
+    assert "### Accuracy of out, d_q, d_k and d_v\n" in text
     assert (
         "| attention L 4 | std 1 | std 36 |" in cells and "| attention L 4, N 6 | std 1 | std 36 |" in cells
     )
@@ -671,6 +673,125 @@ def test_errors_are_drawn_by_what_was_measured() -> None:
 
 def test_nothing_to_plot(tmp_path: Path) -> None:
     assert not plot.save_plot(tmp_path / "plot.png", document(total_target=1.0) | {"accuracy": []})
+
+
+# What the README and docs/benchmarks.md show
+
+
+@pytest.fixture(scope="module")
+def committed() -> list[dict[str, Any]]:
+    return publish.committed()
+
+
+def test_pages_show_the_committed_results(committed: list[dict[str, Any]]) -> None:
+    for page, block in publish.pages(committed).items():
+        text = page.read_text("utf-8")
+        assert publish.replace_block(text, block) == text, f"python bench/publish.py would change {page}"
+
+
+def test_the_readmes_table_has_the_headlines(committed: list[dict[str, Any]]) -> None:
+    _, rule, *rows = publish.headline_table(committed).splitlines()
+    assert len(rows) == len(publish.HEADLINES) == 8 and set(rule) == {"|", "-", " "}
+    for headline, line in zip(publish.HEADLINES, rows, strict=True):
+        title, ours, other, ratio, torchs = (cell.strip() for cell in line.split("|")[1:-1])
+        row = publish.find(committed, headline)
+        medians = {name: times["median"] for name, times in row["phases"]["total"]["milliseconds"].items()}
+        fastest = min((name for name in medians if not name.startswith("monoid")), key=medians.__getitem__)
+        assert title == headline.title
+        assert ours == f"{medians['monoidreduce']:.3g} ms, {mebibytes(row, 'monoidreduce')}"
+        assert other == f"{fastest}: {medians[fastest]:.3g} ms, {mebibytes(row, fastest)}"
+        assert ratio == f"{medians[fastest] / medians['monoidreduce']:.2f}x"
+        assert torchs == f"{medians['torch']:.3g} ms, {mebibytes(row, 'torch')}"
+
+
+def mebibytes(row: dict[str, Any], name: str) -> str:
+    return f"{row['step_peak_bytes'][name] / 2**20:.0f} MiB"
+
+
+def drawn_bars(svg: Path) -> tuple[list[str], dict[str, float]]:
+    """All text of a chart, and the length of each bar by its id."""
+    tree = ElementTree.parse(svg)
+    space = "{http://www.w3.org/2000/svg}"
+    texts = [text.text or "" for text in tree.iter(f"{space}text")]
+    lengths = {}
+    for group in tree.iter(f"{space}g"):
+        if re.fullmatch(r"(time|memory)-\d+-\d+", group.get("id", "")):
+            path = group[0].get("d", "")
+            xs = [float(x) for x in re.findall(r"[ML] (\S+) ", path)]
+            lengths[group.get("id", "")] = max(xs) - min(xs)
+    return texts, lengths
+
+
+def assert_draws(svg: Path, groups: dict[str, list[plot.Bar]]) -> None:
+    texts, lengths = drawn_bars(svg)
+    bars = [bar for group in groups.values() for bar in group]
+    shown = [*groups, *(text for bar in bars for text in (bar.name, bar.time, bar.memory))]
+    assert sorted(texts) == sorted(shown)
+    assert len(lengths) == 2 * len(bars)
+    for index, group in enumerate(groups.values()):
+        for kind, values in (
+            ("time", [bar.milliseconds for bar in group]),
+            ("memory", [bar.mebibytes for bar in group]),
+        ):
+            drawn = [lengths[f"{kind}-{index}-{at}"] for at in range(len(group))]
+            scale = max(drawn) / max(values)
+            assert drawn == pytest.approx([value * scale for value in values], abs=1e-3)
+
+
+def test_the_chart_shows_the_committed_results(committed: list[dict[str, Any]]) -> None:
+    groups = publish.headline_bars(committed)
+    assert [bars[0].name for bars in groups.values()] == ["monoidreduce"] * len(groups)
+    assert_draws(publish.CHART, groups)
+
+
+def test_a_chart_is_drawn_alike_every_time(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    groups = {
+        "a layer": [plot.Bar("monoidreduce", 1.0, 7.0), plot.Bar("torch", 3.25, 0.4)],
+        "another": [plot.Bar("monoidreduce", 12.0, 2048.0)],
+    }
+    for name in ("one.svg", "other.svg"):
+        plot.save_bars(tmp_path / name, groups)
+    assert_draws(tmp_path / "one.svg", groups)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "other.svg").read_bytes()
+
+
+def test_a_headline_that_was_not_measured_is_an_error(committed: list[dict[str, Any]]) -> None:
+    headline = publish.Headline("a layer", "mlp", {"B": 1}, False)
+    with pytest.raises(LookupError, match=r"no result of mlp \{'B': 1\} in bfloat16 on NVIDIA H100"):
+        publish.find(committed, headline)
+
+
+def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) -> None:
+    """The numbers of "How it compares"."""
+    text = " ".join(publish.README.read_text("utf-8").split())
+    losses = [
+        row
+        for document in committed
+        for row in document["speed"]
+        if "H100" in document["environment"]["device"] and row["op"] in ("cross_entropy", "distillation")
+    ]
+    slower = [
+        publish.cost(row, "monoidreduce").milliseconds / publish.others(row)[0].milliseconds
+        for row in losses
+        if "ignored" not in row["parameters"]
+    ]
+    assert f"take {min(slower):.1f} to {max(slower):.1f} times as long" in text
+    calls = [row["microseconds"] for document in committed for row in document["overhead"]]
+    longest = max(times["one row"] / times["torch, one row"] for times in calls)
+    assert f"up to {longest:.1f} times as long as torch's" in text
+    of_losses = [row["errors"] for document in committed for row in document.get("accuracy", [])]
+    of_losses = [errors for errors in of_losses if "torch, float32 logits" in errors]
+    ours, theirs = (
+        max(
+            errors[name][part] / errors["torch, float32 logits"][part]
+            for errors in of_losses
+            for part in ("dX", "dW")
+        )
+        for name in ("monoidreduce", "torch")
+    )
+    assert f"at most {ours:.1f} times the error" in text
+    assert f"up to {theirs:.0f} times that error" in text
 
 
 # Command
