@@ -13,6 +13,9 @@ PYTHON = """
     laws.py local_gradients.py map_reduce.py mlp_parts.py monoids.py nn.py ops.py py.typed reference.py
     workspace.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
+    io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
+    io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/partition.py
+    io/pebbles.py io/problem.py io/products.py io/small_cache.py io/tiles.py io/trace.py
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
     plan/fsdp_tp.py plan/kernels.py plan/mesh.py plan/noise_scale.py plan/operators.py plan/planner.py
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
