@@ -18,6 +18,7 @@ SCRIPTS = {
     "paper_cross_entropy.py": 3,
     "paper_distillation.py": 5,
     "paper_mlp.py": 4,
+    "bilinear_attention.py": 5,
     "custom_monoid.py": 3,
 }
 

@@ -17,6 +17,7 @@ from monoidreduce.io import (
     attention_problem,
     best_algorithm,
     causal,
+    compare,
     compulsory,
     dividing_point,
     flash1_backward,
@@ -240,6 +241,34 @@ def test_best_algorithm() -> None:
     assert best_algorithm(8192, 128, 1024) == "Algorithm 6"
     with pytest.raises(ValueError, match="words: expected at least 4, got 3"):
         best_algorithm(8192, 128, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: simulate(small_cache, n=8, d=2, words=3), "words: expected at least 4, got 3"),
+        (lambda: simulate(small_cache, n=0, d=2, words=9), "n: expected at least 1, got 0"),
+        (lambda: simulate(small_cache, n=8, d=-1, words=9), "d: expected at least 1, got -1"),
+        (
+            lambda: simulate(large_cache, n=8, d=2, words=99, policy="best"),
+            "policy: expected one of paper, swapped, fit, got 'best'",
+        ),
+        (
+            lambda: simulate(large_cache, n=8, d=2, words=99, order="diagonal"),
+            "order: expected one of rows, columns, got 'diagonal'",
+        ),
+        (
+            lambda: sparse_theta(1, 1, 1, 1, 1, form="printed"),
+            "form: expected one of as_stated, safe, got 'printed'",
+        ),
+        (lambda: compulsory(8, 2, "dX"), "problem: expected one of g, O, dQ, dK, dV, got 'dX'"),
+        (lambda: compare(8, 2, [64, 0]), "cache: expected at least 1, got 0"),
+        (lambda: compare(8, 0, [64]), "d: expected at least 1, got 0"),
+    ],
+)
+def test_refusals(call: Callable[[], object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=f"^{complaint}$"):
+        call()
 
 
 # Masks

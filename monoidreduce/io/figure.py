@@ -32,7 +32,8 @@ def save_figure(path: Path, n: int, d: int) -> None:
     for name, counts in comparison.algorithms.items():
         if name not in LEFT_OUT:
             algorithm = ALGORITHMS[name]
-            label = name if algorithm.fits else f"{name}: holds more than M"
+            label = name if algorithm.computes == "g" else f"{name}: {algorithm.computes}"
+            label += "" if algorithm.fits else ": holds more than M"
             values = [math.nan if count is None else count for count in counts]
             axes.plot(cache, values, "-" if algorithm.fits else "--", linewidth=1.2, label=label)
     bounds = comparison.bounds

@@ -1,4 +1,4 @@
-"""Which pairs of rows and columns attention keeps: bool [n, n], or None for all.
+"""Which pairs of rows and columns sparse attention keeps (section 4.3): bool [n, n], or None for all.
 
 A mask is a rule and not data: nothing of it is read. Schedules leave out a tile that keeps no pair.
 """

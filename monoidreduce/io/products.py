@@ -1,4 +1,4 @@
-"""A product of two matrices by tiles: TiledGEMM, and the naive and the perfect one as its two ends."""
+"""The standard product of two matrices (section 3) by tiles: naive, tiled, perfect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Tile", "gemm_naive", "gemm_perfect", "gemm_tiled", "largest_tile", "
 
 
 class Tile(NamedTuple):
-    """The block of a product that stays in the cache, and the depth by which its operands come."""
+    """The block of a product that stays in the cache (section B.1), and the depth by which operands come."""
 
     rows: int
     columns: int
@@ -21,7 +21,7 @@ class Tile(NamedTuple):
 def largest_tile(words: int) -> Tile:
     """The largest square that fits beside a column of one operand and a row of the other.
 
-    Its product moves 2 m n k / sqrt(M) words and a few more: the leading term of the bound `matmul`.
+    Its product moves 2 m n k / sqrt(M) words and a few more: the leading term of Lemma E.8 (`matmul`).
 
     Raises:
         ValueError: `words` is below 3.
@@ -47,16 +47,16 @@ def product(memory: Memory, out: str, a: str, b: str, tile: Tile) -> None:
 
 
 def gemm_naive(memory: Memory, out: str, a: str, b: str) -> None:
-    """Every entry of the product by itself: 2 m n k + m n words."""
+    """Every entry of the product (section 3) by itself: 2 m n k + m n words."""
     product(memory, out, a, b, Tile(1, 1, 1))
 
 
 def gemm_tiled(memory: Memory, out: str, a: str, b: str) -> None:
-    """With the largest square tile that the cache holds."""
+    """The product by the largest square tile that the cache holds, near the bound of Lemma E.8."""
     product(memory, out, a, b, largest_tile(memory.words))
 
 
 def gemm_perfect(memory: Memory, out: str, a: str, b: str) -> None:
-    """The whole product as one tile: every operand is read once. The cache must hold all three matrices."""
+    """The whole product (section 3) as one tile: operands are read once. The cache must hold all three."""
     (rows, depth), (_, columns) = memory.shape(a), memory.shape(b)
     product(memory, out, a, b, Tile(rows, columns, depth))
