@@ -160,8 +160,8 @@ def test_closed_forms_results_and_bounds(name: str, n: int, d: int) -> None:
     assert ran >= (1 if name == "Algorithm 1" else 3)
 
 
-def test_each_fitted_block_is_the_largest_that_fits() -> None:
-    """What an algorithm needs at least, as its error says, is enough; a word less is not."""
+def test_the_least_cache_is_enough() -> None:
+    """What an algorithm asks for when it refuses a cache is enough; a word less is refused."""
     n, d = 24, 4
     for name, algorithm in ALGORITHMS.items():
         if not algorithm.fits or name == "Algorithm 6":

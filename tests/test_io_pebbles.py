@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import random
 from itertools import combinations
 
 import pytest
@@ -44,6 +46,15 @@ def trace(name: str, n: int, d: int, words: int) -> TracedMemory:
 def dot_product() -> Graph:
     """a1 b1 + a2 b2: nodes 0 and 1 are a, 2 and 3 are b, 4 and 5 their products, 6 the sum."""
     return product_graph(1, 1, 2)
+
+
+def random_graph(seed: int, nodes: int) -> Graph:
+    """Of at most two parents a node."""
+    choice = random.Random(seed)
+    graph = Graph()
+    for node in range(nodes):
+        graph.add(*choice.sample(range(node), choice.randint(0, min(2, node))))
+    return graph
 
 
 # Graphs
@@ -102,6 +113,36 @@ def test_best_games() -> None:
     assert [play(outer, optimum(outer, pebbles), pebbles) for pebbles in (3, 4, 5)] == [9, 8, 8]
 
 
+def fewest_transfers(graph: Graph, pebbles: int) -> int:
+    """Q(G, M), by Dijkstra's algorithm over single moves."""
+    start = (frozenset[int](), frozenset(graph.inputs))
+    costs, queue = {start: 0}, [(0, 0, start)]
+    while True:
+        cost, _, (red, blue) = heapq.heappop(queue)
+        if graph.outputs <= blue:
+            return cost
+        following = [(red - {node}, blue, 0) for node in red] + [(red, blue | {node}, 1) for node in red]
+        if len(red) < pebbles:
+            following += [(red | {node}, blue, 1) for node in blue]
+            computed = (
+                node for node, parents in enumerate(graph.parents) if parents and red.issuperset(parents)
+            )
+            following += [(red | {node}, blue, 0) for node in computed]
+        for *places, step in following:
+            state = (places[0], places[1])
+            if cost + step < costs.get(state, cost + step + 1):
+                costs[state] = cost + step
+                heapq.heappush(queue, (cost + step, len(costs) + len(queue), state))
+
+
+@pytest.mark.parametrize("seed", [*range(8), 263])  # 263: a place is found by a longer way first
+def test_best_games_of_random_graphs(seed: int) -> None:
+    graph = random_graph(seed, 9)
+    for pebbles in (3, 4):
+        game = optimum(graph, pebbles)
+        assert play(graph, game, pebbles) == fewest_transfers(graph, pebbles)
+
+
 def test_what_the_search_refuses() -> None:
     with pytest.raises(ValueError, match="graph: expected at most 14 nodes, got 20"):
         optimum(product_graph(2, 2, 2), 8)
@@ -149,10 +190,10 @@ def is_dominated(graph: Graph, nodes: set[int], by: set[int]) -> bool:
     return reached.isdisjoint(nodes)
 
 
-@pytest.mark.parametrize("graph", [product_graph(1, 1, 2), product_graph(2, 2, 1), product_graph(1, 2, 2)])
+@pytest.mark.parametrize("graph", [product_graph(1, 2, 2), *(random_graph(seed, 11) for seed in range(20))])
 def test_dominator_sets_are_smallest(graph: Graph) -> None:
     everything = range(len(graph))
-    for nodes in (set(pair) for pair in combinations(everything, 2)):
+    for nodes in (set(chosen) for size in (2, 4) for chosen in combinations(everything, size)):
         found = smallest_dominator(graph, nodes)
         assert is_dominated(graph, nodes, found)
         assert not any(
@@ -167,6 +208,14 @@ def test_dominator_sets_where_a_path_must_make_way() -> None:
     assert len(smallest_dominator(graph, {2, 3})) == 2
     assert len(smallest_dominator(graph, {0, 1, 2, 3})) == 2
     assert smallest_dominator(graph, set()) == set()
+
+
+def test_dominator_sets_where_a_path_undoes_a_step_for_good() -> None:
+    graph = Graph()
+    for parents in ((), (), (), (), (0, 1, 2), (1, 2, 4), (0, 2), (0,), (0, 7), (2, 3, 4, 8), (2, 6), (6, 9)):
+        graph.add(*parents)
+    graph.add(5, 8, 9, 10), graph.add(10)
+    assert smallest_dominator(graph, {7, 9, 11, 13}) == {0, 2, 9}
 
 
 def test_minimum_sets() -> None:

@@ -1,7 +1,6 @@
 """FlashAttention's two passes, and a backward pass whose rows stay, from Q, K and V of a head.
 
-Each gets the largest block that stays in the cache beside one row at a time of what is streamed. That is the
-least I/O of its order of loops.
+A block that stays in the cache is as large as fits beside a row of all that is streamed.
 """
 
 from __future__ import annotations

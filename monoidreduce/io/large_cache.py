@@ -28,11 +28,11 @@ class BlockRows(NamedTuple):
 def block_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_first: bool) -> BlockRows:
     """The two block sizes of phase 2.
 
-    paper: B_r = min(ceil(M / 4d), d) and B_c = ceil(M / 4d), as in lines 3 of Algorithms 7 and 8. The blocks
-        that stay, of B_r rows, stop growing at M = 4 d^2, and the I/O with them, where Lemmas D.2 and D.4 say
-        T_r = O(n d / M). Beside g they are more than M words.
+    paper: B_r = min(ceil(M / 4d), d) and B_c = ceil(M / 4d), as Algorithms 7 and 8 begin. The blocks that
+        stay, of B_r rows, stop growing at M = 4 d^2. So the I/O stops falling. Lemmas D.2 and D.4 have
+        T_r = O(n d / M). Together with g these blocks are more than M words.
     swapped: the minimum on the blocks that are streamed, B_c, as FlashAttention has it.
-    fit: the largest block that stays beside g, beside one row at a time of what is streamed.
+    fit: the largest block that fits beside g and a row of all that is streamed.
 
     Raises:
         ValueError: `policy` or `order` is none of these, or the cache does not hold g and a row of each
@@ -55,7 +55,7 @@ def block_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_fir
 
 
 def phase_1_rows(n: int, d: int, words: int, policy: Policy, order: Order, sum_first: bool) -> BlockRows:
-    """The two block sizes of phase 1: those of phase 2, or what fits beside a column of a weight."""
+    """The two block sizes of phase 1: the same as in phase 2, or what fits beside a column of a weight."""
     if policy == "fit":
         return BlockRows(min(n, (words - d) // (2 * d + 1)), 1)
     return block_rows(n, d, words, policy, order, sum_first)

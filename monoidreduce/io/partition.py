@@ -24,8 +24,8 @@ def smallest_dominator(graph: Graph, nodes: Iterable[int]) -> set[int]:
     """A smallest dominator set: every path from an input to one of `nodes` meets it (Definition E.1).
 
     By Menger's theorem it has as many nodes as there are such paths that share no node. They are found one by
-    one, as a flow (Ford and Fulkerson): a node is entered and left once, and a new path may undo steps of
-    earlier ones.
+    one, as a flow (Ford and Fulkerson). A node is entered and left once. A new path may undo steps of earlier
+    ones.
     """
     targets = set(nodes)
     passed: set[int] = set()  # nodes on the paths so far

@@ -21,8 +21,8 @@ REGISTERS = 2
 class TracedMemory(Memory):
     """Runs a schedule on the nodes of a graph, which grows with every computation.
 
-    After the run `moves` is a game on `graph` (Definition 3.4) that is legal with `peak` + `REGISTERS` red
-    pebbles and has as many transfers as the schedule moves words. Sums are chains of nodes, in the order of
+    After the run `moves` is a game on `graph` (Definition 3.4). It is legal with `peak` + `REGISTERS` red
+    pebbles. It has as many transfers as the schedule moves words. Sums are chains of nodes, in the order of
     the schedule.
 
     Args:
