@@ -1,4 +1,4 @@
-// How each operator is a fold: its tensors as a FoldProblem. One function an operator, used by both engines,
+// How each operator is a fold: one function per operator turns its tensors into a FoldProblem. Both engines use it,
 // forward and backward.
 #pragma once
 
@@ -34,7 +34,7 @@ inline TensorView as_column_bias(const TensorView& v, std::int64_t rows) {
   return t;
 }
 
-// Of calls that may leave rows out.
+// The order of the active rows, for calls that may skip rows.
 template <class Arguments>
 TensorView order_of(const Arguments& x) {
   if constexpr (requires { x.order; }) {
@@ -102,7 +102,7 @@ FoldProblem mlp_problem(const Arguments& x, const TensorView& out_bias = {}) {
           .range = {}};
 }
 
-// The hidden units alone, without their fold.
+// The pre-activations of the hidden units as scores, without a fold.
 inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
@@ -115,7 +115,7 @@ inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
           .range = {}};
 }
 
-// The same, and beside each score the derivative by its weight, <grad_out, w2>.
+// The same, and as second score <grad_out, w2>: the derivative with respect to the hidden value.
 inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
@@ -141,7 +141,7 @@ FoldProblem logsumexp_problem(const Arguments& x) {
           .range = {}};
 }
 
-// Products as scores: the width is what they are sums over.
+// A matrix product as scores: the width is the dimension that is summed over.
 inline FoldProblem product_problem(const TensorView& a, const TensorView& b, const TensorView& order) {
   return {.a = as_rows(a),
           .b = as_rows(b),

@@ -1,10 +1,14 @@
-// Losses between two distributions given by two scores an element: the student's (score) and the teacher's (other). Each is an
-// expectation under one of the two, Q, whose state is a LogWSum; that of the other, P, is a LogSumExp.
+// Losses between two distributions over the columns. An element has two scores: the student's (score) and the teacher's
+// (other). Each loss is an expectation under one of the two distributions, Q, relative to the other, P.
+//
 //   cross entropy  E_Q[-log P]            Q is the teacher's
 //   forward KL     E_Q[log Q - log P]     Q is the teacher's
-//   reverse KL     the same               Q is the student's
-// Scores whose means differ have the same probabilities as scores whose means do not. So nothing here is made of raw scores: the
-// fold measures both from their frames and backward from their log-sum-exps, and only then is their difference taken.
+//   reverse KL     E_Q[log Q - log P]     Q is the student's
+//
+// The state of Q is a LogWSum, the state of P a LogSumExp.
+//
+// A constant added to all scores of a row changes no probability, but may be large. So raw scores of student and teacher
+// are never subtracted. The fold first measures each from its frame, and backward from its log-sum-exp.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
@@ -14,7 +18,7 @@ namespace monoidreduce {
 
 enum class DistillationLoss : int { kCrossEntropy = 0, kForwardKL = 1, kReverseKL = 2 };
 
-// The same for every loss.
+// The types below are shared by all losses.
 template <class R>
 struct DistillationFrame {
   R p, q;
@@ -22,29 +26,29 @@ struct DistillationFrame {
 template <class R>
 struct DistillationState {
   typename LogSumExp<R>::State p;
-  typename LogWSum<R>::State q;  // with the sum of q's weights times surplus(), measured from the frames
+  typename LogWSum<R>::State q;  // its sum is of q's weights times surplus(), measured from the frames
 };
 template <class R>
 struct DistillationOutput {
   LogNumber<R> p_lse, q_lse, loss;
 };
 
-// What the losses differ in.
+// The parts in which the losses differ.
 template <class R, DistillationLoss kLoss>
 struct DistillationRule {
   static constexpr bool kIsKL = kLoss != DistillationLoss::kCrossEntropy;
   static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
 
-  // The scores of an element, p's and q's.
+  // The scores of an element under P and under Q.
   MR_HD static DistillationFrame<R> scores(Element<R> e) {
     return kUnderTeacher ? DistillationFrame<R>{e.score, e.other} : DistillationFrame<R>{e.other, e.score};
   }
-  // What a loss is the expectation of, for log Q and log P. It is linear, so it serves for their parts too.
+  // The integrand of the expectation, from log Q and log P. It is linear, so it can be applied to parts of them.
   template <class T>
   MR_HD static T surplus(T q, T p) {
     return kIsKL ? q - p : -p;
   }
-  // By the student's score and the teacher's, from those by p and q.
+  // The gradients of the student's and the teacher's score, from those of p and q.
   MR_HD static Gradient<R> gradient(R by_p, R by_q) {
     return kUnderTeacher ? Gradient<R>{by_p, by_q} : Gradient<R>{by_q, by_p};
   }
@@ -59,7 +63,7 @@ struct Distillation {
   using Frame = DistillationFrame<R>;
   using State = DistillationState<R>;
   using Output = DistillationOutput<R>;
-  using Upstream = R;  // gradient by loss(output)
+  using Upstream = R;  // the gradient of Output::loss
   static constexpr int kScores = 2;
   MR_HD State identity() const { return {p.identity(), q.identity()}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
@@ -72,13 +76,14 @@ struct Distillation {
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output of, R g) const {
     const R p_share = p.share(of_p(e), of.p_lse), q_share = q.softmax.share(of_q(e), of.q_lse);
-    // log Q - log P - loss, or -log P - loss: of the two large numbers of a row, log-sum-exp and loss, the difference is taken first.
+    // log Q - log P - loss, or -log P - loss. The row's log-sum-exp and loss may both be large, so they are subtracted
+    // from each other first.
     const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - (of.p_lse - of.loss));
-    // Of a share of 1 it is 0, which the rounding of scores that are far apart would hide.
+    // For a probability of 1 this is 0; with scores that are far apart, rounding would give another number.
     return Rule::gradient(g * (p_share - q_share), g * q_share * select(q_share == R(1), R(0), centred));
   }
 
-  // Measured from +inf all of a row is NaN, as of torch's log_softmax.
+  // A score of +inf becomes the frame and makes the whole row NaN, as in torch's log_softmax.
   MR_HD Frame frame(Element<R> e) const { return Rule::scores(e); }
   MR_HD Frame frame_of(State s) const { return {p.frame_of(s.p), q.frame_of(s.q)}; }
   MR_HD Frame join(Frame f, Frame g) const { return {p.join(f.p, g.p), q.join(f.q, g.q)}; }
@@ -95,13 +100,13 @@ struct Distillation {
     return {p.accumulate(s.p, of_p(e)), q.accumulate(s.q, under_q)};
   }
 
-  // An element as P and as Q see it.
+  // The element as LogSumExp (P) and LogWSum (Q) take it.
   MR_HD static Element<R> of_p(Element<R> e) { return {Rule::scores(e).p, R(0), e.column, e.label}; }
   MR_HD static Element<R> of_q(Element<R> e) { return {Rule::scores(e).q, R(0), e.column, e.label}; }
 };
 
-// The monoid of the loss that `kind` names, for loops over elements (with_named). Of what else a fold asks for, the frame of an
-// element, the change of frame and the projection are not the same for all.
+// The monoid of the loss that `kind` selects at run time. Loops over elements are compiled once per loss (with_named).
+// Outside of them only frame, reframe and project depend on the loss.
 template <class R>
 struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   using State = DistillationState<R>;
@@ -110,7 +115,7 @@ struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   DistillationLoss kind;
 
 #ifdef __CUDACC__
-#pragma nv_exec_check_disable  // f may be of the host alone, which chooses kernels with it
+#pragma nv_exec_check_disable  // f may be a host function, which selects a kernel
 #endif
   template <class F>
   MR_HD void with_named(F&& f) const {
