@@ -58,8 +58,7 @@ struct BackwardArguments {
 template <class E, class Tile>
 struct BackwardMemory {
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth, E>;
-  using ColumnsTile =
-      SharedTile<Tile::kColumns, Tile::kWidth, E>;  // as large as that of a transposed payload
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth, E>;  // a transposed payload has the same size
   using WeightsTile = SharedTile<Tile::kColumns, (Tile::kRows + kSlabOf<E> - 1) / kSlabOf<E> * kSlabOf<E>, E>;
 
   unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
@@ -144,8 +143,7 @@ struct BackwardWorker {
   // What a warp makes of d_rows at a time: the words of floats, and biases, leave registers for less.
   static constexpr int kShareWidth =
       std::min(Tile::kWarpWidth, sizeof(E) == 4 || kBiasedByElement<Scores> ? 32 : 64);
-  using Operand =
-      std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T or dz^T of half of the rows
+  using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
   // Fragments that are pulled together, one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kBiasedByElement<Scores> ? kFragments : 1;
   static constexpr bool kBanded = requires(const M& m) { m.absent(); };  // may a row keep some columns only

@@ -497,8 +497,8 @@ struct BackwardConsumer {
 
   // The gradients of the columns, through the tiles that they came from.
   __device__ __forceinline__ void store_columns(const ColumnJob& job) {
-    arch::sync_threads(kBothConsumers,
-                       2 * kWarpgroup);  // the other consumer's last product has read the columns
+    // The other consumer's last product has read the columns.
+    arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
     std::uint32_t rounded[kWidth / 4];
     const int first = warpgroup * kFragmentRows;
     if (p.shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {

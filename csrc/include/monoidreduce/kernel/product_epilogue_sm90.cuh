@@ -1,4 +1,4 @@
-// A product of local gradients as an epilogue of the contraction (contraction_sm90.cuh): what becomes of its tiles.
+// Epilogues of the contraction (contraction_sm90.cuh) for matrix products of local gradients.
 #pragma once
 
 #include "monoidreduce/kernel/contraction_schedule.cuh"
