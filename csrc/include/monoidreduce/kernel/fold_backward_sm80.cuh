@@ -25,7 +25,7 @@
 namespace monoidreduce::sm80 {
 
 // The larger width, rounded up to whole slabs; rows and columns of a tile; warps, of which two have the same columns, 16
-// of every 8 kWarps; tiles of rows in shared memory, 1 or 2; blocks that share a multiprocessor. kTransposed: do the
+// of every 8 kWarps; tiles of rows in shared memory, 1 or 2; blocks that share an SM. kTransposed: do the
 // payload and its gradient lie with their columns adjacent, [payload width, columns].
 template <int kWidth_, int kRows_, int kColumns_, int kWarps_, int kStages_, int kBlocks_,
           bool kTransposed_ = false>

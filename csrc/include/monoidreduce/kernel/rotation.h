@@ -50,21 +50,21 @@ struct Rotation {
   }
 };
 
-// How far jobs are apart that follow one another, in parts of a tile: at least so much that what one has added is there when the next
-// one comes, and at most so much that what jobs read at a time stays in the second-level cache.
+// The distance between consecutive jobs, in parts of a tile. The lower bound makes sure that a job's additions are complete
+// when the next job comes; the upper bound, that the tiles read at the same time fit into the L2 cache.
 struct Spacing {
   int least, most, tile;
 };
 
-// Of so many jobs, which as many blocks take as there are multiprocessors. With memory for fewer sums than that takes there is
-// one, and all jobs take the tiles in one order.
+// The rotation of this many jobs on one block per SM. If there is not enough memory for its sums, there is a single sum, and
+// all jobs visit the tiles in the same order.
 inline Rotation rotation(std::int64_t jobs, int tiles, Spacing apart, int multiprocessors,
                          std::int64_t most_sums) {
   const std::int64_t rounds = parts_of(jobs, multiprocessors), at_once = parts_of(jobs, rounds);
   const std::int64_t parts = std::int64_t{tiles} * apart.tile,
                      densest = std::max<std::int64_t>(parts / apart.least, 1);
   std::int64_t groups = parts_of(at_once, densest);
-  // A further round's first jobs wait for the last ones of all periods before: these have to run with the others.
+  // The first jobs of another round wait for the last jobs of all earlier periods, which must run at the same time.
   while (rounds > 1 && groups * parts_of(at_once, groups) > multiprocessors) ++groups;
   Rotation spread{tiles, static_cast<int>(groups), static_cast<int>(parts_of(at_once, groups))};
   if (spread.period > 1)
