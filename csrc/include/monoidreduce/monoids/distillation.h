@@ -76,8 +76,7 @@ struct Distillation {
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output of, R g) const {
     const R p_share = p.share(of_p(e), of.p_lse), q_share = q.softmax.share(of_q(e), of.q_lse);
-    // log Q - log P - loss, or -log P - loss. The row's log-sum-exp and loss may both be large, so they are subtracted
-    // from each other first.
+    // log Q - log P - loss, or -log P - loss. The row's log-sum-exp and loss may be large: their difference comes first.
     const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - (of.p_lse - of.loss));
     // For a probability of 1 this is 0; with scores that are far apart, rounding would give another number.
     return Rule::gradient(g * (p_share - q_share), g * q_share * select(q_share == R(1), R(0), centred));

@@ -81,8 +81,7 @@ struct LogSumExp {
   MR_HD Output project(State s) const { return LogNumber<R>{s.frame, R(0)} + log_number(s.mass); }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output lse, R g) const { return {g * share(e, lse), R(0)}; }
 
-  // Never +inf, because inf - inf is NaN. Measured from the largest finite number, a score of +inf has weight +inf, and
-  // all others 0.
+  // Never +inf: inf - inf is NaN. Measured from the largest finite number, +inf has weight +inf, and all others 0.
   MR_HD R frame(Element<R> e) const { return select(e.score == infinity<R>(), largest<R>(), e.score); }
   MR_HD R frame_of(State s) const { return s.frame; }
   MR_HD R join(R f, R g) const { return max(g, f); }
