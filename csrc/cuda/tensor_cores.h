@@ -11,11 +11,11 @@ namespace monoidreduce::cuda {
 
 // How the blocks of attention's backward pass share its jobs.
 struct JobSharing {
-  // Scratch for it, on a boundary of 16 bytes, the last of it words that are 0 at first. A counter of jobs, where in_parts is 0.
+  // 16-byte aligned scratch; its last `words` words must be 0 at first. If in_parts is 0, it is a counter of jobs.
   std::int64_t floats = 0, words = 0;
-  int in_parts = 0;  // jobs of which several blocks have a part
-  bool in_turn =
-      false;  // do blocks take turns to add to the rows' gradients (turns.cuh, whose scratch is not counted here)
+  int in_parts = 0;  // the number of jobs that are split over several blocks
+  // Blocks add to the rows' gradients in a fixed order (turns.cuh, whose scratch is not counted here).
+  bool in_turn = false;
 };
 
 #define MONOIDREDUCE_DECLARE_TIER                                                               \

@@ -1,9 +1,8 @@
-// A monoid of your own in C++: the log-mean-exp of the scores <a_i, b_j> of each row at a temperature, which
-// lies between their mean (hot) and their maximum (cold). Checked against the laws, then folded and
-// differentiated by the CPU engine.
+// How to write a monoid in C++. The example is the log-mean-exp of the scores <a_i, b_j> of each row at a temperature:
+// it lies between their mean (hot) and their maximum (cold). The program checks the laws, then folds and
+// differentiates with the CPU engine. From the top folder:
 //
-//   g++ -std=c++20 -O3 -march=native -pthread -I csrc/include -I tests/cpp examples/cpp/log_mean_exp.cpp -o
-//   log_mean_exp
+//   g++ -std=c++20 -O3 -march=native -pthread -Icsrc/include -Itests/cpp examples/cpp/log_mean_exp.cpp -o log_mean_exp
 #include <cmath>
 #include <cstdio>
 #include <vector>
@@ -15,7 +14,7 @@ namespace mr = monoidreduce;
 
 namespace {
 
-// For scalars; those of the engine's packs are found by argument-dependent lookup.
+// For scalars; argument-dependent lookup finds the functions of the engine's packs.
 using mr::exp, mr::log, mr::max, mr::select;
 
 // T log(mean_j exp(x_j / T)); -inf for no columns.
@@ -57,7 +56,7 @@ struct LogMeanExp {
 };
 static_assert(mr::FramedMonoid<LogMeanExp<float>>);
 
-// What is kept of each row, and the gradient that flows back into it.
+// The row policy (fold.h): forward stores each row's output, backward reads its upstream gradient.
 struct Rows {
   using Output = LogMeanExp<float>::Output;
   Output* kept;
@@ -78,7 +77,7 @@ struct Matrix {
   }
 };
 
-// The same of one row, from the definition.
+// The log-mean-exp of one row, from the definition.
 double definition(const std::vector<double>& a, const Matrix& b, double temperature) {
   double sum = 0;
   for (std::int64_t j = 0; j < b.rows; ++j) {

@@ -127,8 +127,8 @@ struct AnyMonoid {
   std::function<Values(const Values&, const Values&)> combine;
   std::function<Values(const Values&)> project;
   std::function<Values(const Values&)> statistics;  // of an output: what gradients by it are by
-  std::function<Values(const Item&, const Values&, const Values&)>
-      local_gradient;  // item, product, upstream -> by each score
+  // item, product, upstream -> the gradient of each score
+  std::function<Values(const Item&, const Values&, const Values&)> local_gradient;
   std::function<Values(const Values&, int, const ItemAt&)> fold_tile;
 
   bool framed = false;
@@ -143,8 +143,8 @@ struct AnyMonoid {
   std::function<double(const Item&, const Values&)> weight;
   std::function<double(const Item&, const Values&)> share;
   std::function<double(const Values&)> mass;
-  std::function<Values(const Item&, const Values&, double, double)>
-      pull;  // item, product, c, u -> {score, weight}
+  // item, product, c, u -> {score, weight}
+  std::function<Values(const Item&, const Values&, double, double)> pull;
 
   bool is_double() const { return epsilon == std::numeric_limits<double>::epsilon(); }
   double rounded(double x) const { return is_double() ? x : static_cast<float>(x); }

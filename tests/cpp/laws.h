@@ -1,15 +1,15 @@
-// The laws of a monoid, checked on random and on extreme elements. check_laws(subject, checks) runs all that
-// apply:
+// The laws of a monoid, checked on random and on extreme elements. check_laws(subject, checks) runs every law that
+// applies to the subject:
 //
-//   every Monoid     identity, commutativity, associativity, split trees, tile fold, NaN, D against finite
-//   differences FramedMonoid     frames form a semilattice, reframe composes, accumulate agrees with combine
-//   of a lift PayloadMonoid    rescale composes, mass and weight follow it, share is the final weight; as
-//   WithPayload, the laws of a Monoid
-//                    again, and the gradients of a whole problem by scores and by payload
+//   Monoid           identity, commutativity, associativity, split trees, tile fold, NaN,
+//                    D against finite differences
+//   FramedMonoid     frames form a semilattice, reframe composes, accumulate agrees with combine of a lift
+//   PayloadMonoid    rescale composes, mass and weight follow it, share is the final weight;
+//                    as WithPayload, the laws of a Monoid again, and the gradients of a whole problem
+//                    with respect to scores and payload
 //
-// check_precision(single, twice, checks) holds a monoid's float version to its double version.
-// Results may differ by a few roundings an addition, of the largest number added. What is exact is compared
-// bit by bit.
+// check_precision(single, twice, checks) compares a monoid's float version with its double version.
+// Tolerances are a few roundings per addition, of the largest number added. Exact results are compared bit by bit.
 #pragma once
 
 #include <numeric>

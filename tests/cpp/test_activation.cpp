@@ -17,8 +17,8 @@ struct Reference {
   const char* name;
   Real80 (*value)(Real80);
   Real80 (*derivative)(Real80);
-  Real80 (*exponent)(
-      Real80);  // the largest argument of an exponential inside, whose rounding its result magnifies
+  // The largest argument of an exponential inside: the exponential magnifies its rounding error.
+  Real80 (*exponent)(Real80);
   bool cut = false;
 };
 

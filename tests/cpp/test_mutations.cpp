@@ -297,9 +297,9 @@ struct LossSign : Distillation<double, kLoss> {
     return p;
   }
 };
+// One frame for both distributions: the mass of the one with smaller scores underflows.
 template <DistillationLoss kLoss>
-struct FramesShared
-    : Distillation<double, kLoss> {  // one frame for both distributions: the smaller one's mass underflows
+struct FramesShared : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
   typename Base::Frame frame(E e) const { return {max(e.score, e.other), max(e.score, e.other)}; }
 };

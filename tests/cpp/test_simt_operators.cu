@@ -1,7 +1,6 @@
 // The CUDA operators against a fold on the host in double: every operator, forward and backward, both ways of
 // adding gradients. No Python, so that it runs under compute-sanitizer. From the top folder:
-//   nvcc -std=c++20 -O3 -arch=native -Icsrc/include tests/cpp/test_simt_*.cu csrc/cuda/*.cu
-//   csrc/path_counter.cpp -o test_simt
+//   nvcc -std=c++20 -O3 -arch=native -Icsrc/include tests/cpp/test_simt_*.cu csrc/cuda/*.cu csrc/path_counter.cpp -o test_simt
 //   ./test_simt [cases whose name contains this]
 //   compute-sanitizer --tool memcheck|racecheck|synccheck|initcheck --error-exitcode 1 ./test_simt small
 #include <functional>

@@ -1,4 +1,4 @@
-// Activations: a value and its derivative by the argument, one struct each; and how one is named at run time.
+// Activations: one struct each, with the value and its derivative. ActivationKind selects one at run time.
 #pragma once
 
 #include "monoidreduce/math.h"
@@ -93,9 +93,12 @@ struct Gelu {
   }
 };
 
-// The tanh form of GELU: 0.5 z (1 + tanh(u)) with u = sqrt(2/pi) (z + 0.044715 z^3), written as z *
-// sigmoid(2u). Tensor cores wait for it: on an H100, 16384 rows and units of width 64 and 128, a forward pass takes 155 and
-// 198 us with the cube formed in this order, 169 and 207 in the other, in as many instructions.
+// The tanh form of GELU, written with one sigmoid:
+//
+//   0.5 z (1 + tanh(u)) = z sigmoid(2 u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
+//
+// The tensor cores wait for it. On an H100, with 16384 rows and units of width 64 and 128, a forward pass takes 155 and
+// 198 us with the cube formed in this order. In the other order, with as many instructions, it takes 169 and 207 us.
 struct GeluTanh {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117;
   static constexpr double kCubic = 0.044715;
@@ -103,8 +106,8 @@ struct GeluTanh {
   MR_HD static R value(R z) {
     return z * Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * z * z));
   }
-  // The square serves the derivative too. (The backward pass, width 128: with four instructions more for the two, 631 us
-  // instead of 577.)
+  // Here the square is shared with the derivative. (Otherwise the two take four more instructions: 631 us instead of 577
+  // for the backward pass at width 128.)
   template <class R>
   MR_HD static R gate(R z) {
     return Sigmoid::value(z * (Scalar<R>(kTwoSqrt2OverPi) + Scalar<R>(kTwoSqrt2OverPi * kCubic) * (z * z)));
@@ -124,8 +127,8 @@ struct GeluTanh {
 
 enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
 
-// Calls run(Activation{}) with the activation that kind names. (A switch's table of jumps takes registers: 264 bytes of spills in
-// Hopper's backward pass at width 64.)
+// Calls run(Activation{}) with the activation that kind selects. (A switch would become a jump table, which takes
+// registers: 264 bytes of spills in Hopper's backward pass at width 64.)
 template <class Run>
 MR_HD void with_activation(ActivationKind kind, Run&& run) {
   using enum ActivationKind;
@@ -139,7 +142,7 @@ MR_HD void with_activation(ActivationKind kind, Run&& run) {
   run(Identity{});
 }
 
-// The value, for who takes the derivative too.
+// The value, for callers that compute the derivative as well.
 template <class Activation, class R>
 MR_HD R value_beside_derivative(R z) {
   if constexpr (requires { Activation::value_beside_derivative(z); }) {

@@ -1,5 +1,5 @@
-// What every operator checks of its arguments before any work: after these, no kernel reads or writes outside
-// its tensors. Names are those of the Python arguments.
+// The checks of every operator's arguments, made before any work. After them no kernel reads or writes outside its
+// tensors. Messages use the names of the Python arguments.
 #pragma once
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace monoidreduce {
 constexpr bool is_floating(DType t) { return t != DType::kInt64 && t != DType::kBool; }
 constexpr DType accumulation(DType t) { return t == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
 
-// An axis of known name, whose size is that of the first tensor that has it.
+// A named axis. The first tensor that has it sets its size.
 struct Axis {
   const char* name;
   std::int64_t size = -1;
@@ -52,8 +52,7 @@ struct DeviceText {
   }
 };
 
-// The tensors of one call: all on the device of the leading one, their dtypes derived from its dtype, their
-// axes shared.
+// Checks the tensors of one call against the leading tensor: the same device, and dtypes that follow from its dtype.
 class Operands {
  public:
   Operands(const char* name, const TensorView& leading)
@@ -64,11 +63,11 @@ class Operands {
 
   const DType dtype, accumulator;
 
-  // Of gradients other than a bias's, see operators.h.
+  // The dtype of gradients other than a bias's, see operators.h.
   DType gradient() const { return leading_.is_cuda() ? accumulator : dtype; }
-  // The same where CUDA has more than one tier: it is for the tier to say which of the two.
+  // The same where the dtype depends on the CUDA tier: both are accepted here.
   DType tier_gradient(const TensorView& t) const { return t.dtype == dtype ? dtype : gradient(); }
-  // Of a result that is wanted rounded or not.
+  // The dtype of a result that may be rounded or not.
   DType result(const TensorView& t) const { return t.dtype == accumulator ? accumulator : dtype; }
 
   // A tensor of any strides.
@@ -88,7 +87,7 @@ class Operands {
     if (t.present()) strided(name, t, axes, expected);
   }
 
-  // Row statistics, and all that is written to.
+  // A contiguous tensor: row statistics, and every result.
   void contiguous(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
     strided(name, t, axes, expected);
     std::int64_t stride = 1;
@@ -199,8 +198,8 @@ Operands check_cross_entropy_inputs(const Arguments& x, CrossEntropyAxes& s) {
   return call;
 }
 
-// std::out_of_range (IndexError in Python) for a target that is no class. On the CPU alone: a GPU would have
-// to be waited for.
+// Throws std::out_of_range (IndexError in Python) for a target that is no class. On the CPU alone: on a GPU the check
+// would have to synchronize.
 inline void check_targets(const TensorView& target, std::int64_t classes, std::int64_t ignore_index) {
   const auto* values = static_cast<const std::int64_t*>(target.data);
   for (std::int64_t i = 0; i < target.size[0]; ++i) {
@@ -212,7 +211,7 @@ inline void check_targets(const TensorView& target, std::int64_t classes, std::i
   }
 }
 
-// Local gradients of some columns, kept by a forward pass.
+// Local gradients (dlogits) of a slice of the columns, stored by a forward pass.
 inline void check_kept(const char* name, const TensorView& kept, const TensorView& upstream,
                        const Operands& call, Axis& rows, const Axis& columns) {
   if (!kept.present()) return;
@@ -232,7 +231,7 @@ inline void check_order(const TensorView& order, const Operands& call, const Axi
   call.optional_contiguous("order", order, {places}, DType::kInt64);
 }
 
-// What rows in an order are gathered in.
+// The buffer that active rows are gathered in.
 inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order, bool keeps,
                            const Operands& call, Axis& width) {
   require(gathered.present() == (order.present() && keeps), name,
@@ -382,7 +381,7 @@ inline void check(const RowScaling& x) {
   call.strided("out", x.out, {p, d}, out);
 }
 
-// What is a floating tensor elsewhere, indices are here: Operands does not fit.
+// The leading tensor holds indices here, and Operands requires a floating one: so it is not used.
 inline void check(const RowOrdering& x) {
   require(x.order.present() && x.order.dtype == DType::kInt64 && x.order.rank == 1 && x.order.stride[0] == 1,
           "order: expected a dense vector of int64, got another tensor");

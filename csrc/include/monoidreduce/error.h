@@ -1,4 +1,4 @@
-// Errors are thrown, with values, before any work is done; nothing here ends the process.
+// Errors. They are thrown before any work is done, name the wrong value, and never end the process.
 #pragma once
 
 #include <sstream>
@@ -20,8 +20,8 @@ std::string message(const Parts&... parts) {
   return text.str();
 }
 
-// The caller's mistake: std::invalid_argument (ValueError in Python) naming the argument, its value and what
-// was expected.
+// A mistake of the caller: throws std::invalid_argument (ValueError in Python). The message names the argument, its value
+// and what was expected.
 template <class... Parts>
 void require(bool condition, const Parts&... parts) {
   if (!condition) throw std::invalid_argument(message(parts...));

@@ -1,12 +1,12 @@
-// A fold problem as plain data: what both engines (cpu/fold.h, kernel/*.cuh) take. Nothing here owns memory.
+// A fold problem as plain data, the input of both engines (cpu/fold.h, kernel/*.cuh). Nothing here owns memory.
 //
-//   X_ij  = score(<a_i, b_j>, bias_ij)      for the columns j in range of row i
-//   P_i   = fold_j lift(X_ij)               and, with a payload, out_i = sum_j weight_ij payload_j (divided
-//   by the mass)
+//   X_ij  = score(<a_i, b_j>, bias_ij)         for the columns j in range of row i
+//   P_i   = fold_j lift(X_ij)
+//   out_i = sum_j weight_ij payload_j          with a payload; divided by the mass where the monoid is normalized
 //
-// Rows are [batch, heads, rows], columns [batch, column heads, columns]; heads / column heads query heads
-// share a column head (grouped-query attention). Row statistics and accumulation are float, or double for
-// float64 tensors.
+// Rows are [batch, heads, rows], columns [batch, column heads, columns]. Several query heads may share one column
+// head (grouped-query attention): heads / column heads of them. Row statistics and accumulation are float, or
+// double for float64 tensors.
 #pragma once
 
 #include <concepts>
@@ -21,21 +21,25 @@ namespace monoidreduce {
 struct FoldProblem {
   TensorView a;        // [B, H, M, F]
   TensorView b;        // [B, Hc, N, F]
-  TensorView other_a;  // [B, H, M, E]   second score; absent unless the monoid has two
+  TensorView other_a;  // [B, H, M, E]   operands of the second score; absent unless the monoid has two scores
   TensorView other_b;  // [B, Hc, N, E]
   TensorView payload;  // [B, Hc, N, D]  or absent
-  TensorView bias;  // [B, H, M, N]   stride 0 where broadcast; floating, or bool (false excludes); or absent
+  TensorView
+      bias;  // [B, H, M, N]   stride 0 where broadcast; floating, or bool (false excludes an element); or absent
   TensorView out_bias;  // [D]            added to the payload's fold; or absent
   ScoreOptions score;
   ColumnRange range;
-  bool whole = true;  // backward: are these all columns that the rows' products are of, or a slice of them
-  TensorView order =
-      {};  // [M + 1] int64, of one batch and head: the rows that count, the others, and how many count; or absent
-  // Where rows with an order come in parts, these are the places from the first one on, of so many; 0: all.
+  bool whole = true;  // backward: the columns are all that P_i was folded over; false: a slice of them
+  // [M + 1] int64, or absent; only with one batch and one head. The active rows, then the others, and last the
+  // number of active rows.
+  TensorView order = {};
+  // A problem may hold only a part of the ordered rows: the places from first_place on. places is then the number
+  // of all rows; 0 means that the problem holds them all.
   std::int64_t first_place = 0, places = 0;
-  // Of gathered rows: where they lie. These are read instead if all rows count, which the device knows, and nothing is gathered.
+  // The operands before their active rows were gathered. Kernels read these if every row is active. Only the device
+  // knows whether that is so, and nothing is gathered then.
   TensorView ungathered_a = {}, ungathered_other_a = {};
-  TensorView ungathered_b = {};  // the same of b, where the order is one of the width
+  TensorView ungathered_b = {};  // the same for b, where the order is one of the width
 
   std::int64_t batch() const { return a.size[0]; }
   std::int64_t heads() const { return a.size[1]; }
@@ -48,11 +52,11 @@ struct FoldProblem {
   std::int64_t payload_width() const { return payload.present() ? payload.size[3] : 0; }
 };
 
-// Where the gradients of a fold go. Absent: not wanted, not computed.
-// d_bias is accumulated into, in the accumulation type. The others are written by the CPU engine, in their own
-// type; the GPU engine accumulates into them in the accumulation type.
+// The gradients of a fold. A gradient that is absent is not computed.
+// Both engines add to d_bias, in the accumulation type. The CPU engine writes the others, in their own type; the GPU
+// engine adds to them in the accumulation type.
 struct FoldGradients {
-  TensorView grad_out;   // [B, H, M, D]   upstream of the payload output; absent where there is no payload
+  TensorView grad_out;   // [B, H, M, D]   upstream gradient of out; absent where there is no payload
   TensorView d_a;        // [B, H, M, F]
   TensorView d_b;        // [B, Hc, N, F]
   TensorView d_other_a;  // [B, H, M, E]
@@ -61,33 +65,31 @@ struct FoldGradients {
   TensorView d_bias;     // [B, H, M, N]   stride 0 where the bias was broadcast
 };
 
-// The scores that an engine computes at a time.
+// The size of a tile of scores that an engine computes at a time.
 struct TileSize {
   std::int64_t rows, columns;
 };
 
-// What an operator knows about its rows, by flat row index over [B, H, M]; T is float or double.
+// What an operator defines for each of its rows. row is the flat index over [B, H, M].
 template <class P, class M>
 concept RowPolicy = requires(const P p, std::int64_t row, typename M::Output output) {
-  {
-    p.active(row)
-  } -> std::same_as<bool>;  // backward skips a row that is not active: all its gradients are 0
+  // Backward skips a row that is not active: all its gradients are 0.
+  { p.active(row) } -> std::same_as<bool>;
   { p.label(row) } -> std::same_as<std::int64_t>;  // Element::label
-  p.store(row, output);                            // forward: keep P_i, and what the operator makes of it
+  p.store(row, output);  // forward: store P_i, and the operator's results made of it
   { p.product(row) } -> std::same_as<typename M::Output>;  // backward: P_i
-  {
-    p.upstream(row)
-  } -> std::same_as<typename M::Upstream>;  // backward: the gradient by P_i (with a payload, see pull())
+  // Backward: the gradient with respect to P_i (with a payload, see pull()).
+  { p.upstream(row) } -> std::same_as<typename M::Upstream>;
 };
 
-// One that knows g_i, the gradient by P_i alone, beside the c_i of a payload (see pull()).
+// A row policy that also knows g_i, the gradient with respect to P_i without the part of the payload (see pull()).
 template <class P, class M>
 concept KnowsProductGradient = PayloadMonoid<M> && M::kNormalized && requires(const P p, std::int64_t row) {
   { p.of_product(row) } -> std::same_as<typename M::Real>;
 };
 
-// One element of a backward pass without a payload: the derivative by each dot product, before the score's
-// own slope.
+// The VJP of one element without a payload: the derivative with respect to each score. The slope of the score with
+// respect to its dot product is applied later.
 template <Monoid M>
 MR_HD Gradient<typename M::Real> pull(const M& m, const Element<typename M::Real>& e,
                                       const typename M::Output& product,
@@ -95,8 +97,13 @@ MR_HD Gradient<typename M::Real> pull(const M& m, const Element<typename M::Real
   return m.local_gradient(e, product, upstream);
 }
 
-// With a payload: u = <G_i, v_j>, and c = g_i - <G_i, out_i> for a normalised monoid, g_i for one that is not
-// (RowPolicy::upstream returns c). The weight takes G_i to the payload's gradient: d_payload_j += weight G_i.
+// The VJP of one element with a payload. G_i is the upstream gradient of out_i, g_i that of P_i.
+//
+//   u           = <G_i, v_j>
+//   c           = g_i - <G_i, out_i>       for a normalized monoid; else g_i. RowPolicy::upstream returns c.
+//   d_payload_j += weight G_i
+//
+// For attention, <G_i, out_i> is the delta of FlashAttention: rowsum(dO * O).
 template <class R>
 struct PayloadPull {
   R score, weight;
@@ -108,9 +115,10 @@ MR_HD PayloadPull<typename M::Real> pull(const M& m, const Element<typename M::R
   return {m.local_gradient(e, product, u + c).score, m.share(e, product)};
 }
 
-// What an element adds to the mean of the u_j. c_i = g_i - that mean is g_i - <G_i, out_i>, but cancels with the rounding
-// errors of the u_j, as where eager composition keeps the weights: of few columns, whose shares are large, this shows.
-// Where nothing but P_i has a gradient all u_j are 0, and so is the mean, whatever a +inf score makes of a share.
+// The contribution of an element to the weighted mean of the u_j, which equals <G_i, out_i>. Computed from the same u_j,
+// the mean has their rounding errors, and u_j - mean cancels them, as in an eager softmax. That matters in rows of few
+// columns, whose weights are large. Where only P_i has a gradient, every u is 0, and so is the contribution, even if a
+// +inf score makes the weight NaN.
 template <PayloadMonoid M>
 MR_HD typename M::Real share_of_mean(const M& m, const Element<typename M::Real>& e,
                                      const typename M::Output& product, typename M::Real u) {

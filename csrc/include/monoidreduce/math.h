@@ -1,8 +1,7 @@
-// Scalar vocabulary of the monoids: the few functions that a monoid may call, for float and double, host and
-// device.
+// The functions that a monoid may call, for float and double, on host and device.
 //
-// A monoid is written once, templated on a real type R. On the GPU and in tests R is float or double; in the
-// CPU engine R is a Pack (cpu/pack.h), one lane a row. So a monoid never branches on a value: it calls
+// A monoid is written once, as a template over a real type R. On the GPU and in tests R is float or double. In the CPU
+// engine R is a Pack (cpu/pack.h), a vector with one row per lane. So a monoid never branches on a value: it calls
 // select(condition, a, b).
 #pragma once
 
@@ -14,16 +13,14 @@
 #define MR_HD __host__ __device__ __forceinline__
 #define MR_UNROLL _Pragma("unroll")
 #else
-// Always inlined on the host: an out-of-line copy compiled for AVX-512 could be picked by the linker for a
-// baseline machine.
+// Always inlined on the host: else the linker could pick a copy compiled for AVX-512 on a machine without it.
 #define MR_HD [[gnu::always_inline]] inline
 #define MR_UNROLL
 #endif
 
 namespace monoidreduce {
 
-// What goes with a real type: the type of one lane, an integer of the same width, and the type of a
-// comparison.
+// The types that belong to a real type: one lane, an integer of the same width, and the result of a comparison.
 template <class R>
 struct RealTraits;
 template <>
@@ -52,7 +49,7 @@ template <class R>
 MR_HD R infinity() {
   return R(Scalar<R>(HUGE_VAL));
 }
-// The largest number below it. (A variable: the device compiler warns of a function of the host.)
+// The largest finite number. (A variable, because the device compiler warns about calls of host functions.)
 template <class T>
 inline constexpr T kLargest = std::numeric_limits<T>::max();
 template <class R>
@@ -71,7 +68,7 @@ MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;
 }
 
-// The second operand when the first is NaN: a NaN score never becomes a frame, it reaches the result through
+// Returns the second operand if the first is NaN. So a NaN score never becomes a frame; it reaches the result through
 // its mass.
 MR_HD float max(float a, float b) { return a > b ? a : b; }
 MR_HD double max(double a, double b) { return a > b ? a : b; }
@@ -89,8 +86,8 @@ MR_HD float tanh(float x) { return ::tanhf(x); }
 MR_HD double tanh(double x) { return ::tanh(x); }
 MR_HD float erf(float x) { return ::erff(x); }
 MR_HD double erf(double x) { return ::erf(x); }
-// a b + c, the same number wherever it is computed. A compiler may fuse a product with whatever uses it, forward with
-// one thing and backward with another; what is already fused stays as it is.
+// a b + c, rounded the same way wherever it is computed. A compiler may fuse a product with the operation that uses it,
+// which differs between forward and backward; it leaves a fused operation alone.
 template <class R>
 MR_HD R multiply_add(R a, R b, R c) {
   return a * b + c;
@@ -99,19 +96,19 @@ MR_HD R multiply_add(R a, R b, R c) {
 MR_HD float multiply_add(float a, float b, float c) { return ::fmaf(a, b, c); }
 MR_HD double multiply_add(double a, double b, double c) { return ::fma(a, b, c); }
 #endif
-// What follows has another form for a real type that has a better or a faster one.
+// The functions below are overloaded for real types that have a more accurate or a faster form.
 template <class R>
 MR_HD R sigmoid(R x) {
   return R(1) / (R(1) + exp(-x));
 }
-// e^(x + rest), where rest, what x lost in rounding, is small beside 1 unless e^x is 0. Of an infinite x it is NaN, which
-// the bound of 1 keeps out of the product: 0 stays 0, and infinity infinity.
+// e^(x + rest), where rest is the rounding error of x: small beside 1 unless e^x is 0. For an infinite x, rest is NaN.
+// The bound of 1 keeps that out of the product: 0 stays 0, and infinity stays infinity.
 template <class R>
 MR_HD R exp(R x, R rest) {
   const R power = exp(x);
   return multiply_add(power, select(rest < R(1), rest, R(1)), power);
 }
-// What log(x) lost in rounding. Once a row.
+// The rounding error of log(x). Called once per row.
 template <class R>
 MR_HD R log_rest(R) {
   return R(0);

@@ -1,17 +1,21 @@
 // The algebra: what a fold is, and what its backward pass needs. Read this file first.
 //
-//   P_i = fold_j f(A_i, B_j)            f lifts the score(s) of row i and column j to a state, fold is a
-//   commutative combine dP_i / dX_ij = D(P_i, X_ij)         the local gradient: only the final product and
-//   the element, so backward recomputes X_ij
+//   P_i          = fold_j f(X_ij)       f lifts the scores X_ij of row i and column j to a state;
+//                                       fold combines the states, in any order
+//   dP_i / dX_ij = D(P_i, X_ij)         the local gradient: it needs only the final product P_i and the element,
+//                                       so backward recomputes X_ij and no matrix of scores is stored
 //
-// (MonoidReduce, Gyllensten 2025.) A Monoid is all that a fold needs. A FramedMonoid holds additive mass
-// measured in a frame (for softmax: exponentials measured from a running maximum); moving to another frame
-// multiplies the mass. That is what lets a tile of elements share one frame and one pass over exponentials. A
-// PayloadMonoid's mass has a weight per element, which is what lets a vector payload ride along as a matrix
-// product: attention and the two-layer MLP.
+// (MonoidReduce, Gyllensten 2025.) A Monoid is all that a fold needs.
 //
-// Scores, frames, outputs and gradients are in natural units: a difference of scores is taken before it is
-// exponentiated, so that scores of any size that lie close together lose no digits.
+// A FramedMonoid holds additive mass measured in a frame; changing the frame multiplies the mass. Softmax is the
+// example: the frame is the running maximum, the mass a sum of exponentials measured from it (online softmax).
+// A tile of elements can then share one frame and one pass over exponentials.
+//
+// A PayloadMonoid gives each element a weight, so a fold of vectors (the payload) becomes a matrix product:
+// attention and the two-layer MLP.
+//
+// Scores, frames, outputs and gradients are in natural units. A difference of scores is taken before it is
+// exponentiated, so large scores that lie close together lose no digits.
 #pragma once
 
 #include <concepts>
@@ -21,7 +25,7 @@
 
 namespace monoidreduce {
 
-// One column of one row, as a monoid sees it. Unused members vanish after inlining.
+// One element of a row: the scores of one column. Unused members vanish after inlining.
 template <class R>
 struct Element {
   R score;          // first score
@@ -30,32 +34,29 @@ struct Element {
   Index<R> label;   // the row's label: the target class of cross entropy
 };
 
-// Derivative by the first and the second score.
+// The derivatives with respect to the first and the second score.
 template <class R>
 struct Gradient {
   R score;
   R other;
 };
 
-// What every monoid has. D(P_i, X_ij) is applied to g, the gradient of the loss by the parts of P_i, and is 0 for an empty row.
+// The members that every monoid has. kScores is the number of scores of an element, 1 or 2. identity() is bitwise
+// neutral on both sides of combine; lift(e) is the state of one element. project(s) is P_i, for the caller and for
+// backward. local_gradient(e, p, g) is D(P_i, X_ij) times g, the gradient of the loss with respect to P_i; it is 0
+// for an empty row.
 template <class M>
 concept Projected = std::is_trivially_copyable_v<M> && std::is_trivially_copyable_v<typename M::State> &&
                     requires(const M m, typename M::State s, Element<typename M::Real> e,
                              typename M::Output p, typename M::Upstream g) {
-                      { M::kScores } -> std::convertible_to<int>;  // 1 or 2 scores an element
-                      {
-                        m.identity()
-                      } -> std::same_as<typename M::State>;  // bitwise neutral on both sides of combine
-                      { m.lift(e) } -> std::same_as<typename M::State>;  // of one element
-                      {
-                        m.project(s)
-                      } -> std::same_as<typename M::Output>;  // P_i, for the caller and for backward
-                      {
-                        m.local_gradient(e, p, g)
-                      } -> std::same_as<Gradient<typename M::Real>>;  // D(P_i, X_ij) g
+                      { M::kScores } -> std::convertible_to<int>;
+                      { m.identity() } -> std::same_as<typename M::State>;
+                      { m.lift(e) } -> std::same_as<typename M::State>;
+                      { m.project(s) } -> std::same_as<typename M::Output>;
+                      { m.local_gradient(e, p, g) } -> std::same_as<Gradient<typename M::Real>>;
                     };
 
-// In place of its own combine, what one follows from: the function below.
+// A monoid with a frame defines these members instead of combine; the function combine below follows from them.
 template <class M>
 concept FramedMonoid = Projected<M> && requires(const M m, typename M::State s, Element<typename M::Real> e,
                                                 typename M::Frame f) {
@@ -72,23 +73,21 @@ concept Monoid = FramedMonoid<M> || Projected<M> && requires(const M m, typename
   { m.combine(s, s) } -> std::same_as<typename M::State>;  // associative and commutative
 };
 
-// combine((f, m), (g, n)) == (h, rescale(f, h) m + rescale(g, h) n) with h = join(f, g); the payload is more
-// of that mass.
+// combine((f, m), (g, n)) == (h, rescale(f, h) m + rescale(g, h) n), with h = join(f, g).
+// The payload's sums are rescaled and added in the same way.
 template <class M>
 concept PayloadMonoid = FramedMonoid<M> && requires(const M m, typename M::State s,
                                                     Element<typename M::Real> e, typename M::Frame f) {
-  {
-    M::kNormalized
-  } -> std::convertible_to<bool>;  // is the output payload / mass (attention), or the payload (MLP)
-  {
-    m.rescale(f, f)
-  } -> std::same_as<typename M::Real>;  // what mass is multiplied by on moving between frames
-  { m.weight(e, f) } -> std::same_as<typename M::Real>;            // the mass of one element in frame f
-  { m.share(e, m.project(s)) } -> std::same_as<typename M::Real>;  // its final weight in the output, from P_i
-  { m.mass(s) } -> std::same_as<typename M::Real>;  // what the payload is divided by when kNormalized
+  // true: the output is payload / mass (attention); false: the payload itself (MLP).
+  { M::kNormalized } -> std::convertible_to<bool>;
+  { m.rescale(f, f) } -> std::same_as<typename M::Real>;  // the factor of mass from one frame to another
+  { m.weight(e, f) } -> std::same_as<typename M::Real>;   // the mass of one element in frame f
+  // The element's final weight in the output, from P_i: a softmax probability in attention.
+  { m.share(e, m.project(s)) } -> std::same_as<typename M::Real>;
+  { m.mass(s) } -> std::same_as<typename M::Real>;  // the divisor of the payload where kNormalized
 };
 
-// The state of all that both are of.
+// The state of the elements of both a and b.
 template <Monoid M>
 MR_HD typename M::State combine(const M& m, const typename M::State& a, const typename M::State& b) {
   if constexpr (FramedMonoid<M>) {
@@ -99,8 +98,8 @@ MR_HD typename M::State combine(const M& m, const typename M::State& a, const ty
   }
 }
 
-// A payload of D components carried by hand: host references, split folds and C++ tests. Kernels carry it as
-// a matrix product.
+// A monoid with a payload of D components, added element by element: for host references, combining splits, and C++
+// tests. Kernels compute the payload's sums as a matrix product.
 template <PayloadMonoid M, int D>
 struct WithPayload {
   M m;
@@ -129,8 +128,8 @@ struct WithPayload {
   }
 };
 
-// Calls f(m), or f with the monoid that m names at run time (NamedSum of monoids/sum.h): f, a loop over elements, is compiled for
-// each of those, what is around it once.
+// Calls f(m), or f with the monoid that m selects at run time (NamedSum of monoids/sum.h). f is a loop over elements
+// and is compiled once for each such monoid; the code around it is compiled once.
 template <class M, class F>
 MR_HD void with_named(const M& m, F&& f) {
   if constexpr (requires { m.with_named(f); }) {
@@ -140,8 +139,8 @@ MR_HD void with_named(const M& m, F&& f) {
   }
 }
 
-// Folds count elements into state: one join of frames for the tile, then one pass that adds mass. element(c)
-// gives element c.
+// Folds a tile of count elements into state: first the tile's frames are joined, then one pass adds mass.
+// element(c) returns element c.
 template <FramedMonoid M, class ElementAt>
 MR_HD typename M::State fold_tile(const M& m, typename M::State state, int count, ElementAt element) {
   auto frame = m.frame_of(state);

@@ -1,12 +1,15 @@
-// The host API: the library's operators on tensor views, on the CPU and on CUDA devices. Torch-free; the
-// caller allocates.
+// The host API: the library's operators on tensor views, on the CPU and on CUDA devices. It does not use torch; the
+// caller allocates all tensors.
 //
-// On the CPU a gradient is written in the input's type; on CUDA it is accumulated into a zero-filled contiguous
-// buffer of the accumulation type (float, double for float64), as a bias's gradient is on both. Only the
-// tensor-core tiers write gradients in the input's type on CUDA too: those of columns (d_k, d_v, d_w1, d_w2) always, those
-// of rows (d_q, d_x) where Tier::adds_rows is false; all of them must be there. Absent: not computed.
+// How gradients are returned. A gradient whose tensor is absent is not computed.
+//   CPU                   written, in the input's type
+//   CUDA, SIMT            added to a zero-filled contiguous buffer of the accumulation type (float; double for float64)
+//   CUDA, tensor cores    d_k, d_v, d_w1, d_w2: written, in the input's type
+//                         d_q, d_x: the same where Tier::adds_rows is false, else as with SIMT
+//                         all gradients must be present
+//   of a bias, anywhere   added to a buffer of the accumulation type
 //
-// A log-sum-exp is kept in two words, lse and lse_low (LogNumber): forward writes both, backward reads both.
+// A log-sum-exp is stored in two words, lse and lse_low (LogNumber). Forward writes both, backward reads both.
 #pragma once
 
 #include <limits>
@@ -22,52 +25,53 @@ namespace monoidreduce {
 struct Launch {
   int threads = 1;         // CPU threads
   void* stream = nullptr;  // cudaStream_t
-  bool deterministic =
-      false;  // no atomic adds whose order may change; the CPU engine is deterministic either way
-  bool tf32 =
-      false;  // on CUDA: may factors of float32 products be rounded to tf32, for attention and the MLP
+  // No atomic adds whose order may change. The CPU engine is deterministic either way.
+  bool deterministic = false;
+  // On CUDA, attention and the MLP may round the operands of float32 products to tf32.
+  bool tf32 = false;
 };
 
 struct AttentionOptions {
   double scale = 1, softcap = 0;
   std::int64_t left = ColumnRange::kUnbounded,
-               right = ColumnRange::kUnbounded;  // window around the aligned query
+               right = ColumnRange::kUnbounded;  // the window, see ColumnRange
 };
 struct AttentionForward {
   TensorView q, k, v, bias;      // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
   TensorView out, lse, lse_low;  // [B, H, M, D] [B, H, M] [B, H, M]
-  TensorView scratch;  // as attention_backward's, on 16 bytes, of the size that attention_forward_tier says
+  TensorView scratch;            // as attention_backward's, 16-byte aligned; size: attention_forward_tier
   AttentionOptions options;
 };
 struct AttentionBackward {
   TensorView grad_out, grad_lse;  // [B, H, M, D] [B, H, M]
   TensorView q, k, v, bias, out, lse, lse_low;
   TensorView d_q, d_k, d_v, d_bias;
-  TensorView scratch;  // of the accumulation type, contiguous, of the size that attention_backward_tier says
+  TensorView scratch;  // of the accumulation type, contiguous; size: attention_backward_tier
   AttentionOptions options;
-  bool whole = true;  // are k and v all keys that out and lse are of, or a slice of them
+  bool whole = true;  // k and v are all keys that forward saw; false: a slice of them
 };
 
 struct CrossEntropyOptions {
   double logit_scale = 1, softcap = 0, label_smoothing = 0, z_loss = 0;
   std::int64_t ignore_index = -100;
-  std::int64_t workspace = 0;  // bytes that the backward may use for local gradients
+  std::int64_t workspace = 0;  // bytes that backward may use for local gradients (dlogits)
 };
 struct CrossEntropyForward {
   TensorView x, weight, bias, target;  // [N, D] [V, D] [V] [N] int64
   TensorView loss, lse, lse_low;       // [N] [N] [N]
-  TensorView
-      scratch;  // of the accumulation type, contiguous, of the size that cross_entropy_forward_tier says
-  // The local gradients (below) of the first K classes where every loss has this upstream gradient; or absent. Only on the
-  // tier "sm90", without a bias or softcap.
-  TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
-  TensorView last_kept;      // the same of the last classes, from a multiple of 256 on,
-  TensorView late_kept;      // and of those before them, from a multiple of 256 on
+  TensorView scratch;  // of the accumulation type, contiguous; size: cross_entropy_forward_tier
+  // Local gradients (dlogits, see below) that forward stores for the backward pass, for an upstream gradient of
+  // kept_upstream for every loss. Each of the three slices of the classes may be absent. Only on the tier "sm90",
+  // without a bias or softcap.
+  TensorView kept;           // the first K classes: [N, K] of the type of x, lines padded to a multiple of 8
+  TensorView last_kept;      // the last classes, from a multiple of 256 on
+  TensorView late_kept;      // the classes before last_kept, from a multiple of 256 on
   TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows count, as order_rows writes it: of the others nothing is computed, and their statistics are 0. What
-  // is kept is in this order, all else is not. Absent: all are computed. Only on the tier "sm90".
+  // [N + 1] int64, which rows are active, as order_rows writes it. Other rows are not computed; their statistics are
+  // 0. The stored local gradients are in this order, all other results are not. Absent: all rows are computed. Only
+  // on the tier "sm90".
   TensorView order;
-  // [R, D] where there is an order and something is kept: room for x in it, R rows at a time.
+  // [R, D], where there is an order and local gradients are stored: a buffer for the active rows of x, R at a time.
   TensorView gathered;
   CrossEntropyOptions options;
 };
@@ -78,7 +82,7 @@ inline bool keeps(const CrossEntropyForward& x) {
 struct ClassRange {
   std::int64_t begin, end;
 };
-// Those of late_kept; from the end on, those of last_kept.
+// The classes of late_kept. The classes of last_kept begin at its end.
 inline ClassRange late_classes(const CrossEntropyForward& x) {
   const auto count = [](const TensorView& kept) { return kept.present() ? kept.size[1] : 0; };
   const std::int64_t end = x.weight.size[0] - count(x.last_kept);
@@ -91,17 +95,17 @@ struct CrossEntropyBackward {
   CrossEntropyOptions options;
 };
 
-// The derivatives of the loss by the dot products <x_i, weight_j>, for some of the classes: weight and bias are theirs,
-// classes is the number of all. The gradients are products of them. Only on the tier "sm90".
+// dlogits: the derivatives of the loss with respect to the dot products <x_i, weight_j>, for a slice of the classes.
+// weight and bias are that slice; classes is the number of all classes. d_x and d_weight are matrix products of
+// dlogits. Only on the tier "sm90".
 struct CrossEntropyLocalGradient {
   TensorView grad_loss, grad_lse;                    // [N] [N]
   TensorView x, weight, bias, target, lse, lse_low;  // [N, D] [C, D] [C] [N] [N] [N]
   TensorView out;                                    // [N, C] of the type of x
-  TensorView
-      sums;  // [R, S] float, where there is a bias: those of 16 rows each; R, S: N, C in whole tiles of 256
-  TensorView
-      order;  // as in the forward pass; x, as scale_rows gathers it, out and sums are in this order, the latter of
-              // rows that do not count 0 or not written
+  // [R, S] float, where there is a bias: sums of out over 16 rows each, for N rows and C columns in whole tiles of
+  // 256. Rows that are not active are 0 or not written.
+  TensorView sums;
+  TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
   std::int64_t first_class = 0, classes = 0;
   CrossEntropyOptions options;
 };
@@ -115,8 +119,8 @@ struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
   TensorView loss, stats;                                 // [N] [6, N]
   TensorView scratch;                                     // as for cross entropy
-  // As for cross entropy: those by the student's dot products. teacher_kept: what they are made of, as large. Not for the
-  // reverse KL.
+  // As for cross entropy. kept: with respect to the student's dot products; teacher_kept, of the same size: the
+  // weights that these are made from. Not for the reverse KL.
   TensorView kept, teacher_kept;                 // [N, K]
   TensorView kept_upstream;                      // [1]
   TensorView order, gathered, teacher_gathered;  // as for cross entropy; [R, D] and [R, E]
@@ -129,16 +133,17 @@ struct DistillationBackward {
   DistillationOptions options;
 };
 
-// What is left of the losses of tokens: their sum, or their mean over the tokens that count, 0 where none does.
+// Reduces the tokens' losses to their sum, or to their mean over the active tokens: 0 if no token is active.
 struct LossReduction {
-  TensorView losses;        // [N]; 0 where a token does not count
-  TensorView target, mask;  // which count, each optional: [N] int64, not ignore_index; [N] bool, true
-  TensorView reduced;       // [1]
+  TensorView losses;  // [N]; 0 for tokens that are not active
+  // Which tokens are active; each is optional. [N] int64: not ignore_index. [N] bool: true.
+  TensorView target, mask;
+  TensorView reduced;  // [1]
   std::int64_t ignore_index = -100;
   bool mean = false;
 };
 
-// As CrossEntropyLocalGradient: for the columns that weight and teacher_weight hold. teacher_out: absent, not computed.
+// As CrossEntropyLocalGradient, for the columns in weight and teacher_weight. teacher_out is not computed if absent.
 struct DistillationLocalGradient {
   TensorView grad_loss;                                          // [N]
   TensorView x, weight, teacher_x, teacher_weight, mask, stats;  // [N, D] [C, D] [N, E] [C, E] [N] [6, N]
@@ -147,10 +152,12 @@ struct DistillationLocalGradient {
   DistillationOptions options;
 };
 
-// out_i = factor_i x_i, and 0 where factor_i is 0, whatever the row holds. On CUDA, for float and 16-bit types, widths a
-// multiple of 8, rows dense and on 16-byte boundaries. With an order the rows of x are taken from there, or, if it scatters,
-// those of out are put there; without a factor it is 1 for rows that count, else 0. out may be of some places alone, those
-// from first_place on; and where all rows count, and the order is that in which they lie, it may not be needed.
+// out_i = factor_i x_i, and 0 where factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Widths
+// are a multiple of 8; rows are dense and 16-byte aligned.
+//
+// With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, the
+// factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on. If every row is
+// active, gathering copies the rows as they are: needed_if_all_count = false skips that copy.
 struct RowScaling {
   TensorView x, out;  // [P, D]
   TensorView factor;  // [P] float, in the order; or absent
@@ -160,8 +167,8 @@ struct RowScaling {
   bool needed_if_all_count = true;
 };
 
-// The rows that count, and then the others, both as they follow each other; last, how many count. If more than `most` do, it is
-// as if all did: to leave out few takes longer than to compute them.
+// Stable compaction: the indices of the active rows, then of the others, and last the number of active rows. If more
+// than `most` rows are active, all rows are taken as active: computing a few more rows is cheaper than gathering.
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction, one of them
   TensorView order;         // [N + 1] int64
@@ -172,50 +179,53 @@ struct RowOrdering {
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
   TensorView out;                      // [B, N]
-  TensorView scratch;                  // as attention_forward's, of the size that mlp_forward_tier says
+  TensorView scratch;                  // as attention_forward's; size: mlp_forward_tier
   ActivationKind activation = ActivationKind::kIdentity;
-  std::int64_t workspace = 0;  // bytes that hidden values may take where no kernel does without (Tier::part)
+  std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Tier::part)
 };
 struct MlpBackward {
   TensorView grad_out;  // [B, N]
   TensorView x, w1, w2, bias1;
   TensorView d_x, d_w1, d_w2, d_bias1;
-  TensorView scratch;  // as attention_forward's, of the size that mlp_backward_tier says
+  TensorView scratch;  // as attention_forward's; size: mlp_backward_tier
   ActivationKind activation = ActivationKind::kIdentity;
   std::int64_t workspace = 0;
 };
 
-// Products with local gradients a whose rows are in an order: those that count come first, the others are 0 up to the next
-// multiple of 64 and not read beyond. Of the 16-bit type of a where nothing else is said, lines on 16-byte boundaries.
-// out: of floats, added to; or of the type of a: row order[i] is written for place i, with 0 if it does not count.
+// out = factor a b, where a holds local gradients (dlogits) whose rows are in an order. Active rows come first. The
+// other rows of a are 0 up to the next multiple of 64, and are not read beyond. Tensors have the 16-bit type of a
+// unless said otherwise; their lines are 16-byte aligned.
+//
+// out is added to if it is float. If it has the type of a, row order[i] of out is written for place i: 0 if that row is
+// not active.
 struct RowsProduct {
   TensorView a, b, out;  // [P, C] [C, D] [P, D]
-  TensorView factor;     // [P] float, what the product's rows are multiplied by; or absent
-  TensorView order;      // [P + 1] int64, as order_rows writes it; absent: all count
+  TensorView factor;     // [P] float, multiplies the rows of the product; or absent
+  TensorView order;      // [P + 1] int64, as order_rows writes it; absent: all rows are active
 };
-// The transpose of a times b, over the rows that count.
+// out = scale a^T b, summed over the active rows.
 struct ColumnsProduct {
-  TensorView a, b;  // [P, C] [P, D]
-  TensorView
-      ungathered_b;  // [P, D] read instead of b if all rows count, in which case they lie in order; or absent
-  TensorView scale;  // [1] float, what the product is multiplied by; or absent
-  TensorView out;    // [C, D]
+  TensorView a, b;          // [P, C] [P, D]
+  TensorView ungathered_b;  // [P, D] read instead of b if all rows are active; or absent
+  TensorView scale;         // [1] float, multiplies the product; or absent
+  TensorView out;           // [C, D]
   TensorView order;
 };
 
-// Of an MLP in parts (Tier::part): act(x w1^T + bias1) of some rows and hidden units, those that x, w1 and bias1 hold. The
-// result is its product with w2.
+// A part of an MLP (Tier::part): out = act(x w1^T + bias1) for the rows and hidden units in x, w1 and bias1. The MLP's
+// result is the product of out with w2.
 struct MlpHidden {
   TensorView x, w1, bias1;  // [R, M] [C, M] [C]
   TensorView out;           // [R, C] of the type of x
   ActivationKind activation = ActivationKind::kIdentity;
 };
-// The same, and the derivatives by the arguments of the activation. The gradients are products of the two.
+// The same part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the
+// pre-activations z. The MLP's gradients are matrix products of these two.
 struct MlpLocalGradient {
   TensorView grad_out, x, w1, w2, bias1;  // [R, N] [R, M] [C, M] [N, C] [C]; a column of w2 is dense
   TensorView out, hidden;                 // [R, C] of the type of x
-  TensorView
-      sums;  // float: those of out over 16 rows each, rows in whole tiles of 256, columns of 192; or absent
+  // float: sums of out over 16 rows each, for rows in whole tiles of 256 and columns in whole tiles of 192; or absent
+  TensorView sums;
   ActivationKind activation = ActivationKind::kIdentity;
 };
 
@@ -230,7 +240,7 @@ struct LogSumExpBackward {
   double scale = 1;
   std::int64_t workspace = 0;  // as for cross entropy
 };
-// As CrossEntropyLocalGradient: for the columns that b holds.
+// As CrossEntropyLocalGradient, for the columns in b.
 struct LogSumExpLocalGradient {
   TensorView grad_lse, a, b, lse, lse_low;  // [M] [M, F] [C, F] [M] [M]
   TensorView out;                           // [M, C] of the type of a
@@ -251,8 +261,8 @@ struct LogSumExpLocalGradient {
   X(logsumexp_forward, LogSumExpForward)          \
   X(logsumexp_backward, LogSumExpBackward)
 
-// Each operator checks its arguments (checks.h), then runs on the engine of the device that its tensors are
-// on. An engine's own entry points check nothing.
+// Each operator checks its arguments (checks.h), then calls the engine of its tensors' device. An engine's own entry
+// points check nothing.
 #define MONOIDREDUCE_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
 MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 namespace cpu {
@@ -263,18 +273,17 @@ MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
 }
 #undef MONOIDREDUCE_DECLARE
 
-// Which kernels a call runs on: the instruction set on the CPU, "simt", "sm80" or "sm90" on CUDA; and why. Before the backward
-// pass the caller asks, because it allocates the gradients; those need not be there yet.
+// The backend of a call and the reason for it: the instruction set on the CPU; "simt", "sm80" or "sm90" on CUDA. The
+// caller asks before the backward pass, because it allocates the gradients; they may still be absent then.
 //
-// Where that is "sm80" or "sm90", the caller pads sizes that are no multiple of 8 with zeros: the widths of operands and, in an
-// MLP, the hidden units. Scratch, parts and gradients are those of the padded call. Attention and the MLP not padded so run on the
-// tier "simt".
+// On "sm80" and "sm90" the caller pads sizes that are not a multiple of 8 with zeros: operand widths and, in an MLP, the
+// hidden units. Scratch, parts and gradients belong to the padded call. Without padding, attention and the MLP run on
+// "simt".
 struct Tier {
   std::string name, reason;
   std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
-  bool adds_rows =
-      true;         // does it add to the gradients of rows (d_q, d_x), or write them in the inputs' type
-  TileSize part{};  // mlp: the rows and hidden units whose hidden values the caller holds at a time; or none
+  bool adds_rows = true;     // d_q, d_x: added to; false: written in the inputs' type
+  TileSize part{};           // mlp: the rows and hidden units of one part (MlpHidden); or none
 };
 Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
 Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
@@ -287,26 +296,27 @@ Tier distillation_backward_tier(const DistillationBackward& arguments, const Lau
 Tier logsumexp_forward_tier(const LogSumExpForward& arguments, const Launch& launch);
 Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& launch);
 
-// Can the forward pass of a loss keep local gradients: is it on the tier "sm90", and its gradients are products of them.
-// For 16-bit tensors of these widths (other_width 0 where there is one pair) with less than 2^30 rows and columns.
+// Whether the forward pass of a loss can store local gradients (dlogits) for the backward pass: only on the tier "sm90".
+// Valid for 16-bit tensors of these widths with less than 2^30 rows and columns. other_width is 0 where there is one
+// pair of operands.
 bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
               const Launch& launch);
 
-// On the tensor-core tiers the gradients of a loss are products of local gradients, which the caller takes: it asks for those
-// of scratch / N classes at a time (rounded up, the last time fewer), scratch being what the backward tier says, in
-// elements of the type of x.
+// On the tensor-core tiers the caller computes the gradients of a loss as matrix products of local gradients (dlogits).
+// It asks for a slice of scratch / N classes at a time, rounded up. scratch is the backward tier's, in elements of the
+// type of x.
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
 void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
-// Rows for the products with local gradients: gathered, multiplied, or put back.
+// Gathers, multiplies or scatters rows for the products with local gradients.
 void scale_rows(const RowScaling& arguments, const Launch& launch);
-// For kernels that leave rows out.
+// Finds the active rows, for kernels that skip the others.
 void order_rows(const RowOrdering& arguments, const Launch& launch);
-// The products, only on the tier "sm90".
+// Matrix products of local gradients, only on the tier "sm90".
 void rows_product(const RowsProduct& arguments, const Launch& launch);
 void columns_product(const ColumnsProduct& arguments, const Launch& launch);
-// An MLP too wide for one kernel, or backward one of few hidden units, comes in parts: what the caller multiplies is of
-// Tier::part rows and hidden units at a time. One of the two is all there are.
+// An MLP too wide for one kernel is computed in parts of Tier::part rows and hidden units, whose products the caller
+// takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units.
 void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 namespace cuda {
@@ -333,7 +343,7 @@ void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
 }  // namespace cuda
 
-// The tensor that decides the device and the dtype of a call.
+// The tensor whose device and dtype are those of the call.
 template <class Arguments>
 const TensorView& leading(const Arguments& arguments) {
   if constexpr (requires { arguments.q; }) {
@@ -349,15 +359,15 @@ const TensorView& leading(const Arguments& arguments) {
   }
 }
 
-// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512", "avx512bf16". The best that
-// this build and this processor both have, unless the environment variable MONOIDREDUCE_CPU_ISA names another;
-// decided once, at the first call.
+// The instruction set that the CPU engine uses: "baseline", "avx2", "avx512" or "avx512bf16". It is the best that both
+// this build and this processor have, unless the environment variable MONOIDREDUCE_CPU_ISA names another. The choice is
+// made once, at the first call.
 const char* cpu_isa();
-const char* cpu_isa(DType dtype);  // whose code computes on that type: avx512bf16 has none but for bfloat16
-std::vector<std::string> cpu_isas();  // what MONOIDREDUCE_CPU_ISA may be here, worst first
+const char* cpu_isa(DType dtype);     // the one used for this dtype: avx512bf16 has code for bfloat16 alone
+std::vector<std::string> cpu_isas();  // the values that MONOIDREDUCE_CPU_ISA may have here, worst first
 
-// What the CPU engine computes at a time. Forward: a panel of rows by a tile of columns; backward: a chunk of
-// rows by a block of columns.
+// The tiles of the CPU engine. Forward: a panel of rows by a tile of columns. Backward: a chunk of rows by a block of
+// columns.
 struct CpuTiles {
   TileSize forward, backward;
 };

@@ -1,4 +1,4 @@
-// How often each kernel path ran in this process: what tests assert dispatch with.
+// Counts how often each kernel path ran in this process, so that tests can check the dispatch.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// How each operator is a fold: its tensors as a FoldProblem. One function an operator, used by both engines,
+// How each operator is a fold: one function per operator turns its tensors into a FoldProblem. Both engines use it,
 // forward and backward.
 //
 // Always inlined: an out-of-line copy compiled for AVX-512 could be picked by the linker for a baseline machine.
@@ -36,7 +36,7 @@ namespace monoidreduce {
   return t;
 }
 
-// Of calls that may leave rows out.
+// The order of the active rows, for calls that may skip rows.
 template <class Arguments>
 [[gnu::always_inline]] inline TensorView order_of(const Arguments& x) {
   if constexpr (requires { x.order; }) {
@@ -104,7 +104,7 @@ template <class Arguments>
           .range = {}};
 }
 
-// The hidden units alone, without their fold.
+// The pre-activations of the hidden units as scores, without a fold.
 inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
@@ -117,7 +117,7 @@ inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
           .range = {}};
 }
 
-// The same, and beside each score the derivative by its weight, <grad_out, w2>.
+// The same, and as second score <grad_out, w2>: the derivative with respect to the hidden value.
 inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.w1),
@@ -143,7 +143,7 @@ template <class Arguments>
           .range = {}};
 }
 
-// Products as scores: the width is what they are sums over.
+// A matrix product as scores: the width is the dimension that is summed over.
 inline FoldProblem product_problem(const TensorView& a, const TensorView& b, const TensorView& order) {
   return {.a = as_rows(a),
           .b = as_rows(b),

@@ -1,5 +1,4 @@
-// The row policies (fold.h) of the four operators. T is the accumulation type: float, or double for float64
-// tensors.
+// The row policies (fold.h) of the operators. T is the accumulation type: float, or double for float64 tensors.
 #pragma once
 
 #include "monoidreduce/fold.h"
@@ -17,8 +16,8 @@ struct RowVector {
   MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
 };
 
-// attention, logsumexp_matmul: P_i = lse_i, a word in each array. centre is g_lse - <G, out>, g_lse without a
-// payload, of which grad_lse then is not read.
+// attention, logsumexp_matmul: P_i is lse_i, in two words. With a payload, centre is g_lse - <G, out>; without one it is
+// g_lse, and grad_lse is not read.
 template <class T>
 struct LogSumExpRows {
   T *lse, *lse_low;  // [rows], natural logarithm
@@ -33,7 +32,7 @@ struct LogSumExpRows {
   MR_HD T of_product(std::int64_t row) const { return grad_lse[row]; }
 };
 
-// mlp: nothing is kept of a row.
+// mlp: rows have no statistics.
 template <class T>
 struct SumRows {
   MR_HD bool active(std::int64_t) const { return true; }
@@ -43,7 +42,7 @@ struct SumRows {
   MR_HD T upstream(std::int64_t) const { return T(0); }
 };
 
-// U: the type that forward's statistics arrive in, where it is not the one they are kept in.
+// U: the type in which forward computes the statistics; they are stored as T.
 template <class T, class U = T>
 struct CrossEntropyRows {
   const std::int64_t* target;  // [rows]
@@ -58,7 +57,7 @@ struct CrossEntropyRows {
   MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
   MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
   MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
-  // A target out of range makes its row NaN: the GPU cannot raise without waiting for the device.
+  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
   MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < classes; }
   MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
     const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
@@ -77,7 +76,7 @@ struct CrossEntropyRows {
 
 template <class T>
 struct DistillationRows {
-  const bool* mask;  // [rows], false: not a token; null: all are
+  const bool* mask;  // [rows], false: the row is not active; null: all rows are active
   std::int64_t mask_stride, rows;
   T* loss;   // [rows]
   T* stats;  // [6, rows]: p's lse, q's lse and the centre, each high and low
@@ -101,7 +100,7 @@ struct DistillationRows {
   MR_HD T upstream(std::int64_t row) const { return grad_loss[row]; }
 };
 
-// Which tokens a mean of losses is over.
+// Which tokens are active: those that a mean of losses is taken over.
 class CountedTokens {
  public:
   template <class Arguments>  // LossReduction, RowOrdering

@@ -1,5 +1,5 @@
-// Score policies: what happens to a dot product before a monoid sees it. They compose with every monoid.
-//   attention      softcap(scale * dot) + bias, on the keys that the range and the bias leave
+// Score policies: how a dot product becomes the score that a monoid sees. They work with every monoid.
+//   attention      softcap(scale * dot) + bias, for the keys that neither the range nor a bool bias excludes
 //   cross entropy  softcap(scale * dot + bias)
 //   MLP            dot + bias
 #pragma once
@@ -11,7 +11,7 @@ namespace monoidreduce {
 struct ScoreOptions {
   double scale = 1;
   double softcap = 0;        // c: score -> c tanh(score / c); 0 for none
-  bool bias_inside = false;  // is the bias added before the softcap
+  bool bias_inside = false;  // the bias is added before the softcap
 };
 
 template <class R>
@@ -31,8 +31,8 @@ struct Score {
       return multiply_add(R(softcap), tanh(multiply_add(dot, R(scale), bias) * inverse_softcap), R(0));
     return multiply_add(R(softcap), tanh(dot * scale * inverse_softcap), bias);
   }
-  // Derivative of the score by what goes into the softcap: by a bias inside it; times scale, by the dot
-  // product.
+  // The derivative of the score with respect to the argument of the softcap, and so to a bias inside it. Times scale,
+  // it is the derivative with respect to the dot product.
   MR_HD R slope(R dot, R bias) const {
     if (softcap == 0) return R(1);
     const R t = tanh((bias_inside ? dot * scale + bias : dot * scale) * inverse_softcap);
@@ -40,8 +40,8 @@ struct Score {
   }
 };
 
-// The columns that a row keeps: column - (row + shift) in [-left, right]. shift aligns the last row with the
-// last column.
+// The band of columns that a row keeps (its window): column - (row + shift) in [-left, right]. shift aligns the last row
+// with the last column.
 struct ColumnRange {
   static constexpr std::int64_t kUnbounded = -1;
   std::int64_t left = kUnbounded, right = kUnbounded, shift = 0;
@@ -57,7 +57,7 @@ struct ColumnRange {
     const std::int64_t last = row + shift + right + 1;
     return last < 0 ? 0 : last < columns ? last : columns;
   }
-  // The same columns for these rows, without bounds that none of them meets: one query, causal, has none.
+  // The same band without bounds that exclude no column of these rows: a single causal query has no bound.
   ColumnRange of_rows(std::int64_t rows, std::int64_t columns) const {
     return {rows == 0 || begin(rows - 1) == 0 ? kUnbounded : left,
             end(0, columns) == columns ? kUnbounded : right, shift};

@@ -1,5 +1,4 @@
-// A tensor that somebody else owns: pointer, sizes, strides (in elements), element type and device. Plain
-// data.
+// A view of a tensor in somebody else's memory: pointer, sizes, strides (in elements), dtype and device. Plain data.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Clusters: blocks that run at the same time on neighbouring multiprocessors and reach each other's shared memory.
+// Clusters: blocks that run at the same time on neighbouring SMs and reach each other's shared memory.
 #pragma once
 
 #include "monoidreduce/arch/barrier.cuh"

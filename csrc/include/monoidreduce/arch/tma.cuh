@@ -1,4 +1,4 @@
-// Bulk copies between global and shared memory by the copy engine. One thread issues a copy for all.
+// Bulk copies between global and shared memory by TMA. One thread issues a copy for all.
 #pragma once
 
 #include "monoidreduce/arch/barrier.cuh"
@@ -44,7 +44,7 @@ __device__ __forceinline__ void store(const TensorMap& map, Box at, const void* 
       "r"(at.inner), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(shared))
       : "memory");
 }
-// The same, of what is not read again soon: it is the first to leave the second-level cache.
+// The same for data that are not read again soon: they are the first to be evicted from the L2 cache.
 __device__ __forceinline__ void store_streaming(const TensorMap& map, Box at, const void* shared) {
   unsigned long long evict_first;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(evict_first));

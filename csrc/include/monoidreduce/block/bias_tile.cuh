@@ -1,5 +1,4 @@
-// Tiles of biases of scores in shared memory, as the copy engine writes them, and which of them belong to a thread's
-// fragment.
+// Tiles of score biases in shared memory, as TMA writes them, and the biases that belong to a thread's fragment.
 //
 // A line is a row of the fold: 128 bytes of its biases (64 columns of bool: 64 bytes), further columns in further slabs.
 // They are swizzled as tiles of operands are (shared_tile.cuh), lines of 64 bytes in pairs.

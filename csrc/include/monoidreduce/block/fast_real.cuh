@@ -1,10 +1,11 @@
-// The real types that monoids are instantiated with in the tensor-core kernels: float arithmetic, functions of one or
-// two instructions, but for the logarithm, which is taken once a row.
+// The real types of monoids in the tensor-core kernels. Arithmetic is in float. Functions take one or two instructions,
+// except the logarithm, which is computed once per row.
 //
-// Bits is for monoids made of exponentials of scores and logarithms of masses: scores come in units of log 2, exp
-// and log are to the base 2, and so are the frames and the outputs that are logarithms (natural = bits * ln 2). The
-// factor log2(e) then is part of the score's scale. Fast<E> is in natural units; its functions are as accurate as
-// the element type E that the weights are rounded to.
+// Bits is for monoids made of exponentials of scores and logarithms of masses. It works in the base-2 domain: scores are in
+// units of log 2, exp and log have base 2, and so do frames and log-sum-exps (natural = bits * ln 2). The factor log2(e)
+// is part of the score's scale.
+//
+// Fast<E> is in natural units. Its functions are as accurate as the element type E, to which weights are rounded.
 #pragma once
 
 #include <cstdint>
@@ -37,11 +38,11 @@ struct FastReal {
   MR_HD friend bool operator==(FastReal a, FastReal b) { return a.x == b.x; }
   MR_HD friend bool operator!=(FastReal a, FastReal b) { return a.x != b.x; }
 
-  // The operand that is a number, if one is not.
+  // If one operand is NaN, returns the other.
   __device__ __forceinline__ friend FastReal max(FastReal a, FastReal b) { return fmaxf(a.x, b.x); }
   __device__ __forceinline__ friend FastReal abs(FastReal a) { return fabsf(a.x); }
   __device__ __forceinline__ friend FastReal exp(FastReal a) { return Functions::exp(a.x); }
-  // The rest is lost in the rounding of the weight to an operand.
+  // The rest is dropped: rounding the weight to an operand is a larger error.
   __device__ __forceinline__ friend FastReal exp(FastReal a, FastReal) { return exp(a); }
   __device__ __forceinline__ friend FastReal log(FastReal a) { return Functions::log(a.x); }
   __device__ __forceinline__ friend FastReal tanh(FastReal a) { return Functions::tanh(a.x); }
@@ -58,7 +59,7 @@ struct RealTraits<FastReal<Functions>> {
 
 struct BaseTwo {
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x); }
-  // Once a row: not worth an approximation, whose 2^-22 of the logarithm shows in a log-sum-exp.
+  // Called once per row. An approximation's error of 2^-22 would be visible in a log-sum-exp.
   __device__ __forceinline__ static float log(float x) { return ::log2f(x); }
   // Of a number without a unit.
   __device__ __forceinline__ static float tanh(float x) {

@@ -1,4 +1,4 @@
-// A monoid's fold, lifted from one element to a warpgroup's fragment of scores.
+// A monoid's fold of a warpgroup's fragment of scores, in place of single elements.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace monoidreduce {
 
 inline constexpr int kLanesOfRow = 4;
 
-// The columns of a tile that a row keeps: [begin, begin + count), from the thread's first column.
+// The columns of a tile that a row keeps: [begin, begin + count), counted from the thread's first column.
 struct Kept {
   int begin;
   unsigned count;
@@ -21,9 +21,9 @@ struct Kept {
   }
 };
 
-// Replaces the scores (or dot products, where scores grow with them) that are not kept by one that adds nothing. A
-// monoid that has no such score is only given columns that every row keeps, and columns beyond the last, whose payload
-// is 0.
+// Masks a tile: replaces the scores (or dot products, if kMonotone) that a row does not keep by m.absent(), a score without
+// weight. A monoid without such a score gets only columns that every row keeps, and columns beyond the last, whose
+// payload is 0.
 template <PayloadMonoid M, int kSize>
 __device__ __forceinline__ void mask_fragment(const M& m, const Kept (&kept)[2], float (&tile)[kSize]) {
   if constexpr (requires { m.absent(); }) {
@@ -34,7 +34,7 @@ __device__ __forceinline__ void mask_fragment(const M& m, const Kept (&kept)[2],
   }
 }
 
-// Elements that are not kept become 0.
+// Sets the elements that a row does not keep to 0.
 template <int kSize>
 __device__ __forceinline__ void clear_fragment(const Kept (&kept)[2], float (&tile)[kSize]) {
 #pragma unroll
@@ -43,7 +43,7 @@ __device__ __forceinline__ void clear_fragment(const Kept (&kept)[2], float (&ti
   }
 }
 
-// Are all elements of the calling thread finite.
+// Whether all elements of the calling thread are finite.
 template <int kSize>
 __device__ __forceinline__ bool is_finite(const float (&tile)[kSize]) {
   float probe = 0.f;

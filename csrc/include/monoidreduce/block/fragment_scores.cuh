@@ -1,24 +1,25 @@
-// Score policies of the tensor-core kernels: score.h for a fragment, its cases apart so that each costs only what it
-// needs.
+// Score policies of the tensor-core kernels: score.h for a fragment. Each case is a policy of its own, so that it costs no
+// more than it needs. A policy has some of these members:
 //
-//   of_head(batch, head)  the policy of a head, which has what the forward pass needs of what follows
+//   of_head(batch, head)  the policy of one head, for the forward pass
 //   pulled(batch, head, row0, column0)
-//                         that of a tile in the backward pass
-//   kMonotone             does the score grow with the dot product; then a fragment may hold dot products where scores
-//                         are meant, and an absent score is an absent dot product
-//   value(x, i)           the score of element i, of which the fragment holds x; it may fuse with what uses it
-//   rounded(x)            the same, as a number of its own
-//   of_scores(held)       where scores grow with dot products: the policy of a fragment that holds rounded scores, or not
+//                         the policy of one tile, for the backward pass
+//   kMonotone             whether the score grows with the dot product. Then a fragment may hold dot products in place of
+//                         scores, and an absent score is an absent dot product
+//   value(x, i)           the score of element i, where x is the number in the fragment; the compiler may fuse it with the
+//                         operation that uses it
+//   rounded(x)            the same score, never fused
+//   of_scores(held)       if kMonotone: the policy of a fragment that holds rounded scores (held), or dot products
 //   prepare(tile, row0, column0)
-//                         dot products become what the fragment is to hold; row0, column0: of the tile
+//                         turns the dot products of the tile at (row0, column0) into the numbers that the fragment holds
 //   prepare_transposed(tile, row0, column0)
-//                         the same for the backward pass, whose fragments have columns for rows
-//   unit()                derivative of the score in natural units by what chain() is the derivative by
-//   chain(g, x)           from the derivative by the score, of which the fragment held x
+//                         the same for the backward pass, where the lines of a fragment are columns of the fold
+//   unit()                the derivative of the score (in natural units) with respect to the variable of chain()
+//   chain(g, x)           the chain rule: from the derivative g with respect to the score; x as in value()
 //   finish_transposed(weights, g, row0, column0)
-//                         sees the weights and what chain() returned, 0 where a row does not keep a column
+//                         receives the weights and the results of chain(), 0 where a row does not keep a column
 //   add_bias_gradient(i, g)
-//                         is given the derivative by score i, where there are such gradients
+//                         receives the derivative with respect to score i, if the bias has a gradient
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
@@ -28,7 +29,7 @@
 
 namespace monoidreduce {
 
-// dot + bias of the column, of element type E; null for none.
+// dot + bias, with one bias per column, of element type E; null for no bias.
 template <class R, class E>
 struct BiasedScores {
   static constexpr bool kMonotone = true;
@@ -37,10 +38,10 @@ struct BiasedScores {
   int columns;
   __device__ __forceinline__ const BiasedScores& of_head(int, int) const { return *this; }
   __device__ __forceinline__ const BiasedScores& pulled(int, int, int, int) const { return *this; }
-  // Of the n-th column from first on.
+  // The bias of column first + n, or 0 beyond the last column.
   __device__ __forceinline__ float bias_of(int first, int n) const {
-    // The load without a condition: then all loads of a tile are on their way together. The condition compares n, a constant:
-    // numbers of all the columns would take registers until the loads are there.
+    // The load has no condition, so that all loads of a tile are in flight together. The later condition compares the
+    // constant n: the columns' numbers would take registers until the loads arrive.
     const int left = columns - first;
     const float x = static_cast<float>(bias[(first + ::min(n, left - 1)) * stride]);
     return n < left ? x : 0.f;
@@ -72,13 +73,13 @@ struct BiasedScores {
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
   __device__ __forceinline__ R chain(R g, R) const { return g; }
 };
-// Is what is added to a score the column's own, so that its gradient is a sum over rows.
+// Whether the bias depends on the column alone, so that its gradient is a sum over rows.
 template <class Scores>
 inline constexpr bool kBiasedByColumn = false;
 template <class R, class E>
 inline constexpr bool kBiasedByColumn<BiasedScores<R, E>> = true;
 
-// scale * dot, the scale positive. units: how many units of R a natural unit is.
+// scale * dot, with a positive scale. units: the number of units of R in a natural unit (log2(e) for Bits).
 template <class R>
 struct ScaledScores {
   static constexpr bool kMonotone = true;

@@ -1,4 +1,4 @@
-// A monoid's pull, lifted from one element to a warpgroup's fragment.
+// A monoid's pull (the VJP of an element, fold.h) of a warpgroup's fragment, in place of single elements.
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
@@ -6,11 +6,11 @@
 
 namespace monoidreduce {
 
-// What the backward pass knows of a row of the fold.
+// The data of a row in the backward pass.
 template <class M>
 struct RowResidual {
   typename M::Output product;  // P_i
-  // RowPolicy::upstream. -0 where there is none: to add it takes no instruction.
+  // RowPolicy::upstream; -0 if there is none, because the compiler removes an addition of -0.
   typename M::Upstream upstream{-0.f};
 };
 
@@ -18,9 +18,11 @@ struct Unseen {
   __device__ __forceinline__ void operator()(int, float) {}
 };
 
-// What Scores::prepare or prepare_transposed (fragment_scores.cuh) left becomes the payload's weights, and u = <G_i, v_j> the
-// derivative by the dot product. residual(i): RowResidual of the row of element i. D is linear in the upstream gradient, so the
-// unit of the scores goes into u and, beforehand, into the row's part. see(i, g): is shown the derivative by score i.
+// Turns a fragment that Scores::prepare or prepare_transposed (fragment_scores.cuh) has prepared into the payload's weights,
+// and u = <G_i, v_j> into the derivative with respect to the dot product. residual(i) is the RowResidual of element i's
+// row. see(i, g) receives the derivative with respect to score i.
+//
+// D is linear in the upstream gradient. So the unit of the scores multiplies u here, and the row's part beforehand.
 template <PayloadMonoid M, class Scores, class Residual, int kSize, class See = Unseen>
 __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, const Residual& residual,
                                               float (&tile)[kSize], float (&u)[kSize], See&& see = {}) {

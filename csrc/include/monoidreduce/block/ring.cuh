@@ -5,7 +5,7 @@
 
 namespace monoidreduce {
 
-// Where somebody is in a ring: everybody walks it in the same order.
+// A position in a ring. Producers and consumers walk it in the same order.
 template <int kStages>
 struct RingPosition {
   int stage = 0;

@@ -1,8 +1,10 @@
-// Tiles in shared memory as the copy engine writes them and the matrix products read them.
+// Tiles in shared memory as TMA writes them and the matrix products read them.
 //
-// A tile of kRows x kWidth elements is slabs of 128 bytes of the width, one behind the other; a slab is kRows lines of 128
-// bytes. Elements have 16 bits where nothing else is said. Within each group of 8 lines (1024 bytes, where it must start) the 16-byte chunk c of line r lies at chunk
-// c ^ (r % 8): the 128-byte swizzle, which frees both reading directions of bank conflicts.
+// A tile of kRows x kWidth elements is a sequence of slabs. A slab is 128 bytes of the width: kRows lines of 128 bytes.
+// Elements have 16 bits unless said otherwise. Tiles start on a multiple of 1024 bytes.
+//
+// Within each group of 8 lines, chunk c (16 bytes) of line r is stored at chunk c ^ (r % 8). This is the 128-byte swizzle,
+// which avoids bank conflicts in both reading directions.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +14,7 @@
 
 namespace monoidreduce {
 
-// That a block may have, less what aligns it, and its barriers.
+// The shared memory that a block may use, less its alignment and barriers.
 inline constexpr int kSharedBytes = (227 << 10) - 1024 - 512;
 inline constexpr int kSlab = 64;        // elements of a line
 inline constexpr int kLineBytes = 128;  // of a slab

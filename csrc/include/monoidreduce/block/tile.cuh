@@ -16,7 +16,7 @@ namespace monoidreduce {
 
 inline constexpr int kTile = 64;
 inline constexpr int kThreads = 256;
-// What registers are limited for: blocks of a multiprocessor. 128 registers a thread (float), 255 (double).
+// Blocks per SM, which limits registers to 128 (float) or 255 (double) per thread.
 template <class T>
 inline constexpr int kBlocksOfProcessor = sizeof(T) == sizeof(float) ? 2 : 1;
 inline constexpr int kDepth = kTile / 2;  // of two operands that are staged at a time

@@ -1,10 +1,14 @@
 // A warp's matrix products (arch/mma.cuh), and their operands in tiles in shared memory (shared_tile.cuh), 16 lines by 32
 // bytes at a time, or 8 lines by 16 floats.
 //
-// A product of floats is 8 deep, and lane l has what comes l % 4-th and (l % 4 + 4)-th. Of an accumulator it has columns
-// 2 (l % 4) and 2 (l % 4) + 1, so where an accumulator becomes an operand, each 8 of the depth go in the order 0 2 4 6 1 3 5 7:
-// the paired order. Where the lines of a float tile are the depth they are read in it, and store_operand leaves elements in
-// it. Lines that were spread (copy_tile.cuh) are in their own order when they are read in the paired one.
+// A product of floats is 8 deep: lane l holds elements l % 4 and l % 4 + 4 of the depth. Of an accumulator, lane l holds
+// columns 2 (l % 4) and 2 (l % 4) + 1. So where an accumulator becomes an operand, each 8 elements of the depth are
+// permuted, to the paired order:
+//
+//   0 2 4 6 1 3 5 7
+//
+// A float tile whose lines are the depth is read in the paired order, and store_operand stores elements in it. Lines that
+// were spread (copy_tile.cuh) are in their natural order when they are read in the paired one.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,8 @@
-// The CPU engine: fold_forward and fold_backward for any monoid, from the same structs as the GPU kernels.
-// Header-only.
+// The CPU engine: fold_forward and fold_backward for any monoid, with the same structs as the GPU kernels. Header-only.
 //
-// One lane is one row. kPanel rows side by side make a panel, and every intermediate is a panel:
-// [width][kPanel] for the rows themselves, [columns][kPanel] for a tile of scores, [payload width][kPanel]
-// for the output. So the fold is vertical (no horizontal maximum or sum), and the products need no
-// transposition between them (a is broadcast, b and c are panels):
+// One lane is one row. kPanel rows side by side make a panel, and every intermediate is a panel: the rows are
+// [width][kPanel], a tile of scores is [columns][kPanel], the output [payload width][kPanel]. So the fold needs no
+// horizontal maximum or sum. No matrix product needs its operands transposed: a is broadcast, b and c are panels.
 //
 //   forward    scores   [columns][rows]   = b  [columns, width]            x a panel
 //              out      [payload][rows]  += payload^T [payload, columns]   x weights panel
@@ -13,8 +11,8 @@
 //              d_b      [columns][width] += dz [columns, rows]             x a   (lanes are widths here)
 //              d_payload[columns][payload] += weights [columns, rows]      x grad_out
 //
-// Nothing of size rows x columns exists: forward holds one tile a thread, backward a block of columns by a
-// chunk of rows. Results do not depend on which thread does what: every sum has a fixed order.
+// No matrix of rows x columns is stored: forward holds one tile per thread, backward a block of columns by a chunk of
+// rows. Every sum has a fixed order, so results do not depend on how the threads share the work.
 #pragma once
 
 #include "monoidreduce/cpu/fold_backward.h"

@@ -1,11 +1,14 @@
 // Backward on the CPU: see cpu/fold.h.
 //
-// For a block of columns and a chunk of rows, dz (and the weights) are recomputed into a workspace of panels.
-// Two loops over tasks a chunk: over panels of rows, which adds to d_a, then over groups of columns, which
-// adds to d_b and d_payload, so no two threads ever add to the same number. All sums are panels of T: a
-// block's sums over all rows are complete before the next block begins, a row's after the last block, and
-// each is written once, in the type of its gradient. Where there are fewer problems than threads, and as much work in
-// all columns, each thread has a slice of the columns, and goes through both loops alone.
+// For a block of columns and a chunk of rows, dz and the weights are recomputed into a workspace of panels. Then two
+// parallel loops follow: one over panels of rows adds to d_a, one over groups of columns adds to d_b and d_payload. So
+// no two threads ever add to the same number.
+//
+// All sums are panels of T. The sums of a block of columns are complete before the next block begins, the sums of a row
+// after the last block. Each is written once, in the type of its gradient.
+//
+// If there are fewer problems than threads, and all columns are equally much work, each thread has a slice of the
+// columns and runs both loops alone.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +27,7 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// What is wanted of a backward pass.
+// The gradients that a backward pass computes.
 struct Wanted {
   bool a, b, other_a, other_b, payload, bias;
   explicit Wanted(const FoldGradients& g)
@@ -36,13 +39,13 @@ struct Wanted {
         bias(g.d_bias.present()) {}
 };
 
-// What is known of a panel of rows, whatever the columns.
+// The data of a panel of rows that do not depend on the column.
 template <class M, class T>
 struct PanelFacts {
   PanelRows<T> rows;
   typename M::Output product[kPacks];
   typename M::Upstream upstream[kPacks];
-  LanePack<T> of_product[kPacks];  // of a policy that knows it
+  LanePack<T> of_product[kPacks];  // g_i, if the policy knows it (KnowsProductGradient); else 0
 
   template <class Rows>
   PanelFacts(const FoldProblem& p, const ProblemRows& problem, std::int64_t first, const Rows& policy)
@@ -61,9 +64,11 @@ struct PanelFacts {
   }
 };
 
-// The sums of d_a (or d_other_a) over the columns of one problem, as panels of rows: [width][kPanel]. The gradient
-// holds the panels itself until its rows are stored, but for the last one if that is not full: whole where it is of
-// type T, the upper halves of the numbers where it has half the bytes.
+// The sums of d_a (or d_other_a) over the columns of one problem, as panels of rows: [width][kPanel].
+//
+// The memory of the gradient itself holds the panels until its rows are stored. If the gradient has type T, it holds
+// whole numbers. If its type has half the bytes, it holds their upper halves, and lower_ the lower halves. A last panel
+// that is not full has memory of its own.
 template <class T>
 class RowSums {
   using Bits = std::conditional_t<sizeof(T) == 8, std::uint64_t, std::uint32_t>;
@@ -84,7 +89,7 @@ class RowSums {
   }
   std::int64_t panel_size() const { return width_ * kPanel<T>; }
 
-  // The panel: where it is, or put together in `room`. What is added to it counts once `keep` was told.
+  // Panel i: a pointer to it where it is stored whole, else a copy in `room`. After adding to it, call keep().
   T* panel(std::int64_t i, T* room) const {
     if (i >= in_place_) return own_ + (i - in_place_) * panel_size();
     if (!halves_) return reinterpret_cast<T*>(place_) + i * panel_size();
@@ -116,22 +121,23 @@ class RowSums {
   }
   std::int64_t width_;
   bool halves_;
-  std::int64_t in_place_;  // panels
+  std::int64_t in_place_;  // number of panels in the gradient's memory
   char* place_;
   Scratch<Half> lower_;
   Scratch<T> own_;
 };
 
-// One operand of the backward pass as the widths of columns' sums: a with b, other_a with other_b, grad_out
-// with payload.
+// The sums of one gradient by columns (d_b, d_other_b or d_payload), and the operand that they are summed from (a, other_a
+// or grad_out): rows with widths as lanes.
 template <class T, class E>
 struct ColumnSums {
   static constexpr std::int64_t kStep = kPanel<T> * kDepth<E>;  // elements of kDepth rows
   std::int64_t width;
-  std::int64_t steps;  // of a width panel: the chunk's rows, and one step of zeros that keeps writes to
-                       // several width panels apart in the caches
-  Scratch<E> rows;     // [width panel][step][kPanel][kDepth]: the chunk's rows, lanes are widths
-  Scratch<T> sums;     // [width panel][block column][kPanel]
+  // Steps of a width panel: the chunk's rows, and one step of zeros. That step keeps writes to different width panels
+  // in different cache sets.
+  std::int64_t steps;
+  Scratch<E> rows;  // [width panel][step][kPanel][kDepth]: the chunk's rows, lanes are widths
+  Scratch<T> sums;  // [width panel][block column][kPanel]
   NonFinite<T> taken;
   ColumnSums(bool wanted, std::int64_t width, std::int64_t chunk, std::int64_t block)
       : width(wanted ? width : 0),
@@ -142,15 +148,15 @@ struct ColumnSums {
   }
 };
 
-// The threads that work on one problem: all of them where there are few problems. A gradient of the bias may be
-// shared by problems: then they go one after the other.
+// How many threads work on one problem: all of them where there are few problems. Problems may share a bias gradient, so
+// with one they run one after the other.
 inline int threads_a_problem(const FoldProblem& p, bool bias_gradient, int threads) {
   return p.batch() * p.column_heads() >= threads && !bias_gradient ? 1 : threads;
 }
 
-// May each of these threads have a slice of the columns to itself, and sums of its own of the rows' gradients, which are
-// added up at the end: as long as all slices are as much work, and those sums are few. No thread then reads what
-// another wrote a moment ago (docs/decisions, 23).
+// Whether each thread may have a slice of the columns to itself, with its own sums of the rows' gradients, which are added
+// up at the end. That requires slices of equal work, and little memory for the sums. No thread then reads data that
+// another has just written (docs/decisions, 23).
 template <class T>
 bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block, int threads) {
   constexpr std::int64_t kMostBytes = 16 << 20;
@@ -162,9 +168,9 @@ bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block,
          (threads - 1) * group_rows * width * static_cast<std::int64_t>(sizeof(T)) <= kMostBytes;
 }
 
-// A chunk of rows by a block of columns: enough columns that the rows, loaded once a block, are cheap; with a
-// payload the workspace (columns x chunk, twice) stays in the second-level cache, and a causal mask's edge cuts
-// few blocks.
+// A chunk of rows by a block of columns. Rows are loaded once per block, so a block needs many columns. With a payload,
+// blocks are smaller: the workspace (columns x chunk, twice) stays in the L2 cache, and the edge of a causal mask cuts
+// fewer blocks.
 template <class T>
 TileSize backward_tile(const FoldProblem& p, int threads) {
   const bool payload = p.payload.present();
@@ -174,7 +180,7 @@ TileSize backward_tile(const FoldProblem& p, int threads) {
           std::min(round_up(p.columns(), kColumnStep), round_up(payload ? 240 : 480, kColumnStep))};
 }
 
-// E: what the products multiply, T or BFloat16.
+// E: the operand type of the matrix products, T or BFloat16.
 template <template <class> class M, class T, class E, class Rows>
   requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
 class Backward {
@@ -202,7 +208,7 @@ class Backward {
   }
 
  private:
-  // The rows of one problem: what is known of them, and the sums of their gradients over each slice of the columns.
+  // The rows of one problem: their data, and the sums of their gradients over each slice of the columns.
   class Problem {
    public:
     Problem(const Backward& pass, std::int64_t problem)
@@ -231,7 +237,7 @@ class Backward {
    private:
     int threads() const { return pass.slices_ * pass.inner_threads_; }
 
-    // A row that is not active gets zeros: its lane may hold 0 times what is not finite in b.
+    // Rows that are not active get zeros: their lanes may hold NaN, from 0 times a number of b that is not finite.
     void store_rows(const TensorView& t, const std::deque<RowSums<T>>& sums) const {
       if (!t.present()) return;
       parallel_for(threads(), panels, [&](std::int64_t i, int) {
@@ -287,7 +293,7 @@ class Backward {
         columns_ = std::min(pass_.block_, end_ - first_);
         load_block();
         for (std::int64_t i = 0; i < all_panels_; i += chunk_panels) {
-          // Panels that keep none of the columns are left out at both ends.
+          // Skips panels at both ends that keep none of the columns.
           std::int64_t begin = i, end = std::min(i + chunk_panels, all_panels_);
           while (begin < end && !touches(begin)) ++begin;
           while (begin < end && !touches(end - 1)) --end;
@@ -348,7 +354,7 @@ class Backward {
       }
     }
 
-    // The workspace of a panel that keeps none of the columns.
+    // Clears the workspace of a panel that keeps none of the columns.
     void clear_panel(std::int64_t panel) {
       for (Scratch<E>* tile : {&dz_, &other_dz_, &weights_}) {
         if (tile->get()) std::fill_n(*tile + panel * tile_size(), columns_ * kPanel<T>, E{});
@@ -367,7 +373,7 @@ class Backward {
       T* room = sums_ + worker * lanes_size();
       load_lanes<T>(p_.a, rows_, first, count, lanes);
       matmul(b_.over_width(), columns_, 1, p_.width(), lanes, dz, false, run_of_widths<T, E>(p_));
-      // What is not finite in b matters to the scores, so it goes back in for this product.
+      // Numbers of b that are not finite were taken out of the tile. Scores need them, so they are added here.
       for (const auto& entry : b_taken_) {
         const E* row = lanes + entry.column / kDepth<E> * kDepth<E> * kPanel<T> + entry.column % kDepth<E>;
         for (int lane = 0; lane < kPanel<T>; ++lane) {
@@ -413,8 +419,8 @@ class Backward {
       }
     }
 
-    // Where a panel's tile is computed: in T in the workspace itself, BFloat16 operands are rounded into it.
-    // Null if there is none.
+    // The memory in which a panel's tile is computed, or null. If E is T, it is the workspace itself. BFloat16 operands
+    // have a tile of T, which is rounded into the workspace later.
     T* tile_of(const Scratch<E>& workspace, std::int64_t at, int worker, int which) const {
       if (!workspace.get()) return nullptr;
       if constexpr (kNarrow) {
@@ -428,7 +434,7 @@ class Backward {
     template <bool kPlain, class Named>
     void pull_tile(const Named& named, const PanelTile<Packs, T>& tile, const PanelFacts<Packs, T>& facts,
                    T* dz, T* other_dz, T* weights, T* bias) const {
-      // Copies, which the compiler knows that no store changes.
+      // Copies, because the compiler knows that stores do not change them.
       const Named m = named;
       const Score<R> score = pass_.score_;
       typename Packs::Output product[kPacks];
@@ -447,7 +453,7 @@ class Backward {
             }
           }
           for (int half = 0; half < kPacks; ++half) {
-            // A lane without columns, beyond the last row, may have a mean of 0 times infinity, which is not to be multiplied.
+            // A lane beyond the last row has no columns; its mean may be NaN (0 times infinity) and must not be used.
             const Mask<R> keeps_any = facts.rows.begin[half] < facts.rows.end[half];
             upstream[half] = select(keeps_any, facts.of_product[half] - mean[half], upstream[half]);
           }
@@ -478,7 +484,7 @@ class Backward {
             (keep(gradient.other * slope(other_dz, zero)) * scale).store(other_dz + at);
           }
           (by_dot * scale).store(dz + at);
-          // tile.valid reads a bool bias: its gradient is not wanted, so it stays.
+          // tile.valid reads a bool bias. It has no gradient, so it is not overwritten.
           if (!kPlain && pass_.want_.bias) {
             (p_.score.bias_inside ? by_dot : keep(gradient.score)).store(bias + at);
           }
@@ -486,7 +492,7 @@ class Backward {
       }
     }
 
-    // The chunk's rows with widths as lanes, for the products over rows.
+    // Stores the panel's rows with widths as lanes, for the products that sum over rows.
     void keep_rows(const ColumnSums<T, E>& sums, const TensorView& t, std::int64_t panel) const {
       if (sums.width == 0) return;
       const PanelRows<T>& rows = (facts_ + first_panel_ + panel)->rows;
@@ -532,7 +538,7 @@ class Backward {
       const std::int64_t first = first_panel_ * kPanel<T>;
       const std::int64_t chunk_rows = std::min(panels_ * kPanel<T>, rows_.count() - first);
       for (std::int64_t row = 0, rows = 0; row < chunk_rows; row += rows) {
-        // A bias that the panel's rows share takes the panel's sum at once.
+        // If the panel's rows share a bias, their gradients are summed first.
         const std::int64_t last = std::min(row - row % kPanel<T> + kPanel<T>, chunk_rows) - 1;
         const bool shared = t.stride[2] == 0 && rows_.head(first + row) == rows_.head(first + last);
         rows = shared ? last - row + 1 : 1;
@@ -594,10 +600,10 @@ class Backward {
   const Wanted want_;
   const Score<R> score_;
   std::int64_t problems_, block_, chunk_;
-  int outer_threads_, slices_ = 1, inner_threads_;  // of problems; of a problem's columns; in one slice
+  int outer_threads_, slices_ = 1, inner_threads_;  // over problems; over a problem's columns; within a slice
 };
 
-// The gradients that g names, from policy's P_i and upstream gradients and from recomputed scores.
+// Computes the gradients that are present in g, from the policy's P_i and upstream gradients and recomputed scores.
 template <template <class> class M, class T, class Rows>
 void fold_backward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldGradients& g,
                    int threads) {

@@ -11,8 +11,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Folds a tile into the panel's states. With a payload, scores become weights in place and scale what the
-// payload so far is multiplied by first. Columns that a lane does not keep are skipped.
+// Folds a tile into the panel's states. With a payload, scores become weights in place, and scale becomes the factor
+// that rescales the payload's sums so far. Columns that a lane does not keep are skipped.
 template <bool kPlain, class M, class Tile, class T>
 inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typename M::State (&state)[kPacks],
                        T* scores, T* other_scores, bool payload, LanePack<T> (&scale)[kPacks]) {
@@ -36,7 +36,7 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
         state[half] = m.reframe(state[half], frame[half]);
       }
     }
-    // The tile's own state, combined once: a sum of tiles' sums loses fewer digits than one long sum.
+    // The tile has a state of its own, combined once: a sum of tiles' sums is more accurate than one long sum.
     typename M::State sum[kPacks];
     for (int half = 0; half < kPacks; ++half) sum[half] = m.reframe(m.identity(), m.frame_of(state[half]));
     for (std::int64_t j = 0; j < columns; ++j) {
@@ -64,8 +64,8 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
   }
 }
 
-// A panel of rows by a tile of columns. The columns stay in the second-level cache while a block of panels goes
-// over them; a panel of scores in the first. E: what the products multiply.
+// A panel of rows by a tile of columns. The columns stay in the L2 cache while a block of panels passes over them; a
+// panel of scores stays in L1. E: the operand type of the matrix products.
 template <class T, class E>
 TileSize forward_tile(const FoldProblem& p) {
   const std::int64_t column_bytes = (p.width() + p.other_width() + p.payload_width()) * sizeof(E);
@@ -73,7 +73,7 @@ TileSize forward_tile(const FoldProblem& p) {
   return {kPanel<T>, std::clamp(steps, std::int64_t(2), 120 / kColumnStep) * kColumnStep};
 }
 
-// E: what the products multiply, T or BFloat16.
+// E: the operand type of the matrix products, T or BFloat16.
 template <template <class> class M, class T, class E, class Rows>
   requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
 class Forward {
@@ -88,9 +88,9 @@ class Forward {
     problems_ = p.batch() * p.column_heads();
     panels_ = divide_up(p.heads() / std::max<std::int64_t>(p.column_heads(), 1) * p.rows(), kPanel<T>);
     columns_ = forward_tile<T, E>(p).columns;
-    // A tile of columns is loaded for a block of panels: up to 16 of them, as long as they stay in the caches.
-    // Where that leaves few tasks, each folds a slice of the columns, and the slices' states are combined in
-    // order: every thread reads a part of the columns, rather than all of them for a few rows.
+    // A tile of columns is loaded for a block of panels: up to 16 panels, if they fit into the caches. If that gives
+    // too few tasks for the threads, the columns are split into slices, one per task, whose states are combined in
+    // order (split-KV). Then each thread reads a part of the columns, not all of them for a few rows.
     const std::int64_t tasks = threads > 1 ? 2 * threads : 1;
     const std::int64_t most_splits = std::clamp(p.columns() / (2 * columns_), std::int64_t(1), tasks);
     const std::int64_t most_panels = std::clamp(
@@ -269,8 +269,8 @@ class Forward {
   std::int64_t problems_, panels_, columns_, block_, blocks_, splits_;
 };
 
-// Folds every row, hands P_i to policy.store, and writes the payload's fold to out ([B, H, M, D], absent
-// without a payload).
+// Folds every row, passes P_i to policy.store, and writes the payload's fold to out ([B, H, M, D]; absent without a
+// payload).
 template <template <class> class M, class T, class Rows>
 void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out,
                   int threads) {

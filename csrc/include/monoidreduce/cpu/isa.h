@@ -1,6 +1,5 @@
-// The instruction set that a translation unit is compiled for. Everything in cpu/ lives in an inline
-// namespace of that name, so that two objects compiled for different instruction sets share no symbol that
-// the linker could mix up.
+// The instruction set that a translation unit is compiled for. Everything in cpu/ is in an inline namespace of that name.
+// So objects compiled for different instruction sets share no symbol that the linker could mix up.
 #pragma once
 
 #ifndef MR_CPU_ISA
@@ -18,8 +17,8 @@
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
 
-// Is this code for problems alone whose operands are all bfloat16? The library's avx512bf16 is: it has no instruction more
-// than avx512 for others, so they are left to that, and not compiled twice.
+// true: this code is only for problems whose operands are all bfloat16. The library's avx512bf16 is such code. For other
+// problems it would equal avx512, which is used for them, so that nothing is compiled twice.
 #if defined(MR_CPU_BFLOAT16_ALONE)
 inline constexpr bool kBFloat16Alone = true;
 #else

@@ -1,13 +1,13 @@
-// The one matrix product of the CPU engine, on panels: c[m][lane] (+)= sum_k a(m, k) b[k][lane], lane in [0,
-// kPanel).
+// The one matrix product of the CPU engine, on panels:
 //
-// b and c are contiguous panels, a is read a scalar (or a pair) at a time and broadcast. Every product of a
-// fold has this form with rows (or widths) as lanes, so that nothing is transposed between them (cpu/fold.h
-// lists the six).
+//   c[m][lane] (+)= sum_k a(m, k) b[k][lane]      for lane in [0, kPanel)
 //
-// Operands are of the accumulation type T, or BFloat16 where the processor multiplies pairs of them
-// (AVX512-BF16: twice the rate of float32; the sums are float32 either way). kDepth<E> of them are multiplied
-// at a time: a panel of operands is [k / kDepth][lane][kDepth], zero beyond the last k.
+// b and c are contiguous panels; a is read one scalar (or pair) at a time and broadcast. Every product of a fold has this
+// form, with rows or widths as lanes, so no operand is transposed in between. cpu/fold.h lists the six products.
+//
+// Operands have the accumulation type T, or BFloat16 where the processor multiplies pairs of them (AVX512-BF16: twice the
+// rate of float32). Sums have type T in both cases. kDepth<E> operands are multiplied at a time: a panel of operands is
+// [k / kDepth][lane][kDepth], zero beyond the last k.
 #pragma once
 
 #include <algorithm>
@@ -27,8 +27,11 @@ inline namespace MR_CPU_ISA {
 template <class E>
 inline constexpr int kDepth = sizeof(E) == 2 ? 2 : 1;
 
-// The broadcast operand: the kDepth elements (m, k), (m, k + 1).. lie together at data[m * row_stride + k /
-// kDepth * step]; k runs through segments of length, whose starts are segment apart.
+// The broadcast operand. The kDepth elements (m, k), (m, k + 1), ... are adjacent, at
+//
+//   data[m * row_stride + k / kDepth * step]
+//
+// k runs through segments of equal length, whose starts are `segment` apart.
 template <class E>
 struct Broadcast {
   const E* data;
@@ -71,8 +74,8 @@ struct Step<float, BFloat16> {
 inline constexpr bool kMultipliesBFloat16 = false;
 #endif
 
-// kRows rows of c stay in registers for the whole sum. It starts from 0 and is added to c at the end: a sum
-// of tiles' sums loses fewer digits than one long sum.
+// kRows rows of c stay in registers for the whole sum, which starts from 0 and is added to c at the end: a sum of tiles'
+// sums is more accurate than one long sum.
 template <int kRows, class T, class E>
 inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t length, const E* b, T* c,
                          bool accumulate) {
@@ -82,7 +85,7 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
   for (int m = 0; m < kRows; ++m) {
     for (int p = 0; p < kPacks; ++p) sum[m][p] = R(0);
   }
-  // c may be far away, and is needed when the sum is complete.
+  // c may not be cached, and is needed when the sum is complete.
   for (int m = 0; accumulate && m < kRows; ++m) {
     for (int p = 0; p < kPacks; ++p) __builtin_prefetch(c + m * kPanel<T> + p * kLanes<T>, 1);
   }
@@ -109,8 +112,7 @@ inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t len
   }
 }
 
-// Blocks of kRows rows, and what is left in blocks of 8, 4, 2 and 1: widths are multiples of 4 or 8 more often
-// than not.
+// Blocks of kRows rows, and the remaining rows in blocks of 8, 4, 2 and 1: most widths are multiples of 4 or 8.
 template <int kRows, class T, class E>
 inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std::int64_t length,
                         const E* b, T* c, bool accumulate) {
@@ -126,9 +128,9 @@ inline void matmul_rows(Broadcast<E> a, std::int64_t rows, std::int64_t segments
   }
 }
 
-// The longest run of terms that is summed in one go. Of float, runs of 128 had errors of 1.1 to 1.2 times those of 64, which
-// cost 1 to 2 % of attention's time; of 32, 0.8 times, for 8 %. (b's part is read once for every kRows rows, from the
-// first-level cache: 8 KiB of float, 16 of BFloat16.)
+// The most terms that are summed in one run. For float, runs of 64 cost 1 to 2 % of attention's time; runs of 128 have 1.1
+// to 1.2 times the error. Runs of 32 have 0.8 times the error, but cost 8 %. (A run of b is read once for every kRows
+// rows, from the L1 cache: 8 KiB of float, 16 KiB of BFloat16.)
 template <class T, class E>
 inline constexpr std::int64_t kRun = std::is_same_v<T, E> ? 64 : 256;
 
@@ -154,7 +156,7 @@ inline void matmul(Broadcast<E> a, std::int64_t rows, std::int64_t segments, std
   }
 }
 
-// Rows of elements, count of them each, side by side as operands: to[k][d] = rows[d][k].
+// Interleaves rows of count elements each as operands: to[k][d] = rows[d][k].
 template <class T>
 inline void interleave(const T* const (&rows)[1], std::int64_t count, T* to) {
   std::copy_n(rows[0], count, to);
@@ -167,8 +169,8 @@ inline void interleave(const BFloat16* const (&rows)[2], std::int64_t count, BFl
   }
 }
 
-// A panel of results as an operand of the next product, [k / kDepth][lane][kDepth]: itself for T, rounded
-// into storage for BFloat16. storage holds count (rounded up to kDepth) rows.
+// A panel of results as an operand of the next product, [k / kDepth][lane][kDepth]. For T it is the panel itself. For
+// BFloat16 it is rounded into storage, which holds count rows, rounded up to a multiple of kDepth.
 template <class T>
 inline const T* as_operand(const T* panel, std::int64_t, T*) {
   return panel;

@@ -1,6 +1,5 @@
-// Pack<T, N>: N rows side by side in one vector register, the real type that monoids are instantiated with on
-// the CPU. One lane is one row, as one thread is one row on the GPU, so a monoid needs no horizontal
-// operation. Built on the compiler's vector types.
+// Pack<T, N>: N rows side by side in one vector register, the real type of monoids on the CPU. One lane is one row, as
+// one thread is one row on the GPU, so a monoid needs no horizontal operation. Built on the compiler's vector types.
 #pragma once
 
 #include <cmath>
@@ -44,7 +43,7 @@ struct Pack {
   MR_HD friend Pack operator-(Pack a) { return -a.v; }
 };
 
-// One comparison a lane: all bits set, or none.
+// The result of a comparison: in each lane all bits are set, or none.
 template <class I, int N>
 struct PackMask {
   typedef I Vector __attribute__((vector_size(N * sizeof(I)), may_alias));
@@ -99,7 +98,7 @@ MR_HD To bit_cast_vector(From from) {
   return to;
 }
 
-// Coefficients of increasing degree, by Horner's rule.
+// A polynomial by Horner's rule, its coefficients by increasing degree.
 template <class R, int kTerms>
 MR_HD R polynomial(R x, const double (&coefficient)[kTerms]) {
   R sum = R(coefficient[kTerms - 1]);
@@ -133,7 +132,7 @@ MR_HD Pack<T, N> two_to_the(Pack<T, N> rounded, Pack<T, N> r) {
   }
 }
 
-// Between 2^-bias, which two_to_the makes 0, and 2^(bias + 1), which it makes infinity. A NaN passes.
+// Clamps x to [-bias, bias + 1] times unit: two_to_the returns 0 and infinity for the two bounds. NaN is unchanged.
 template <class T, int N>
 MR_HD Pack<T, N> clamp_exponent(Pack<T, N> x, double unit) {
   using R = Pack<T, N>;
@@ -151,7 +150,7 @@ MR_HD Pack<T, N> exp2(Pack<T, N> x) {
   return two_to_the(rounded, x - (rounded - Pack<T, N>(kRound<T>)));
 }
 
-// The same: log2(e) in two parts, so that the argument of 2^r is not rounded where x is large.
+// As accurate as exp2. log2(e) is in two parts, so that the argument of 2^r is not rounded where x is large.
 template <class T, int N>
 MR_HD Pack<T, N> exp(Pack<T, N> x) {
   using R = Pack<T, N>;
@@ -171,7 +170,7 @@ MR_HD Pack<T, N> each_lane(Pack<T, N> x, F f) {
   return y;
 }
 
-// Once a row: not worth a polynomial.
+// Called once per row: a polynomial is not worth it.
 template <class T, int N>
 MR_HD Pack<T, N> log2(Pack<T, N> x) {
   return each_lane(x, [](T a) { return ::monoidreduce::log2(a); });
@@ -220,7 +219,7 @@ MR_HD Pack<T, N> erf(Pack<T, N> x) {
   }
 }
 
-// Half of a and half of b, the lower ones or the upper ones, lane by lane in turn: a0 b0 a1 b1 and so on.
+// Interleaves the lower (or upper) halves of a and b: a0 b0 a1 b1 and so on.
 template <bool kUpper, class T, int N, int... kLane>
 MR_HD Pack<T, N> interleave(Pack<T, N> a, Pack<T, N> b, std::integer_sequence<int, kLane...>) {
   constexpr int kFirst = kUpper ? N / 2 : 0;
@@ -249,7 +248,7 @@ MR_HD void transpose(Pack<T, N> (&packs)[N]) {
   }
 }
 
-// Two vectors of rows: what one pass of the matrix product works on.
+// A panel is two vectors of rows, the number that one pass of the matrix product works on.
 template <class T>
 inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 template <class T>

@@ -1,5 +1,4 @@
-// Rows and columns of a problem as the CPU engine sees them: panels of kPanel rows, one lane a row, and tiles
-// of columns.
+// The rows and columns of a problem on the CPU: panels of kPanel rows, one lane per row, and tiles of columns.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +17,20 @@ inline namespace MR_CPU_ISA {
 // Columns in a tile or block are a multiple of this, the rows of c that matmul keeps in registers.
 inline constexpr std::int64_t kColumnStep = kVectorRegisters == 32 ? 12 : 6;
 
-// The longest run of a product over widths, a score: the same forward and backward, whatever their tiles, so that both find the
-// same score. Half as long for few columns, of which BLAS, whose errors ours are held to, sums in many chains.
+// The longest run of a product over the width, which gives a score. It does not depend on the tiles, so that forward and
+// backward compute the same score. It is half as long for few columns: there BLAS, the reference for our errors, sums in
+// many chains.
 template <class T, class E>
 std::int64_t run_of_widths(const FoldProblem& p) {
   return p.columns() > 16 || !std::is_same_v<T, E> ? kRun<T, E> : kRun<T, E> / 2;
 }
 
-// A panel whose rows keep at most so many columns, all together, takes its centres from them (share_of_mean): a second pass
-// over the exponentials, 5 to 15 % of backward's time. Of more columns the error that it spares is small.
+// If all rows of a panel together keep at most this many columns, its centres (deltas) are computed from the columns
+// (share_of_mean). That second pass over the exponentials is 5 to 15 % of backward's time. With more columns, the error
+// that it avoids is small.
 inline constexpr std::int64_t kFewColumns = 128;
 
-// A struct of packs is an array of words, each a vector of lanes; the same struct of scalars is one lane of
-// it.
+// A struct of packs is an array of words, each a vector of lanes. The same struct of scalars is one of its lanes.
 template <class T, class Scalars, class Packs>
 MR_HD Scalars lane_of(const Packs& packs, int lane) {
   static_assert(sizeof(Packs) == sizeof(Scalars) * kLanes<T>);
@@ -49,7 +49,7 @@ MR_HD void set_lane(Packs& packs, int lane, const Scalars& scalars) {
                 reinterpret_cast<const char*>(&scalars) + word * sizeof(T), sizeof(T));
   }
 }
-// A lane at a time: a where the mask is set, else b.
+// In each lane: a where the mask is set, else b.
 template <class T, class Packs>
 MR_HD Packs select_words(Mask<LanePack<T>> mask, const Packs& a, const Packs& b) {
   if constexpr (std::is_empty_v<Packs>) {
@@ -67,7 +67,7 @@ MR_HD Packs select_words(Mask<LanePack<T>> mask, const Packs& a, const Packs& b)
   }
 }
 
-// The rows that share one set of columns: those of every query head of a group, one head after the other.
+// The rows that share one set of columns: the rows of all query heads of a group, one head after the other.
 struct ProblemRows {
   std::int64_t batch, column_head, first_head, group, per_head, heads;
 
@@ -91,7 +91,7 @@ struct ProblemRows {
   }
 };
 
-// Which columns the lanes of a panel keep, and the row facts that elements and validity need.
+// Which columns the lanes of a panel keep, and the labels of its rows.
 template <class T>
 struct PanelRows {
   using R = LanePack<T>;
@@ -134,7 +134,7 @@ struct PanelRows {
   bool covers(std::int64_t column, std::int64_t columns) const {
     return most_begin <= column && column + columns <= least_end;
   }
-  // Are the columns that the lanes keep few, and all among these.
+  // Whether the lanes keep few columns, all of them among these.
   bool few_within(std::int64_t column, std::int64_t columns) const {
     return most_end - least_begin <= kFewColumns && column <= least_begin && most_end <= column + columns;
   }
@@ -155,9 +155,8 @@ inline void load_row(const TensorView& t, std::int64_t offset, std::int64_t stri
   }
 }
 
-// Asks for what lies 16 rows behind an element that is being loaded. Rows are read once a block of columns,
-// from the last cache at best, and what the processor fetches by itself ends with each row: loading them was
-// 1.5 to 3 times faster with this.
+// Prefetches the element 16 rows ahead. Rows are read once per block of columns, from the last cache level at best, and
+// the hardware prefetcher stops at the end of each row. Loading rows is 1.5 to 3 times faster with this.
 inline void prefetch(const TensorView& t, std::int64_t offset) {
   __builtin_prefetch(static_cast<const char*>(t.data) + (offset + 16 * t.stride[2]) * item_size(t.dtype));
 }
@@ -166,7 +165,7 @@ inline void prefetch(const TensorView& t, std::int64_t offset) {
 template <class E, std::size_t kCount>
 inline void load_part(const TensorView& t, std::int64_t offset, std::int64_t stride, std::int64_t count,
                       E (&to)[kCount]) {
-  if (count == kCount) {  // the compiler makes vectors of it
+  if (count == kCount) {  // a constant count, which the compiler vectorizes
     load_row(t, offset, stride, kCount, to, 1);
   } else {
     std::fill_n(to, kCount, E{});
@@ -277,7 +276,7 @@ class ColumnTile {
   static constexpr int kWords = kLanes<T> * kDepth<E>;  // elements of a vector
 
  public:
-  // over_columns: is over_columns() going to be asked for.
+  // over_columns: whether over_columns() will be called.
   ColumnTile(std::int64_t columns, std::int64_t width, bool over_columns)
       : width_(width),
         pitch_(pitch(width)),
@@ -305,7 +304,7 @@ class ColumnTile {
     }
   }
 
-  // Takes what is not finite out of the first count columns: an entry's row is the column.
+  // Takes the numbers that are not finite out of the first count columns. The row of an entry is the column.
   void take_non_finite(std::int64_t count, NonFinite<T>& taken) {
     taken.take(tile_.get(), count, width_, pitch_);
     if (!interleaved_.get()) return;
@@ -319,8 +318,8 @@ class ColumnTile {
   }
 
  private:
-  // Elements from one row of a tile to the next: an odd number of cache lines, so that all sets of a cache
-  // are used where a product goes down the rows.
+  // The distance of a tile's rows in elements: an odd number of cache lines, so that a product that walks down the rows
+  // uses all sets of a cache.
   static std::int64_t pitch(std::int64_t elements) {
     constexpr std::int64_t kLine = 64 / sizeof(E);
     return (divide_up(elements, kLine) | 1) * kLine;
@@ -329,7 +328,7 @@ class ColumnTile {
     return column / kDepth<E> * pitch(width_ * kDepth<E>) + k * kDepth<E> + column % kDepth<E>;
   }
 
-  // Where the columns lie side by side in memory.
+  // Loads columns that are adjacent in memory.
   void load_transposed(const TensorView& t, std::int64_t offset, E* to, std::int64_t count) {
     for (std::int64_t j = 0; j < count; j += kLanes<T>) {
       const std::int64_t columns = std::min<std::int64_t>(kLanes<T>, count - j);
@@ -385,7 +384,7 @@ inline void load_bias(const TensorView& t, const ProblemRows& rows, std::int64_t
 inline bool has_bool_bias(const FoldProblem& p) { return p.bias.present() && p.bias.dtype == DType::kBool; }
 inline bool has_mask(const FoldProblem& p) { return !p.range.all() || has_bool_bias(p); }
 
-// f(null pointer to what the products multiply): BFloat16 where they can take all operands as they are, else T.
+// Calls f with a null pointer of the products' operand type: BFloat16 if they can take all operands as they are, else T.
 template <class T, class F>
 void with_operand(const FoldProblem& p, const TensorView& grad_out, F f) {
   if constexpr (kMultipliesBFloat16 && std::is_same_v<T, float>) {
@@ -414,7 +413,7 @@ struct PanelTile {
 
   MR_HD std::int64_t at(std::int64_t j, int half) const { return j * kPanel<T> + half * kLanes<T>; }
   MR_HD R bias_at(std::int64_t j, int half) const { return bias ? R::load(bias + at(j, half)) : R(0); }
-  // Every lane keeps all the columns, and a score is a dot product times the scale.
+  // Whether every lane keeps all the columns, and a score is just a dot product times the scale.
   bool plain(std::int64_t columns) const {
     return !bias && score.softcap == 0 && rows.covers(first_column, columns);
   }
@@ -422,8 +421,8 @@ struct PanelTile {
   MR_HD Element<R> from_dots(std::int64_t j, int half) const {
     const auto value = [&](const T* dots, R added) {
       const R x = R::load(dots + at(j, half));
-      // + 0 leaves nothing that a compiler could fuse with what is subtracted from the score: forward and
-      // backward must see the same number, rounded.
+      // Without + 0 a compiler could fuse the product with a later subtraction. Forward and backward must see the same
+      // rounded score.
       return kPlain ? x * R(score.scale) + R(0) : score.value(x, added);
     };
     Element<R> e{value(dot, bias_at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
@@ -445,8 +444,9 @@ struct PanelTile {
   }
 };
 
-// Adds what was taken out of a tile of columns: to[entry column][lane] += weight[entry row][lane] * value,
-// for the lanes that keep that column.
+// Adds the contribution of numbers that were taken out of a tile of columns, for the lanes that keep their column:
+//
+//   to[entry column][lane] += weight[entry row][lane] * value
 template <class M, class T>
 inline void add_non_finite(const PanelTile<M, T>& tile, const NonFinite<T>& taken, const T* weight, T* to) {
   using R = LanePack<T>;

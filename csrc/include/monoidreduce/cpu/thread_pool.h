@@ -1,8 +1,8 @@
-// Loops over independent tasks on several threads: parallel_for, on the threads of the process's OpenMP runtime where
-// there is one, as in a process with torch. Header-only: otherwise each shared object has workers of its own.
+// parallel_for: a loop over independent tasks on several threads. It runs on the threads of the process's OpenMP runtime
+// if there is one, as in a process with torch. Else each shared object has its own workers. Header-only.
 //
-// The calling thread always works on its own loop, and workers help with any loop that has tasks left. So a
-// loop ends whatever the workers do: it never waits for another caller's loop, and it needs no worker at all.
+// The calling thread always works on its own loop, and workers help with any loop that has tasks left. So a loop ends
+// whatever the workers do: it never waits for another caller's loop, and it needs no worker at all.
 #pragma once
 
 #include <dlfcn.h>
@@ -30,7 +30,7 @@ namespace monoidreduce::cpu {
 // Hidden, because two shared objects may be built from different versions of this header.
 namespace [[gnu::visibility("hidden")]] pool {
 
-// Waking a sleeping thread takes tens of microseconds; one that still spins starts within one.
+// Waking a sleeping thread takes tens of microseconds; a spinning thread starts within one.
 inline constexpr std::chrono::microseconds kSpin{30};
 
 inline constinit thread_local bool in_task = false;
@@ -61,7 +61,7 @@ struct Loop {
   int helpers;  // how many workers may join
   std::atomic<std::int64_t> next = 0;
   int joined = 0;               // workers that have joined, guarded by the pool's mutex
-  std::atomic<int> active = 0;  // those that have not left yet; written under the pool's mutex
+  std::atomic<int> active = 0;  // workers that have not left yet; written under the pool's mutex
   std::atomic<bool> failed = false;
   std::exception_ptr error = nullptr;
 
@@ -82,13 +82,13 @@ struct Loop {
   }
 };
 
-// What `#pragma omp parallel` calls, of an OpenMP runtime that the process has loaded for all, as torch loads its own. The
-// runtime's threads spin for milliseconds after a parallel region of torch, in which they would take the processors from
-// workers of ours. Null without a runtime, and in a forked child, whose copy of it may have lost its threads: a team of those never
-// ends.
+// The function that `#pragma omp parallel` calls, of an OpenMP runtime that is loaded with global visibility, as torch
+// loads its own. After a parallel region of torch, the runtime's threads spin for milliseconds and would compete with our
+// workers for the processors; so we use those threads. Null without a runtime. Null also in a forked child, whose copy of
+// the runtime may have lost its threads: a parallel region would never end.
 using OpenMpParallel = void (*)(void (*region)(void*), void* shared, unsigned threads, unsigned flags);
 
-// Was this process forked, and has it run no new program since? Linux says so: PF_FORKNOEXEC of the flags in /proc/self/stat.
+// Whether this process was forked and has not called exec since: PF_FORKNOEXEC in the flags of /proc/self/stat (Linux).
 inline bool is_forked() {
   constexpr unsigned kForkedWithoutExec = 0x40;
   std::ifstream file("/proc/self/stat");
@@ -110,7 +110,7 @@ inline OpenMpParallel open_mp() {
   return !forked_before_load && getpid() == process_at_load ? found : nullptr;
 }
 
-// threads: also those for which there is no task. A smaller team than the last would end the runtime's other threads.
+// threads: may be more than there are tasks. With a smaller team than the last, the runtime would end its other threads.
 inline void run_on_open_mp(OpenMpParallel parallel, Loop& loop, int threads) {
   struct Team {
     Loop* loop;
@@ -128,8 +128,8 @@ inline void run_on_open_mp(OpenMpParallel parallel, Loop& loop, int threads) {
 
 class Pool {
  public:
-  // This process's pool. A forked child has none of its parent's threads and perhaps a locked mutex: it
-  // abandons that pool. A pool is never destroyed, since its threads may outlive every static object.
+  // This process's pool. A forked child has none of its parent's threads, and perhaps a locked mutex, so it makes a new
+  // pool. A pool is never destroyed, since its threads may outlive every static object.
   static Pool& get() {
     Pool* pool = current.load(std::memory_order_acquire);
     while (pool == nullptr || pool->process_ != getpid()) {
@@ -162,7 +162,7 @@ class Pool {
   }
 
  private:
-  // A thread that cannot be had is done without.
+  // If a thread cannot be created, the pool works with fewer.
   void grow(int workers) {
     try {
       for (; workers_ < workers; ++workers_) std::thread([this] { serve(); }).detach();
@@ -212,10 +212,9 @@ class Pool {
 
 }  // namespace pool
 
-// Calls task(index, worker) once for every index in [0, tasks), from at most `threads` threads of which the
-// caller is worker 0; a worker, in [0, threads), is in one call at a time. The first exception that a task
-// throws ends the loop and is rethrown. Any number of threads may call this at once. Called from within a
-// task it runs on that task's thread.
+// Calls task(index, worker) once for every index in [0, tasks), on at most `threads` threads. worker is in [0, threads),
+// 0 for the caller; no two calls with the same worker overlap. The first exception of a task ends the loop and is
+// rethrown. Several threads may call parallel_for at once. Called within a task, it runs on that task's thread alone.
 template <class F>
 void parallel_for(int threads, std::int64_t tasks, F&& task) {
   if (threads <= 1 || tasks <= 1 || pool::in_task) {

@@ -1,5 +1,5 @@
-// Between tensors of any type and stride and the engine's float (or double) panels: rows copied, widened,
-// transposed, stored.
+// Conversion between tensors of any dtype and strides and the engine's panels of float (or double): loading, widening,
+// transposing and storing rows.
 #pragma once
 
 #include <algorithm>
@@ -28,8 +28,8 @@ MR_HD float widen(BFloat16 x) {
   std::memcpy(&y, &bits, 4);
   return y;
 }
-// The exponent is moved, but for infinity and NaN, which keep theirs. A subnormal half is a whole number of 2^-24. (Nothing here
-// is a subnormal float, which a processor may be set to read as 0.)
+// Rebiases the exponent, except of infinity and NaN. A subnormal half is an integer times 2^-24. (No subnormal float
+// occurs here, because a processor may be set to read it as 0.)
 MR_HD float widen(Float16 x) {
   const std::int32_t magnitude = x.bits & 0x7fff;
   const float whole = static_cast<float>(magnitude) * 0x1p-24f;
@@ -87,7 +87,7 @@ MR_HD Float16 narrow<Float16>(double x) {
   return narrow<Float16>(static_cast<float>(x));
 }
 
-// Calls f with a null pointer of the element type, which is a floating one, so that a loop is compiled for each type.
+// Calls f with a null pointer of the (floating) element type, so that a loop is compiled for each type.
 template <class F>
 MR_HD void with_element_type(DType dtype, F f) {
   switch (dtype) {
@@ -161,9 +161,9 @@ class Scratch {
   T* data_;
 };
 
-// The numbers of a tile that are not finite, taken out of it. 0 times infinity or NaN is NaN, so a column
-// that a row does not keep would leak into that row through a matrix product; their contribution is added by
-// hand to the rows that do keep them.
+// The numbers of a tile that are not finite, taken out of it. 0 times infinity or NaN is NaN, so in a matrix product a
+// column would make rows NaN that do not keep it. The contribution of such numbers is added separately, to the rows that
+// keep their column.
 template <class T>
 class NonFinite {
  public:
@@ -176,12 +176,12 @@ class NonFinite {
   NonFinite& operator=(const NonFinite&) = delete;
   ~NonFinite() { ::operator delete(entries_); }
 
-  // Lists what is not finite in rows of width elements, ld apart, and leaves zeros.
+  // Lists the numbers that are not finite in rows of width elements, ld apart, and replaces them by 0.
   template <class E>
   void take(E* tile, std::int64_t rows, std::int64_t width, std::int64_t ld) {
     count_ = 0;
     for (std::int64_t r = 0; r < rows; ++r) {
-      int found = 0;  // not a bool, for the sake of vectors
+      int found = 0;  // not a bool, so that the loop is vectorized
       for (std::int64_t k = 0; k < width; ++k) found |= finite(tile[r * ld + k]) ? 0 : 1;
       for (std::int64_t k = 0; found && k < width; ++k) {
         E& x = tile[r * ld + k];

@@ -1,5 +1,5 @@
-// Columns in splits: each leaves the partial state of its rows and the payload's sums in their frame, and a kernel combines
-// them, always in the same order, to the rows' result.
+// Split-KV: the columns of a tile of rows are split between blocks. Each split stores the partial state of its rows and the
+// payload's sums, measured in the frame of that state. A second kernel combines the splits, always in the same order.
 #pragma once
 
 #include "monoidreduce/kernel/launch.cuh"
@@ -8,16 +8,16 @@
 
 namespace monoidreduce {
 
-// Do splits leave states: where the payload's sums lie in a frame, or are divided by a mass. Of other monoids' states rows keep
-// nothing.
+// Whether splits store states: only if the payload's sums have a frame or are divided by a mass. Otherwise the result does
+// not depend on the states.
 template <PayloadMonoid M>
 inline constexpr bool kLeavesStates = M::kNormalized || !std::is_empty_v<typename M::Frame>;
 
-// In scratch memory, on a boundary of 16 bytes.
+// The results of the splits, in 16-byte aligned scratch memory.
 template <PayloadMonoid M>
 struct PartialRows {
-  float* sums;                // [splits, rows, width], of all batches and heads
-  typename M::State* states;  // [splits, rows], where splits leave them
+  float* sums;                // [splits, rows, width], rows over all batches and heads
+  typename M::State* states;  // [splits, rows], if kLeavesStates
   std::int64_t rows;
   int width;  // a multiple of 8
 
@@ -33,7 +33,7 @@ struct PartialRows {
   }
 };
 
-// What a split leaves of lines [first, + 64) of its job's rows.
+// Stores a split's partial results for lines [first, first + 64) of its job's rows.
 template <PayloadMonoid M, class Job, int kSize>
 __device__ __forceinline__ void store_partial_rows(const typename M::State (&state)[2],
                                                    const float (&sums)[kSize], const FoldShape& shape,
@@ -56,9 +56,10 @@ __device__ __forceinline__ void store_partial_rows(const typename M::State (&sta
 
 inline constexpr int kCombiningWarps = 4;
 
-// A block combines one row, each lane 8 components of the payload, each warp every kCombiningWarps-th split: what takes time
-// is to wait for one load after another.
-// Rows: as finish_rows takes them, and output_of(sums, column0), which does with components [column0, + 8) what output does.
+// A block combines one row. Each lane has 8 components of the payload, each warp every kCombiningWarps-th split, because
+// the time goes into waiting for one load after another.
+//
+// Rows: as for finish_rows, and output_of(sums, column0), which is output() for components [column0, column0 + 8).
 template <class E, PayloadMonoid M, class Rows>
 __global__ void __launch_bounds__(32 * kCombiningWarps)
     combine_splits_kernel(const __grid_constant__ M m, const __grid_constant__ PartialRows<M> from,

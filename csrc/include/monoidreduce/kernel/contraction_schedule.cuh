@@ -16,7 +16,7 @@ TileSchedule contraction_schedule(const FoldProblem& p) {
             column_tiles = divide_up(p.columns(), Tile::kColumns);
   const int clusters = static_cast<int>(std::min<std::int64_t>(multiprocessors(device) / Tile::kBlocks,
                                                                std::int64_t{row_blocks} * column_tiles));
-  // Half of the second-level cache, that of a Hopper GPU at most: columns pass through the rest.
+  // Half of the L2 cache, but at most half of a Hopper GPU's: columns pass through the rest.
   const std::int64_t cache_bytes = std::min(24 << 20, attribute(cudaDevAttrL2CacheSize, device) / 2);
   const std::int64_t block_bytes = (p.width() + p.other_width()) * item_size(p.a.dtype) * Tile::kRowBlock;
   return {clusters, divide_up(p.rows(), Tile::kRowBlock), column_tiles,

@@ -1,8 +1,9 @@
-// The main loop on tensor cores from sm_80 on for widths that do not fit: tiles of rows and of columns both stream over the
-// width, and an epilogue takes the finished tile of dot products from the registers, as in contraction_sm90.cuh.
+// The GEMM main loop on tensor cores from sm_80 on, for widths that do not fit into shared memory. Tiles of rows and of
+// columns both stream over the width, and an epilogue takes the finished tile of dot products from the registers, as in
+// contraction_sm90.cuh.
 //
-// Eight warps compute a tile, each with 16 rows of every 64, and half of the columns: with several fragments of 64 rows, an
-// operand of columns that a warp has read is used for each. All warps load, a step or more ahead, also into the next tile.
+// Eight warps compute a tile. Each has 16 rows of every 64, and half of the columns. With several fragments of 64 rows, a
+// warp uses an operand of columns for each of them. All warps load, one or more steps ahead, also for the next tile.
 #pragma once
 
 #include "monoidreduce/block/copy_tile.cuh"
@@ -153,8 +154,7 @@ struct ParkedDots {
   }
 };
 
-// Epilogue: as in contraction_sm90.cuh. A warpgroup there is half of the warps here, and takes its fragments one after the
-// other.
+// Epilogue: as in contraction_sm90.cuh. In place of a warpgroup, half of the warps call it, for one fragment after the other.
 template <class E, class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   epilogue.finish();
 }
 
-// Of the products a . b^T of a problem. scratch: kScratch floats a block.
+// Runs the epilogue over the products a . b^T of a problem. scratch: kScratch floats per block.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
                  float* scratch, const char* name, const Launch& launch) {

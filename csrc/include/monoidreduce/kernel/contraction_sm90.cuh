@@ -1,9 +1,9 @@
-// The main loop on Hopper for widths that do not fit: tiles of rows and of columns both stream over the width, and an
-// epilogue takes the finished tile of dot products from the registers.
+// The GEMM main loop on Hopper, for widths that do not fit into shared memory. Tiles of rows and of columns both stream over
+// the width, and an epilogue takes the finished tile of dot products from the registers.
 //
-// A cluster of two blocks computes 2 x 128 rows by kColumns columns at a time; each block loads half of the columns for
-// both. In a block one warpgroup loads (the copy engine does the work) and two multiply, 64 rows each. The second of them
-// follows the first a few steps behind, so that one multiplies while the other is in its epilogue.
+// A cluster of two blocks computes 2 x 128 rows by kColumns columns at a time. Each block loads half of the columns, by TMA
+// multicast to both. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows each. The second
+// consumer is a few steps behind the first, so that one multiplies while the other is in its epilogue.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -40,7 +40,7 @@ struct ContractionTile {
   }
 };
 
-// The same, of a problem whose rows are not gathered: they lie anywhere, and its order says where.
+// The same for a problem whose active rows are not gathered in memory: the kernel gathers them by their order.
 template <class Tile>
 struct Gathering : Tile {
   static_assert(!Tile::kRowsTransposed);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void load_columns(const arch::TensorMap& columns, boo
   }
 }
 
-// Loads the stages of every tile of the cluster. One thread a block. kAllCount: do all rows.
+// Loads the stages of every tile of the cluster. Called by one thread per block. kAllCount: all rows are active.
 template <class Tile, bool kAllCount, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
                                         const TileSchedule& schedule, int counted, Memory& memory,
@@ -126,9 +126,9 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
   }
 }
 
-// The same of rows in any order, by all threads of the warpgroup: they copy rows that do not lie together. (The copy engine takes
-// 53 cycles for each, on an H100, and products of 128 less than 1000 a stage.) A lane waits for its warp: 128 threads that look
-// at a barrier take the consumers a fifth of their time.
+// The same for rows in any order. All threads of the warpgroup copy the rows that are not adjacent. (On an H100, TMA would
+// take 53 cycles per row, while the products of a stage of 128 rows take less than 1000.) One lane waits for each warp: with
+// 128 threads polling a barrier, the consumers lose a fifth of their time.
 template <class Tile, class Memory>
 __device__ __forceinline__ void produce_gathered(const ContractionArguments<Tile::kScores>& p,
                                                  const TileSchedule& schedule, int counted, Memory& memory,
@@ -143,7 +143,7 @@ __device__ __forceinline__ void produce_gathered(const ContractionArguments<Tile
   for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
     const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
     const int last = ::min(row0 + Tile::kRows, counted) - 1;
-    // Rows that count ascend in their order. Beyond the last of them any will do: nobody has its results.
+    // Active rows have ascending indices. Beyond the last active row any row may be copied: its results are not used.
     const bool together = last < row0 || p.order[last] - p.order[row0] == last - row0;
     int rows[kCopies];
 #pragma unroll
@@ -249,15 +249,16 @@ struct Multiplier {
   }
 };
 
-// Epilogue, by value:
-//   Memory                             what it has in shared memory
-//   Work begin(row0)                   what a thread keeps for the warpgroup's 64 rows from row0 on, as long as the cluster
-//                                      stays with them
-//   tile(work, dots, row0, column0, memory, warpgroup)   takes a tile: dots[kScores][kColumns / 2]
-//   end(work, place)                   the cluster leaves the rows; place: of the first of the 64 in [groups, clusters, shares,
-//                                      kRowBlock]
-//   finish()                           before the block ends
-//   meanwhile(worker, workers)         if it has that: what the warps do that neither load nor multiply
+// The epilogue is passed by value and has these members:
+//
+//   Memory                             its shared memory
+//   Work begin(row0)                   a thread's data for the warpgroup's 64 rows from row0 on, kept while the cluster works
+//                                      on these rows
+//   tile(work, dots, row0, column0, memory, warpgroup)   called for each tile: dots[kScores][kColumns / 2]
+//   end(work, place)                   called after the last tile of these rows; place: the index of row0 in
+//                                      [groups, clusters, shares, kRowBlock]
+//   finish()                           called before the block ends
+//   meanwhile(worker, workers)         optional: the work of warps that neither load nor multiply
 template <class E, class Tile, class Epilogue>
 __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
@@ -268,7 +269,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
   const bool all_count = p.order.all_count(), gathers = Tile::kGathers && !all_count;
-  // By each role for itself: where the consumers spill what both have, the producer loads it from there too.
+  // Each role computes this for itself: a value shared by both would be spilled for both.
   const auto find_schedule = [&] {
     return Tile::kRowsTransposed
                ? p.schedule
@@ -283,8 +284,8 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
   const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  // To gather takes 56 registers a thread, as does the work of idle warps (weights_to_gradients.cuh); consumers have 16 to give
-  // where they do not keep what they fold of two scores.
+  // setmaxnreg: gathering takes 56 registers per thread, and so does the work of idle warps (weights_to_gradients.cuh).
+  // Consumers can spare 16, unless they store the weights of two scores.
   constexpr bool kUsesIdleWarps = requires { epilogue.meanwhile(0, 0); };
   static_assert(!(kUsesIdleWarps && Tile::kGathers));
   constexpr bool kTakesRegisters = kUsesIdleWarps || Tile::kGathers;
@@ -329,13 +330,13 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
     }
     epilogue.finish();
   }
-  // A block must be there as long as others release stages to it.
+  // A block must not exit while other blocks of the cluster still signal its barriers.
   arch::arrive_cluster();
   arch::wait_cluster();
 }
 
-// Of the products a . b^T of a problem. Columns are lines, or lie side by side; rows lie side by side where the tile says so,
-// and then an order is one of the width.
+// Runs the epilogue over the products a . b^T of a problem. Columns are lines, or adjacent (transposed). Rows are adjacent if
+// the tile says so; an order is then one of the width.
 template <class E, class Tile, class Epilogue>
 void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
                  const char* name, const Launch& launch) {

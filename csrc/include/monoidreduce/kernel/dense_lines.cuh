@@ -1,4 +1,4 @@
-// Tensors as the tensor-core kernels read and write them: lines of adjacent elements, on 16-byte boundaries.
+// What the tensor-core kernels require of tensors: lines of adjacent elements, 16-byte aligned.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace monoidreduce {
 
-// Axes before the last may repeat what they have, with a stride of 0.
+// Lines must be dense and 16-byte aligned. Axes before the last may be broadcast (stride 0).
 inline void require_readable_lines(const TensorView& t) {
   bool readable = (t.stride[3] == 1 || t.size[3] == 1) && reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
   for (int d = 0; d < 3; ++d)
@@ -16,14 +16,14 @@ inline void require_readable_lines(const TensorView& t) {
   if (!readable) throw Error("a tensor's rows are not dense, or not on 16-byte boundaries");
 }
 inline bool rows_share(const TensorView& t) { return t.size[2] > 1 && t.stride[2] == 0; }
-// Do several indices mean one element.
+// Whether several indices refer to one element.
 inline bool repeats(const TensorView& t) {
   for (int d = 0; d < t.rank; ++d) {
     if (t.size[d] > 1 && t.stride[d] == 0) return true;
   }
   return false;
 }
-// Every element has a place of its own.
+// Every element must have its own place in memory.
 inline void require_dense_lines(const TensorView& t) {
   require_readable_lines(t);
   bool dense = t.stride[3] == 1;

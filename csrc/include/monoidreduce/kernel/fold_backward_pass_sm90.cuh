@@ -1,15 +1,15 @@
-// One gradient of a fold with a payload on Hopper, by a pass of its own: for widths whose gradients do not fit into registers
-// together. What the gradient is of stays, what it is summed over streams.
+// One gradient of a fold with a payload on Hopper, in its own pass over the scores: for widths whose gradients do not fit
+// into registers together. The lines that the gradient belongs to stay in shared memory; the others stream.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed
 //   rows          rows, grad_out       columns, payload         u = second . second^T       dz      . columns
 //   columns       columns, payload     rows, grad_out           u = second . second^T       dz      . rows
 //   payload       columns              rows, grad_out                                       weights . grad_out
 //
-// Two warpgroups each own 64 of the lines that stay; a third loads. The two take turns: one issues its products, the last of
-// this tile and the first of the next, while the other pulls. (H100, the MLP of 16384 rows and units, width 256: 1627 us in
-// three passes without turns, each product waited for, 1506 with.) Nobody else adds to a gradient: it is written once, and
-// its bits are the same in every run.
+// Two consumer warpgroups each own 64 of the lines that stay; a producer warpgroup loads. The consumers alternate
+// (ping-pong): one issues its products, the last of this tile and the first of the next, while the other computes the
+// VJP. (H100, an MLP of 16384 rows and units, width 256, three passes: 1506 us; 1627 us if each product is waited for.)
+// A gradient has a single writer, so its bits are the same in every run.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -36,8 +36,7 @@ struct PassTile {
   static constexpr bool kOfRows = kOf == GradientOf::kRows, kOfPayload = kOf == GradientOf::kPayload;
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kWidth = kWidth_;
-  static constexpr int kStreamed =
-      64;  // lines of a tile; of 128, the rows of d128 took 2.57 ms instead of 2.40
+  static constexpr int kStreamed = 64;  // lines of a tile; with 128, d128's rows take 2.57 instead of 2.40 ms
   static constexpr int kConsumers = 2, kStaying = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   // Tiles of both streams in flight. Where there is the space for three, the second is loaded first: its stage is the first

@@ -25,7 +25,7 @@
 namespace monoidreduce::sm80 {
 
 // The larger width, rounded up to whole slabs; rows and columns of a tile; warps, of which two have the same columns, 16
-// of every 8 kWarps; tiles of rows in shared memory, 1 or 2; blocks that share a multiprocessor. kTransposed: do the
+// of every 8 kWarps; tiles of rows in shared memory, 1 or 2; blocks that share an SM. kTransposed: do the
 // payload and its gradient lie with their columns adjacent, [payload width, columns].
 template <int kWidth_, int kRows_, int kColumns_, int kWarps_, int kStages_, int kBlocks_,
           bool kTransposed_ = false>
@@ -58,8 +58,7 @@ struct BackwardArguments {
 template <class E, class Tile>
 struct BackwardMemory {
   using RowsTile = SharedTile<Tile::kRows, Tile::kWidth, E>;
-  using ColumnsTile =
-      SharedTile<Tile::kColumns, Tile::kWidth, E>;  // as large as that of a transposed payload
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth, E>;  // a transposed payload has the same size
   using WeightsTile = SharedTile<Tile::kColumns, (Tile::kRows + kSlabOf<E> - 1) / kSlabOf<E> * kSlabOf<E>, E>;
 
   unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
@@ -144,8 +143,7 @@ struct BackwardWorker {
   // What a warp makes of d_rows at a time: the words of floats, and biases, leave registers for less.
   static constexpr int kShareWidth =
       std::min(Tile::kWarpWidth, sizeof(E) == 4 || kBiasedByElement<Scores> ? 32 : 64);
-  using Operand =
-      std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T or dz^T of half of the rows
+  using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
   // Fragments that are pulled together, one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kBiasedByElement<Scores> ? kFragments : 1;
   static constexpr bool kBanded = requires(const M& m) { m.absent(); };  // may a row keep some columns only

@@ -3,15 +3,17 @@
 //   scores^T  = columns . rows^T          u^T = payload . grad_out^T        from shared memory
 //   weights^T, dz^T                       the monoid's pull, in registers
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
-//   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by the copy engine, in any order
+//   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by TMA (reduce-add), in any order
 //                                         or one tile of columns after another
 //
-// Two warpgroups each own 64 of the 128 columns; a third loads and adds. Columns are shared by a group of heads:
-// their gradient is summed in registers over all of them. A block takes one tile of columns after another, and of the last
-// ones a part (last_round.h): a job's first rows come while the gradients of the one before leave.
+// Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads and adds. Columns are shared by a group of
+// heads: their gradients are summed in registers over all of these heads.
 //
-// Where tiles of columns add in turn, all are whole, and the last rows go first: tiles of a causal head all begin with those. Of one
-// head whose rows keep all columns they begin all over the rows (rotation.h).
+// The kernel is persistent: a block takes one tile of columns after another, and parts of the last ones (last_round.h). A
+// job's first rows are loaded while the gradients of the job before are stored.
+//
+// In deterministic mode tiles of columns add in a fixed order, and no job is split. The last rows go first, because all
+// tiles of a causal head keep those. For a single head without a mask, tiles begin at different rows (rotation.h).
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -33,8 +35,8 @@
 
 namespace monoidreduce::sm90 {
 
-// How d_rows is summed, which several blocks add to: in any order; or in turn, with the same bits in every run; or so in the several
-// sums of a rotation, whose heads d_rows then has.
+// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or in turn in the several sums of a
+// rotation, which are then the heads of d_rows.
 enum class RowSums { kAnyOrder, kInTurn, kInRotation };
 struct RotatingTurns : Turns {
   Rotation rotation;
@@ -53,8 +55,9 @@ struct BackwardTile {
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // That add to d_rows. In turn one waits until what it adds is there, so each consumer has its own. (H100, width 128,
-  // causal, 8k and 16k: one for both 2.82 and 5.2 ms, two 2.70 and 5.0. In any order two are no faster.)
+  // The number of warps that add to d_rows. In turn, a warp signals the next block only after its reduce-add has completed,
+  // so each consumer has a warp of its own. (H100, width 128, causal, 8k and 16k: one warp 2.82 and 5.2 ms, two 2.70 and 5.0.
+  // In any order two are no faster.)
   static constexpr int kAddingWarps = kInTurn ? kConsumers : 1;
   // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
@@ -73,7 +76,7 @@ struct BackwardTile {
   }
 };
 
-// What consumers leave of a part: their gradients of columns and payload.
+// The data that consumers store for a part of a job: their gradients of columns and payload.
 template <class Tile>
 using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, Tile::kWidth / 4>;
 
@@ -185,14 +188,14 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
 }
 
-// Where what a tile of columns has for a tile of rows goes: to which head of d_rows, and behind how many others.
+// Where a tile of columns adds its gradient of a tile of rows: to which head of d_rows, and after how many other jobs.
 struct RowTurn {
   int head;
   std::int64_t batch_head;
   int before;
 };
 
-// Adds the consumers' shares of d_rows to global memory. One warp of those that add.
+// Adds the consumers' shares of d_rows to global memory. Called by each of the warps that add.
 template <class Tile, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
   constexpr int kThreads = kWarpgroup + 32;
@@ -486,7 +489,7 @@ struct BackwardConsumer {
     p.marks.row(std::int64_t{job.batch} * p.shape.heads + head, row) = 1.f;
   }
 
-  // When the columns are not needed any more, and what left through their place has been read. Others may come.
+  // Called when the columns are no longer needed, and the results stored through their memory have been read: frees it.
   __device__ __forceinline__ void release_columns() {
     if (leads()) {
       arch::wait_stores_read<0>();
@@ -495,10 +498,10 @@ struct BackwardConsumer {
     columns_at.advance();
   }
 
-  // The gradients of the columns, through the tiles that they came from.
+  // Stores the gradients of the columns, through the shared memory of the columns' tiles.
   __device__ __forceinline__ void store_columns(const ColumnJob& job) {
-    arch::sync_threads(kBothConsumers,
-                       2 * kWarpgroup);  // the other consumer's last product has read the columns
+    // The other consumer's last product has read the columns.
+    arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
     std::uint32_t rounded[kWidth / 4];
     const int first = warpgroup * kFragmentRows;
     if (p.shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
@@ -540,7 +543,7 @@ struct BackwardConsumer {
     }
   }
 
-  // Of a part: leaves what it has, or if it has the job's last tile joins all parts. Are they joined now.
+  // For a part of a job: stores its sums, or joins all parts if it has the job's last tile. Returns whether they are joined.
   __device__ __forceinline__ bool join_parts(const JobParts& of_job) {
     constexpr int kOfOne = kWidth / 2 / 4;
     const ColumnHandover<Tile>& parts = p.parts;
@@ -604,10 +607,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-// Jobs in parts: of attention, where every row keeps every column. A part costs as much as two tiles of rows besides its own, as a
-// block's start did (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens). In turn all jobs are
-// whole: parts start at the same time, each in the middle of rows that it has to wait for (16k: 19 ms, more than half of them, by a
-// model that gives the same, in the last of 16 rounds).
+// How the jobs of the last wave are split: for attention without a mask. A part costs two tiles of rows more than its own, as
+// much as starting a block. (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens.)
+//
+// In turn no job is split. Parts would start at the same time, in the middle of rows for which they have to wait. (16k: 19 ms;
+// a model with the same result puts more than half of that into the last of 16 waves.)
 template <class Tile>
 LastRound backward_last_round(const FoldProblem& p) {
   if (!Tile::kHasParts || is_partial(p)) return {};
@@ -615,10 +619,12 @@ LastRound backward_last_round(const FoldProblem& p) {
                     parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
 
-// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E, written).
-// residuals and marks: as prepare_rows (row_residuals.cuh) left them, and turns, if they are taken. sharing: a counter of jobs, 0
-// at first, or where every row keeps every column ColumnHandover of backward_last_round, if it has parts; on a boundary of 16
-// bytes. Where turns are taken it is not read. A rotation is of one head whose rows keep all columns.
+//   wanted             grad_out, and the gradients of the problem's rows (float, added to), columns and payload (element type E,
+//                      written); all must be present
+//   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
+//   sharing            16-byte aligned: a counter of jobs, 0 at first. Without a mask, the ColumnHandover of
+//                      backward_last_round, if jobs are split. Not read if blocks add in turn.
+//   rotation           only for a single head without a mask
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks,

@@ -1,6 +1,6 @@
-// The fold as an epilogue of the contraction (contraction_sm{80,90}.cuh): a cluster folds the tiles of its rows in registers
-// and leaves partial states of each row, and a second kernel combines them. In a fixed order: for one device the result is
-// the same bits every time.
+// The fold as an epilogue of the contraction (contraction_sm{80,90}.cuh). A cluster folds the tiles of its rows in registers
+// and stores partial states of each row. A second kernel combines them in a fixed order: on one device the result has the
+// same bits every time.
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
@@ -55,8 +55,8 @@ struct FoldEpilogue {
   __device__ __forceinline__ void finish() const {}
 };
 
-// rows.store(row, state) with the state of the whole row; rows.skip(row) of one that does not count. A thread a row. Tile:
-// the kernels of a tier that is compiled for other architectures are others.
+// Calls rows.store(row, state) with the state of the whole row, or rows.skip(row) if the row is not active. One thread per
+// row. Tile is a parameter so that tiers compiled for different architectures have different kernels.
 template <class M, class Tile, class Rows>
 __global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule of_all,
                                 const __grid_constant__ RowOrder order, const typename M::State* partial,
@@ -77,14 +77,14 @@ __global__ void combine_partial(const __grid_constant__ M m, const __grid_consta
   rows.store(order[place], state);
 }
 
-// Floats of partial states.
+// The size of the partial states in floats.
 template <class M, class Tile>
 std::int64_t partial_floats(const TileSchedule& schedule) {
   return std::int64_t{schedule.most_groups()} * schedule.clusters * Tile::kShares * Tile::kRowBlock *
          static_cast<std::int64_t>(sizeof(typename M::State) / sizeof(float));
 }
 
-// Floats of scratch that the fold of a problem takes: partial states, and what its tiles need.
+// The scratch memory of a problem's fold in floats: partial states, and the tiles' own scratch.
 template <class M, class Tile>
 std::int64_t fold_floats(const FoldProblem& p) {
   const TileSchedule schedule = contraction_schedule<Tile>(p);

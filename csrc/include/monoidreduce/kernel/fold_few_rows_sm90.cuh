@@ -1,7 +1,7 @@
 // The forward fold on Hopper for few rows: fold_forward_sm90.cuh with one consumer, whose 64 lines are rows of all heads that
 // share a column head (packed_schedule.cuh), and with columns in splits (combine_splits.cuh).
 //
-// Reading columns and payload is what takes the time: stages fill shared memory, so that copies are always under way.
+// The kernel is bound by reading columns and payload. Its stages fill shared memory, so that copies are always in flight.
 #pragma once
 
 #include "monoidreduce/kernel/combine_splits.cuh"
@@ -60,8 +60,7 @@ BiasSource packed_bias_source(const TensorView& bias, const Packing& packing) {
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packing& packing, const Rows& rows,
                    const TensorView& out, float* scratch, const Launch& launch) {
-  if constexpr (kBiasedByTile<Scores>)
-    scores.rows_share = false;  // of a tile, whose rows are of several heads
+  if constexpr (kBiasedByTile<Scores>) scores.rows_share = false;  // a tile has rows of several heads
   const FoldShape shape(p, 1);
   const ForwardArguments arguments{.rows = tensor_map(p.a, packing.rows, packing.heads),
                                    .columns = tensor_map(p.b, Tile::kColumns),

@@ -19,7 +19,7 @@
 namespace monoidreduce::sm80 {
 
 // The larger width, rounded up to whole slabs; columns of a tile; fragments of 64 rows; tiles of columns or payload in
-// shared memory; blocks that share a multiprocessor. Registers of a thread: kFragments times kWidth / 2 of sums and
+// shared memory; blocks that share an SM. Registers of a thread: kFragments times kWidth / 2 of sums and
 // kColumns / 2 of scores. kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
 template <int kWidth_, int kColumns_, int kFragments_, int kStages_, int kBlocks_, bool kTransposed_ = false>
 struct ForwardTile {

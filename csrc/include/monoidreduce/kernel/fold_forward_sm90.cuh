@@ -3,10 +3,12 @@
 //   scores = rows . columns^T    from shared memory              fold: scores become weights, in registers
 //   sums  += weights . payload   weights from registers
 //
-// One warpgroup loads (the copy engine does the work), the others each own 64 rows. A consumer multiplies the scores
-// of the next tile while it folds this one, and the consumers take turns: one multiplies while another folds. That goes
-// on from one job to the next, for which each consumer has its rows in places of its own: one finishes its rows while
-// another begins. Results leave through the place that the rows came to.
+// The kernel is warp-specialized and persistent. A producer warpgroup loads by TMA; the consumer warpgroups own 64 rows each.
+// A consumer computes the scores of the next tile while it folds this one. Consumers alternate (ping-pong): one multiplies
+// while another folds.
+//
+// This continues from one job to the next. Each consumer has its own buffer for its rows, so one may finish its rows while
+// another begins the next job. Results are stored through the buffer of the rows.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -58,7 +60,7 @@ struct alignas(kSharedAlignment) ForwardMemory {
   static_assert(Tile::kPayloadWidth <= Tile::kWidth);  // results have room in the rows' place
   static constexpr int kStreamed =
       Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
-  // Of a consumer: two where they fit, so that the next job's rows come while this one's are in use.
+  // Buffers of a consumer's rows: two if they fit, so that the next job's rows are loaded while this job's are in use.
   static constexpr int kPlaces = std::is_void_v<B> && Tile::kConsumers > 1 &&
                                          kStreamed + 2 * Tile::kConsumers* Rows::kBytes <= kSharedBytes
                                      ? 2
@@ -123,7 +125,8 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
                                     [&] { memory.job[row_at.stage] = job; }));
       }
     };
-    // What is free first comes first: a second place of the rows, or else columns, as the rows wait for the last job's result.
+    // Loads in the order in which buffers become free. With a second buffer, rows come first. Else columns do, because the
+    // rows' buffer is in use until the last job's result is stored.
     if (Memory::kPlaces == 2) load_rows();
     if (job.tiles > 0) load_columns(job.first_tile);
     if (Memory::kPlaces == 1) load_rows();
@@ -166,7 +169,7 @@ struct Consumer {
     memory.row_ring.wait(row_at);
     return memory.job[row_at.stage];
   }
-  // By each warp, when it needs neither the rows nor their place any more. Other rows may come.
+  // Called by each warp when it needs the rows and their buffer no longer: frees the buffer.
   __device__ __forceinline__ void release_rows() {
     __syncwarp();
     if (arch::elect()) {
@@ -215,7 +218,7 @@ struct Consumer {
       fold(scores_of);
     }
   }
-  // A consumer alone has no turns to take.
+  // A single consumer has nobody to alternate with.
   __device__ __forceinline__ void wait_turn() {
     if constexpr (Tile::kConsumers > 1) arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
   }
@@ -224,7 +227,7 @@ struct Consumer {
       arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
-  // All column tiles of a job. state: whole then.
+  // Folds all column tiles of a job. Afterwards state is that of the whole rows.
   __device__ __forceinline__ void run(const Job& job) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
@@ -264,7 +267,8 @@ struct Consumer {
     at.advance();
   }
 
-  // The result of a job. The place of a warp's lines is that of rows which no other warp reads: none waits for another.
+  // Stores the result of a job, through the buffer of the rows. No other warp reads a warp's lines there, so warps do not
+  // wait for each other.
   template <class Rows>
   __device__ __forceinline__ void store_rounded(const Rows& rows, const ForwardArguments& p) {
     normalise_sums(m, state, sums, rows);
@@ -335,7 +339,7 @@ arch::TensorMap payload_map(const TensorView& payload) {
                            : tensor_map(payload, Tile::kColumns);
 }
 
-// counter: for rows that keep different numbers of columns, else null. Cleared here.
+// counter: if rows keep different numbers of columns, a counter of jobs, which is cleared here; else null.
 template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                   const TensorView& out, unsigned long long* counter, const Launch& launch) {

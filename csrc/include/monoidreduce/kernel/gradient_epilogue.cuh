@@ -1,6 +1,6 @@
-// The local gradient as an epilogue of the contraction (contraction_sm{80,90}.cuh): tiles of dot products become tiles of
-// derivatives by them, D(P_i, X_ij) times the upstream gradient, and are stored in the element type. The gradients by rows
-// and columns are products of what is stored.
+// The local gradient (dlogits, dS) as an epilogue of the contraction (contraction_sm{80,90}.cuh). Each tile of dot products
+// becomes a tile of derivatives with respect to them, D(P_i, X_ij) times the upstream gradient, stored in the element type.
+// The gradients of rows and columns are matrix products of the stored tiles.
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
@@ -100,8 +100,10 @@ struct GradientEpilogue {
   }
 };
 
-// The derivatives by the first kOuts dot products of each element of a problem without a payload. outs: [1, 1, rows,
-// columns] each, of the element type, in the order of the rows; those of rows that do not count are 0 or not written. sums: GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent.
+// The derivatives with respect to the first kOuts dot products of each element, for a problem without a payload.
+//   outs   [1, 1, rows, columns] each, of the element type, in the order of the rows. Rows that are not active are 0 or
+//          not written.
+//   sums   GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent
 template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
 void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                     const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {

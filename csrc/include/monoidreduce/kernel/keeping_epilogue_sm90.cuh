@@ -1,6 +1,6 @@
-// The fold (fold_epilogue.cuh) that also keeps what the backward pass would compute again: the weight of each element
-// in a frame of its row and tile. Once the products of the rows are known, weights become local gradients in place
-// (weights_to_gradients.cuh).
+// The fold (fold_epilogue.cuh), which also stores the weight of each element, so that backward need not recompute the
+// scores. A weight is measured in a frame of its row and tile. Once the products P_i are known, the weights become local
+// gradients (dlogits) in place (weights_to_gradients.cuh).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -12,22 +12,22 @@
 
 namespace monoidreduce::sm90 {
 
-// Weights are kept in float16, which rounds eight times as finely as bfloat16, up to 2^15 times the frame's: what a row's
-// largest weights leave of its range is 2^-40.
+// Weights are stored in float16, which has three more bits of precision than bfloat16. They are at most 2^15 times the
+// frame's. Below a row's largest weights, the range goes down by a factor of 2^-40.
 inline constexpr float kBitsAboveFrame = 15;
 
-// The weights of a row's elements in its frame, in units of log 2; one of the two for each score. Rows are in the order in
-// which they are computed (row_order.cuh).
+// The stored weights, and the frames in which they are measured, in base 2; one array of each per score. Rows are in the
+// order in which they are computed (row_order.cuh).
 template <int kScores, int kTileColumns>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
   float* frames[kScores];    // [rows, tiles]
   std::int64_t pitch = 0;
   int columns = 0;
-  int first = 0;  // column of the fold, where a tile begins
+  int first = 0;  // the first column; a tile begins there
 
   __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
-  // Of the rows from this one on.
+  // The weights of the rows from this one on.
   KeptWeights from(std::int64_t row) const {
     KeptWeights part = *this;
     for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * tiles();
@@ -35,9 +35,10 @@ struct KeptWeights {
   }
 };
 
-// M: of Bits, its weights those of a LogSumExp for each score, the second in the frame q. Pieces are kept, in the order of their
-// columns; all but the first may be of none, from the fold's last column on. Beside: run(worker, workers), what the warps that
-// have nothing to do with the fold do meanwhile.
+// M: a monoid over Bits whose weights are those of one LogSumExp per score; the second has the frame q.
+// Pieces: the slices of columns whose weights are stored, in order. All but the first may be empty; an empty one begins
+// where the fold's columns end.
+// Beside: run(worker, workers), the work of the warps that are idle during the fold.
 struct NothingBeside {};
 
 template <class M, class Scores, class Rows, int kPieces, int kTileColumns, class Beside>
@@ -114,7 +115,7 @@ struct KeepingEpilogue {
   }
 };
 
-// As fold_contraction, and keeps the weights of pieces of the columns.
+// As fold_contraction, and stores the weights of slices of the columns.
 template <class E, class Tile, FramedMonoid M, class Scores, class Rows, int kPieces, class Beside>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                   const KeptWeights<M::kScores, Tile::kColumns> (&pieces)[kPieces], const Beside& beside,

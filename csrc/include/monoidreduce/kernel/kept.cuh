@@ -1,4 +1,4 @@
-// Which elements of a fragment a band keeps.
+// Which elements of a fragment are within a band (the window of attention).
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
@@ -6,8 +6,8 @@
 
 namespace monoidreduce {
 
-// Of a fragment whose 64 rows are rows of the fold: the columns that the thread's two rows keep. row_of(line): the row of a
-// line of the fragment.
+// For a fragment whose 64 lines are rows of the fold: the columns that the thread's two rows keep. row_of(line) is the row of
+// a line of the fragment.
 template <class RowOf>
 __device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldShape& shape, RowOf row_of,
                                                   int column0) {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldSha
   }
 }
 
-// Of a fragment whose 64 rows are columns of the fold: the rows that the thread's two columns are kept by.
+// For a fragment whose 64 lines are columns of the fold: the rows that keep the thread's two columns.
 __device__ __forceinline__ void find_kept_rows(Kept (&kept)[2], const FoldShape& shape, int row0,
                                                int column0) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Launching: on the device of the tensors, on the caller's stream, and never without looking at the result.
+// Launching kernels: on the device of the tensors, on the caller's stream, with a check for errors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,8 +16,8 @@ inline void check_cuda(cudaError_t error, const char* call) {
   throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
 }
 
-// Makes a device current for as long as it lives, and its context, which the driver's functions need: in a thread without
-// any call before, as autograd's, device 0 is current and no context.
+// Makes a device and its context current during its lifetime. The driver's functions need the context. A thread that has
+// made no CUDA call yet, such as one of autograd's, has device 0 and no context.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -43,8 +43,7 @@ inline int attribute(cudaDeviceAttr which, int device) {
 }
 inline int multiprocessors(int device) { return attribute(cudaDevAttrMultiProcessorCount, device); }
 
-// A kernel loops over its jobs by the size of the grid, so more jobs than a grid may have blocks are no
-// error.
+// Kernels use grid-stride loops over their jobs, so there may be more jobs than the largest grid has blocks.
 inline unsigned blocks_for(std::int64_t jobs) {
   constexpr std::int64_t kMostBlocks = 0x7fffffff;
   return static_cast<unsigned>(std::min(jobs, kMostBlocks));

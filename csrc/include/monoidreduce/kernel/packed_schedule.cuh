@@ -1,4 +1,4 @@
-// Which rows and columns a block works on where rows are few (packing.h).
+// The tile scheduler for few rows (packing.h): which rows and columns a block works on.
 #pragma once
 
 #include "monoidreduce/kernel/packing.h"

@@ -1,4 +1,4 @@
-// Few rows: how the rows of several heads share a tile, and the columns of a tile are split between jobs.
+// Few rows, as in decoding: rows of several heads share a tile (PackGQA), and its columns are split (split-KV).
 #pragma once
 
 #include <algorithm>
@@ -10,33 +10,37 @@
 
 namespace monoidreduce {
 
-// Lines of a tile: head * rows + row, at most kPackedLines of them.
+// The line of a row in its tile is head * rows + row. A tile has at most kPackedLines lines.
 struct Packing {
   int heads, rows;  // of a tile: heads that share a column head, rows of each
   int splits;       // jobs that share the columns of a tile
 };
 inline constexpr int kPackedLines = 64;
 
-// Tiles of rows.
+// The number of tiles of rows.
 inline std::int64_t packed_tiles(const FoldProblem& p, const Packing& packing) {
   const std::int64_t group = p.heads() / p.column_heads();
   return p.batch() * p.column_heads() * parts_of(group, packing.heads) * parts_of(p.rows(), packing.rows);
 }
 
-// The most columns that rows of a tile keep.
+// The largest number of columns that the rows of a tile keep.
 inline std::int64_t kept_columns(const FoldProblem& p, const Packing& packing) {
   const ColumnRange& range = p.range;
   if (range.left == ColumnRange::kUnbounded || range.right == ColumnRange::kUnbounded) return p.columns();
   return std::min(range.left + range.right + packing.rows, p.columns());
 }
 
-// In how many splits: multiprocessors take jobs in rounds, and a round lasts as long as the tiles of columns that a job has.
-// Only as many splits as fill rounds are worth a look, and of equally long jobs as few as there may be.
+// The number of splits. SMs take jobs in waves, and a wave lasts as long as a job's tiles of columns. So only numbers of
+// splits that fill waves are candidates; among candidates with equally long jobs, the smallest is best.
 //
-// In tiles of columns (1.1 us on an H100 with few jobs, bound by the multiprocessor; 2.7 us with 128, bound by memory) a job
-// costs kOfJob beside its own, and the kernel that combines splits kOfCombining. With 8 tiles of rows, us by splits:
-// 4096 columns 1: 42, 4: 18, 8: 15.6, 16: 17; 131072 columns 1: 1119, 4: 286, 8: 191, 16: 185. With 128 tiles of rows and
-// 16384 columns 1: 351, 2: 360; with 136 and 4096 columns, a round of 132 jobs and one of 4, 1: 131, 3: 114.
+// The cost model counts in tiles of columns. On an H100 a tile is 1.1 us with few jobs (bound by the SM), or 2.7 us with 128
+// jobs (bound by memory). A job costs kOfJob more than its tiles; the kernel that combines splits costs kOfCombining.
+//
+// Measured times in us, by number of splits:
+//     8 tiles of rows,   4096 columns    1: 42    4: 18    8: 15.6   16: 17
+//     8 tiles of rows, 131072 columns    1: 1119  4: 286   8: 191    16: 185
+//   128 tiles of rows,  16384 columns    1: 351   2: 360
+//   136 tiles of rows,   4096 columns    1: 131   3: 114             (1 split: a wave of 132 jobs and one of 4)
 inline constexpr std::int64_t kAnySplits = std::numeric_limits<std::int64_t>::max();
 inline int splits_of(std::int64_t row_tiles, std::int64_t column_tiles, int multiprocessors,
                      std::int64_t most_splits = kAnySplits) {
@@ -56,7 +60,7 @@ inline int splits_of(std::int64_t row_tiles, std::int64_t column_tiles, int mult
   return static_cast<int>(best);
 }
 
-// All tiles of rows alike, as many heads of a group in each as fit. column_tile: how many columns a tile has.
+// Every tile has the same shape, with as many heads of a group as fit. column_tile: the number of columns of a tile.
 inline Packing pack_rows(const FoldProblem& p, int column_tile, int multiprocessors,
                          std::int64_t most_splits = kAnySplits) {
   const auto in_even_parts = [](std::int64_t all, std::int64_t most) {
@@ -70,11 +74,11 @@ inline Packing pack_rows(const FoldProblem& p, int column_tile, int multiprocess
   return packing;
 }
 
-// Do so many tiles of rows leave half of the places for them idle, or more.
+// Whether this many tiles of rows leave at least half of the places for tiles idle.
 inline bool leave_half_idle(std::int64_t row_tiles, std::int64_t places) { return 2 * row_tiles <= places; }
 
-// The same where rows are few: no more than a tile has, or so few that tiles of twice as many lines would leave half of the
-// multiprocessors idle. Else nothing.
+// The packing if rows are few, else nothing. Rows are few if they fit into one tile, or if tiles with twice as many lines
+// would leave half of the SMs idle.
 inline std::optional<Packing> pack_few_rows(const FoldProblem& p, int column_tile, int multiprocessors,
                                             std::int64_t most_splits = kAnySplits) {
   const std::int64_t tiles = p.batch() * p.heads() * parts_of(p.rows(), 2 * kPackedLines);

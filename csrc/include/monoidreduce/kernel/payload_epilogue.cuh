@@ -1,6 +1,7 @@
-// The weights of a payload as an epilogue of the contraction (contraction_sm{80,90}.cuh), for payloads too wide to ride along:
-// tiles of dot products become weights and, where a second product is u = <G_i, payload_j>, derivatives by the first one
-// too. They are stored in the element type; the fold and its gradients are products of what is stored.
+// The weights of a payload as an epilogue of the contraction (contraction_sm{80,90}.cuh), for payloads too wide for the
+// fused kernels. Tiles of dot products become weights. With a second product, u = <G_i, payload_j>, they also become
+// derivatives with respect to the first one. Both are stored in the element type; the fold and its gradients are matrix
+// products of the stored tiles.
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
@@ -54,9 +55,9 @@ struct PayloadEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 };
 
-// The weights of all elements and, of a problem with a second product, the derivatives by the first one. outs: [1, 1, rows,
-// columns] each, of the element type. sums: of the derivatives over 16 rows each, [rows / 16, columns] of whole tiles;
-// or absent.
+// The weights of all elements and, for a problem with a second product, the derivatives with respect to the first one.
+//   outs   [1, 1, rows, columns] each, of the element type
+//   sums   of the derivatives over 16 rows each, [rows / 16, columns] of whole tiles; or absent
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
                      const TensorView (&outs)[Tile::kScores], const TensorView& sums, const Launch& launch) {

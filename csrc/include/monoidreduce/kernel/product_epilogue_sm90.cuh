@@ -1,4 +1,4 @@
-// A product of local gradients as an epilogue of the contraction (contraction_sm90.cuh): what becomes of its tiles.
+// Epilogues of the contraction (contraction_sm90.cuh) for matrix products of local gradients.
 #pragma once
 
 #include "monoidreduce/kernel/contraction_schedule.cuh"
@@ -113,8 +113,8 @@ struct ScatterEpilogue {
   __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
 };
 
-// Multiplies rows by their factors, and adds to a tensor of floats [1, 1, rows, columns], 32 columns at a time, through the
-// copy engine: to every element once, so that no order matters.
+// Multiplies rows by their factors, and adds to a tensor of floats [1, 1, rows, columns], 32 columns at a time, by TMA
+// reduce-add. Each element is added to once, so no order matters.
 struct AddEpilogue {
   using Memory = SlabMemory;
   using Work = RowFactors::OfThread;

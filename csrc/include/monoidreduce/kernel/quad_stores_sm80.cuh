@@ -1,5 +1,5 @@
-// Rounded fragments go from the registers straight to a tensor, 64 columns at a time: the four lanes of a row exchange what
-// they hold, so that each stores 16 bytes.
+// Stores rounded fragments from registers directly to a tensor, 64 columns at a time. The four lanes of a row exchange their
+// elements, so that each stores 16 bytes.
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"

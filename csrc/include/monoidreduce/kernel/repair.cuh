@@ -1,10 +1,10 @@
-// The rows and columns that the tensor cores cannot compute where a row does not keep every column, by its range or by a
-// bias that excludes: those next to a number that is not finite.
+// Recomputes results that masking made NaN. With a mask (a window, or a bool bias) the tensor cores multiply excluded
+// elements by 0, and 0 times infinity or NaN is NaN.
 //
-// A matrix product multiplies what a row does not keep by 0, and 0 times infinity or NaN is NaN. So where a row does not
-// keep every column of a tile, the fold's kernels mark results that are not finite, and after them these kernels compute
-// the marked ones again, looking only at what is kept: a warp takes a row or a column, its lanes the width. Nothing is
-// marked as long as everything is finite, and they end at once; a row that is NaN for good ends at its first NaN.
+// So where a mask excludes some column of a tile, the fold's kernels mark results that are not finite. After them, these
+// kernels recompute the marked results from the elements that are kept. A warp takes one row or column; its lanes share the
+// width. If all inputs are finite, nothing is marked and the kernels end at once. A row whose result is truly NaN ends at
+// its first NaN.
 #pragma once
 
 #include "monoidreduce/block/matrix.cuh"
@@ -44,7 +44,7 @@ struct WarpRow {
     for (int n = 0; n < kLaneWidth; ++n) sum += x[n] * other.x[n];
     return reduce_lanes<kWarp>(sum, [](float a, float b) { return a + b; });
   }
-  // NaN all over, whatever else is added.
+  // Whether all elements are NaN, which no addition changes.
   __device__ __forceinline__ bool is_lost(int width) const {
     bool lost = true;
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
   return std::int64_t{gridDim.x} * blockDim.x / kWarp;
 }
 
-// marked(row): was the result of this flat row not finite. Rows: RowPolicy. R: double, for a row's mass is one long sum.
+// marked(row): whether the result of this flat row was not finite. Rows: RowPolicy. R: double, as a row's mass is one long sum.
 template <PayloadMonoid M, class Rows>
 __global__ void __launch_bounds__(256)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// The gradients of marked rows and columns (RowResiduals), again.
+// Recomputes the gradients of marked rows and columns.
 template <PayloadMonoid M, class Rows>
 __global__ void __launch_bounds__(256)
     repair_backward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,

@@ -1,4 +1,4 @@
-// In which order a kernel takes the rows of a problem, where some of them do not count.
+// The order in which a kernel takes the rows of a problem when some of them are not active (ignored targets, masks).
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace monoidreduce {
 
-// A kernel's rows are places in this order (FoldProblem::order), in which operands lie already: the rows that count, then the
-// others, which are not computed. How many count is known on the device alone. What is known of a row is found by its number.
-// In a product over rows, its width are the places.
+// A kernel's rows are places in this order (FoldProblem::order): first the active rows, then the others, which are not
+// computed. The operands are already in this order; labels and statistics are indexed by the row, order[place]. Only the
+// device knows the number of active rows. In a product that sums over rows, the width of the problem is the places.
 struct RowOrder {
-  const std::int64_t* order;  // of the first of these places; null: all rows count, and are taken as they lie
+  const std::int64_t* order;  // of the problem's first place; null: all rows are active, in their own order
   const std::int64_t* all_counted;
   std::int64_t all;
   int rows, first;
@@ -26,7 +26,7 @@ struct RowOrder {
   }
   explicit RowOrder(const FoldProblem& p) : RowOrder(p.order, p.rows(), p.first_place) {}
 
-  // Of these places.
+  // The number of active rows among the problem's places.
   __device__ __forceinline__ int counted() const {
     return order == nullptr ? rows : ::min(::max(static_cast<int>(*all_counted) - first, 0), rows);
   }

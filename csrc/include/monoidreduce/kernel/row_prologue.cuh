@@ -1,6 +1,9 @@
-// What attention's backward needs of each row beside its log-sum-exp: g_i, the gradient by that, and centre_i = g_i -
-// <G_i, out_i>, where G is the gradient by the output. It is the part of D that is the same for every element
-// of the row.
+// Backward preprocess of attention on any GPU. For each row it computes
+//
+//   g_i                               the upstream gradient of the log-sum-exp
+//   centre_i = g_i - <G_i, out_i>     the delta, where G is the upstream gradient of the output
+//
+// They are the part of D that is the same for every element of a row.
 #pragma once
 
 #include "monoidreduce/block/matrix.cuh"
@@ -11,7 +14,7 @@
 namespace monoidreduce {
 namespace simt {
 
-inline constexpr int kRowsOfBlock = 8;  // a warp a row
+inline constexpr int kRowsOfBlock = 8;  // one warp per row
 
 template <class T>
 __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid_constant__ Tensor out,
@@ -36,8 +39,9 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
 
 }  // namespace simt
 
-// grad_out, out [B, H, M, D] and grad_lse [B, H, M] of any strides, the two gradients each possibly absent (then they are
-// 0); of_lse, centre [B * H * M].
+// grad_out, out   [B, H, M, D]; any strides; grad_out may be absent, which means 0
+// grad_lse        [B, H, M]; any strides; may be absent, which means 0
+// of_lse, centre  [B * H * M], the results g and centre
 template <class T>
 void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& grad_lse, T* of_lse,
                 T* centre, const Launch& launch) {

@@ -1,6 +1,10 @@
-// What attention's backward pass needs of each row, in the form that its kernel loads: the log-sum-exp in bits, and
-// centre_i = g_i - <G_i, out_i> times the scale of the scores. g is the gradient by the log-sum-exp, G that by the
-// output. Also clears the marks, and the words by which blocks share jobs and take turns.
+// Backward preprocess of attention. For each row it stores, in the form that the backward kernel loads:
+//
+//   the log-sum-exp, in base 2
+//   the centre (delta) g_i - <G_i, out_i>, times the scale of the scores
+//
+// g is the upstream gradient of the log-sum-exp, G that of the output. The kernel also clears the marks of repair.cuh, and
+// the counters and semaphores of the backward kernel.
 #pragma once
 
 #include "monoidreduce/arch/mma.cuh"
@@ -11,14 +15,14 @@
 
 namespace monoidreduce {
 
-// What prepare_rows makes of each row: P_i and RowPolicy::upstream, the latter times the unit of the scores.
+// The result of prepare_rows for each row: P_i, and RowPolicy::upstream times the unit of the scores.
 struct RowResiduals {
   float *product, *upstream;  // [batch, heads, padded_rows]
   int padded_rows;  // rows, rounded up to a multiple of 128; the rows beyond the last one weigh nothing
 };
 
-// A mark for every 64 rows of a head and every 64 columns of a column head whose gradients must be computed again
-// (repair.cuh). Not 0: marked.
+// A mark for every 64 rows of a head and every 64 columns of a column head. A mark that is not 0 means that their
+// gradients must be computed again (repair.cuh).
 struct RowMarks {
   static constexpr int kUnit = 64;
   float *rows, *columns;
@@ -32,7 +36,7 @@ struct RowMarks {
   }
 };
 
-// Words that are to be 0.
+// Words that are set to 0.
 struct ClearedWords {
   unsigned* words;
   std::int64_t count;
@@ -43,7 +47,7 @@ struct RowInputs {
   TensorView grad_out, out, lse, grad_lse;
   float scale;
   std::int64_t column_heads;
-  bool banded;  // are there rows that do not keep every column; only then are columns marked
+  bool banded;  // some rows do not keep every column; only then are columns marked
 };
 
 inline constexpr int kChunk = 8;  // 16-bit elements that a lane reads at once
@@ -63,14 +67,14 @@ __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from
   for (int k = 0; k < kChunk; ++k) to[k] = float(chunk.elements[k]);
 }
 
-// x as products of E see it: where a row keeps one column, <G_i, v_j> and <G_i, out_i> are to cancel.
+// x rounded as an operand of type E: in a row with one column, <G_i, v_j> and <G_i, out_i> must cancel exactly.
 template <class E>
 __device__ __forceinline__ float as_factor(float x) {
   if constexpr (std::is_same_v<E, float>) x = __uint_as_float(arch::round_to_tf32(x));
   return x;
 }
 
-// kLanes lanes a row, kChunk elements each. A block takes consecutive rows of one head.
+// kLanes lanes per row, each with kChunk elements. A block takes consecutive rows of one head.
 template <class E, int kLanes>
 __global__ void __launch_bounds__(kPrepareThreads)
     prepare_rows(const __grid_constant__ RowInputs x, const __grid_constant__ RowResiduals to,
@@ -101,8 +105,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
   }
   dot = reduce_lanes<kLanes>(dot, [](float a, float b) { return a + b; });
   if (lane != 0) return;
-  float product = INFINITY,
-        upstream = 0.f;  // a row that weighs nothing: beyond the last, or without a column
+  float product = INFINITY, upstream = 0.f;  // the weights of rows beyond the last and without columns are 0
   if (row < rows) {
     const float lse = static_cast<const float*>(x.lse.data)[offset(x.lse)];
     const float of_lse =

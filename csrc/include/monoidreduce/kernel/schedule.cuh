@@ -1,9 +1,10 @@
-// Which rows a block works on, and in what order: blocks stay on their multiprocessors and take one job after another.
+// The tile scheduler of the fused kernels: which jobs a block takes, in which order. Kernels are persistent.
 //
-// A job is a tile of rows, or of columns, of one batch and head. Heads go in sections whose operands stay in the second-level
-// cache together; in a section the longest jobs come first, so that the last ones to start are short. Jobs of different
-// lengths, and columns' jobs that wait for each other (turns.cuh), are handed out by a counter. Others have a fixed order, and the
-// last of them may be in parts (last_round.h).
+// A job (work tile) is a tile of rows, or of columns, of one batch and head. Heads are grouped into sections whose operands
+// fit into the L2 cache together. In a section the longest jobs come first, so that the last ones to start are short.
+//
+// Blocks take jobs of different lengths from an atomic counter, as well as jobs of columns that wait for each other
+// (turns.cuh). Other jobs have a fixed order, and the last of them may be split between blocks (last_round.h).
 #pragma once
 
 #include <algorithm>
@@ -16,8 +17,8 @@ namespace monoidreduce {
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kSharedAlignment = 1024;  // of the swizzle
 
-// The columns that a row keeps, in 32 bits: [row - left, row + right] and within the tensor. ColumnRange, its shift
-// included; kFar where it has no bound.
+// ColumnRange in 32 bits, its shift included: a row keeps the columns [row - left, row + right] within the tensor. kFar
+// means no bound.
 struct Band {
   static constexpr int kFar = 1 << 30;  // sums of two row or column indices fit an int
   int left, right;
@@ -37,13 +38,13 @@ struct Band {
   }
 };
 
-// Does a bias say which columns a row keeps.
+// Whether the bias is a mask: bool, false excludes an element.
 inline bool excludes(const TensorView& bias) { return bias.present() && bias.dtype == DType::kBool; }
 
-// Are there elements that their row does not keep.
+// Whether the window or the bias excludes any element.
 inline bool is_partial(const FoldProblem& p) { return !p.range.all() || excludes(p.bias); }
 
-// Do heads of a batch, or batches of a head, have the same biases of rows and columns.
+// Whether the heads of a batch, or the batches of a head, share a bias that varies by row.
 inline bool heads_share_bias(const FoldProblem& p) {
   return p.bias.present() && p.bias.stride[2] != 0 && p.heads() > 1 && p.bias.stride[1] == 0;
 }
@@ -55,9 +56,9 @@ struct FoldShape {
   int batch, heads, group;  // group: heads that share a column head
   int rows, columns;
   Band band;
-  bool sieved;          // does a bias exclude elements
-  bool batches_follow;  // do the batches of a head follow one another, else the heads of a batch
-  int section;          // batch-heads of a section
+  bool sieved;          // a bias excludes elements
+  bool batches_follow;  // jobs go through the batches of a head first; else through the heads of a batch
+  int section;          // the number of batch-heads of a section
 
   FoldShape(const FoldProblem& p, std::int64_t section)
       : batch(static_cast<int>(p.batch())),
@@ -70,7 +71,7 @@ struct FoldShape {
         batches_follow(batches_share_bias(p) && !heads_share_bias(p)),
         section(static_cast<int>(section)) {}
 
-  // Of a batch-head, heads being all or those of columns.
+  // The batch and head of a batch-head; heads: the number of (column) heads.
   __device__ __forceinline__ int batch_of(int batch_head, int heads) const {
     return batches_follow ? batch_head % batch : batch_head / heads;
   }
@@ -78,25 +79,25 @@ struct FoldShape {
     return batches_follow ? batch_head / batch : batch_head % heads;
   }
   __device__ __forceinline__ bool partial() const { return sieved || !band.all(); }
-  // Does the band of every one of these rows keep every one of these columns.
+  // Whether all these rows keep all these columns.
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
     return band.begin(row0 + row_count - 1) <= column0 && column0 + column_count <= band.end(row0, columns);
   }
 };
 
-// How many batch-heads leave what a group of them reads, bytes, in the second-level cache.
+// The number of batch-heads whose operands fit into the L2 cache, if a group of them reads `bytes`.
 inline std::int64_t cached_heads(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
   constexpr std::int64_t kCacheBytes = 32 << 20;
   return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
 }
 
-// Batch-heads of a section: one where all jobs are equally long and none share a bias.
+// The number of batch-heads of a section: one if all jobs are equally long and none share a bias.
 inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
   if (p.range.all() && !heads_share_bias(p) && !batches_share_bias(p)) return 1;
   return cached_heads(p, bytes, group);
 }
 
-// The lines of a job's tile are rows of one head. (PackedJob's are those of several heads.)
+// A job whose lines are rows of one head. (The lines of a PackedJob are rows of several heads.)
 struct RowJob {
   int batch, head, row0;
   int first_tile, tiles;  // of columns

@@ -1,4 +1,4 @@
-// Rounded fragments go from the registers to a tensor, 64 columns at a time, through shared memory and the copy engine.
+// Stores rounded fragments from registers to a tensor, 64 columns at a time, through shared memory and TMA.
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
@@ -10,7 +10,7 @@ namespace monoidreduce::sm90 {
 inline constexpr int kSlabBoxRows = kFragmentRows / 4;  // that a warp stores, a box of the tensor map
 
 struct alignas(kSharedAlignment) SlabMemory {
-  // Two of each warpgroup: its warps fill their lines of one while the copy engine still reads the other.
+  // Two buffers per warpgroup: its warps fill one while TMA still reads the other.
   unsigned char slabs[2][2][kFragmentRows * kLineBytes];
 };
 
@@ -32,7 +32,7 @@ struct SlabStores {
     unsigned char* const staging = memory.slabs[warpgroup][store % 2];
     const bool leads = threadIdx.x % 32 == 0;
     if (leads) {
-      // With an odd number of stores a tile, the last of one and the first of the next have the same slab.
+      // With an odd number of stores per tile, the last of one tile and the first of the next use the same buffer.
       if (store == 0 && kStores % 2 != 0) {
         arch::wait_stores_read<0>();
       } else {

@@ -1,4 +1,4 @@
-// Tensors [batch, heads, lines, width], as kernels without a copy engine read and write them.
+// Tensors [batch, heads, lines, width], as kernels without TMA read and write them.
 #pragma once
 
 #include "monoidreduce/block/copy_tile.cuh"

@@ -1,4 +1,4 @@
-// Tensor maps: how the copy engine finds its way in a tensor.
+// Tensor maps: the descriptors with which TMA addresses a tensor.
 #pragma once
 
 #include <cuda.h>

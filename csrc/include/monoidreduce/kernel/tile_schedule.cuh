@@ -1,9 +1,11 @@
-// Which tiles of a product a cluster of blocks, or on sm_80 a block, computes, and in what order.
+// The tile scheduler of the contraction: which tiles of a product a cluster (on sm_80: a block) computes, in which order.
 //
-// Row blocks go in groups whose operand stays in the second-level cache, and all clusters work on one group at a time: they
-// take its tiles in turn, the row blocks of one column tile after the other. As the number of row blocks of a group divides
-// that of clusters, a cluster keeps its row block for all of a group, and with it the states of its rows; and as the turns
-// go on from group to group, only the very last of them is not full.
+// Row blocks are grouped so that the rows of a group fit into the L2 cache. All clusters work on one group at a time. They
+// take its tiles in turn: all row blocks of one column tile, then of the next.
+//
+// The number of row blocks of a group divides the number of clusters. So a cluster has the same row block throughout a
+// group, and keeps the states of its rows in registers. Waves continue from group to group, so only the very last wave is
+// not full.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +16,9 @@ namespace monoidreduce {
 
 struct TileSchedule {
   int clusters, row_blocks, column_tiles;
-  int most;  // row blocks of a group
+  int most;  // the largest number of row blocks of a group
 
-  // The calling cluster's part of a group: tiles start, start + clusters, ... of count * column_tiles.
+  // A cluster's part of a group: tiles start, start + clusters, ... of count * column_tiles.
   struct Group {
     int index, first, count;  // row blocks [first, first + count); none: there are no more groups
     int start;
@@ -35,7 +37,7 @@ struct TileSchedule {
     const int first = group.first + group.count, turn = (group.start - tiles(group)) % clusters;
     return {group.index + 1, first, count(first), turn < 0 ? turn + clusters : turn};
   }
-  // The group of a row block, as the cluster has it whose start is the row block's place in it.
+  // The group of a row block, for the cluster that starts with the first tile of this row block.
   MR_HD Group group_of(int row_block) const {
     Group group{0, 0, count(0), 0};
     for (; group.first + group.count <= row_block; ++group.index) {
@@ -46,9 +48,9 @@ struct TileSchedule {
     return group;
   }
   MR_HD int groups() const { return row_blocks == 0 ? 0 : group_of(row_blocks - 1).index + 1; }
-  // The same of other rows.
+  // The same schedule for another number of row blocks.
   MR_HD TileSchedule with_row_blocks(int blocks) const { return {clusters, blocks, column_tiles, most}; }
-  // The most groups that these row blocks make, or fewer: with fewer there may be more groups.
+  // The largest number of groups for this or any smaller number of row blocks (fewer may make more groups).
   MR_HD int most_groups() const {
     const int whole = with_row_blocks(most).count(0);
     int left = 0;

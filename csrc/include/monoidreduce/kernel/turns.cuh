@@ -1,4 +1,4 @@
-// Turns of blocks that add to the same floats, so that sums have one order and the same bits in every run.
+// Semaphores for blocks that add to the same floats. Each sum has a fixed order, so its bits are the same in every run.
 #pragma once
 
 #include <cstdint>
@@ -9,36 +9,38 @@
 namespace monoidreduce {
 
 struct Turns {
-  static constexpr int kRows = 8;  // that one word is for, at least
+  static constexpr int kRows = 8;  // a word guards at least this many rows
 
-  // How many jobs have been taken; then [batch, heads, of_head], how many have added. 0 at first. Null: they add in any order.
+  // The number of jobs that have been taken; then [batch, heads, of_head], the number of jobs that have added. 0 at
+  // first. Null: jobs add in any order.
   unsigned* words = nullptr;
   int of_head = 0;
 
   Turns() = default;
   Turns(float* scratch, std::int64_t padded_rows)
       : words(reinterpret_cast<unsigned*>(scratch)), of_head(static_cast<int>(padded_rows / kRows)) {}
-  // Of scratch.
+  // The size of the scratch memory.
   static std::int64_t words_of(std::int64_t batch_heads, std::int64_t padded_rows) {
     return 1 + batch_heads * (padded_rows / kRows);
   }
 
-  // The number of the calling block's job. Where blocks wait for each other it is their number in the order in which they
-  // start: those with a smaller one, whom alone a block waits for, are under way. shared: a word that the block shares.
+  // The number of the calling block's job. If blocks wait for each other, jobs are numbered in the order in which blocks
+  // start. A block waits only for smaller numbers, and those blocks are already running. shared: a word of shared memory.
   __device__ __forceinline__ int job(int* shared) const {
     if (words == nullptr) return blockIdx.x;
     if (threadIdx.x == 0) *shared = static_cast<int>(atomicAdd(words, 1u));
     __syncthreads();
     return *shared;
   }
-  // By a warp, of the rows from row0 on, or its share of them: until so many have added to it. What they added is seen after it.
+  // Called by a warp: waits until `before` jobs have added to its share of the rows from row0 on. Their additions are
+  // visible afterwards.
   __device__ __forceinline__ void await(std::int64_t batch_head, int row0, int share, unsigned before) const {
     if (words == nullptr) return;
     while (arch::load_acquire(word(batch_head, row0, share)) != before) {
     }
     __syncwarp();
   }
-  // When the warp has added.
+  // Called by a warp after it has added: signals the next job.
   __device__ __forceinline__ void pass(std::int64_t batch_head, int row0, int share) const {
     if (words == nullptr) return;
     __syncwarp();
@@ -46,7 +48,7 @@ struct Turns {
   }
 
  private:
-  // 2^32 words are for more rows than any GPU holds.
+  // 32-bit indices suffice: 2^32 words guard more rows than fit into any GPU.
   __device__ __forceinline__ unsigned* word(std::int64_t batch_head, int row0, int share) const {
     const unsigned head = static_cast<unsigned>(batch_head);
     return words + 1 + (head * of_head + row0 / kRows + share);

@@ -1,8 +1,9 @@
-// Weights that a fold kept (keeping_epilogue_sm90.cuh) become local gradients in place, once the products P_i are known:
+// Turns the weights that a fold stored (keeping_epilogue_sm90.cuh) into local gradients (dlogits) in place, once the
+// products P_i are known:
 //
 //   D(P_i, X_ij) = sum_n factor_in share_ijn + addend_i,   share = weight * 2^(frame - log-sum-exp)
 //
-// and a number of its own in the column of the row's label. What is read as float16 is written in the element type.
+// The column of the row's label gets another addend. Weights are read as float16, gradients written in the element type.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -13,7 +14,7 @@
 
 namespace monoidreduce::sm90 {
 
-// The local gradients of a row. Log-sum-exps in bits.
+// The terms of a row's local gradients. Log-sum-exps are in base 2.
 template <int kScores>
 struct RowTerms {
   LogNumber<Bits> lse[kScores];
@@ -22,7 +23,8 @@ struct RowTerms {
   int label = -1;
 };
 
-// Of some rows: what a fold of them kept, by pieces of the columns. Rows: active(row), else its gradients are 0; terms(row).
+// The stored weights of some rows, in pieces (slices of the columns). Rows: active(row), else the row's gradients are 0; and
+// terms(row).
 template <class E, int kScores, int kTileColumns, int kPieces, class Rows>
 struct WeightsToGradients {
   using Piece = KeptWeights<kScores, kTileColumns>;
@@ -30,7 +32,7 @@ struct WeightsToGradients {
   RowOrder order;
   Rows rows;
 
-  // What one of `workers` warps does of it. Lines of weights are in the order of rows; a warp takes a stretch of one.
+  // The work of one of `workers` warps. Lines of weights are in the order of rows; a warp takes a segment of a line.
   __device__ __forceinline__ void run(int worker, int workers) const {
     int longest = 0;
     for (const Piece& piece : pieces) longest = ::max(longest, piece.columns);

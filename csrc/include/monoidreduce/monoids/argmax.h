@@ -1,6 +1,5 @@
-// ArgMax: the largest score and the lowest column that has it. A monoid without a frame: nothing additive to
-// carry a payload with. NaN counts as the largest score, as in torch. An empty fold has value -inf and column
-// -1.
+// ArgMax: the largest score, and the lowest column that has it. NaN counts as the largest score, as in torch. An empty
+// fold has value -inf and column -1. The monoid has no frame, because its state has no additive mass.
 #pragma once
 
 #include "monoidreduce/monoid.h"
@@ -15,7 +14,7 @@ struct ArgMax {
     Index<R> column;
   };
   using Output = State;
-  using Upstream = R;  // gradient by the value; the column has none
+  using Upstream = R;  // the gradient of the value; the column has none
   static constexpr int kScores = 1;
   // Behind every column, so that a real -inf still wins over the identity.
   static constexpr auto kNone = std::numeric_limits<Index<Scalar<R>>>::max();

@@ -1,6 +1,6 @@
-// The statistics of cross entropy against class indices in one fold: log-sum-exp, the target's score, and the mean of all
-// scores (label smoothing). A loss made of them, with a z-loss, is a function of the row (CrossEntropyLoss), not another
-// monoid.
+// The statistics of cross entropy with class indices, in one fold: the log-sum-exp, the target's score, and the mean of
+// all scores (for label smoothing). The loss, with its z-loss, is a function of a row's statistics (CrossEntropyLoss),
+// not another monoid.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
@@ -11,23 +11,30 @@ template <class R>
 struct ClassState {
   typename LogSumExp<R>::State lse;
   R target;
-  R sum;           // of all scores, each less the frame of lse
-  Index<R> count;  // of scores in it; whole, so that a loop over a tile adds its length at once
+  R sum;  // of all scores, each measured from the frame of lse
+  Index<R>
+      count;  // the number of scores in sum; an integer, so that a loop over a tile adds its length at once
 };
 template <class R>
 struct ClassStatistics {
   LogNumber<R> lse;
   R target;
-  LogNumber<R> mean;  // two words, as of lse: their difference is small where both are large
+  LogNumber<R> mean;  // in two words like lse: lse - mean may be small where both are large
   Index<R> count;
 };
-// Gradients by the log-sum-exp, the target's score, and the sum of all scores.
+// The gradients with respect to the log-sum-exp, the target's score, and the sum of all scores.
 template <class R>
 struct ClassUpstream {
   R lse, target, sum;
 };
 
-// kWithSum: is the mean wanted; without it the mean is 0.
+// x in the target's column, else -0, the neutral element of addition (x + -0 keeps the sign of a zero x).
+template <class R>
+MR_HD R hit(const Element<R>& e, R x) {
+  return select(e.column == e.label, x, R(-0.f));
+}
+
+// kWithSum: whether to compute the mean; else it is 0.
 template <class R, bool kWithSum = true>
 struct CrossEntropy {
   LogSumExp<R> softmax;
@@ -46,13 +53,11 @@ struct CrossEntropy {
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
     return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + g.sum), R(0)};
   }
-
   MR_HD R frame(Element<R> e) const { return softmax.frame(e); }
   MR_HD R frame_of(State s) const { return s.lse.frame; }
   MR_HD R join(R f, R g) const { return softmax.join(f, g); }
   MR_HD State reframe(State s, R f) const {
-    return {softmax.reframe(s.lse, f), s.target, s.sum - R(s.count) * softmax.raised(s.lse.frame, f),
-            s.count};
+    return {softmax.reframe(s.lse, f), s.target, s.sum - R(s.count) * raised(s.lse.frame, f), s.count};
   }
   MR_HD State add(State a, State b) const {
     return {softmax.add(a.lse, b.lse), a.target + b.target, a.sum + b.sum, a.count + b.count};
@@ -62,8 +67,6 @@ struct CrossEntropy {
     return {softmax.accumulate(s.lse, e), s.target + hit(e, e.score), s.sum + above,
             s.count + Index<R>(kWithSum ? 1 : 0)};
   }
-  // x in the target's column, -0 (which adds nothing, not even a sign) elsewhere.
-  MR_HD static R hit(Element<R> e, R x) { return select(e.column == e.label, x, R(-0.f)); }
 };
 
 // loss = (1 - smoothing) (lse - target) + smoothing (lse - mean) + z_loss lse^2, for one row. Natural units.
@@ -71,14 +74,14 @@ template <class T>
 struct CrossEntropyLoss {
   T smoothing, z_loss;
   using Upstream = typename CrossEntropy<T>::Upstream;
-  // Low words are added to differences, where they are not lost again.
+  // The low words are added to differences of the high words, which are small enough not to absorb them.
   MR_HD T value(ClassStatistics<T> p) const {
     const T hard = (p.lse.high - p.target) + p.lse.low;
     const T soft = (p.lse.high - p.mean.high) + (p.lse.low - p.mean.low);
     return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * soft) +
            (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);
   }
-  // The gradient by the statistics of so many columns, from those by the loss and by the returned lse.
+  // The gradients of the statistics over so many columns, from those of the loss and of the returned lse.
   MR_HD Upstream upstream(T lse, T columns, T g_loss, T g_lse) const {
     return {g_loss * (T(1) + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,
             -g_loss * (T(1) - smoothing), -g_loss * smoothing / columns};

@@ -1,10 +1,14 @@
-// Losses between two distributions given by two scores an element: the student's (score) and the teacher's (other). Each is an
-// expectation under one of the two, Q, whose state is a LogWSum; that of the other, P, is a LogSumExp.
+// Losses between two distributions over the columns. An element has two scores: the student's (score) and the teacher's
+// (other). Each loss is an expectation under one of the two distributions, Q, relative to the other, P.
+//
 //   cross entropy  E_Q[-log P]            Q is the teacher's
 //   forward KL     E_Q[log Q - log P]     Q is the teacher's
-//   reverse KL     the same               Q is the student's
-// Scores whose means differ have the same probabilities as scores whose means do not. So nothing here is made of raw scores: the
-// fold measures both from their frames and backward from their log-sum-exps, and only then is their difference taken.
+//   reverse KL     E_Q[log Q - log P]     Q is the student's
+//
+// The state of Q is a LogWSum, the state of P a LogSumExp.
+//
+// A constant added to all scores of a row changes no probability, but may be large. So raw scores of student and teacher
+// are never subtracted. The fold first measures each from its frame, and backward from its log-sum-exp.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
@@ -14,7 +18,7 @@ namespace monoidreduce {
 
 enum class DistillationLoss : int { kCrossEntropy = 0, kForwardKL = 1, kReverseKL = 2 };
 
-// The same for every loss.
+// The types below are shared by all losses.
 template <class R>
 struct DistillationFrame {
   R p, q;
@@ -22,7 +26,7 @@ struct DistillationFrame {
 template <class R>
 struct DistillationState {
   typename LogSumExp<R>::State p;
-  typename LogWSum<R>::State q;  // with the sum of q's weights times surplus(), measured from the frames
+  typename LogWSum<R>::State q;  // its sum is of q's weights times surplus(), measured from the frames
 };
 template <class R>
 struct DistillationOutput {
@@ -31,27 +35,51 @@ struct DistillationOutput {
   R loss;               // backward reads all but this
 };
 
-// What the losses differ in.
+// The parts in which the losses differ.
 template <class R, DistillationLoss kLoss>
 struct DistillationRule {
   static constexpr bool kIsKL = kLoss != DistillationLoss::kCrossEntropy;
   static constexpr bool kUnderTeacher = kLoss != DistillationLoss::kReverseKL;
 
-  // The scores of an element, p's and q's.
+  // The scores of an element under P and under Q.
   MR_HD static DistillationFrame<R> scores(Element<R> e) {
     return kUnderTeacher ? DistillationFrame<R>{e.score, e.other} : DistillationFrame<R>{e.other, e.score};
   }
-  // What a loss is the expectation of, for log Q and log P. It is linear, so it serves for their parts too.
+  // The integrand of the expectation, from log Q and log P. It is linear, so it can be applied to parts of them.
   template <class T>
   MR_HD static T surplus(T q, T p) {
     return kIsKL ? q - p : -p;
   }
-  // By the student's score and the teacher's, from those by p and q.
-  MR_HD static Gradient<R> gradient(R by_p, R by_q) {
+  // The element as LogSumExp (P) and LogWSum (Q) take it; for Q with the integrand, measured from frames.
+  MR_HD static Element<R> of_p(Element<R> e) { return {scores(e).p, R(0), e.column, e.label}; }
+  MR_HD static Element<R> of_q(Element<R> e) { return {scores(e).q, R(0), e.column, e.label}; }
+  MR_HD static Element<R> of_q(Element<R> e, DistillationFrame<R> f) {
+    const R q = scores(e).q - LogSumExp<R>::origin(f.q), p = scores(e).p - LogSumExp<R>::origin(f.p);
+    return {scores(e).q, surplus(q, p), e.column, e.label};
+  }
+  // The state of Q with its sum measured from other frames; its weights are not yet.
+  MR_HD static typename LogWSum<R>::State moved(DistillationState<R> s, DistillationFrame<R> f) {
+    return LogWSum<R>{}.less(s.q, surplus(raised(s.q.softmax.frame, f.q), raised(s.p.frame, f.p)));
+  }
+  // 0 of an empty row.
+  MR_HD static LogNumber<R> loss(R expectation, R q_mass, R p_mass) {
+    const auto sum = LogNumber<R>{expectation, R(0)} - surplus(log_number(q_mass), log_number(p_mass));
+    return {select(q_mass == R(0), R(0), sum.high), select(q_mass == R(0), R(0), sum.low)};
+  }
+  // log Q - log P - loss, or -log P - loss. Log-sum-exp and loss, both large, are one number of a row.
+  MR_HD static R centred(Element<R> e, DistillationOutput<R> of) {
+    return surplus(scores(e).q - of.q_lse, scores(e).p - of.centre);
+  }
+  // By the student's score and the teacher's. For a probability of 1, centred is 0; of scores that are far apart,
+  // rounding would make another number.
+  MR_HD static Gradient<R> gradient(R p_share, R q_share, R centred, R g) {
+    const R by_p = g * (p_share - q_share);
+    const R by_q = g * (q_share * select(q_share == R(1), R(0), centred) * unit_of_scores<R>());
     return kUnderTeacher ? Gradient<R>{by_p, by_q} : Gradient<R>{by_q, by_p};
   }
 };
 
+// A score of +inf becomes the frame and makes the whole row NaN, as in torch's log_softmax.
 template <class R, DistillationLoss kLoss>
 struct Distillation {
   LogSumExp<R> p;
@@ -61,52 +89,33 @@ struct Distillation {
   using Frame = DistillationFrame<R>;
   using State = DistillationState<R>;
   using Output = DistillationOutput<R>;
-  using Upstream = R;  // gradient by loss(output)
+  using Upstream = R;  // the gradient of Output::loss
   static constexpr int kScores = 2;
   MR_HD State identity() const { return {p.identity(), q.identity()}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
     const auto [q_lse, expectation] = q.project(s.q);
-    const LogNumber<R> p_lse = p.project(s.p);
-    const auto of_masses = Rule::surplus(log_number(s.q.softmax.mass), log_number(s.p.mass));
-    const LogNumber<R> sum = LogNumber<R>{expectation, R(0)} - of_masses;
-    const Mask<R> empty = s.q.softmax.mass == R(0);
-    const LogNumber<R> loss{select(empty, R(0), sum.high), select(empty, R(0), sum.low)};
+    const LogNumber<R> p_lse = p.project(s.p), loss = Rule::loss(expectation, s.q.softmax.mass, s.p.mass);
     return {p_lse, q_lse, p_lse - loss, loss.high};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output of, R g) const {
-    const R p_share = p.share(of_p(e), of.p_lse), q_share = q.softmax.share(of_q(e), of.q_lse);
-    // log Q - log P - loss, or -log P - loss. Log-sum-exp and loss, both large, are one number of a row.
-    const R centred = Rule::surplus(of_q(e).score - of.q_lse, of_p(e).score - of.centre);
-    // Of a share of 1 it is 0, which the rounding of scores that are far apart would hide.
-    const R by_q = q_share * select(q_share == R(1), R(0), centred) * unit_of_scores<R>();
-    return Rule::gradient(g * (p_share - q_share), g * by_q);
+    const R p_share = p.share(Rule::of_p(e), of.p_lse), q_share = q.softmax.share(Rule::of_q(e), of.q_lse);
+    return Rule::gradient(p_share, q_share, Rule::centred(e, of), g);
   }
-
-  // Measured from +inf all of a row is NaN, as of torch's log_softmax.
   MR_HD Frame frame(Element<R> e) const { return Rule::scores(e); }
   MR_HD Frame frame_of(State s) const { return {p.frame_of(s.p), q.frame_of(s.q)}; }
   MR_HD Frame join(Frame f, Frame g) const { return {p.join(f.p, g.p), q.join(f.q, g.q)}; }
   MR_HD State reframe(State s, Frame f) const {
-    const Frame from = frame_of(s);
-    const R by = Rule::surplus(p.raised(from.q, f.q), p.raised(from.p, f.p));
-    return {p.reframe(s.p, f.p), q.reframe(q.less(s.q, by), f.q)};
+    return {p.reframe(s.p, f.p), q.reframe(Rule::moved(s, f), f.q)};
   }
   MR_HD State add(State a, State b) const { return {p.add(a.p, b.p), q.add(a.q, b.q)}; }
   MR_HD State accumulate(State s, Element<R> e) const {
-    Element<R> under_q = of_q(e);
-    under_q.other =
-        Rule::surplus(of_q(e).score - p.origin(s.q.softmax.frame), of_p(e).score - p.origin(s.p.frame));
-    return {p.accumulate(s.p, of_p(e)), q.accumulate(s.q, under_q)};
+    return {p.accumulate(s.p, Rule::of_p(e)), q.accumulate(s.q, Rule::of_q(e, frame_of(s)))};
   }
-
-  // An element as P and as Q see it.
-  MR_HD static Element<R> of_p(Element<R> e) { return {Rule::scores(e).p, R(0), e.column, e.label}; }
-  MR_HD static Element<R> of_q(Element<R> e) { return {Rule::scores(e).q, R(0), e.column, e.label}; }
 };
 
-// The monoid of the loss that `kind` names, for loops over elements (with_named). Of what else a fold asks for, the frame of an
-// element, the change of frame and the projection are not the same for all.
+// The monoid of the loss that `kind` selects at run time. Loops over elements are compiled once per loss (with_named).
+// Outside of them only frame, reframe and project depend on the loss.
 template <class R>
 struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   using State = DistillationState<R>;
@@ -115,7 +124,7 @@ struct NamedDistillation : Distillation<R, DistillationLoss::kForwardKL> {
   DistillationLoss kind;
 
 #ifdef __CUDACC__
-#pragma nv_exec_check_disable  // f may be of the host alone, which chooses kernels with it
+#pragma nv_exec_check_disable  // f may be a host function, which selects a kernel
 #endif
   template <class F>
   MR_HD void with_named(F&& f) const {

@@ -1,19 +1,19 @@
-// LogSumExp: softmax attention, cross entropy, logsumexp_matmul. The state is the number mass * e^frame, the
-// output its logarithm.
+// LogSumExp, the monoid of online softmax: attention, cross entropy, logsumexp_matmul. A state (frame, mass) stands for
+// the number mass * e^frame; the output is its logarithm.
 #pragma once
 
 #include "monoidreduce/monoid.h"
 
 namespace monoidreduce {
 
-// A logarithm in two words, high + low: high is the rounded one that callers see, low what it lost. Half a
-// unit in the last place of 600, in float, is a relative error of 3e-5 in every probability made from it.
+// A logarithm in two words, high + low. high is the rounded logarithm, which callers see; low is its rounding error.
+// Without low, half a unit in the last place of a float lse of 600 is a relative error of 3e-5 in every probability.
 template <class R>
 struct LogNumber {
   R high, low;
 };
 
-// a + b, and what rounding that sum lost (Knuth's two-sum: either of the two may be the larger): 0 where it is infinite.
+// a + b and its rounding error (Knuth's two-sum, valid whichever is larger). The error is 0 where the sum is infinite.
 template <class R>
 MR_HD LogNumber<R> two_sum(R a, R b) {
   const R high = a + b, added = high - a, low = (a - (high - added)) + (b - added);
@@ -42,8 +42,8 @@ MR_HD LogNumber<R> log_number(R mass) {
   return {log(mass), log_rest(mass)};
 }
 
-// e^(x - high - low). What rounding the two differences loses, each up to 2.4e-7 of a result of e^-4 to e^-8, is put back: all
-// of it where |x| <= |high| or the two are near (Dekker's fast two-sum).
+// e^(x - high - low). Rounding the two differences would cost up to 2.4e-7 of a result of e^-4 to e^-8 each. Their errors
+// are added back: exactly where |x| <= |high| or the two are close (Dekker's fast two-sum).
 template <class R>
 MR_HD R exp_of_difference(R x, R high, R low) {
   const R above = x - high, d = above - low;
@@ -57,8 +57,9 @@ MR_HD LogNumber<T> rounded(LogNumber<R> x) {
   return {high, select(high == infinity<T>() || high == -infinity<T>(), T(0), lost + T(x.low))};
 }
 
-// The log-sum-exp that weights of an output are exp(score - it) of. centre: a row's, less <G_i, out_i>. Beside a +inf score
-// the output is NaN, and the centre: so are then all weights, as softmax's. Those of a log-sum-exp alone are not.
+// The log-sum-exp from which backward recomputes the softmax probabilities, exp(score - lse). A +inf score makes an
+// attention output NaN, and with it the row's centre, g_i - <G_i, out_i>. All probabilities are then NaN, as in torch's
+// softmax. Without a payload the centre is not NaN, and lse = +inf is used as it is.
 template <class T>
 MR_HD T softmax_product(T lse, T centre) {
   return lse == infinity<T>() && centre != centre ? centre : lse;
@@ -80,7 +81,7 @@ struct LogSumExp {
   MR_HD Output project(State s) const { return LogNumber<R>{s.frame, R(0)} + log_number(s.mass); }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output lse, R g) const { return {g * share(e, lse), R(0)}; }
 
-  // Never +inf, from which a score of +inf is NaN away: measured from the largest number it weighs +inf, all others 0.
+  // Never +inf: inf - inf is NaN. Measured from the largest finite number, +inf has weight +inf, and all others 0.
   MR_HD R frame(Element<R> e) const { return select(e.score == infinity<R>(), largest<R>(), e.score); }
   MR_HD R frame_of(State s) const { return s.frame; }
   MR_HD R join(R f, R g) const { return max(g, f); }
@@ -92,11 +93,15 @@ struct LogSumExp {
   MR_HD R weight(Element<R> e, R f) const { return exp(e.score - origin(f)); }
   MR_HD R share(Element<R> e, Output p) const { return exp_of_difference(e.score, origin(p.high), p.low); }
   MR_HD R mass(State s) const { return s.mass; }
-  MR_HD R absent() const { return -infinity<R>(); }  // a score that adds nothing
-  // (-inf) - (-inf) is NaN: an empty frame is measured from 0, so that all its weights are exp(-inf) = 0.
+  MR_HD R absent() const { return -infinity<R>(); }  // the score of an element without weight
+  // (-inf) - (-inf) is NaN, so an empty frame is measured from 0: all its weights are exp(-inf) = 0.
   MR_HD static R origin(R f) { return select(f == -infinity<R>(), R(0), f); }
-  // By how much less scores are once they are measured from another frame.
-  MR_HD static R raised(R from, R to) { return origin(to) - origin(from); }
 };
+
+// How much smaller scores become when they are measured from another frame.
+template <class R>
+MR_HD R raised(R from, R to) {
+  return LogSumExp<R>::origin(to) - LogSumExp<R>::origin(from);
+}
 
 }  // namespace monoidreduce

@@ -1,5 +1,5 @@
-// Sum of an activation of the score: the two-layer MLP (with a payload), kernel sums. Its frame never moves
-// and folds away.
+// The sum of an activation of the scores: with a payload, the two-layer MLP. Its frame is an empty type, so the compiler
+// removes all code that moves frames.
 #pragma once
 
 #include "monoidreduce/activation.h"
@@ -7,7 +7,7 @@
 
 namespace monoidreduce {
 
-// Types of the sum whatever the activation.
+// The types are the same for every activation.
 template <class R>
 struct SumState {
   R mass;
@@ -43,8 +43,8 @@ struct Sum {
   MR_HD R mass(State s) const { return s.mass; }
 };
 
-// The sum of the activation that `kind` names, for loops over elements (with_named); whatever else a fold asks of its monoid is
-// the same for all, and the base's.
+// The sum of the activation that `kind` selects at run time. Loops over elements are compiled once per activation
+// (with_named). All other members do not depend on the activation and are the base's.
 template <class R>
 struct NamedSum : Sum<R> {
   ActivationKind kind;

@@ -1,13 +1,13 @@
-// The weighted mean of a scalar, with its total weight: weights as they are (WSum) or as logarithms (LogWSum,
-// which is softmax attention over a scalar value). Element: score is the weight, other the value.
-// WithPayload<LogSumExp, D> is LogWSum for vectors.
+// The weighted mean of a scalar, and its total weight. An element's score is its weight, its second score the value.
+// WSum takes weights as they are. LogWSum takes their logarithms: it is softmax attention with scalar values.
+// WithPayload<LogSumExp, D> is LogWSum with vectors.
 #pragma once
 
 #include "monoidreduce/monoids/logsumexp.h"
 
 namespace monoidreduce {
 
-// Of a total weight of 0 the mean is 0.
+// The mean is 0 if the total weight is 0.
 template <class R>
 MR_HD R mean_of(R sum, R weight) {
   return select(weight == R(0), R(0), sum / weight);
@@ -48,7 +48,7 @@ struct LogWSum {
   using Frame = R;
   struct State {
     typename LogSumExp<R>::State softmax;
-    R sum;  // of weight * value, in the frame of softmax
+    R sum;  // of weight * value, measured in the frame of softmax
   };
   using Output = LogWeightedMean<LogNumber<R>, R>;
   using Upstream = LogWeightedMean<R, R>;
@@ -67,10 +67,10 @@ struct LogWSum {
   MR_HD State reframe(State s, R f) const {
     return {softmax.reframe(s.softmax, f), s.sum * softmax.rescale(s.softmax.frame, f)};
   }
-  // The state of values that are all less by so much.
+  // The state after subtracting `by` from every value.
   MR_HD State less(State s, R by) const {
     const R lost = s.softmax.mass * by;
-    return {s.softmax, select(lost == R(0), s.sum, s.sum - lost)};  // nothing lost, not even a sign of 0
+    return {s.softmax, select(lost == R(0), s.sum, s.sum - lost)};  // keeps the sign of a zero sum
   }
   MR_HD State add(State a, State b) const { return {softmax.add(a.softmax, b.softmax), a.sum + b.sum}; }
   MR_HD State accumulate(State s, Element<R> e) const {
