@@ -59,7 +59,9 @@ struct DistillationRule {
   }
   // The state of Q with its sum measured from other frames; its weights are not yet.
   MR_HD static typename LogWSum<R>::State moved(DistillationState<R> s, DistillationFrame<R> f) {
-    return LogWSum<R>{}.less(s.q, surplus(raised(s.q.softmax.frame, f.q), raised(s.p.frame, f.p)));
+    const R lost = s.q.softmax.mass * surplus(raised(s.q.softmax.frame, f.q), raised(s.p.frame, f.p));
+    return {s.q.softmax,
+            select(lost == R(0), s.q.sum, s.q.sum - lost)};  // nothing lost, not even a sign of 0
   }
   // 0 of an empty row.
   MR_HD static LogNumber<R> loss(R expectation, R q_mass, R p_mass) {

@@ -67,11 +67,6 @@ struct LogWSum {
   MR_HD State reframe(State s, R f) const {
     return {softmax.reframe(s.softmax, f), s.sum * softmax.rescale(s.softmax.frame, f)};
   }
-  // The state after subtracting `by` from every value.
-  MR_HD State less(State s, R by) const {
-    const R lost = s.softmax.mass * by;
-    return {s.softmax, select(lost == R(0), s.sum, s.sum - lost)};  // keeps the sign of a zero sum
-  }
   MR_HD State add(State a, State b) const { return {softmax.add(a.softmax, b.softmax), a.sum + b.sum}; }
   MR_HD State accumulate(State s, Element<R> e) const {
     const R weight = softmax.weight(e, s.softmax.frame);
