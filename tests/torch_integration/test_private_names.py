@@ -18,7 +18,7 @@ CALL = """
 import torch, monoidreduce as mr
 x, w = torch.randn(5, 8, requires_grad=True), torch.randn(16, 8)
 mr.linear_cross_entropy(x, w, torch.arange(5)).backward()
-print(torch.vmap(lambda x: mr.logsumexp_matmul(x, w))(x[None]).shape)
+print(x.grad.shape)
 """
 
 
@@ -74,7 +74,7 @@ def run_without(name: str) -> subprocess.CompletedProcess[str]:
 def test_names_with_a_substitute_are_not_missed(name: str) -> None:
     process = run_without(name)
     assert process.returncode == 0, process.stderr
-    assert process.stdout == "torch.Size([1, 5])\n"
+    assert process.stdout == "torch.Size([5, 8])\n"
 
 
 @pytest.mark.parametrize(
