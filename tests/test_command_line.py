@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,8 +222,11 @@ def test_bench_runs_no_file_of_another_project(tmp_path: Path) -> None:
     assert reason in err
 
 
-def test_bench_runs_in_a_clone() -> None:
-    status, _, err = ended(start(CLONE, "bench", "nothing"))
+def test_bench_runs_in_a_clone(tmp_path: Path) -> None:
+    """In a copy of one without the package, whose sources would hide an installed one."""
+    shutil.copytree(CLONE / "bench", tmp_path / "bench", ignore=shutil.ignore_patterns("results"))
+    shutil.copy(CLONE / "pyproject.toml", tmp_path)
+    status, _, err = ended(start(tmp_path, "bench", "nothing"))
     assert status == 2 and err.startswith("python bench/run.py: error: what: nothing, expected any of")
 
 
