@@ -1,7 +1,8 @@
 # Every target sets up what it needs in a local virtual environment.
 #   make demo      train a small language model with and without monoidreduce, compare
-#   make test      lint, build, C++ law suite, Python tests, packaging tests
+#   make test      lint, build, documents, C++ law suite, Python tests, packaging tests
 #   make test-oldest  the tests marked `oldest` (a part of `make test`) with the oldest torch that is supported
+#   make docs      the site of the documents, in build/site
 #   make build     source distribution and wheel, in build/dist
 #   make bench     speed, memory and accuracy beside torch
 #   make sanitize  CPU tests and law suite under the address and undefined-behaviour sanitizers
@@ -27,7 +28,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in CMakeLists.txt README.md $(shell 
 CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.cu')
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-oldest build lint bench sanitize clean
+.PHONY: demo test test-oldest build lint docs bench sanitize clean
 
 # The installed package is run and tested from build/, where the source folder monoidreduce/ does not hide it.
 demo: $(VENV)/demo.done
@@ -44,8 +45,12 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 	$(BIN)/mypy
 	@$(BIN)/clang-format --dry-run -Werror $(CPP_FILES)
 
+# A broken link, an anchor that is not there or a page that is on no menu is an error.
+docs: $(VENV)/docs.done
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 # The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: lint test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done
+test: lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
@@ -88,6 +93,10 @@ $(VENV)/torch.done: $(VENV)/created.done
 
 $(VENV)/lint.done: $(VENV)/created.done pyproject.toml
 	$(PIP) install --quiet --group lint
+	@touch $@
+
+$(VENV)/docs.done: $(VENV)/created.done pyproject.toml
+	$(PIP) install --quiet --group docs
 	@touch $@
 
 # CuTe's headers, for a test of the kernels' layouts; what the wheel's Python code needs is not needed.

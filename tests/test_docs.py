@@ -1,7 +1,9 @@
-"""The documents: links lead somewhere, and the index of decisions lists them all."""
+"""The documents: links lead somewhere, indexes are complete, and the reference has every public name."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -11,6 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
+# Suffixes of the modules whose exports are public.
+PUBLIC = ("", ".nn", ".monoids", ".reference", ".plan", ".io", ".hardware")
+
+_REFERENCE = re.compile(r"^::: (\S+)$", re.M)
 _TITLE = re.compile(r"# (\d+)\. (.+)\n\n\*\*Status\*\*: ((?:.+\n)+)")
 _LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)]*)?\)")
 
@@ -44,3 +50,28 @@ def test_index_lists_every_decision() -> None:
         rows.append(f"| {int(number)} | [{title}]({path.name}) | {' '.join(status.split())} |")
     assert index.rstrip().endswith("\n".join(rows))
     assert index.count("\n| ") == len(rows) + 1  # the head
+
+
+def _resolved(path: str) -> object:
+    """What a dotted path of the reference names."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def test_reference_has_every_public_name() -> None:
+    """The reference documents each object that a public module exports, and each has a docstring."""
+    pages = sorted((ROOT / "docs/reference").glob("*.md"))
+    documented = [_resolved(path) for page in pages for path in _REFERENCE.findall(page.read_text("utf-8"))]
+    assert documented
+    missing = []
+    for suffix in PUBLIC:
+        module = importlib.import_module(f"monoidreduce{suffix}")
+        for name in module.__all__:
+            exported = getattr(module, name)
+            if name == "__version__" or inspect.ismodule(exported):
+                continue
+            if not any(exported is found for found in documented):
+                missing.append(f"{module.__name__}.{name} is on no page of docs/reference")
+            if callable(exported) and not inspect.getdoc(exported):
+                missing.append(f"{module.__name__}.{name} has no docstring")
+    assert missing == []
