@@ -55,8 +55,6 @@ def cross_entropy_forward(
     lse_low: Tensor,
     scratch: Tensor | None,
     kept: Tensor | None,
-    late_kept: Tensor | None,
-    last_kept: Tensor | None,
     kept_upstream: Tensor | None,
     order: Tensor | None,
     gathered: Tensor | None,
@@ -288,8 +286,6 @@ def cross_entropy_forward_tier(
     weight: Tensor,
     bias: Tensor | None,
     kept: Tensor | None,
-    late_kept: Tensor | None,
-    last_kept: Tensor | None,
     logit_scale: float,
 ) -> tuple[str, str, int, bool]: ...
 def cross_entropy_backward_tier(

@@ -24,7 +24,6 @@ __all__ = [
     "forward_ad_on",
     "is_transformed",
     "mark_untraced",
-    "saved_tensors_are_hooked",
     "single_level",
     "transforms_are_active",
 ]
@@ -75,7 +74,6 @@ _backends = (_dispatch_key.CPU, _dispatch_key.CUDA)
 _reaches_backend: dict[int, bool] = {}
 # Since torch 2.9, and since torch 2.7.
 _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
-_saved_tensors_hooks: Any = _optional(torch._C._autograd, "_top_saved_tensors_default_hooks")
 _functorch: Any = _required("torch._C._functorch")
 
 
@@ -108,11 +106,6 @@ def allows_tf32() -> bool:
     if _fp32_precision is None:
         return bool(torch.backends.cuda.matmul.allow_tf32)
     return bool(_fp32_precision("cuda", "matmul") == "tf32")
-
-
-def saved_tensors_are_hooked() -> bool:
-    """May what autograd saves come back as other memory. A torch that does not tell may do so."""
-    return _saved_tensors_hooks is None or _saved_tensors_hooks(False) is not None
 
 
 def is_transformed(tensor: Tensor) -> bool:

@@ -294,22 +294,17 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         x, bias = x.reshape(-1, x.shape[-1]), call["bias"]
         operands = (x, weight, None if bias is None else bias.to(dtype))
         logit_scale = float(call["logit_scale"])
-        forward = _C.cross_entropy_forward_tier(*operands, None, None, None, logit_scale=logit_scale)
+        forward = _C.cross_entropy_forward_tier(*operands, None, logit_scale=logit_scale)
         backward = _C.cross_entropy_backward_tier(
             *operands, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
         keeps = bias is None and call["softcap"] is None
-        kept, lent_for = 0, (0, 0)
+        kept = 0
         if keeps and ops.can_keep(x, workspace, logit_scale):
-            differentiated = _wanted(call["x"], call["weight"])
-            kept = ops.kept_classes(x, weight, workspace, differentiated)
-            lends = functional.lends_memory() and not call["return_lse"]
-            if lends and _wanted(call["weight"], call["x"]):
-                of_x = ops.lends_x(differentiated, call["reduction"])
-                lent_for = ops.classes_to_lend_for(x, weight, kept, workspace, of_x)
+            kept = ops.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]))
         tiers, why = _named(forward, backward)
-        keeping = _keeping(tiers, kept, weight, sum(lent_for))
-        return _Tiers(tiers, [*why, *_copies(tiers, x=x, weight=weight), *keeping])
+        copies = _copies(tiers, x=x, weight=weight)
+        return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
     if operator == "linear_distillation":
         x, weight, teacher_x, teacher_weight = (
             call[name].to(dtype).reshape(-1, call[name].shape[-1])
@@ -391,15 +386,13 @@ def _copies(tiers: list[str], **operands: Tensor) -> list[str]:
     return reasons
 
 
-def _keeping(tiers: list[str], kept: int, weight: Tensor, lent_for: int = 0) -> list[str]:
+def _keeping(tiers: list[str], kept: int, weight: Tensor) -> list[str]:
     """What a forward pass keeps of local gradients, on Hopper."""
     if tiers[0] != HOPPER:
         return []
-    lent = f", and of {lent_for} in the memory of gradients" if lent_for else ""
-    others = len(weight) - kept - lent_for
     return [
         f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
-        f"classes{lent}; the backward pass computes those of {others} again"
+        f"classes; the backward pass computes those of {len(weight) - kept} again"
     ]
 
 

@@ -28,7 +28,6 @@ from torch import Tensor
 
 from monoidreduce import ops
 from monoidreduce._keywords import refuse
-from monoidreduce._torch_private import saved_tensors_are_hooked, transforms_are_active
 from monoidreduce._validate import (
     check_axes,
     check_bool,
@@ -177,17 +176,6 @@ def score_factors(scale: float | None, softcap: float | None) -> tuple[float | N
 def _differentiated(*tensors: Tensor) -> bool:
     """Does autograd record what is computed from one of them."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
-def lends_memory() -> bool:
-    """May a forward pass lend its backward pass memory.
-
-    Not where torch.compile or torch.func is at work, nor where autograd does not return what it saved: hooks,
-    as those of checkpoints, may return any memory.
-    """
-    return (
-        not torch.compiler.is_compiling() and not transforms_are_active() and not saved_tensors_are_hooked()
-    )
 
 
 def workspace_bytes(workspace: int | None) -> int | None:
@@ -516,9 +504,7 @@ def linear_cross_entropy(
         return_lse: return the log-sum-exp of each token's logits too.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
             a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
-            and has no room for where gradients will be written later. Less is slower, never wrong. Unless it
-            is 0 or return_lse is True, that forward may allocate the 16-bit gradients of weight and x, and
-            keep local gradients in their memory too (docs/architecture.md).
+            and has no room for where gradients will be written later. Less is slower, never wrong.
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
@@ -568,7 +554,6 @@ def linear_cross_entropy(
         return_lse,
         rows.is_cuda and _differentiated(rows, weight),
         _differentiated(rows),
-        rows.is_cuda and _differentiated(weight) and not return_lse and lends_memory(),
         workspace_bytes(workspace),
     )
     if reduction == "none":

@@ -1,9 +1,8 @@
 """The gradients of the linear losses as products of local gradients, the derivatives by <row, column>.
 
-Those of some columns the forward pass may have kept, in the workspace and in the memory of gradients, which
-it lends; the others are computed again, as many columns at a time as there is room for: in the gradients,
-where these have not been written yet, or in the workspace. For tensor-core kernels: rows and columns are of
-a 16-bit type, sums of float32.
+Those of the first columns the forward pass may have kept, in the workspace. The others are computed again, as
+many columns at a time as there is room for: in the gradients, where these have not been written yet, or in
+the workspace. For tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ __all__ = [
     "add_product",
     "columns_in",
     "columns_to_keep",
-    "columns_to_lend_for",
     "gather_rows",
-    "lent_to",
     "multipliable",
     "multiply_local_gradients",
     "order_rows",
@@ -39,11 +36,6 @@ _TILE_ROWS = 256  # of a cluster of two multiprocessors
 # workspace are left, unless the rows' gradient has room for so many columns.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _COLUMNS_TO_RECOMPUTE_IN = 2048
-# In the memory of a gradient a forward pass keeps local gradients of so many columns, or none: to read and
-# write the sums of their product by rows takes an H100 as long as to compute 930 columns again. And of rows
-# so wide: with 1024 elements (8192 rows, 32000 columns) a step took 3.7 ms without and 4.0 with it.
-_FEWEST_TO_LEND_FOR = 1024
-_NARROWEST_TO_LEND = 2048
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
 # a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
 # of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
@@ -75,40 +67,6 @@ def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scor
     if room < _COLUMNS_TO_RECOMPUTE_IN:
         left = min(fitting, max(columns_in(_BYTES_TO_RECOMPUTE_IN, rows), _TILE_COLUMNS))
     return min(fitting - left, fitting // scores // _TILE_COLUMNS * _TILE_COLUMNS)
-
-
-def columns_to_lend_for(rows: int, columns: int, width: int, kept: int, of_rows: bool) -> tuple[int, int]:
-    """Of how many columns a forward pass keeps local gradients in the memory of the rows' gradient, if it
-    lends that, and in that of the columns' gradients.
-
-    The latter are the last columns, as many as the gradients of the others have room for: theirs can be
-    written then. The former come before them. Both begin with a tile, beside the `kept` first columns.
-    """
-
-    def begin(first: int, end: int) -> int:
-        first = max(-(-max(first, 0) // _TILE_COLUMNS) * _TILE_COLUMNS, kept)
-        return first if end - first >= _FEWEST_TO_LEND_FOR else end
-
-    if rows == 0 or width < _NARROWEST_TO_LEND:
-        return 0, 0
-    last = begin(-(-rows * (columns + 7) // (rows + width)), columns)  # lines are padded to 8
-    late = begin(last - width, last) if of_rows else last
-    return last - late, columns - last
-
-
-def lent_to(rows: int, columns: int, gradient: Tensor) -> Tensor:
-    """Local gradients [rows, columns] in the memory of a gradient: its first elements, lines padded to 8."""
-    pitch = _pitch(columns)
-    return gradient.view(-1)[: rows * pitch].view(rows, pitch)[:, :columns]
-
-
-def _pitch(columns: int) -> int:
-    return -(-columns // 8) * 8
-
-
-def _owner(lent: Tensor) -> Tensor:
-    """A tensor of the same memory that is no view: autograd would copy such a gradient."""
-    return lent.new_empty(0).set_(lent.untyped_storage(), 0, lent.shape, lent.stride())
 
 
 def multipliable(matrix: Tensor) -> Tensor:
@@ -231,12 +189,10 @@ class Head:
     own where that is more; with numbers of columns, whose sums need memory too, they are never of more.
 
     hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
-    kept: of the first columns, by scores, for UNIT_UPSTREAM. lent: dense memory of the rows' gradient and of
-    the columns', and lent_for: of how many of the last columns it has the same (columns_to_lend_for).
-    upstream: [rows], the real one, 0 for rows that take no part. uniform: is it the same number for all that
-    do; then those that are computed are to be for UNIT_UPSTREAM too, so that rounding them to 16 bits rounds
-    no upstream gradient: that would be the same error in the largest of each row. slope: a score's
-    derivative by its dot product.
+    kept: of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one, 0 for rows that
+    take no part. uniform: is it the same number for all that do; then those that are computed are to be for
+    UNIT_UPSTREAM too, so that rounding them to 16 bits rounds no upstream gradient: that would be the same
+    error in the largest of each row. slope: a score's derivative by its dot product.
     order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
     written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
     """
@@ -250,8 +206,6 @@ class Head:
         *,
         hopper: bool,
         kept: Tensor | None = None,
-        lent: tuple[Tensor, Tensor] | None = None,
-        lent_for: tuple[int, int] = (0, 0),
         upstream: Tensor | None = None,
         uniform: bool = False,
         slope: float = 1.0,
@@ -263,41 +217,22 @@ class Head:
         self.kept = rows.new_empty((len(rows), 0)) if kept is None else kept
         self.first = self.kept.shape[1]  # column whose local gradients are not kept
         whole = self.first == len(columns)
-        late, last = lent_for
-        end = len(columns) - last
-        self.stop = end - late  # column from which on they are kept again
-        self.lent: list[tuple[Tensor, slice]] = []  # in the order in which they are multiplied
-        if lent is not None:
-            of_rows, of_columns = lent
-            assert late == 0 or uniform  # else the products of the last ones need the rows' memory
-            if last:
-                self.lent.append((lent_to(len(rows), last, of_columns), slice(end, len(columns))))
-            if late:
-                self.lent.append((lent_to(len(rows), late, of_rows), slice(self.stop, end)))
-        self.d_columns: Tensor | None = None
-        if needed[1]:
-            self.d_columns = columns.new_empty(columns.shape) if lent is None else _owner(lent[1])
-        self.d_rows: Tensor | None = None
+        self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
+        # The memory of the rows' gradient. A forward pass that kept local gradients counted on it.
+        self.room = rows.new_empty(rows.shape) if needed[0] or (self.first and not whole) else None
+        self.d_rows = self.room if needed[0] else None
         self.row_sums: Tensor | None = None  # if all is kept nothing is added, and a row is rounded once
-        self.room: Tensor | None = None
+        if needed[0] and not whole:
+            self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
         self.own: Tensor | None = None
-        if lent is not None and lent[0].numel():
-            self.room = _owner(lent[0])
-        elif not whole and (needed[0] or self.first):  # who kept local gradients counted on it
-            self.room = rows.new_empty(rows.shape)
-        if needed[0]:
-            new = rows.new_zeros if upstream is None else rows.new_empty
-            self.d_rows = new(rows.shape) if self.room is None else self.room
-            self.row_sums = None if whole else rows.new_zeros(rows.shape, dtype=torch.float32)
-        self.factor: Tensor | None = None  # of the products of what is computed: by rows,
-        self.scale: Tensor | None = None  # and of all
-        self.upstream: Tensor | None = None
         self.over = slope / UNIT_UPSTREAM
+        self.upstream: Tensor | None = None
+        self.factor: Tensor | None = None  # of the products of what is kept, by rows
+        self.scale: Tensor | None = None  # of all products, if uniform
         if upstream is not None:
             self.upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
-            if uniform:
-                self.factor = self.over * self.upstream
-                self.scale = self.factor[:1]
+            self.factor = self.over * self.upstream
+            self.scale = self.factor[:1] if uniform else None
         self.gathers = order is not None and not whole
         if order is not None and not whole:
             self.rows = gather_rows(self.rows, order)
@@ -321,10 +256,11 @@ class Head:
     def local(self, part: slice) -> Tensor:
         """Where the local gradients of a part that fits are computed."""
         rows, count = len(self.rows), part.stop - part.start
+        pitch = -(-count // 8) * 8
         to_come = None if self.d_columns is None else self.d_columns[: part.start]
         for room in (to_come, self.room):
-            if room is not None and room.numel() >= rows * _pitch(count):
-                return lent_to(rows, count, room)
+            if room is not None and room.numel() >= rows * pitch:
+                return room.view(-1)[: rows * pitch].view(rows, pitch)[:, :count]
         if self.own is None:
             self.own = self.rows.new_empty((rows, self.own_columns))
         return self.own[:, :count]
@@ -338,7 +274,8 @@ class Head:
         local, columns = self.local(part), self.columns[part]
         if self.row_sums is not None:
             if self.hopper:
-                _rows_product(local, columns, self.factor, self.row_sums, self.order)
+                factor = None if self.scale is None else self.factor
+                _rows_product(local, columns, factor, self.row_sums, self.order)
             else:
                 add_product(self.row_sums, local, columns)
         if self.d_columns is not None:
@@ -349,34 +286,22 @@ class Head:
         if self.sums is not None and self.partial_sums is not None:
             torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
 
-    def add_last_products(self) -> None:
-        """Those of the local gradients that were kept of the last columns, before any other."""
-        for kept, part in self.lent:
-            self._add_kept(kept, part)
-
-    def add_first_products(self) -> None:
-        """Those of the local gradients that were kept of the first columns, when all others are added."""
-        self._add_kept(self.kept, slice(0, self.first))
-
-    def _add_kept(self, kept: Tensor, part: slice) -> None:
-        if part.start == part.stop or self.upstream is None:
+    def add_kept_products(self) -> None:
+        """Those of the local gradients that were kept, when all others are added."""
+        if self.first == 0:
             return
-        factor = self.over * self.upstream if self.factor is None else self.factor
-        sums = self.d_rows if self.row_sums is None else self.row_sums
-        if self.row_sums is not None:  # before the products by columns, which may overwrite what was kept
-            _rows_product(kept, self.columns[part], factor, self.row_sums, self.order)
+        columns, sums = self.columns[: self.first], self.d_rows if self.row_sums is None else self.row_sums
         if self.d_columns is not None:
-            room = self.d_rows if self.room is None else self.room  # it has nothing yet, or nothing any more
-            rows, scale, ungathered = self._factors_of_kept(room)
-            _columns_product(kept, rows, scale, self.d_columns[part], self.order, ungathered)
-        if self.row_sums is None and sums is not None:
-            _rows_product(kept, self.columns[part], factor, sums, self.order)
+            rows, scale, ungathered = self._factors_of_kept()
+            _columns_product(self.kept, rows, scale, self.d_columns[: self.first], self.order, ungathered)
+        if sums is not None:  # now: their memory may have had the rows
+            _rows_product(self.kept, columns, self.factor, sums, self.order)
 
-    def _factors_of_kept(self, room: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _factors_of_kept(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """The rows in their order, [1] what their product with kept local gradients is multiplied by, and the
         rows to take instead where all count.
 
-        Where upstream gradients differ they multiply the rows, in `room`. float16 ends at 65504, which these
+        Where upstream gradients differ they multiply the rows. float16 ends at 65504, which these
         may exceed where their product with local gradients does not: there the largest upstream gradient is
         brought to 1, and the product back by as much while it is in float32.
         """
@@ -384,7 +309,7 @@ class Head:
         order = None if self.gathers else self.order
         if self.scale is not None and order is None:
             return self.rows, self.scale, None
-        room = torch.empty_like(self.rows) if room is None else room
+        room = torch.empty_like(self.rows) if self.room is None else self.room  # it has nothing to hold now
         if self.scale is not None:
             _scale_rows(self.rows, None, room, order, needed_if_all_count=False)
             return room, self.scale, self.rows
@@ -444,9 +369,7 @@ def _busy_time(tiles: int, rows: Tensor) -> float:
 def multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[Head]) -> None:
     """store(part) writes the local gradients of these columns to each head's local(part)."""
     with torch.autocast(heads[0].rows.device.type, enabled=False):
-        for head in heads:
-            head.add_last_products()
-        stop = heads[0].stop
+        stop = columns
         while stop > heads[0].first:
             part = _part_before(stop, heads)
             store(part)
@@ -454,4 +377,4 @@ def multiply_local_gradients(store: Callable[[slice], None], columns: int, heads
                 head.add_products(part)
             stop = part.start
         for head in heads:
-            head.add_first_products()
+            head.add_kept_products()

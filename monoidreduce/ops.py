@@ -11,7 +11,6 @@ inputs. A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was los
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
@@ -37,9 +36,7 @@ from monoidreduce.local_gradients import (
     Head,
     columns_in,
     columns_to_keep,
-    columns_to_lend_for,
     gather_rows,
-    lent_to,
     multiply_local_gradients,
     order_rows,
     room_to_gather,
@@ -245,19 +242,6 @@ def _any_requires_grad(args: tuple[Any, ...]) -> bool:
     return False
 
 
-class _Loan(threading.local):
-    """What a forward pass lends to the backward pass that this thread runs: memory to write to."""
-
-    tensors: Any = None
-
-    def take(self) -> Any:
-        tensors, self.tensors = self.tensors, None
-        return tensors
-
-
-_loan = _Loan()
-
-
 def _class_name(op_name: str) -> str:
     return "".join(word.capitalize() for word in op_name.split("_"))
 
@@ -335,7 +319,6 @@ def _register(
     fake: Callable[..., Any],
     backward: Callable[..., list[Tensor]],
     constants: str = "",
-    lent: str = "",
     backward_options: str = "",
 ) -> Any:
     """Define the ops `name` and `name_backward` and return the former.
@@ -345,18 +328,16 @@ def _register(
                   backward_options)
         -> the gradients of the inputs, without those of the last ones that are `constants`; those whose entry
            in `needed` is false are empty
-    `residuals` are the outputs that the backward reads. `lent` are those that a backward may write to, and
-    return as gradients: it finds them in _loan if it is the first of its graph; all others do without.
-    `backward_options` have defaults, with which autograd calls.
+    `residuals` are the outputs that the backward reads. `backward_options` have defaults, with which autograd
+    calls.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
-    lent_of = _picker([results.index(result) for result in _names(lent)] if lent else [])
     fixed = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
     input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
     constant_count = len(_names(constants) if constants else [])
     of_options = (None,) * (constant_count + len(_names(options)))
-    saved_count = input_count + len(_names(residuals) if residuals else [])
+    residual_count = len(_names(residuals) if residuals else [])
 
     upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
     kept = "".join(f"Tensor {result}, " for result in saved(results))
@@ -366,7 +347,7 @@ def _register(
     _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
     given = f"{upstream}, {inputs}, {kept}{options}, bool[] needed"
     given += f", {backward_options}" if backward_options else ""
-    needed_at = grad_count + saved_count + len(_names(options))
+    needed_at = grad_count + input_count + residual_count + len(_names(options))
     _library.define(f"{name}_backward({given}) -> ({gradients})", tags=tags)
     op = getattr(torch.ops.monoidreduce, name).default
     backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
@@ -380,9 +361,7 @@ def _register(
 
     def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
         result = result if isinstance(result, tuple) else (result,)
-        loan = lent_of(result)
-        ctx.lends = any(t.numel() for t in loan)
-        ctx.save_for_backward(*args[:input_count], *saved(result), *(loan if ctx.lends else ()))
+        ctx.save_for_backward(*args[:input_count], *saved(result))
         ctx.mark_non_differentiable(*fixed(result))
         ctx.set_materialize_grads(False)
         ctx.options = args[input_count:]
@@ -391,13 +370,7 @@ def _register(
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         if all(grad is None for grad in grads):  # what followed the op has no gradient either
             return (None,) * (input_count + len(ctx.options))
-        tensors = ctx.saved_tensors
-        if ctx.lends:
-            _loan.tensors, ctx.lends = tensors[saved_count:], False
-        try:
-            found = backward_op(*grads[:grad_count], *tensors[:saved_count], *ctx.options, needed)
-        finally:
-            _loan.tensors = None
+        found = backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed)
         return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
 
     def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -627,24 +600,6 @@ def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
     return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
 
 
-def classes_to_lend_for(
-    x: Tensor, weight: Tensor, kept: int, workspace: int | None, of_x: bool
-) -> tuple[int, int]:
-    """Of how many classes a forward pass keeps local gradients in the gradients of x and of the weight.
-
-    kept: how many it keeps beside them. None where the workspace is 0, which says that nothing is to be kept,
-    or too small for the kernels that would multiply them.
-    """
-    if workspace is None or kept >= len(weight) or x.shape[1] % 8 != 0 or columns_in(workspace, len(x)) == 0:
-        return 0, 0
-    return columns_to_lend_for(len(x), len(weight), x.shape[1], kept, of_x)
-
-
-def lends_x(x_differentiated: bool, reduction: str) -> bool:
-    """May the gradient of x be lent too. Where upstream gradients differ, its memory is for x times these."""
-    return x_differentiated and reduction != "none"
-
-
 def _own_columns(workspace: int, kept: Tensor) -> int:
     """Of how many classes local gradients have room in what kept ones [tokens, classes] leave of it."""
     return columns_in(workspace - 2 * kept.numel(), len(kept))
@@ -653,28 +608,21 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 # Linear cross entropy
 
 
-def _empty_kept_and_lent(
+def _kept_of_cross_entropy(
     x: Tensor,
     weight: Tensor,
-    keep: bool,
-    lends: bool,
-    of_x: bool,
-    workspace: int | None,
+    bias: Tensor | None,
     logit_scale: float,
+    softcap: float,
+    keep: bool,
     x_differentiated: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[N, classes kept]; the memory of the gradients of x and of the weight, where it is lent, or [0, D]."""
-    kept = late = last = 0
-    if keep and can_keep(x, workspace, logit_scale):
-        kept = kept_classes(x, weight, workspace, x_differentiated)
-        if lends:
-            late, last = classes_to_lend_for(x, weight, kept, workspace, of_x)
-    width = x.shape[1]
-    return (
-        _empty_kept(x, kept),
-        x.new_empty((len(x) if late else 0, width)),
-        x.new_empty((len(weight) if late or last else 0, width)),
-    )
+    workspace: int | None,
+) -> Tensor:
+    """What a forward pass keeps of local gradients: none where there is a bias or softcap."""
+    classes = 0
+    if keep and bias is None and softcap == 0 and can_keep(x, workspace, logit_scale):
+        classes = kept_classes(x, weight, workspace, x_differentiated)
+    return _empty_kept(x, classes)
 
 
 def _cross_entropy_results(
@@ -691,17 +639,13 @@ def _cross_entropy_results(
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
-    lends: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss; the log-sum-exps of tokens in two words; what is kept."""
     lse = _statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
-    keep = keep and bias is None and softcap == 0
-    of_x = lends_x(x_differentiated, reduction)
-    kept_and_lent = _empty_kept_and_lent(
-        x, weight, keep, lends, of_x, workspace, logit_scale, x_differentiated
-    )
-    return loss, lse, torch.empty_like(lse), *kept_and_lent
+    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    return loss, lse, torch.empty_like(lse), kept
 
 
 def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
@@ -727,30 +671,17 @@ def _cross_entropy(
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
-    lends: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = _statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    keeps = keep and bias is None and softcap == 0
-    of_x = lends_x(x_differentiated, reduction)
-    kept, lent_x, lent_weight = _empty_kept_and_lent(
-        x, weight, keeps, lends, of_x, workspace, logit_scale, x_differentiated
-    )
-    scratch = first_kept = late_kept = last_kept = kept_for = order = gathered = None
+    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    scratch = first_kept = kept_for = order = gathered = None
     if kept.numel():
-        first_kept = kept[:, : len(weight)]
-    if lent_weight.numel():
-        late, last = classes_to_lend_for(x, weight, kept.shape[1], workspace, of_x)
-        late_kept = lent_to(len(x), late, lent_x) if late else None
-        last_kept = lent_to(len(x), last, lent_weight) if last else None
-    if kept.numel() or lent_weight.numel():
-        kept_for = lse.new_full((1,), UNIT_UPSTREAM)
+        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
-        tier, _, elements, _ = _C.cross_entropy_forward_tier(
-            x, weight, bias, first_kept, late_kept, last_kept, logit_scale
-        )
+        tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, first_kept, logit_scale)
         if tier != SIMT:
             x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics(x, elements)
         if tier == HOPPER and not lse_of_ignored:
@@ -770,8 +701,6 @@ def _cross_entropy(
         lse_low,
         scratch,
         first_kept,
-        late_kept,
-        last_kept,
         kept_for,
         order,
         gathered,
@@ -783,7 +712,7 @@ def _cross_entropy(
         z_loss,
         *_launch(x),
     )
-    return losses if reduced is None else reduced, lse, lse_low, kept, lent_x, lent_weight
+    return losses if reduced is None else reduced, lse, lse_low, kept
 
 
 def _cross_entropy_backward(
@@ -805,15 +734,10 @@ def _cross_entropy_backward(
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
-    lends: bool,
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
-    lent, lent_for = _loan.take(), (0, 0)
-    if lent is not None:
-        of_x = lends_x(x_differentiated, reduction)
-        lent_for = classes_to_lend_for(x, weight, kept.shape[1], workspace, of_x)
     counted, count = target != ignore_index, None
     if grad_loss is not None:
         count = _count(counted, reduction, lse)
@@ -823,7 +747,7 @@ def _cross_entropy_backward(
     options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
     if x.is_cuda:
         if grad_lse is not None:  # kept local gradients are those of the loss alone
-            kept, lent_for = kept[:, :0], (0, 0)
+            kept = kept[:, :0]
         own_columns = _own_columns(workspace, kept)
         tier, _, _, _ = _C.cross_entropy_backward_tier(x, weight, bias, logit_scale, workspace, deterministic)
         if tier != SIMT:
@@ -832,7 +756,7 @@ def _cross_entropy_backward(
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
             ordered = tier == HOPPER and not lse_of_ignored
             uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
-            if grad_loss is not None and (uniform or kept.shape[1] or any(lent_for)):
+            if grad_loss is not None and (uniform or kept.shape[1]):
                 upstream = torch.where(counted, grad_loss, 0)
             if ordered:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
@@ -848,8 +772,6 @@ def _cross_entropy_backward(
                 needed,
                 hopper=tier == HOPPER,
                 kept=kept[:, : len(weight)],
-                lent=lent,
-                lent_for=lent_for,
                 upstream=upstream,
                 uniform=uniform,
                 slope=logit_scale,
@@ -908,15 +830,14 @@ linear_cross_entropy = _register(
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
     "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
-    "bool lends, int? workspace",
-    outputs="loss, lse, lse_low, kept, lent_x, lent_weight",
+    "int? workspace",
+    outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
     constants="target",
     forward=_cross_entropy,
     fake=_cross_entropy_results,
     backward=_cross_entropy_backward,
-    lent="lent_x, lent_weight",
 )
 
 

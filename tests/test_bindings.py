@@ -78,8 +78,6 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "lse_low": torch.full((4,), math.nan),
         "scratch": None,
         "kept": None,
-        "late_kept": None,
-        "last_kept": None,
         "kept_upstream": None,
         "order": None,
         "gathered": None,

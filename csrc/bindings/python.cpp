@@ -163,14 +163,13 @@ void define_loss_tiers(py::module_& m) {
   m.def(
       "cross_entropy_forward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"kept"> kept,
-              Tensor<"late_kept"> late_kept, Tensor<"last_kept"> last_kept, double logit_scale) {
+              double logit_scale) {
         CrossEntropyForward call;
-        call.x = x, call.weight = weight, call.bias = bias, call.kept = kept, call.late_kept = late_kept,
-        call.last_kept = last_kept;
+        call.x = x, call.weight = weight, call.bias = bias, call.kept = kept;
         call.options.logit_scale = logit_scale;
         return tuple(cross_entropy_forward_tier(call, {}));
       },
-      "x"_a, "weight"_a, "bias"_a, "kept"_a, "late_kept"_a, "last_kept"_a, "logit_scale"_a);
+      "x"_a, "weight"_a, "bias"_a, "kept"_a, "logit_scale"_a);
   m.def(
       "cross_entropy_backward_tier",
       [tuple](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, double logit_scale,
@@ -232,9 +231,8 @@ void define_cross_entropy(py::module_& m) {
       "cross_entropy_forward",
       [](Tensor<"x"> x, Tensor<"weight"> weight, Tensor<"bias"> bias, Tensor<"target"> target,
          Tensor<"loss"> loss, Tensor<"reduced"> reduced, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"scratch"> scratch, Tensor<"kept"> kept, Tensor<"late_kept"> late_kept,
-         Tensor<"last_kept"> last_kept, Tensor<"kept_upstream"> kept_upstream, Tensor<"order"> order,
-         Tensor<"gathered"> gathered, bool mean, double logit_scale, double softcap,
+         Tensor<"scratch"> scratch, Tensor<"kept"> kept, Tensor<"kept_upstream"> kept_upstream,
+         Tensor<"order"> order, Tensor<"gathered"> gathered, bool mean, double logit_scale, double softcap,
          std::int64_t ignore_index, double label_smoothing, double z_loss, int threads,
          std::uintptr_t stream) {
         run(cross_entropy_forward,
@@ -247,8 +245,6 @@ void define_cross_entropy(py::module_& m) {
              .lse_low = lse_low,
              .scratch = scratch,
              .kept = kept,
-             .last_kept = last_kept,
-             .late_kept = late_kept,
              .kept_upstream = kept_upstream,
              .order = order,
              .gathered = gathered,
@@ -262,9 +258,8 @@ void define_cross_entropy(py::module_& m) {
             threads, stream);
       },
       "x"_a, "weight"_a, "bias"_a, "target"_a, "loss"_a, "reduced"_a, "lse"_a, "lse_low"_a, "scratch"_a,
-      "kept"_a, "late_kept"_a, "last_kept"_a, "kept_upstream"_a, "order"_a, "gathered"_a, "mean"_a,
-      "logit_scale"_a, "softcap"_a, "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a,
-      "stream"_a);
+      "kept"_a, "kept_upstream"_a, "order"_a, "gathered"_a, "mean"_a, "logit_scale"_a, "softcap"_a,
+      "ignore_index"_a, "label_smoothing"_a, "z_loss"_a, "threads"_a, "stream"_a);
   m.def(
       "cross_entropy_backward",
       [](Tensor<"grad_loss"> grad_loss, Tensor<"grad_lse"> grad_lse, Tensor<"x"> x, Tensor<"weight"> weight,

@@ -41,7 +41,8 @@ Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& la
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   const Tier tier = cuda::cross_entropy_forward_tier(x, launch);
-  require(tier.name == kSm90 || !keeps(x), "kept: expected none on a tier other than sm90, got a tensor");
+  require(tier.name == kSm90 || !x.kept.present(),
+          "kept: expected none on a tier other than sm90, got a tensor");
   require(tier.name == kSm90 || !x.order.present(),
           "order: expected none on a tier other than sm90, got a tensor");
   require_scratch(x.scratch, tier);
@@ -49,7 +50,7 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::cross_entropy_forward(x, launch);
   }
-  if (keeps(x)) count_tier("cross_entropy_backward", tier, x.x.dtype);  // whose part it does
+  if (x.kept.present()) count_tier("cross_entropy_backward", tier, x.x.dtype);  // whose part it does
   if (tier.name != kSimt) return count_tier("cross_entropy_forward", tier, x.x.dtype);
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);

@@ -88,20 +88,16 @@ def test_levels_of_logits(level: int, label_smoothing: float, gpu: torch.device)
 
 
 class Kept(TorchDispatchMode):
-    """Of how many classes the forward passes kept local gradients in the workspace, rounded up to 8; lines of
-    the weight's gradient that cross entropy lent."""
+    """Of how many classes the forward passes kept local gradients, rounded up to 8."""
 
     def __init__(self) -> None:
         super().__init__()
         self.classes: list[int] = []
-        self.lent: list[int] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
         if func.namespace == "monoidreduce" and "backward" not in str(func):
-            kept, _, lent = results[-3:] if "cross_entropy" in str(func) else (results[-1], (), ())
-            self.classes.append(kept.shape[1])
-            self.lent.append(len(lent))
+            self.classes.append(results[-1].shape[1])
         return results
 
 
@@ -211,10 +207,44 @@ def test_memory_beside_what_is_kept(gpu: torch.device) -> None:
     assert torch.cuda.max_memory_allocated() - before < 8 * x.numel() + (68 << 20)
 
 
-def test_kept_local_gradients_serve_twice(gpu: torch.device) -> None:
-    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+def test_memory_of_a_step(gpu: torch.device) -> None:
+    """Between the passes the workspace; at the peak also the gradients, sums of the rows' and their copy."""
+    inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
+    call = {**inputs, "workspace": 64 << 20}
+    mr.linear_cross_entropy(**call).backward()
+    x.grad = weight.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loss = mr.linear_cross_entropy(**call)
+    assert 64 << 20 <= torch.cuda.memory_allocated() - before < 65 << 20
+    loss.backward()
+    del loss
+    gradients = 2 * (x.numel() + weight.numel())
+    assert torch.cuda.memory_allocated() - before - gradients < 1 << 20
+    assert torch.cuda.max_memory_allocated() - before < gradients + 6 * x.numel() + (68 << 20)
+
+
+def test_frozen_rows_need_no_copy(gpu: torch.device) -> None:
+    """Where all have one upstream gradient there is the copy in their order, and no other."""
+    inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu, ignored=0.0)
+    weight = inputs["weight"].requires_grad_()
+    call = {**inputs, "workspace": 64 << 20}
+    torch.autograd.grad(mr.linear_cross_entropy(**call), weight)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.autograd.grad(mr.linear_cross_entropy(**call), weight)
+    gathered = 2 * inputs["x"].numel()
+    assert torch.cuda.max_memory_allocated() - before < 2 * weight.numel() + gathered + (68 << 20)
+
+
+@pytest.mark.parametrize("workspace", (513 * 256 * 2 * 3, EVERYTHING), ids=("some", "all"))
+def test_kept_local_gradients_serve_twice(workspace: int, gpu: torch.device) -> None:
+    inputs = cross_entropy_inputs(513, 6111, 2056, dtype=torch.bfloat16, device=gpu)
     leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
-    loss = mr.linear_cross_entropy(**inputs, reduction="none")
+    with Kept() as kept:
+        loss = mr.linear_cross_entropy(**inputs, reduction="none", workspace=workspace)
+    assert kept.classes == [768 if workspace < EVERYTHING else 6112]
     upstream = torch.randn_like(loss)
     first, again, doubled = (
         torch.autograd.grad(loss, leaves, g, retain_graph=True) for g in (upstream, upstream, 2 * upstream)
@@ -291,6 +321,7 @@ def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
 
 
 def test_no_rows(gpu: torch.device) -> None:
+    """As a batch of nothing but padding, once it is packed, has."""
     inputs = cross_entropy_inputs(0, 300, 64, dtype=torch.bfloat16, device=gpu)
     x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
     dx, dweight = torch.autograd.grad(mr.linear_cross_entropy(**inputs), (x, weight))
@@ -371,7 +402,7 @@ def forward_alone(
     """The losses and log-sum-exps; `mr.linear_cross_entropy` returns these only where it computes all."""
     operands = (inputs["x"], inputs["weight"], inputs.get("bias"), inputs["target"])
     numbers = (logit_scale, softcap, -100, label_smoothing, z_loss)
-    nothing_kept = (False, False, False, False, 0)
+    nothing_kept = (False, False, False, 0)
     loss, lse, *_ = ops.linear_cross_entropy(*operands, "none", *numbers, *nothing_kept)
     return loss, lse
 

@@ -11,9 +11,7 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using Tile = ContractionTile<256, 4>;
-static_assert(Tile::kColumns == kKeptTile);
-constexpr int kPieces = 3;  // that are kept of a call: of the first classes, of late ones, of the last
-using Piece = KeptWeights<1, Tile::kColumns>;
+using Kept = KeptWeights<1, Tile::kColumns>;
 
 struct CrossEntropyTerms {
   CrossEntropyRows<float> rows;
@@ -29,31 +27,12 @@ struct CrossEntropyTerms {
   }
 };
 
-// What is kept of a call.
-struct KeptPieces {
-  Piece pieces[kPieces];
-  std::int64_t floats;  // of the scratch, up to the end of their frames
-};
-// Their frames come after `before` floats of the scratch.
-KeptPieces kept_of(const CrossEntropyForward& x, std::int64_t before) {
-  const int classes = static_cast<int>(x.weight.size[0]);
-  const Piece none{.first = classes};
-  KeptPieces kept{.pieces = {none, none, none}, .floats = before};
-  int count = 0;
-  const auto add = [&](const TensorView& given, int first) {
-    if (!given.present()) return;
-    Piece& piece = kept.pieces[count++];
-    piece = {.weights = {static_cast<__half*>(given.data)},
-             .frames = {static_cast<float*>(x.scratch.data) + kept.floats},
-             .pitch = given.stride[0],
-             .columns = static_cast<int>(given.size[1]),
-             .first = first};
-    kept.floats += x.x.size[0] * piece.tiles();
-  };
-  add(x.kept, 0);
-  add(x.late_kept, static_cast<int>(late_classes(x).begin));
-  add(x.last_kept, static_cast<int>(late_classes(x).end));
-  return kept;
+// What is kept of a call, its frames after `before` floats of the scratch.
+Kept kept_of(const CrossEntropyForward& x, std::int64_t before) {
+  return {.weights = {static_cast<__half*>(x.kept.data)},
+          .frames = {static_cast<float*>(x.scratch.data) + before},
+          .pitch = x.kept.stride[0],
+          .columns = static_cast<int>(x.kept.size[1])};
 }
 
 // Idle warps of an H100 turn 193e9 weights a second into local gradients, beside 330e12 multiplications: one weight for so
@@ -64,13 +43,11 @@ constexpr int kConverted = 2;
 // Fewer turns of all clusters are not worth parts, each of which ends with some of them idle.
 constexpr int kFewestTurns = 32;
 
-bool converts_beside(const FoldProblem& p, const KeptPieces& kept) {
+bool converts_beside(const FoldProblem& p, const Kept& kept) {
   const TileSchedule schedule = contraction_schedule<Tile>(p);
-  std::int64_t columns = 0;
-  for (const Piece& piece : kept.pieces) columns += piece.columns;
   return std::int64_t{schedule.row_blocks} * schedule.column_tiles >=
              std::int64_t{kFewestTurns} * schedule.clusters &&
-         p.columns() * p.width() >= kProductsBeside * kConverted * columns;
+         p.columns() * p.width() >= kProductsBeside * kConverted * std::int64_t{kept.columns};
 }
 
 // The same forward, and local gradients for an upstream gradient of kept_upstream. The rows come in parts. What is kept of one
@@ -79,8 +56,8 @@ bool converts_beside(const FoldProblem& p, const KeptPieces& kept) {
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
-  const KeptPieces kept = kept_of(x, states);
-  float* const miss = static_cast<float*>(x.scratch.data) + kept.floats;  // a number a row
+  const Kept kept = kept_of(x, states);
+  float* const miss = kept.frames[0] + problem.rows() * kept.tiles();  // a number a row
   const CrossEntropyRows<float, double> rows = rows_of(x);
   const CrossEntropyTerms terms{{.target = rows.target,
                                  .target_stride = rows.target_stride,
@@ -101,10 +78,9 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
   };
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    using ToGradients = WeightsToGradients<E, 1, Tile::kColumns, kPieces, CrossEntropyTerms>;
+    using ToGradients = WeightsToGradients<E, 1, Tile::kColumns, CrossEntropyTerms>;
     const auto of_rows = [&](const FoldProblem& part) {
-      const auto piece = [&](int n) { return kept.pieces[n].from(part.first_place); };
-      return ToGradients{{piece(0), piece(1), piece(2)}, RowOrder(part), terms};
+      return ToGradients{kept.from(part.first_place), RowOrder(part), terms};
     };
     const ToGradients all = of_rows(problem);
     const auto run = [&](auto m) {
@@ -112,8 +88,8 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
       before.order.rows = 0;
       in_parts(x, problem, launch, most_of, [&](const FoldProblem& part) {
         const ToGradients of_part = of_rows(part);
-        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
-                              of_part.pieces, before, launch);
+        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data, of_part.kept,
+                              before, launch);
         if (beside) before = of_part;
       });
       weights_to_gradients(beside ? before : all, x.x.cuda_device, launch);
@@ -131,14 +107,14 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
 std::int64_t cross_entropy_forward_scratch(const CrossEntropyForward& x) {
   const FoldProblem problem = cross_entropy_problem(x);
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
-  return keeps(x) ? kept_of(x, states).floats + problem.rows() : states;
+  return x.kept.present() ? states + problem.rows() * (kept_of(x, states).tiles() + 1) : states;
 }
 std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
   return fold_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
-  if (keeps(x)) return cross_entropy_forward_keeping(x, launch);
+  if (x.kept.present()) return cross_entropy_forward_keeping(x, launch);
   cross_entropy_forward_pass<Gathering<Tile>>(x, launch);
 }
 

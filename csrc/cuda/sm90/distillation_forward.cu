@@ -50,11 +50,11 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
       return fold_contraction<E, Gathering<Tile>>(m, scores, problem, results, x.scratch.data, launch);
     const Kept kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-      const Kept pieces[] = {kept.from(part.first_place)};
-      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, pieces, NothingBeside{}, launch);
+      fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
+                                   NothingBeside{}, launch);
     });
-    using ToGradients = WeightsToGradients<E, 2, KeepingTile::kColumns, 1, DistillationTerms>;
-    weights_to_gradients(ToGradients{{kept}, RowOrder(problem), {rows_of(x)}}, x.x.cuda_device, launch);
+    using ToGradients = WeightsToGradients<E, 2, KeepingTile::kColumns, DistillationTerms>;
+    weights_to_gradients(ToGradients{kept, RowOrder(problem), {rows_of(x)}}, x.x.cuda_device, launch);
   });
 }
 

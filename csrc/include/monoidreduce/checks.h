@@ -211,16 +211,16 @@ inline void check_targets(const TensorView& target, std::int64_t classes, std::i
   }
 }
 
-// Local gradients (dlogits) of a slice of the columns, stored by a forward pass.
-inline void check_kept(const char* name, const TensorView& kept, const TensorView& upstream,
-                       const Operands& call, Axis& rows, const Axis& columns) {
+// Local gradients (dlogits) of the first columns, stored by a forward pass.
+inline void check_kept(const TensorView& kept, const TensorView& upstream, const Operands& call, Axis& rows,
+                       const Axis& columns) {
   if (!kept.present()) return;
-  require(kept.is_cuda(), name, ": expected none on the CPU, got a tensor");
+  require(kept.is_cuda(), "kept: expected none on the CPU, got a tensor");
   Axis some{"K"}, one{"values", 1};
-  call.strided(name, kept, {rows, some}, call.dtype);
-  require(some.size <= columns.size, name, ": expected at most ", columns.size, " columns, got ", some.size);
-  require(rows.size <= 1 || kept.stride[0] >= (some.size + 7) / 8 * 8, name,
-          ": expected lines padded to a multiple of 8 elements, got stride ", kept.stride[0]);
+  call.strided("kept", kept, {rows, some}, call.dtype);
+  require(some.size <= columns.size, "kept: expected at most ", columns.size, " columns, got ", some.size);
+  require(rows.size <= 1 || kept.stride[0] >= (some.size + 7) / 8 * 8,
+          "kept: expected lines padded to a multiple of 8 elements, got stride ", kept.stride[0]);
   call.contiguous("kept_upstream", upstream, {one}, call.accumulator);
 }
 
@@ -250,23 +250,11 @@ inline void check(const CrossEntropyForward& x) {
   call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
-  check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
-  check_kept("last_kept", x.last_kept, x.kept_upstream, call, s.n, s.v);
-  check_kept("late_kept", x.late_kept, x.kept_upstream, call, s.n, s.v);
+  check_kept(x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
-  check_gathered("gathered", x.gathered, x.order, keeps(x), call, s.d);
-  require(!keeps(x) || (!x.bias.present() && x.options.softcap == 0),
+  check_gathered("gathered", x.gathered, x.order, x.kept.present(), call, s.d);
+  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
           "kept: expected none where there is a bias or softcap, got a tensor");
-  const ClassRange late = late_classes(x);
-  require(!x.last_kept.present() || late.end % kKeptTile == 0,
-          "last_kept: expected the classes from a multiple of ", kKeptTile, " on, got those from ", late.end,
-          " on");
-  require(!x.late_kept.present() || late.begin % kKeptTile == 0,
-          "late_kept: expected the classes from a multiple of ", kKeptTile, " on, got those from ",
-          late.begin, " on");
-  const std::int64_t kept = x.kept.present() ? x.kept.size[1] : 0;
-  require(late.begin >= kept, "kept: expected at most ", std::max<std::int64_t>(late.begin, 0),
-          " classes, which late_kept and last_kept leave, got ", kept);
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
 }
 
@@ -330,7 +318,7 @@ inline void check(const DistillationForward& x) {
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
   Axis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
-  check_kept("kept", x.kept, x.kept_upstream, call, s.n, s.v);
+  check_kept(x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
   check_gathered("gathered", x.gathered, x.order, x.kept.present(), call, s.d);
   check_gathered("teacher_gathered", x.teacher_gathered, x.order, x.kept.present(), call, s.e);

@@ -60,12 +60,9 @@ struct CrossEntropyForward {
   TensorView x, weight, bias, target;  // [N, D] [V, D] [V] [N] int64
   TensorView loss, lse, lse_low;       // [N] [N] [N]
   TensorView scratch;  // of the accumulation type, contiguous; size: cross_entropy_forward_tier
-  // Local gradients (dlogits, see below) that forward stores for the backward pass, for an upstream gradient of
-  // kept_upstream for every loss. Each of the three slices of the classes may be absent. Only on the tier "sm90",
-  // without a bias or softcap.
-  TensorView kept;           // the first K classes: [N, K] of the type of x, lines padded to a multiple of 8
-  TensorView last_kept;      // the last classes, from a multiple of 256 on
-  TensorView late_kept;      // the classes before last_kept, from a multiple of 256 on
+  // Local gradients (dlogits, see below) of the first K classes that forward stores for the backward pass, for an
+  // upstream gradient of kept_upstream for every loss; or absent. Only on the tier "sm90", without a bias or softcap.
+  TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
   TensorView kept_upstream;  // [1]
   // [N + 1] int64, which rows are active, as order_rows writes it. Other rows are not computed; their statistics are
   // 0. The stored local gradients are in this order, all other results are not. Absent: all rows are computed. Only
@@ -75,19 +72,6 @@ struct CrossEntropyForward {
   TensorView gathered;
   CrossEntropyOptions options;
 };
-inline constexpr int kKeptTile = 256;  // classes
-inline bool keeps(const CrossEntropyForward& x) {
-  return x.kept.present() || x.last_kept.present() || x.late_kept.present();
-}
-struct ClassRange {
-  std::int64_t begin, end;
-};
-// The classes of late_kept. The classes of last_kept begin at its end.
-inline ClassRange late_classes(const CrossEntropyForward& x) {
-  const auto count = [](const TensorView& kept) { return kept.present() ? kept.size[1] : 0; };
-  const std::int64_t end = x.weight.size[0] - count(x.last_kept);
-  return {end - count(x.late_kept), end};
-}
 struct CrossEntropyBackward {
   TensorView grad_loss, grad_lse;  // [N] [N]
   TensorView x, weight, bias, target, lse, lse_low;

@@ -5,8 +5,6 @@
 
 #include <cuda_fp16.h>
 
-#include <algorithm>
-
 #include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
 
@@ -16,15 +14,14 @@ namespace monoidreduce::sm90 {
 // frame's. Below a row's largest weights, the range goes down by a factor of 2^-40.
 inline constexpr float kBitsAboveFrame = 15;
 
-// The stored weights, and the frames in which they are measured, in base 2; one array of each per score. Rows are in the
-// order in which they are computed (row_order.cuh).
+// The stored weights of the first columns, and the frames in which they are measured, in base 2; one array of each per
+// score. Rows are in the order in which they are computed (row_order.cuh).
 template <int kScores, int kTileColumns>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
   float* frames[kScores];    // [rows, tiles]
   std::int64_t pitch = 0;
   int columns = 0;
-  int first = 0;  // the first column; a tile begins there
 
   __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
   // The weights of the rows from this one on.
@@ -36,19 +33,17 @@ struct KeptWeights {
 };
 
 // M: a monoid over Bits whose weights are those of one LogSumExp per score; the second has the frame q.
-// Pieces: the slices of columns whose weights are stored, in order. All but the first may be empty; an empty one begins
-// where the fold's columns end.
 // Beside: run(worker, workers), the work of the warps that are idle during the fold.
 struct NothingBeside {};
 
-template <class M, class Scores, class Rows, int kPieces, int kTileColumns, class Beside>
+template <class M, class Scores, class Rows, int kTileColumns, class Beside>
 struct KeepingEpilogue {
   using R = typename M::Real;
   using Memory = SlabMemory;
   using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
   FoldEpilogue<M, Scores, Rows> fold;
-  KeptWeights<M::kScores, kTileColumns> pieces[kPieces];
-  SlabStores<kPieces * M::kScores> stores;  // of the weights
+  KeptWeights<M::kScores, kTileColumns> kept;
+  SlabStores<M::kScores> stores;  // of the weights
   Beside beside;
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
@@ -59,13 +54,7 @@ struct KeepingEpilogue {
     constexpr int kSlabs = kSize * 2 / kSlab;
     typename FoldEpilogue<M, Scores, Rows>::Memory none;
     fold.tile(work, dots, row0, column0, none, warpgroup);
-    int piece = 0;
-#pragma unroll
-    for (int n = 1; n < kPieces; ++n)
-      if (column0 >= pieces[n].first) piece = n;
-    const KeptWeights<M::kScores, kTileColumns>& kept = pieces[piece];
-    const int column = column0 - kept.first;
-    if (column < 0 || column >= kept.columns) return;
+    if (column0 >= kept.columns) return;
     R frames[M::kScores][2];
 #pragma unroll
     for (int n = 0; n < M::kScores; ++n) {
@@ -75,7 +64,7 @@ struct KeepingEpilogue {
         frames[n][r] = frame - R(kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
-          kept.frames[n][std::int64_t{place} * kept.tiles() + column / kTileColumns] = frames[n][r].x;
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kTileColumns] = frames[n][r].x;
       }
     }
 #pragma unroll
@@ -91,7 +80,7 @@ struct KeepingEpilogue {
         }
         std::uint32_t words[kSlabElements / 2];
         round_fragment<__half>(words, weights);
-        stores.template store<kSlabs * M::kScores>(words, piece * M::kScores + n, row0, column + slab * kSlab,
+        stores.template store<kSlabs * M::kScores>(words, n, row0, column0 + slab * kSlab,
                                                    slab * M::kScores + n, memory, warpgroup);
       }
     }
@@ -115,24 +104,21 @@ struct KeepingEpilogue {
   }
 };
 
-// As fold_contraction, and stores the weights of slices of the columns.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows, int kPieces, class Beside>
+// As fold_contraction, and stores the weights of the first columns.
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows, class Beside>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
-                  const KeptWeights<M::kScores, Tile::kColumns> (&pieces)[kPieces], const Beside& beside,
+                  const KeptWeights<M::kScores, Tile::kColumns>& kept, const Beside& beside,
                   const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{
       m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
-  TensorView weights[kPieces * M::kScores];
-  for (int n = 0; n < kPieces * M::kScores; ++n) {
-    const auto& own = pieces[n / M::kScores];
-    const KeptWeights<M::kScores, Tile::kColumns>& piece = own.columns > 0 ? own : pieces[0];
+  TensorView weights[M::kScores];
+  for (int n = 0; n < M::kScores; ++n) {
     weights[n] = p.a;
-    weights[n].dtype = DType::kFloat16, weights[n].data = piece.weights[n % M::kScores];
-    weights[n].size[3] = piece.columns, weights[n].stride[2] = piece.pitch, weights[n].stride[3] = 1;
+    weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
+    weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
   }
-  KeepingEpilogue<M, Scores, Rows, kPieces, Tile::kColumns, Beside> epilogue{
-      fold, {}, SlabStores<kPieces * M::kScores>(weights), beside};
-  std::copy_n(pieces, kPieces, epilogue.pieces);
+  const KeepingEpilogue<M, Scores, Rows, Tile::kColumns, Beside> epilogue{
+      fold, kept, SlabStores<M::kScores>(weights), beside};
   fold_contraction<E, Tile>(epilogue, fold, p, launch);
 }
 

@@ -23,29 +23,23 @@ struct RowTerms {
   int label = -1;
 };
 
-// The stored weights of some rows, in pieces (slices of the columns). Rows: active(row), else the row's gradients are 0; and
-// terms(row).
-template <class E, int kScores, int kTileColumns, int kPieces, class Rows>
+// The stored weights of some rows. Rows: active(row), else the row's gradients are 0; and terms(row).
+template <class E, int kScores, int kTileColumns, class Rows>
 struct WeightsToGradients {
-  using Piece = KeptWeights<kScores, kTileColumns>;
-  Piece pieces[kPieces];
+  KeptWeights<kScores, kTileColumns> kept;
   RowOrder order;
   Rows rows;
 
   // The work of one of `workers` warps. Lines of weights are in the order of rows; a warp takes a segment of a line.
   __device__ __forceinline__ void run(int worker, int workers) const {
-    int longest = 0;
-    for (const Piece& piece : pieces) longest = ::max(longest, piece.columns);
-    const int stretches = (longest + kStretch - 1) / kStretch;
+    const int stretches = (kept.columns + kStretch - 1) / kStretch;
 #pragma unroll 1
     for (int work = worker; work < order.rows * stretches; work += workers) {
       const int place = work / stretches, begin = work % stretches * kStretch;
       const std::int64_t row = order[place];
       const bool active = rows.active(row);
       const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
-#pragma unroll 1
-      for (const Piece& piece : pieces)
-        convert(piece, place, begin, ::min(begin + kStretch, piece.columns), active, terms);
+      convert(place, begin, ::min(begin + kStretch, kept.columns), active, terms);
     }
   }
 
@@ -59,12 +53,11 @@ struct WeightsToGradients {
 
   // Columns [begin, end) of a line, which is padded to whole vectors. A few vectors of every thread are on their way at a time:
   // these warps are few, and what they wait for is memory.
-  __device__ __forceinline__ static void convert(const Piece& piece, std::int64_t place, int begin, int end,
-                                                 bool active, const RowTerms<kScores>& terms) {
-    if (begin >= end) return;
-    E* const gradients = reinterpret_cast<E*>(piece.weights[0] + place * piece.pitch);
-    const float* const frames[] = {piece.frames[0] + place * piece.tiles(),
-                                   piece.frames[kScores - 1] + place * piece.tiles()};
+  __device__ __forceinline__ void convert(std::int64_t place, int begin, int end, bool active,
+                                          const RowTerms<kScores>& terms) const {
+    E* const gradients = reinterpret_cast<E*>(kept.weights[0] + place * kept.pitch);
+    const float* const frames[] = {kept.frames[0] + place * kept.tiles(),
+                                   kept.frames[kScores - 1] + place * kept.tiles()};
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int first = begin + lane * kVector; first < end; first += kAtATime * 32 * kVector) {
@@ -76,7 +69,7 @@ struct WeightsToGradients {
         if (!active || column >= end) continue;
 #pragma unroll
         for (int n = 0; n < kScores; ++n) {
-          in[k][n] = __ldcs(reinterpret_cast<const uint4*>(piece.weights[n] + place * piece.pitch + column));
+          in[k][n] = __ldcs(reinterpret_cast<const uint4*>(kept.weights[n] + place * kept.pitch + column));
           frame[k][n] = frames[n][column / kTileColumns];
         }
       }
@@ -89,9 +82,8 @@ struct WeightsToGradients {
     }
     // By who wrote the vector.
     const auto mine = [&](int column) { return column / kVector % 32 == lane; };
-    const int at_label = terms.label - piece.first;
-    if (begin <= at_label && at_label < end && mine(at_label))
-      gradients[at_label] = static_cast<E>(terms.at_label);
+    if (begin <= terms.label && terms.label < end && mine(terms.label))
+      gradients[terms.label] = static_cast<E>(terms.at_label);
     for (int column = end; column % kVector != 0; ++column)
       if (mine(column)) gradients[column] = static_cast<E>(0.f);
   }
