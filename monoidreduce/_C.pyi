@@ -95,7 +95,6 @@ def scale_rows(
     out: Tensor,
     order: Tensor | None,
     scatters: bool,
-    needed_if_all_count: bool,
     threads: int,
     stream: int,
 ) -> None: ...
@@ -120,7 +119,6 @@ def rows_product(
 def columns_product(
     a: Tensor,
     b: Tensor,
-    ungathered_b: Tensor | None,
     scale: Tensor | None,
     out: Tensor,
     order: Tensor | None,

@@ -143,15 +143,14 @@ def _scale_rows(
     order: Tensor | None,
     *,
     scatters: bool = False,
-    needed_if_all_count: bool = True,
 ) -> Tensor:
     """out = factor[:, None] * rows, in one pass, and 0 where factor is: 0 times NaN is NaN.
 
     factor: if None, 1 for rows that count, else 0. order: that of the factors; rows are taken in it, or put
-    into out if it scatters. Where all rows count, out may not be needed.
+    into out if it scatters.
     """
     stream = current_stream(rows.device.index)
-    _C.scale_rows(rows, factor, out, order, scatters, needed_if_all_count, 1, stream)
+    _C.scale_rows(rows, factor, out, order, scatters, 1, stream)
     return out
 
 
@@ -169,11 +168,10 @@ def _columns_product(
     scale: Tensor | None,
     out: Tensor,
     order: Tensor | None,
-    ungathered: Tensor | None = None,
 ) -> None:
-    """out = scale * local.T @ rows over the rows that count; ungathered: in place of rows if all do."""
+    """out = scale * local.T @ rows over the rows that count."""
     stream = current_stream(out.device.index)
-    _C.columns_product(local, rows, ungathered, scale, out, order, 1, stream)
+    _C.columns_product(local, rows, scale, out, order, 1, stream)
 
 
 class Head:
@@ -292,33 +290,31 @@ class Head:
             return
         columns, sums = self.columns[: self.first], self.d_rows if self.row_sums is None else self.row_sums
         if self.d_columns is not None:
-            rows, scale, ungathered = self._factors_of_kept()
-            _columns_product(self.kept, rows, scale, self.d_columns[: self.first], self.order, ungathered)
+            rows, scale = self._factors_of_kept()
+            _columns_product(self.kept, rows, scale, self.d_columns[: self.first], self.order)
         if sums is not None:  # now: their memory may have had the rows
             _rows_product(self.kept, columns, self.factor, sums, self.order)
 
-    def _factors_of_kept(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The rows in their order, [1] what their product with kept local gradients is multiplied by, and the
-        rows to take instead where all count.
+    def _factors_of_kept(self) -> tuple[Tensor, Tensor]:
+        """The rows in their order, [1] what their product with kept local gradients is multiplied by.
 
-        Where upstream gradients differ they multiply the rows. float16 ends at 65504, which these
-        may exceed where their product with local gradients does not: there the largest upstream gradient is
-        brought to 1, and the product back by as much while it is in float32.
+        Where upstream gradients differ they multiply the rows. float16 ends at 65504, which these may exceed
+        where their product with local gradients does not: there the largest upstream gradient is brought to
+        1, and the product back by as much while it is in float32.
         """
         assert self.upstream is not None
         order = None if self.gathers else self.order
-        if self.scale is not None and order is None:
-            return self.rows, self.scale, None
+        upstream, scale = None, self.scale
+        if scale is None:
+            upstream, scale = self.upstream, self.upstream.new_full((1,), self.over)
+            if self.rows.dtype == torch.float16:
+                _, exponent = torch.frexp(upstream.abs().amax())
+                exponent = exponent.clamp(-126, 126).to(upstream.dtype)
+                upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
+        elif order is None:
+            return self.rows, scale
         room = torch.empty_like(self.rows) if self.room is None else self.room  # it has nothing to hold now
-        if self.scale is not None:
-            _scale_rows(self.rows, None, room, order, needed_if_all_count=False)
-            return room, self.scale, self.rows
-        upstream, scale = self.upstream, self.upstream.new_full((1,), self.over)
-        if self.rows.dtype == torch.float16:
-            _, exponent = torch.frexp(upstream.abs().amax())
-            exponent = exponent.clamp(-126, 126).to(upstream.dtype)
-            upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
-        return _scale_rows(self.rows, upstream, room, order), scale, None
+        return _scale_rows(self.rows, upstream, room, order), scale
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""

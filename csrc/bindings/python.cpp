@@ -358,17 +358,11 @@ void define_scale_rows(py::module_& m) {
   m.def(
       "scale_rows",
       [](Tensor<"x"> x, Tensor<"factor"> factor, Tensor<"out"> out, Tensor<"order"> order, bool scatters,
-         bool needed_if_all_count, int threads, std::uintptr_t stream) {
-        run(scale_rows,
-            {.x = x,
-             .out = out,
-             .factor = factor,
-             .order = order,
-             .scatters = scatters,
-             .needed_if_all_count = needed_if_all_count},
-            threads, stream);
+         int threads, std::uintptr_t stream) {
+        run(scale_rows, {.x = x, .out = out, .factor = factor, .order = order, .scatters = scatters}, threads,
+            stream);
       },
-      "x"_a, "factor"_a, "out"_a, "order"_a, "scatters"_a, "needed_if_all_count"_a, "threads"_a, "stream"_a);
+      "x"_a, "factor"_a, "out"_a, "order"_a, "scatters"_a, "threads"_a, "stream"_a);
   m.def(
       "order_rows",
       [](Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"order"> order, std::int64_t most,
@@ -387,13 +381,11 @@ void define_scale_rows(py::module_& m) {
       "a"_a, "b"_a, "factor"_a, "out"_a, "order"_a, "threads"_a, "stream"_a);
   m.def(
       "columns_product",
-      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"ungathered_b"> ungathered_b, Tensor<"scale"> scale,
-         Tensor<"out"> out, Tensor<"order"> order, int threads, std::uintptr_t stream) {
-        run(columns_product,
-            {.a = a, .b = b, .ungathered_b = ungathered_b, .scale = scale, .out = out, .order = order},
-            threads, stream);
+      [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"scale"> scale, Tensor<"out"> out, Tensor<"order"> order,
+         int threads, std::uintptr_t stream) {
+        run(columns_product, {.a = a, .b = b, .scale = scale, .out = out, .order = order}, threads, stream);
       },
-      "a"_a, "b"_a, "ungathered_b"_a, "scale"_a, "out"_a, "order"_a, "threads"_a, "stream"_a);
+      "a"_a, "b"_a, "scale"_a, "out"_a, "order"_a, "threads"_a, "stream"_a);
 }
 
 void define_distillation(py::module_& m) {

@@ -20,9 +20,8 @@ struct alignas(16) Vector {
 template <class T, class U>
 __global__ void __launch_bounds__(kThreads)
     scale_rows_kernel(const T* rows, std::int64_t pitch, const float* factors, U* out, std::int64_t out_pitch,
-                      const __grid_constant__ RowOrder order, bool scatters, bool needed_if_all_count,
-                      std::int64_t vectors, int vectors_of_row) {
-  if (!needed_if_all_count && order.all_count()) return;
+                      const __grid_constant__ RowOrder order, bool scatters, std::int64_t vectors,
+                      int vectors_of_row) {
   const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= vectors) return;
   const std::int64_t place = i / vectors_of_row, column = i % vectors_of_row * kVector;
@@ -59,7 +58,7 @@ void scale_rows(const RowScaling& x, const Launch& launch) {
       launch_kernel("scale_rows", &scale_rows_kernel<T, U>, blocks_for((vectors + kThreads - 1) / kThreads),
                     kThreads, 0, launch.stream, static_cast<const T*>(x.x.data), x.x.stride[0],
                     data<float>(x.factor), data<U>(x.out), x.out.stride[0],
-                    RowOrder(x.order, places, x.first_place), x.scatters, x.needed_if_all_count, vectors,
+                    RowOrder(x.order, places, x.first_place), x.scatters, vectors,
                     static_cast<int>(x.x.size[1] / kVector));
     });
   });

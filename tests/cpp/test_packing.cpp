@@ -92,22 +92,6 @@ void check_kept_columns(Checks& checks) {
   CHECK(checks, kept_columns(p, packing) == 5000);
 }
 
-// As rows come in parts (csrc/cuda/gathered_rows.h): all of them once, in whole blocks but for the last, never more than are left.
-void check_falling_parts(Checks& checks) {
-  constexpr std::int64_t kBlock = 256;
-  checks.section("packing", "falling parts");
-  for (std::int64_t all = 1; all < 4000; all += all < 2600 ? 1 : 97) {
-    std::int64_t left = all, before = all;
-    for (int n = 0; left > 0 && n < 10; ++n) {
-      const std::int64_t part = falling_part(left, all, kBlock);
-      CHECK(checks, 0 < part && part <= left && part <= before, all, left, part);
-      CHECK(checks, part == left || part % kBlock == 0, all, left, part);
-      before = part, left -= part;
-    }
-    CHECK(checks, left == 0 && before <= std::max(all / 6, 2 * kBlock), all, left, before);
-  }
-}
-
 }  // namespace
 }  // namespace monoidreduce::test
 
@@ -117,6 +101,5 @@ int main() {
   monoidreduce::test::check_splits(checks);
   monoidreduce::test::check_few(checks);
   monoidreduce::test::check_kept_columns(checks);
-  monoidreduce::test::check_falling_parts(checks);
   return checks.finish();
 }

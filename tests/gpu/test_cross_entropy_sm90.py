@@ -468,34 +468,6 @@ def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.
     )
 
 
-@pytest.mark.parametrize("label_smoothing", (0.0, 0.1))
-@pytest.mark.parametrize("ignored", (0.0, 0.5, 0.95))
-@pytest.mark.parametrize(
-    ("rows", "classes", "width", "workspace"),
-    (
-        (16200, 8450, 3408, 2 * 16200 * 2560),
-        (16200, 8450, 3408, 2 * 16200 * 8450),
-        (1500, 90112, 512, (128 << 20) + 2 * 1500 * 8192),  # what is left may be less than a block of rows
-    ),
-    ids=("some", "all", "few_rows"),
-)
-def test_weights_are_converted_while_others_are_folded(
-    rows: int,
-    classes: int,
-    width: int,
-    workspace: int,
-    ignored: float,
-    label_smoothing: float,
-    gpu: torch.device,
-) -> None:
-    """With so many tiles rows come in parts, each of which is converted beside the next."""
-    inputs = cross_entropy_inputs(rows, classes, width, dtype=torch.bfloat16, device=gpu, ignored=ignored)
-    options = {"reduction": "none", "label_smoothing": label_smoothing, "workspace": workspace}
-    before = mr._C.path_counts()
-    check_operator("linear_cross_entropy", inputs, options)
-    assert "weights_to_gradients/cuda/sm90/beside" in ran(before)
-
-
 @pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))
 def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)

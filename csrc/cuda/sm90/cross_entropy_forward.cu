@@ -1,9 +1,7 @@
 #include "../cross_entropy_passes.cuh"
 #include "../gathered_rows.h"
 #include "../linear_losses.h"
-#include "monoidreduce/kernel/parts.h"
 #include "monoidreduce/kernel/weights_to_gradients.cuh"
-#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
@@ -35,24 +33,7 @@ Kept kept_of(const CrossEntropyForward& x, std::int64_t before) {
           .columns = static_cast<int>(x.kept.size[1])};
 }
 
-// Idle warps of an H100 turn 193e9 weights a second into local gradients, beside 330e12 multiplications: one weight for so
-// many of the fold. (Where there were fewer, with rows of 2304 elements and all kept, the fold waited for them.)
-constexpr int kProductsBeside = 1700;
-// How many rows may be converted for each that is folded.
-constexpr int kConverted = 2;
-// Fewer turns of all clusters are not worth parts, each of which ends with some of them idle.
-constexpr int kFewestTurns = 32;
-
-bool converts_beside(const FoldProblem& p, const Kept& kept) {
-  const TileSchedule schedule = contraction_schedule<Tile>(p);
-  return std::int64_t{schedule.row_blocks} * schedule.column_tiles >=
-             std::int64_t{kFewestTurns} * schedule.clusters &&
-         p.columns() * p.width() >= kProductsBeside * kConverted * std::int64_t{kept.columns};
-}
-
-// The same forward, and local gradients for an upstream gradient of kept_upstream. The rows come in parts. What is kept of one
-// becomes local gradients while the next is folded, by warps that have nothing else to do; of the last one it takes time of its
-// own, so parts get smaller.
+// The same forward, and local gradients for an upstream gradient of kept_upstream.
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
@@ -71,34 +52,20 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
                                  .grad_lse = {}},
                                 miss};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
-  const bool beside = converts_beside(problem, kept);
-  if (beside) count_path("weights_to_gradients", "cuda/sm90/beside");
-  const auto most_of = [&](std::int64_t left) {
-    return beside ? falling_part(left, problem.rows(), Tile::kRowBlock) : left;
-  };
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    using ToGradients = WeightsToGradients<E, 1, Tile::kColumns, CrossEntropyTerms>;
-    const auto of_rows = [&](const FoldProblem& part) {
-      return ToGradients{kept.from(part.first_place), RowOrder(part), terms};
-    };
-    const ToGradients all = of_rows(problem);
-    const auto run = [&](auto m) {
-      ToGradients before = all;  // of the part before, if that is converted beside a fold
-      before.order.rows = 0;
-      in_parts(x, problem, launch, most_of, [&](const FoldProblem& part) {
-        const ToGradients of_part = of_rows(part);
-        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data, of_part.kept,
-                              before, launch);
-        if (beside) before = of_part;
+    const auto fold = [&](auto m) {
+      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
+                              kept.from(part.first_place), launch);
       });
-      weights_to_gradients(beside ? before : all, x.x.cuda_device, launch);
     };
     if (x.options.label_smoothing != 0) {
-      run(CrossEntropy<Bits>{});
+      fold(CrossEntropy<Bits>{});
     } else {
-      run(CrossEntropy<Bits, false>{});
+      fold(CrossEntropy<Bits, false>{});
     }
+    weights_to_gradients<E>(kept, terms, problem, launch);
   });
 }
 

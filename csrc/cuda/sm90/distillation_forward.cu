@@ -51,10 +51,9 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
     const Kept kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
       fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
-                                   NothingBeside{}, launch);
+                                   launch);
     });
-    using ToGradients = WeightsToGradients<E, 2, KeepingTile::kColumns, DistillationTerms>;
-    weights_to_gradients(ToGradients{kept, RowOrder(problem), {rows_of(x)}}, x.x.cuda_device, launch);
+    weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
   });
 }
 

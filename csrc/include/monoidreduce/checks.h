@@ -407,7 +407,6 @@ inline void check(const ColumnsProduct& x) {
   const Operands call = check_local(x.a, x.order, p, c);
   Axis one{"1", 1};
   call.strided("b", x.b, {p, d}, call.dtype);
-  call.optional_strided("ungathered_b", x.ungathered_b, {p, d}, call.dtype);
   call.optional_contiguous("scale", x.scale, {one}, call.accumulator);
   call.strided("out", x.out, {c, d}, call.dtype);
 }

@@ -36,10 +36,6 @@ struct FoldProblem {
   // A problem may hold only a part of the ordered rows: the places from first_place on. places is then the number
   // of all rows; 0 means that the problem holds them all.
   std::int64_t first_place = 0, places = 0;
-  // The operands before their active rows were gathered. Kernels read these if every row is active. Only the device
-  // knows whether that is so, and nothing is gathered then.
-  TensorView ungathered_a = {}, ungathered_other_a = {};
-  TensorView ungathered_b = {};  // the same for b, where the order is one of the width
 
   std::int64_t batch() const { return a.size[0]; }
   std::int64_t heads() const { return a.size[1]; }

@@ -140,15 +140,13 @@ struct DistillationLocalGradient {
 // are a multiple of 8; rows are dense and 16-byte aligned.
 //
 // With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, the
-// factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on. If every row is
-// active, gathering copies the rows as they are: needed_if_all_count = false skips that copy.
+// factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on.
 struct RowScaling {
   TensorView x, out;  // [P, D]
   TensorView factor;  // [P] float, in the order; or absent
   TensorView order;   // [P + 1] int64, as order_rows writes it; or absent
   bool scatters = false;
   std::int64_t first_place = 0;
-  bool needed_if_all_count = true;
 };
 
 // Stable compaction: the indices of the active rows, then of the others, and last the number of active rows. If more
@@ -189,10 +187,9 @@ struct RowsProduct {
 };
 // out = scale a^T b, summed over the active rows.
 struct ColumnsProduct {
-  TensorView a, b;          // [P, C] [P, D]
-  TensorView ungathered_b;  // [P, D] read instead of b if all rows are active; or absent
-  TensorView scale;         // [1] float, multiplies the product; or absent
-  TensorView out;           // [C, D]
+  TensorView a, b;   // [P, C] [P, D]
+  TensorView scale;  // [1] float, multiplies the product; or absent
+  TensorView out;    // [C, D]
   TensorView order;
 };
 

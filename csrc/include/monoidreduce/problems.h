@@ -160,9 +160,7 @@ inline FoldProblem rows_product_problem(const RowsProduct& x) {
   return product_problem(x.a, transposed(x.b), x.order);
 }
 inline FoldProblem columns_product_problem(const ColumnsProduct& x) {
-  FoldProblem p = product_problem(transposed(x.a), transposed(x.b), x.order);
-  p.ungathered_b = as_rows(transposed(x.ungathered_b));
-  return p;
+  return product_problem(transposed(x.a), transposed(x.b), x.order);
 }
 
 }  // namespace monoidreduce

@@ -50,11 +50,10 @@ struct Gathering : Tile {
 template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
-  arch::TensorMap rows_of_all[kScores], columns_of_all[kScores];  // in place of these where all rows count
-  Lines gathered[kScores];                                        // the rows, where threads gather them
-  int steps[kScores];                                             // of 64 elements of the width
-  bool transposed[kScores];  // do columns lie side by side, [width, columns]
-  TileSchedule schedule;     // of all rows
+  Lines gathered[kScores];                          // the rows, where threads gather them
+  int steps[kScores];                               // of 64 elements of the width
+  bool transposed[kScores];                         // do columns lie side by side, [width, columns]
+  TileSchedule schedule;                            // of all rows
   RowOrder order;
 };
 
@@ -91,8 +90,8 @@ __device__ __forceinline__ void load_columns(const arch::TensorMap& columns, boo
   }
 }
 
-// Loads the stages of every tile of the cluster. Called by one thread per block. kAllCount: all rows are active.
-template <class Tile, bool kAllCount, class Memory>
+// Loads the stages of every tile of the cluster. Called by one thread per block.
+template <class Tile, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
                                         const TileSchedule& schedule, int counted, Memory& memory,
                                         int cluster, int block) {
@@ -107,8 +106,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
       const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
 #pragma unroll
       for (int score = 0; score < Tile::kScores; ++score) {
-        const arch::TensorMap& rows = kAllCount ? p.rows_of_all[score] : p.rows[score];
-        const arch::TensorMap& columns = kAllCount ? p.columns_of_all[score] : p.columns[score];
+        const arch::TensorMap& rows = p.rows[score];
 #pragma unroll 1
         for (int step = 0; step < steps_of<Tile>(p, score, counted); ++step) {
           arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
@@ -118,7 +116,8 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
           } else {
             RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
           }
-          load_columns<Tile>(columns, p.transposed[score], column0, step, memory, at.stage, block, arrived);
+          load_columns<Tile>(p.columns[score], p.transposed[score], column0, step, memory, at.stage, block,
+                             arrived);
           at.advance();
         }
       }
@@ -258,7 +257,6 @@ struct Multiplier {
 //   end(work, place)                   called after the last tile of these rows; place: the index of row0 in
 //                                      [groups, clusters, shares, kRowBlock]
 //   finish()                           called before the block ends
-//   meanwhile(worker, workers)         optional: the work of warps that neither load nor multiply
 template <class E, class Tile, class Epilogue>
 __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
@@ -268,7 +266,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
-  const bool all_count = p.order.all_count(), gathers = Tile::kGathers && !all_count;
+  const bool gathers = Tile::kGathers && !p.order.all_count();
   // Each role computes this for itself: a value shared by both would be spilled for both.
   const auto find_schedule = [&] {
     return Tile::kRowsTransposed
@@ -284,32 +282,17 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
   const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  // setmaxnreg: gathering takes 56 registers per thread, and so does the work of idle warps (weights_to_gradients.cuh).
-  // Consumers can spare 16, unless they store the weights of two scores.
-  constexpr bool kUsesIdleWarps = requires { epilogue.meanwhile(0, 0); };
-  static_assert(!(kUsesIdleWarps && Tile::kGathers));
-  constexpr bool kTakesRegisters = kUsesIdleWarps || Tile::kGathers;
+  // setmaxnreg: gathering takes 56 registers per thread. Consumers can spare 16, unless they store the weights of two scores.
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<kTakesRegisters ? 56 : 24>();
-    const int warp = threadIdx.x % kWarpgroup / 32, others = kWarpgroup / 32 - 1;
+    arch::release_registers<Tile::kGathers ? 56 : 24>();
     if constexpr (Tile::kGathers) {
       if (gathers) produce_gathered<Tile>(p, find_schedule(), counted, memory, cluster, block);
     }
-    if (warp == 0) {
-      if (!gathers && arch::elect()) {
-        if (Tile::kGathers || all_count) {
-          produce<Tile, true>(p, find_schedule(), counted, memory, cluster, block);
-        } else {
-          produce<Tile, false>(p, find_schedule(), counted, memory, cluster, block);
-        }
-      }
-    } else if constexpr (kUsesIdleWarps) {
-      epilogue.meanwhile(static_cast<int>(blockIdx.x) * others + warp - 1,
-                         static_cast<int>(gridDim.x) * others);
-    }
+    if (!gathers && threadIdx.x % kWarpgroup < 32 && arch::elect())
+      produce<Tile>(p, find_schedule(), counted, memory, cluster, block);
     __syncwarp();
   } else {
-    arch::take_registers<kTakesRegisters ? 224 : 240>();
+    arch::take_registers<Tile::kGathers ? 224 : 240>();
     const TileSchedule schedule = find_schedule();
     Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, gathers, {}};
 #pragma unroll 1
@@ -342,25 +325,14 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
                  const char* name, const Launch& launch) {
   ContractionArguments<Tile::kScores> arguments{
       .order = RowOrder(p.order, Tile::kRowsTransposed ? p.width() : p.rows(), p.first_place)};
-  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b},
-                   rows_of_all[] = {p.ungathered_a, p.ungathered_other_a},
-                   columns_of_all[] = {p.ungathered_b, {}};
-  const auto map_of_rows = [](const TensorView& t) {
-    return Tile::kRowsTransposed ? tensor_map(transposed_rows(t), kSlab) : tensor_map(t, Tile::kRows);
-  };
+  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
     const bool transposed = columns[score].stride[3] != 1;
-    const auto map_of_columns = [&](const TensorView& t) {
-      return tensor_map(transposed ? transposed_rows(t) : t, Tile::column_lines(transposed));
-    };
-    const auto present = [](const TensorView& t, const TensorView& otherwise) {
-      return t.present() ? t : otherwise;
-    };
     arguments.transposed[score] = transposed;
-    arguments.rows[score] = map_of_rows(rows[score]);
-    arguments.columns[score] = map_of_columns(columns[score]);
-    arguments.rows_of_all[score] = map_of_rows(present(rows_of_all[score], rows[score]));
-    arguments.columns_of_all[score] = map_of_columns(present(columns_of_all[score], columns[score]));
+    arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
+                                                  : tensor_map(rows[score], Tile::kRows);
+    arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
+                                          Tile::column_lines(transposed));
     if constexpr (Tile::kGathers) arguments.gathered[score] = StridedLines(rows[score]).head(0, 0);
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }

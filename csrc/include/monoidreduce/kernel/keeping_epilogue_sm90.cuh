@@ -33,10 +33,7 @@ struct KeptWeights {
 };
 
 // M: a monoid over Bits whose weights are those of one LogSumExp per score; the second has the frame q.
-// Beside: run(worker, workers), the work of the warps that are idle during the fold.
-struct NothingBeside {};
-
-template <class M, class Scores, class Rows, int kTileColumns, class Beside>
+template <class M, class Scores, class Rows, int kTileColumns>
 struct KeepingEpilogue {
   using R = typename M::Real;
   using Memory = SlabMemory;
@@ -44,7 +41,6 @@ struct KeepingEpilogue {
   FoldEpilogue<M, Scores, Rows> fold;
   KeptWeights<M::kScores, kTileColumns> kept;
   SlabStores<M::kScores> stores;  // of the weights
-  Beside beside;
 
   __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
 
@@ -87,11 +83,6 @@ struct KeepingEpilogue {
   }
   __device__ __forceinline__ void end(const Work& work, std::int64_t place) const { fold.end(work, place); }
   __device__ __forceinline__ void finish() const { stores.finish(); }
-  __device__ __forceinline__ void meanwhile(int worker, int workers) const
-    requires requires { beside.run(worker, workers); }
-  {
-    beside.run(worker, workers);
-  }
 
  private:
   template <class Frame>
@@ -105,10 +96,9 @@ struct KeepingEpilogue {
 };
 
 // As fold_contraction, and stores the weights of the first columns.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows, class Beside>
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
-                  const KeptWeights<M::kScores, Tile::kColumns>& kept, const Beside& beside,
-                  const Launch& launch) {
+                  const KeptWeights<M::kScores, Tile::kColumns>& kept, const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{
       m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
   TensorView weights[M::kScores];
@@ -117,8 +107,8 @@ void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const 
     weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
     weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
   }
-  const KeepingEpilogue<M, Scores, Rows, Tile::kColumns, Beside> epilogue{
-      fold, kept, SlabStores<M::kScores>(weights), beside};
+  const KeepingEpilogue<M, Scores, Rows, Tile::kColumns> epilogue{fold, kept,
+                                                                  SlabStores<M::kScores>(weights)};
   fold_contraction<E, Tile>(epilogue, fold, p, launch);
 }
 
