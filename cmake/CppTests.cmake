@@ -11,7 +11,7 @@ function(add_cpp_test name source)
 endfunction()
 
 foreach(test test_laws test_mutations test_monoids test_activation test_score test_thread_pool
-             test_tile_schedule test_packing test_last_round test_rotation)
+             test_tile_schedule test_packing test_last_round)
   add_cpp_test(${test} tests/cpp/${test}.cpp)
 endforeach()
 

@@ -189,7 +189,6 @@ def mlp_backward(
     dw1: Tensor | None,
     dw2: Tensor | None,
     dbias1: Tensor | None,
-    scratch: Tensor | None,
     activation: int,
     deterministic: bool,
     threads: int,

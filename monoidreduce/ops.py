@@ -1136,12 +1136,10 @@ def _mlp_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     kind, launch = ACTIVATIONS.index(activation), _launch(x)
     gradients: list[Tensor | None]
-    tier, elements, adds_rows, part, tf32 = SIMT, 0, True, (0, 0), allows_tf32(x)
+    tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, elements, adds_rows, part = _C.mlp_backward_tier(
-            x, w1, w2, bias1, workspace, tf32, deterministic
-        )
+        tier, _, _, adds_rows, part = _C.mlp_backward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
     inputs = (x, w1, w2, bias1, bias2)
     if tier != SIMT:
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
@@ -1164,9 +1162,7 @@ def _mlp_backward(
             gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(_bias_gradient(bias1, needed[3]))
         dx, dw1, dw2, dbias1 = gradients
-        scratch = _statistics(x, elements) if elements else None
-        mode = (kind, deterministic, *launch, tf32)
-        _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, scratch, *mode)
+        _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, kind, deterministic, *launch, tf32)
     return _rounded((*gradients, dbias2), inputs, needed)
 
 

@@ -468,9 +468,8 @@ void define_mlp(py::module_& m) {
   m.def(
       "mlp_backward",
       [](Tensor<"grad_out"> grad_out, Tensor<"x"> x, Tensor<"w1"> w1, Tensor<"w2"> w2, Tensor<"bias1"> bias1,
-         Tensor<"dx"> dx, Tensor<"dw1"> dw1, Tensor<"dw2"> dw2, Tensor<"dbias1"> dbias1,
-         Tensor<"scratch"> scratch, int activation, bool deterministic, int threads, std::uintptr_t stream,
-         bool tf32) {
+         Tensor<"dx"> dx, Tensor<"dw1"> dw1, Tensor<"dw2"> dw2, Tensor<"dbias1"> dbias1, int activation,
+         bool deterministic, int threads, std::uintptr_t stream, bool tf32) {
         run(mlp_backward,
             {.grad_out = grad_out,
              .x = x,
@@ -481,12 +480,11 @@ void define_mlp(py::module_& m) {
              .d_w1 = dw1,
              .d_w2 = dw2,
              .d_bias1 = dbias1,
-             .scratch = scratch,
              .activation = static_cast<ActivationKind>(activation)},
             threads, stream, deterministic, tf32);
       },
-      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "dx"_a, "dw1"_a, "dw2"_a, "dbias1"_a, "scratch"_a,
-      "activation"_a, "deterministic"_a, "threads"_a, "stream"_a, "tf32"_a = false);
+      "grad_out"_a, "x"_a, "w1"_a, "w2"_a, "bias1"_a, "dx"_a, "dw1"_a, "dw2"_a, "dbias1"_a, "activation"_a,
+      "deterministic"_a, "threads"_a, "stream"_a, "tf32"_a = false);
 }
 
 void define_mlp_parts(py::module_& m) {

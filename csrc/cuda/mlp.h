@@ -4,8 +4,6 @@
 #include <algorithm>
 
 #include "monoidreduce/error.h"
-#include "monoidreduce/kernel/rotation.h"
-#include "monoidreduce/kernel/turns.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/problems.h"
 #include "tier.h"
@@ -39,30 +37,12 @@ std::string mlp_obstacle(const Arguments& x) {
   return hidden % 8 == 0 ? "" : message("there are ", hidden, " hidden units, not a multiple of 8");
 }
 
-// That sums of several blocks take at most, forward and backward.
-inline constexpr std::int64_t kMostFloats = (32 << 20) / sizeof(float);
-
-// In how many splits hidden units may come where rows are few. Each of the warps that combine a row waits for every fourth of
-// them, one after another.
+// In how many splits hidden units may come where rows are few. Their partial sums take at most 32 MiB, and each of the warps
+// that combine a row waits for every fourth split, one after another.
 inline std::int64_t most_splits(const FoldProblem& p) {
-  constexpr std::int64_t kMost = 128;
-  return std::min(kMost, kMostFloats / (p.rows() * p.payload_width()));
+  constexpr std::int64_t kMost = 128, kFloats = (32 << 20) / sizeof(float);
+  return std::min(kMost, kFloats / (p.rows() * p.payload_width()));
 }
-
-// The scratch of a rotation (rotation.h), 0 at first: sums of the rows' gradient, [sums, rows, width], and turns. One sum alone is the
-// gradient itself.
-struct RotationScratch {
-  const std::int64_t padded_rows, of_sums, size;
-
-  RotationScratch(const FoldProblem& p, int sums)
-      : padded_rows(parts_of(p.rows(), 128) * 128),
-        of_sums(sums == 1 ? 0 : sums * p.rows() * p.width()),
-        size(of_sums + Turns::words_of(sums, padded_rows)) {}
-  Turns turns(float* scratch) const { return {scratch + of_sums, padded_rows}; }
-  static std::int64_t most_sums(const FoldProblem& p) {
-    return kMostFloats / (p.rows() * p.width() + RotationScratch(p, 1).size);
-  }
-};
 
 // The tier of a call that no kernel takes whole: hidden values are held in parts, within the bytes of the workspace, or the
 // SIMT kernels take it. fused: the tier of the kernels that store none.

@@ -19,16 +19,7 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
   Tier tier = fastest_tier(
       problem, {.sm80 = widest_sm80_backward(problem), .sm90 = 256}, launch,
       {.both = mlp_obstacle(x), .sm80 = launch.deterministic ? "the deterministic mode is asked for" : ""});
-  tier.adds_rows = tier.name != kSm90 || sm90::gradients_at_once(problem);
-  if constexpr (kWithSm90) {
-    if (tier.name == kSm90 && tier.adds_rows && launch.deterministic) {
-      const Rotation rotation = sm90::mlp_rotation(problem);
-      tier.scratch = RotationScratch(problem, rotation.sums()).size;
-      tier.adds_rows = rotation.sums() == 1;
-      tier.reason +=
-          message("; blocks take turns to add to the rows' gradient, in ", rotation.sums(), " sums");
-    }
-  }
+  tier.adds_rows = tier.name != kSm90 || (sm90::gradients_at_once(problem) && !launch.deterministic);
   return tier;
 }
 
@@ -37,14 +28,14 @@ Tier fused_tier(const MlpBackward& x, const Launch& launch) {
 // Of many rows, those of hidden units. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and
 // 0.12 ms, 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead. Of
 // many hidden units, where rows have a pass of their own on Hopper, those of rows (16384 units of width 256: 128 rows take 0.57 ms
-// in one block and 0.06 in parts; parts of 1024 rows 0.14, of 4096, whose blocks would run side by side, 0.78).
+// in one block and 0.06 in parts; parts of 1024 rows 0.14, of 4096, whose blocks would run side by side, 0.78. Up to width 128
+// they have one in the deterministic mode, which was not timed).
 std::string idle(const MlpBackward& x, const Tier& fused) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   const std::int64_t units = x.w1.size[0], blocks = (units + kUnits - 1) / kUnits;
   const std::int64_t rows = x.x.size[0], row_blocks = (rows + kRows - 1) / kRows;
   const int all = multiprocessors(x.x.cuda_device);
-  if (fused.name == kSm90 && !sm90::gradients_at_once(mlp_problem(x)) && units >= kManyUnits &&
-      row_blocks * kShareOfRows <= all)
+  if (!fused.adds_rows && units >= kManyUnits && row_blocks * kShareOfRows <= all)
     return message(rows, " rows are ", row_blocks, " blocks for ", all, " multiprocessors");
   if (x.x.dtype == DType::kFloat32 || rows < kManyRows || blocks * kShare > all) return "";
   return message(units, " hidden units are ", blocks, " blocks for ", all, " multiprocessors");
@@ -77,7 +68,6 @@ Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
 void mlp_backward(const MlpBackward& x, const Launch& launch) {
   const Tier tier = fused_tier(x, launch);
   const bool simt = tier.name == kSimt;
-  require_scratch(x.scratch, tier);
   for (const TensorView* gradient : {&x.d_w1, &x.d_w2}) {
     const DType expected = simt ? accumulation(x.x.dtype) : x.x.dtype;
     require(!gradient->present() || gradient->dtype == expected, "dw1, dw2: expected ", name(expected),

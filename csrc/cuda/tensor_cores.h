@@ -4,7 +4,6 @@
 #include <optional>
 
 #include "monoidreduce/kernel/packing.h"
-#include "monoidreduce/kernel/rotation.h"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::cuda {
@@ -43,8 +42,6 @@ std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing);
 void attention_few_rows(const AttentionForward& arguments, const Packing& packing, const Launch& launch);
 // Does one kernel take all gradients, so that blocks add to those of the rows (Tier::adds_rows); else each has a pass.
 inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
-// In which order blocks then add to those of an MLP's rows in the deterministic mode.
-Rotation mlp_rotation(const FoldProblem& p);
 }  // namespace sm90
 #undef MONOIDREDUCE_DECLARE_TIER
 

@@ -135,6 +135,13 @@ def test_few_rows_of_many_hidden_units(rows: int, width: int, gpu: torch.device)
         assert "in parts" not in str(mr.explain("mlp", *call))
 
 
+def test_few_rows_in_the_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
+    """There rows of any width have a pass of their own."""
+    inputs = scaled_mlp_inputs((130, 4104, 64, 72), torch.bfloat16, gpu, biases=True)
+    assert launches(inputs) == {"forward": 1, "backward": 1}
+    assert "130 rows are 2 blocks" in str(mr.explain("mlp", *(inputs[name] for name in ("x", "w1", "w2"))))
+
+
 def test_views(gpu: torch.device) -> None:
     """Leading axes, transposed weights, odd pitches: copied where the copy engine cannot read them."""
     inputs = scaled_mlp_inputs((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)

@@ -39,7 +39,7 @@ HEADERS = """
     kernel/handover.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/last_round.h kernel/launch.cuh
     kernel/packed_schedule.cuh kernel/packing.h kernel/parts.h kernel/payload_epilogue.cuh
     kernel/product_epilogue_sm90.cuh
-    kernel/quad_stores_sm80.cuh kernel/repair.cuh kernel/rotation.h kernel/row_fragment.cuh
+    kernel/quad_stores_sm80.cuh kernel/repair.cuh kernel/row_fragment.cuh
     kernel/row_order.cuh
     kernel/row_prologue.cuh kernel/row_residuals.cuh
     kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh

@@ -17,11 +17,11 @@ using TileAtOnce =
     monoidreduce::sm90::BackwardTile<kWidth, kWidth == 64 && !kBiased ? 128 : 64, kTransposed, kRowSums>;
 
 // turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent, as in
-// the MLP, which is one head whose rows keep all columns.
+// the MLP. Its deterministic mode takes no turns, because all of its blocks add to the same rows, and each would wait for the one
+// before: at width 128, 16384 rows and units, 0.85 ms instead of 0.78 with a pass for the rows' gradient (H100).
 template <class E, bool kTransposed, PayloadMonoid M, class Scores>
 void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                      const RowResiduals& residuals, const RowMarks& marks,
-                      const std::conditional_t<kTransposed, monoidreduce::sm90::RotatingTurns, Turns>& turns,
+                      const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
                       float* sharing, const Launch& launch) {
   using namespace monoidreduce::sm90;
   using enum GradientOf;
@@ -41,7 +41,12 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     };
     if (!launch.deterministic)
       return with_own_kernel(m, [&](const auto& own) { run(own, constant<RowSums::kAnyOrder>); });
-    run(m, constant < kTransposed ? RowSums::kInRotation : RowSums::kInTurn >);
+    if constexpr (kTransposed) {
+      pass(PassTile<kRows, width(), kTransposed>{});
+      run(m, constant<RowSums::kElsewhere>);
+    } else {
+      run(m, constant<RowSums::kInTurn>);
+    }
   };
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (kBiased || width <= 128) {  // biases have no passes of the columns

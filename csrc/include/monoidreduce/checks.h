@@ -458,8 +458,6 @@ inline void check(const MlpBackward& x) {
   call.optional_contiguous("dbias1", x.d_bias1, {s.k}, call.accumulator);
   require(!x.d_bias1.present() || x.bias1.present(),
           "dbias1: expected none where bias1 is none, got a tensor");
-  Axis elements{"elements"};
-  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 
 inline void check(const MlpHidden& x) {

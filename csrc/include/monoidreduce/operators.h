@@ -169,7 +169,6 @@ struct MlpBackward {
   TensorView grad_out;  // [B, N]
   TensorView x, w1, w2, bias1;
   TensorView d_x, d_w1, d_w2, d_bias1;
-  TensorView scratch;  // as attention_forward's; size: mlp_backward_tier
   ActivationKind activation = ActivationKind::kIdentity;
   std::int64_t workspace = 0;
 };

@@ -26,9 +26,7 @@ struct PartialRows {
     return splits * p.batch() * p.heads() * p.rows() * (p.payload_width() + kOfState);
   }
   PartialRows(const FoldProblem& p, int splits, float* scratch)
-      : PartialRows(p.batch() * p.heads() * p.rows(), p.payload_width(), splits, scratch) {}
-  PartialRows(std::int64_t rows, std::int64_t width, int splits, float* scratch)
-      : sums(scratch), rows(rows), width(static_cast<int>(width)) {
+      : sums(scratch), rows(p.batch() * p.heads() * p.rows()), width(static_cast<int>(p.payload_width())) {
     states = reinterpret_cast<typename M::State*>(scratch + splits * rows * width);
   }
 };

@@ -4,7 +4,7 @@
 //   weights^T, dz^T                       the monoid's pull, in registers
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
 //   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by TMA (reduce-add), in any order
-//                                         or one tile of columns after another
+//                                         or one tile of columns after another; or not here but in fold_backward_pass
 //
 // Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads and adds. Columns are shared by a group of
 // heads: their gradients are summed in registers over all of these heads.
@@ -13,7 +13,7 @@
 // job's first rows are loaded while the gradients of the job before are stored.
 //
 // In deterministic mode tiles of columns add in a fixed order, and no job is split. The last rows go first, because all
-// tiles of a causal head keep those. For a single head without a mask, tiles begin at different rows (rotation.h).
+// tiles of a causal head keep those.
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
@@ -26,7 +26,6 @@
 #include "monoidreduce/kernel/handover.cuh"
 #include "monoidreduce/kernel/kept.cuh"
 #include "monoidreduce/kernel/parts.h"
-#include "monoidreduce/kernel/rotation.h"
 #include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/tensor_map.cuh"
@@ -35,12 +34,9 @@
 
 namespace monoidreduce::sm90 {
 
-// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or in turn in the several sums of a
-// rotation, which are then the heads of d_rows.
-enum class RowSums { kAnyOrder, kInTurn, kInRotation };
-struct RotatingTurns : Turns {
-  Rotation rotation;
-};
+// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not at all, because
+// fold_backward_pass computes it.
+enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
 // gradient lie with their columns adjacent, [payload width, columns]. kStays: does a block take one job after another, for which
@@ -48,9 +44,7 @@ struct RotatingTurns : Turns {
 template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
 struct BackwardTile {
   static constexpr bool kTransposed = kTransposed_;
-  static constexpr bool kRotates = kRowSums == RowSums::kInRotation,
-                        kInTurn = kRotates || kRowSums == RowSums::kInTurn;
-  using TurnsOfRows = std::conditional_t<kRotates, RotatingTurns, Turns>;
+  static constexpr bool kAddsRows = kRowSums != RowSums::kElsewhere, kInTurn = kRowSums == RowSums::kInTurn;
   static constexpr bool kStays = !kTransposed, kHasParts = kStays && !kInTurn;
   static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
   static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
@@ -58,21 +52,16 @@ struct BackwardTile {
   // The number of warps that add to d_rows. In turn, a warp signals the next block only after its reduce-add has completed,
   // so each consumer has a warp of its own. (H100, width 128, causal, 8k and 16k: one warp 2.82 and 5.2 ms, two 2.70 and 5.0.
   // In any order two are no faster.)
-  static constexpr int kAddingWarps = kInTurn ? kConsumers : 1;
+  static constexpr int kAddingWarps = kInTurn ? kConsumers : kAddsRows ? 1 : 0;
   // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
   static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
   static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
   static_assert(kRows % kSlab == 0);
-  static_assert(kStays || !kInTurn || kRotates);
+  static_assert(kStays || !kInTurn);
 
-  // The first row of a job's n-th tile. Of a rotation: job.first_tile is the first that is taken, of all tiles.
+  // The first row of a job's n-th tile.
   __device__ __forceinline__ static int row0(const ColumnJob& job, int n) {
-    if constexpr (kRotates) {
-      const int tile = job.first_tile - n;
-      return (tile < 0 ? tile + job.tiles : tile) * kRows;
-    } else {
-      return (job.first_tile + (kInTurn ? job.tiles - 1 - n : n)) * kRows;
-    }
+    return (job.first_tile + (kInTurn ? job.tiles - 1 - n : n)) * kRows;
   }
 };
 
@@ -88,7 +77,7 @@ struct BackwardArguments {
   float* d_column_bias;                              // [columns], written; or null
   RowResiduals residuals;
   RowMarks marks;
-  typename Tile::TurnsOfRows turns;
+  Turns turns;
   FoldShape shape;
   JobNumbers jobs;
   ColumnHandover<Tile> parts;
@@ -142,12 +131,9 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   RingPosition<1> columns_at;
   RingPosition<Tile::kStages> at;
   typename decltype(memory.biases)::Position bias_at;
-  // Of a rotation the counter's next job is another block's.
 #pragma unroll 1
-  for (int number = p.jobs.first(); number < p.jobs.end();
-       number = Tile::kRotates ? p.jobs.end() : p.jobs.next(number)) {
-    ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
-    if constexpr (Tile::kRotates) job.first_tile = p.turns.rotation.first(p.turns.rotation.member(number));
+  for (int number = p.jobs.first(); number < p.jobs.end(); number = p.jobs.next(number)) {
+    const ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
     const auto load_columns = [&] {
       arch::Mbarrier* const arrived =
           memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] { memory.job = job; });
@@ -188,13 +174,6 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
 }
 
-// Where a tile of columns adds its gradient of a tile of rows: to which head of d_rows, and after how many other jobs.
-struct RowTurn {
-  int head;
-  std::int64_t batch_head;
-  int before;
-};
-
 // Adds the consumers' shares of d_rows to global memory. Called by each of the warps that add.
 template <class Tile, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
@@ -214,23 +193,14 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
     if (job.tiles < 0) return;
     for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
       const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
-      const auto turn_at = [&](int row0) -> RowTurn {
-        if constexpr (Tile::kRotates) {
-          const Rotation::Turn turn = p.turns.rotation.turn(
-              p.turns.rotation.member(job.column0 / Tile::kColumns), row0 / Tile::kRows);
-          return {turn.sum, turn.sum, turn.before};
-        } else {
-          // Behind the tiles of columns before this one that rows of the tile keep.
-          return {head, batch_head, job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns};
-        }
-      };
 #pragma unroll 1
       for (int n = 0; n < job.tiles; ++n) {
         const int row0 = Tile::row0(job, n);
-        const RowTurn turn = turn_at(row0);
         each_share([&](int w) {
           if constexpr (Tile::kInTurn) {
-            p.turns.await(turn.batch_head, row0, w, turn.before);
+            // Behind the tiles of columns before this one that rows of the tile keep.
+            p.turns.await(batch_head, row0, w,
+                          job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns);
             arch::fence_async_global();
           }
           arch::sync_threads(kShareReady + w, kThreads);
@@ -239,8 +209,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
                       row = row0 + (Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0);
 #pragma unroll
             for (int slab = 0; slab < 2; ++slab)
-              arch::reduce_add(p.d_rows, {inner + slab * 32, row, turn.head, job.batch},
-                               memory.d_rows[w][slab]);
+              arch::reduce_add(p.d_rows, {inner + slab * 32, row, head, job.batch}, memory.d_rows[w][slab]);
             arch::commit_stores();
             arch::wait_stores_read<0>();
           }
@@ -248,7 +217,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
           arch::arrive_threads(kShareFree + w, kThreads);
           if constexpr (Tile::kInTurn) {
             if (arch::elect()) arch::wait_stores<0>();
-            p.turns.pass(turn.batch_head, row0, w);
+            p.turns.pass(batch_head, row0, w);
           }
         });
       }
@@ -426,6 +395,17 @@ struct BackwardConsumer {
     std::uint32_t weights[kRows / 4], dz[kRows / 4];
     round_fragment<E>(weights, dots);
     round_fragment<E>(dz, u);
+    if constexpr (!Tile::kAddsRows) {
+      accumulate(d_payload, weights, memory.grad_out[at.stage]);
+      accumulate(d_columns, dz, memory.rows[at.stage]);
+      arch::wait_products<1>();
+      if (leads()) memory.grad_ring.release(at);
+      arch::wait_products<0>();
+      arch::pin(d_columns);
+      arch::pin(d_payload);
+      if (leads()) memory.row_ring.release(at);
+      return;
+    }
     store_fragment<kColumns>(arch::shared_address(memory.dz[at.stage]), warpgroup * kFragmentRows, dz);
 
     accumulate(d_payload, weights, memory.grad_out[at.stage]);
@@ -589,8 +569,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
     if (warp == 0) {
       if (arch::elect()) produce<Consumer::kResiduals>(p, memory);
-    } else if (warp <= Tile::kAddingWarps) {
-      add_rows<Tile>(p, memory, warp - 1);
+    } else if constexpr (Tile::kAddsRows) {
+      if (warp <= Tile::kAddingWarps) add_rows<Tile>(p, memory, warp - 1);
     }
   } else {
     arch::take_registers<240>();
@@ -603,7 +583,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         consumer.store_columns(job);
       consumer.release_columns();
     } while (Tile::kStays);
-    arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
+    if constexpr (Tile::kAddsRows)
+      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
   }
 }
 
@@ -619,20 +600,20 @@ LastRound backward_last_round(const FoldProblem& p) {
                     parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
 }
 
-//   wanted             grad_out, and the gradients of the problem's rows (float, added to), columns and payload (element type E,
-//                      written); all must be present
+//   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
+//                      payload (element type E, written); all must be present
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
 //   sharing            16-byte aligned: a counter of jobs, 0 at first. Without a mask, the ColumnHandover of
 //                      backward_last_round, if jobs are split. Not read if blocks add in turn.
-//   rotation           only for a single head without a mask
 template <class E, class Tile, PayloadMonoid M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks,
-                   const typename Tile::TurnsOfRows& turns, float* sharing, const Launch& launch) {
+                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
+                   const Launch& launch) {
   // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
   // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
   // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
-  const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) + p.width() * sizeof(float);
+  const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
+                                 (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t{0});
   const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
   // In turn several heads at a time, where all jobs are equally long too, and at least a few: the more tiles of columns of one head
   // wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms, 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
@@ -651,7 +632,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .columns = tensor_map(p.b, Tile::kColumns),
       .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
                                    : tensor_map(p.payload, Tile::kColumns),
-      .d_rows = tensor_map(wanted.d_a, Tile::kSharedRows),
+      .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
       .d_columns = tensor_map(wanted.d_b, kFragmentRows),
       .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
                                      : tensor_map(wanted.d_payload, kFragmentRows),
