@@ -5,6 +5,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/attention.cpp
     csrc/cpu/cross_entropy.cpp
     csrc/cpu/distillation.cpp
+    csrc/cpu/engine.cpp
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp

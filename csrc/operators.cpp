@@ -1,79 +1,160 @@
 #include "monoidreduce/operators.h"
 
+#include "cpu/engine.h"
+#include "cuda/engine.h"
 #include "monoidreduce/checks.h"
 #include "monoidreduce/error.h"
+#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce {
+namespace {
 
 #ifdef MONOIDREDUCE_WITH_CUDA
-#define MR_RUN_ON_CUDA(name) cuda::name(arguments, launch)
+constexpr bool kWithCuda = true;
 #else
-#define MR_RUN_ON_CUDA(name)                                                                              \
-  throw Error(                                                                                            \
-      message(#name, ": expected tensors on the CPU, got one on cuda:", leading(arguments).cuda_device,   \
-              ". This build of monoidreduce is CPU-only; for GPUs, install it again where nvcc is, with " \
-              "the environment variable MONOIDREDUCE_CUDA=ON"))
+constexpr bool kWithCuda = false;  // nothing in cuda/engine.h is there to be linked
 #endif
 
-#define MR_DEFINE(name, Arguments)                              \
-  void name(const Arguments& arguments, const Launch& launch) { \
-    check(launch);                                              \
-    check(arguments);                                           \
-    if (!leading(arguments).is_cuda()) {                        \
-      cpu::name(arguments, launch);                             \
-    } else {                                                    \
-      MR_RUN_ON_CUDA(name);                                     \
-    }                                                           \
+template <auto kCuda, class Call>
+void run_on_cuda(const char* name, const Call& x, const Launch& launch) {
+  check(launch);
+  check(x);
+  if constexpr (kWithCuda) {
+    kCuda(x, launch);
+  } else {
+    throw Error(
+        message(name, ": expected tensors on the CPU, got one on cuda:", leading(x).cuda_device,
+                ". This build of monoidreduce is CPU-only; for GPUs, install it again where nvcc is, with ",
+                "the environment variable MONOIDREDUCE_CUDA=ON"));
   }
-MONOIDREDUCE_OPERATORS(MR_DEFINE)
+}
 
-#ifdef MONOIDREDUCE_WITH_CUDA
-#define MR_TIER_ON_CUDA(name) cuda::name(arguments, launch)
-#else
-#define MR_TIER_ON_CUDA(name) Tier{"", "this build is CPU-only"}
-#endif
+template <auto kCpu, auto kCuda, class Call>
+void run(const char* name, const Call& x, const Launch& launch) {
+  const TensorView& tensor = leading(x);
+  if (tensor.is_cuda()) return run_on_cuda<kCuda>(name, x, launch);
+  check(launch);
+  check(x);
+  const cpu::Engine& engine = cpu::engine_for(tensor.dtype);
+  count_path(name, std::string("cpu/") + engine.isa + "/" + monoidreduce::name(tensor.dtype));
+  (engine.*kCpu)(x, launch);
+}
 
-#define MR_DEFINE_TIER(name, Arguments)                                                  \
-  Tier name(const Arguments& arguments, [[maybe_unused]] const Launch& launch) {         \
-    const TensorView& tensor = leading(arguments);                                       \
-    if (!tensor.is_cuda()) return {cpu_isa(tensor.dtype), "the tensors are on the CPU"}; \
-    return MR_TIER_ON_CUDA(name);                                                        \
+template <auto kCuda, class Call>
+Tier tier(const Call& x, [[maybe_unused]] const Launch& launch) {
+  const TensorView& tensor = leading(x);
+  if (!tensor.is_cuda()) return {cpu_isa(tensor.dtype), "the tensors are on the CPU"};
+  if constexpr (kWithCuda) {
+    return kCuda(x, launch);
+  } else {
+    return {"", "this build is CPU-only"};
   }
-MR_DEFINE_TIER(attention_forward_tier, AttentionForward)
-MR_DEFINE_TIER(attention_backward_tier, AttentionBackward)
-MR_DEFINE_TIER(mlp_forward_tier, MlpForward)
-MR_DEFINE_TIER(mlp_backward_tier, MlpBackward)
-MR_DEFINE_TIER(cross_entropy_forward_tier, CrossEntropyForward)
-MR_DEFINE_TIER(cross_entropy_backward_tier, CrossEntropyBackward)
-MR_DEFINE_TIER(distillation_forward_tier, DistillationForward)
-MR_DEFINE_TIER(distillation_backward_tier, DistillationBackward)
-MR_DEFINE_TIER(logsumexp_forward_tier, LogSumExpForward)
-MR_DEFINE_TIER(logsumexp_backward_tier, LogSumExpBackward)
+}
+
+}  // namespace
+
+void attention_forward(const AttentionForward& x, const Launch& launch) {
+  run<&cpu::Engine::attention_forward, cuda::attention_forward>("attention_forward", x, launch);
+}
+void attention_backward(const AttentionBackward& x, const Launch& launch) {
+  run<&cpu::Engine::attention_backward, cuda::attention_backward>("attention_backward", x, launch);
+}
+void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
+  run<&cpu::Engine::cross_entropy_forward, cuda::cross_entropy_forward>("cross_entropy_forward", x, launch);
+}
+void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch) {
+  run<&cpu::Engine::cross_entropy_backward, cuda::cross_entropy_backward>("cross_entropy_backward", x,
+                                                                          launch);
+}
+void distillation_forward(const DistillationForward& x, const Launch& launch) {
+  run<&cpu::Engine::distillation_forward, cuda::distillation_forward>("distillation_forward", x, launch);
+}
+void distillation_backward(const DistillationBackward& x, const Launch& launch) {
+  run<&cpu::Engine::distillation_backward, cuda::distillation_backward>("distillation_backward", x, launch);
+}
+void reduce_losses(const LossReduction& x, const Launch& launch) {
+  run<&cpu::Engine::reduce_losses, cuda::reduce_losses>("reduce_losses", x, launch);
+}
+void mlp_forward(const MlpForward& x, const Launch& launch) {
+  run<&cpu::Engine::mlp_forward, cuda::mlp_forward>("mlp_forward", x, launch);
+}
+void mlp_backward(const MlpBackward& x, const Launch& launch) {
+  run<&cpu::Engine::mlp_backward, cuda::mlp_backward>("mlp_backward", x, launch);
+}
+void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
+  run<&cpu::Engine::logsumexp_forward, cuda::logsumexp_forward>("logsumexp_forward", x, launch);
+}
+void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch) {
+  run<&cpu::Engine::logsumexp_backward, cuda::logsumexp_backward>("logsumexp_backward", x, launch);
+}
+
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
+  run_on_cuda<cuda::cross_entropy_local_gradient>("cross_entropy_local_gradient", x, launch);
+}
+void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
+  run_on_cuda<cuda::distillation_local_gradient>("distillation_local_gradient", x, launch);
+}
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch) {
+  run_on_cuda<cuda::logsumexp_local_gradient>("logsumexp_local_gradient", x, launch);
+}
+void scale_rows(const RowScaling& x, const Launch& launch) {
+  run_on_cuda<cuda::scale_rows>("scale_rows", x, launch);
+}
+void order_rows(const RowOrdering& x, const Launch& launch) {
+  run_on_cuda<cuda::order_rows>("order_rows", x, launch);
+}
+void rows_product(const RowsProduct& x, const Launch& launch) {
+  run_on_cuda<cuda::rows_product>("rows_product", x, launch);
+}
+void columns_product(const ColumnsProduct& x, const Launch& launch) {
+  run_on_cuda<cuda::columns_product>("columns_product", x, launch);
+}
+void mlp_hidden(const MlpHidden& x, const Launch& launch) {
+  run_on_cuda<cuda::mlp_hidden>("mlp_hidden", x, launch);
+}
+void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
+  run_on_cuda<cuda::mlp_local_gradient>("mlp_local_gradient", x, launch);
+}
+
+Tier attention_forward_tier(const AttentionForward& x, const Launch& launch) {
+  return tier<cuda::attention_forward_tier>(x, launch);
+}
+Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch) {
+  return tier<cuda::attention_backward_tier>(x, launch);
+}
+Tier mlp_forward_tier(const MlpForward& x, const Launch& launch) {
+  return tier<cuda::mlp_forward_tier>(x, launch);
+}
+Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch) {
+  return tier<cuda::mlp_backward_tier>(x, launch);
+}
+Tier cross_entropy_forward_tier(const CrossEntropyForward& x, const Launch& launch) {
+  return tier<cuda::cross_entropy_forward_tier>(x, launch);
+}
+Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& launch) {
+  return tier<cuda::cross_entropy_backward_tier>(x, launch);
+}
+Tier distillation_forward_tier(const DistillationForward& x, const Launch& launch) {
+  return tier<cuda::distillation_forward_tier>(x, launch);
+}
+Tier distillation_backward_tier(const DistillationBackward& x, const Launch& launch) {
+  return tier<cuda::distillation_backward_tier>(x, launch);
+}
+Tier logsumexp_forward_tier(const LogSumExpForward& x, const Launch& launch) {
+  return tier<cuda::logsumexp_forward_tier>(x, launch);
+}
+Tier logsumexp_backward_tier(const LogSumExpBackward& x, const Launch& launch) {
+  return tier<cuda::logsumexp_backward_tier>(x, launch);
+}
 
 bool can_keep([[maybe_unused]] int cuda_device, [[maybe_unused]] std::int64_t width,
               [[maybe_unused]] std::int64_t other_width, [[maybe_unused]] double scale,
               [[maybe_unused]] const Launch& launch) {
-#ifdef MONOIDREDUCE_WITH_CUDA
-  return cuda::can_keep(cuda_device, width, other_width, scale, launch);
-#else
-  return false;
-#endif
-}
-
-#define MR_DEFINE_ON_CUDA(name, Arguments)                      \
-  void name(const Arguments& arguments, const Launch& launch) { \
-    check(launch);                                              \
-    check(arguments);                                           \
-    MR_RUN_ON_CUDA(name);                                       \
+  if constexpr (kWithCuda) {
+    return cuda::can_keep(cuda_device, width, other_width, scale, launch);
+  } else {
+    return false;
   }
-MR_DEFINE_ON_CUDA(cross_entropy_local_gradient, CrossEntropyLocalGradient)
-MR_DEFINE_ON_CUDA(distillation_local_gradient, DistillationLocalGradient)
-MR_DEFINE_ON_CUDA(logsumexp_local_gradient, LogSumExpLocalGradient)
-MR_DEFINE_ON_CUDA(scale_rows, RowScaling)
-MR_DEFINE_ON_CUDA(order_rows, RowOrdering)
-MR_DEFINE_ON_CUDA(rows_product, RowsProduct)
-MR_DEFINE_ON_CUDA(columns_product, ColumnsProduct)
-MR_DEFINE_ON_CUDA(mlp_hidden, MlpHidden)
-MR_DEFINE_ON_CUDA(mlp_local_gradient, MlpLocalGradient)
+}
 
 }  // namespace monoidreduce

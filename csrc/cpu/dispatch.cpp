@@ -4,45 +4,24 @@
 #include <string_view>
 #include <vector>
 
+#include "engine.h"
 #include "monoidreduce/error.h"
-#include "monoidreduce/operators.h"
-#include "monoidreduce/path_counter.h"
 
 namespace monoidreduce {
 namespace cpu {
-namespace {
 
-struct Engine {
-  const char* isa;
-#define MR_ENTRY_POINT(name, Arguments) void (*name)(const Arguments&, const Launch&);
-  MONOIDREDUCE_OPERATORS(MR_ENTRY_POINT)
-#undef MR_ENTRY_POINT
-  CpuTiles (*fold_tiles)(const FoldProblem&, bool, int);
-};
-
-}  // namespace
-
-#define MR_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
-#define MR_ADDRESS(name, Arguments) .name = &name,
-#define MR_ENGINE(name)                                                                                      \
-  namespace name {                                                                                           \
-  MONOIDREDUCE_OPERATORS(MR_DECLARE)                                                                         \
-  CpuTiles fold_tiles(const FoldProblem& problem, bool bias_gradient, int threads);                          \
-  static constexpr Engine engine{.isa = #name, MONOIDREDUCE_OPERATORS(MR_ADDRESS).fold_tiles = &fold_tiles}; \
-  }
-MR_ENGINE(baseline)
-#ifdef MONOIDREDUCE_WITH_AVX2
-MR_ENGINE(avx2)
-#endif
-#ifdef MONOIDREDUCE_WITH_AVX512
-MR_ENGINE(avx512)
-#endif
-#ifdef MONOIDREDUCE_WITH_AVX512BF16
-MR_ENGINE(avx512bf16)
-#endif
-#undef MR_ENGINE
-#undef MR_ADDRESS
-#undef MR_DECLARE
+namespace baseline {
+extern const Engine engine;
+}
+namespace avx2 {
+extern const Engine engine;
+}
+namespace avx512 {
+extern const Engine engine;
+}
+namespace avx512bf16 {
+extern const Engine engine;
+}
 
 namespace {
 
@@ -85,38 +64,24 @@ const Engine& engine() {
   return chosen;
 }
 
-// Whose code runs: avx512bf16 has some for bfloat16 alone.
-const Engine& engine(DType dtype) {
-#ifdef MONOIDREDUCE_WITH_AVX512BF16
+}  // namespace
+
+const Engine& engine_for(DType dtype) {
+#ifdef MONOIDREDUCE_WITH_AVX512BF16  // it has code for bfloat16 alone
   if (&engine() == &avx512bf16::engine && dtype != DType::kBFloat16) return avx512::engine;
 #endif
   return engine();
 }
 
-void count(const char* op, DType dtype) {
-  count_path(op, std::string("cpu/") + engine(dtype).isa + "/" + name(dtype));
-}
-
-}  // namespace
-
-#define MR_FORWARD_TO_ENGINE(name, Arguments)                   \
-  void name(const Arguments& arguments, const Launch& launch) { \
-    const DType dtype = leading(arguments).dtype;               \
-    count(#name, dtype);                                        \
-    engine(dtype).name(arguments, launch);                      \
-  }
-MONOIDREDUCE_OPERATORS(MR_FORWARD_TO_ENGINE)
-#undef MR_FORWARD_TO_ENGINE
-
 }  // namespace cpu
 
 CpuTiles cpu_tiles(const FoldProblem& problem, bool bias_gradient, int threads) {
-  return cpu::engine(problem.a.dtype).fold_tiles(problem, bias_gradient, threads);
+  return cpu::engine_for(problem.a.dtype).fold_tiles(problem, bias_gradient, threads);
 }
 
 const char* cpu_isa() { return cpu::engine().isa; }
 
-const char* cpu_isa(DType dtype) { return cpu::engine(dtype).isa; }
+const char* cpu_isa(DType dtype) { return cpu::engine_for(dtype).isa; }
 
 std::vector<std::string> cpu_isas() {
   std::vector<std::string> names;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "monoidreduce/operators.h"
+#include "engine.h"
 #include "monoidreduce/problems.h"
 
 namespace monoidreduce::cuda {

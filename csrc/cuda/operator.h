@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "engine.h"
 #include "monoidreduce/error.h"
-#include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
 #include "monoidreduce/rows.h"
 

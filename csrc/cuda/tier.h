@@ -3,8 +3,8 @@
 
 #include <string>
 
+#include "engine.h"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/operators.h"
 
 namespace monoidreduce::cuda {
 

@@ -9,9 +9,9 @@
 #include <random>
 #include <string>
 
+#include "../../csrc/cuda/engine.h"
 #include "monoidreduce/block/tile.cuh"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/operators.h"
 #include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "simt_reference.h"

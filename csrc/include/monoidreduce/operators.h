@@ -227,31 +227,19 @@ struct LogSumExpLocalGradient {
   double scale = 1;
 };
 
-// Every operator that an engine provides, one line each: X(name, argument struct).
-#define MONOIDREDUCE_OPERATORS(X)                 \
-  X(attention_forward, AttentionForward)          \
-  X(attention_backward, AttentionBackward)        \
-  X(cross_entropy_forward, CrossEntropyForward)   \
-  X(cross_entropy_backward, CrossEntropyBackward) \
-  X(distillation_forward, DistillationForward)    \
-  X(distillation_backward, DistillationBackward)  \
-  X(reduce_losses, LossReduction)                 \
-  X(mlp_forward, MlpForward)                      \
-  X(mlp_backward, MlpBackward)                    \
-  X(logsumexp_forward, LogSumExpForward)          \
-  X(logsumexp_backward, LogSumExpBackward)
-
 // Each operator checks its arguments (checks.h), then calls the engine of its tensors' device. An engine's own entry
 // points check nothing.
-#define MONOIDREDUCE_DECLARE(name, Arguments) void name(const Arguments& arguments, const Launch& launch);
-MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
-namespace cpu {
-MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
-}
-namespace cuda {
-MONOIDREDUCE_OPERATORS(MONOIDREDUCE_DECLARE)
-}
-#undef MONOIDREDUCE_DECLARE
+void attention_forward(const AttentionForward& x, const Launch& launch);
+void attention_backward(const AttentionBackward& x, const Launch& launch);
+void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch);
+void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch);
+void distillation_forward(const DistillationForward& x, const Launch& launch);
+void distillation_backward(const DistillationBackward& x, const Launch& launch);
+void reduce_losses(const LossReduction& x, const Launch& launch);
+void mlp_forward(const MlpForward& x, const Launch& launch);
+void mlp_backward(const MlpBackward& x, const Launch& launch);
+void logsumexp_forward(const LogSumExpForward& x, const Launch& launch);
+void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch);
 
 // The backend of a call and the reason for it: the instruction set on the CPU; "simt", "sm80" or "sm90" on CUDA. The
 // caller asks before the backward pass, because it allocates the gradients; they may still be absent then.
@@ -265,16 +253,16 @@ struct Tier {
   bool adds_rows = true;     // d_q, d_x: added to; false: written in the inputs' type
   TileSize part{};           // mlp: the rows and hidden units of one part (MlpHidden); or none
 };
-Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
-Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
-Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);
-Tier mlp_backward_tier(const MlpBackward& arguments, const Launch& launch);
-Tier cross_entropy_forward_tier(const CrossEntropyForward& arguments, const Launch& launch);
-Tier cross_entropy_backward_tier(const CrossEntropyBackward& arguments, const Launch& launch);
-Tier distillation_forward_tier(const DistillationForward& arguments, const Launch& launch);
-Tier distillation_backward_tier(const DistillationBackward& arguments, const Launch& launch);
-Tier logsumexp_forward_tier(const LogSumExpForward& arguments, const Launch& launch);
-Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& launch);
+Tier attention_forward_tier(const AttentionForward& x, const Launch& launch);
+Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch);
+Tier mlp_forward_tier(const MlpForward& x, const Launch& launch);
+Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch);
+Tier cross_entropy_forward_tier(const CrossEntropyForward& x, const Launch& launch);
+Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& launch);
+Tier distillation_forward_tier(const DistillationForward& x, const Launch& launch);
+Tier distillation_backward_tier(const DistillationBackward& x, const Launch& launch);
+Tier logsumexp_forward_tier(const LogSumExpForward& x, const Launch& launch);
+Tier logsumexp_backward_tier(const LogSumExpBackward& x, const Launch& launch);
 
 // Whether the forward pass of a loss can store local gradients (dlogits) for the backward pass: only on the tier "sm90".
 // Valid for 16-bit tensors of these widths with less than 2^30 rows and columns. other_width is 0 where there is one
@@ -285,43 +273,20 @@ bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, dou
 // On the tensor-core tiers the caller computes the gradients of a loss as matrix products of local gradients (dlogits).
 // It asks for a slice of scratch / N classes at a time, rounded up. scratch is the backward tier's, in elements of the
 // type of x.
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
-void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
-void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch);
+void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch);
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch);
 // Gathers, multiplies or scatters rows for the products with local gradients.
-void scale_rows(const RowScaling& arguments, const Launch& launch);
+void scale_rows(const RowScaling& x, const Launch& launch);
 // Finds the active rows, for kernels that skip the others.
-void order_rows(const RowOrdering& arguments, const Launch& launch);
+void order_rows(const RowOrdering& x, const Launch& launch);
 // Matrix products of local gradients, only on the tier "sm90".
-void rows_product(const RowsProduct& arguments, const Launch& launch);
-void columns_product(const ColumnsProduct& arguments, const Launch& launch);
+void rows_product(const RowsProduct& x, const Launch& launch);
+void columns_product(const ColumnsProduct& x, const Launch& launch);
 // An MLP too wide for one kernel is computed in parts of Tier::part rows and hidden units, whose products the caller
 // takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units.
-void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
-void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
-namespace cuda {
-bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
-              const Launch& launch);
-Tier attention_forward_tier(const AttentionForward& arguments, const Launch& launch);
-Tier attention_backward_tier(const AttentionBackward& arguments, const Launch& launch);
-Tier mlp_forward_tier(const MlpForward& arguments, const Launch& launch);
-Tier mlp_backward_tier(const MlpBackward& arguments, const Launch& launch);
-Tier cross_entropy_forward_tier(const CrossEntropyForward& arguments, const Launch& launch);
-Tier cross_entropy_backward_tier(const CrossEntropyBackward& arguments, const Launch& launch);
-Tier distillation_forward_tier(const DistillationForward& arguments, const Launch& launch);
-Tier distillation_backward_tier(const DistillationBackward& arguments, const Launch& launch);
-Tier logsumexp_forward_tier(const LogSumExpForward& arguments, const Launch& launch);
-Tier logsumexp_backward_tier(const LogSumExpBackward& arguments, const Launch& launch);
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& arguments, const Launch& launch);
-void distillation_local_gradient(const DistillationLocalGradient& arguments, const Launch& launch);
-void logsumexp_local_gradient(const LogSumExpLocalGradient& arguments, const Launch& launch);
-void scale_rows(const RowScaling& arguments, const Launch& launch);
-void order_rows(const RowOrdering& arguments, const Launch& launch);
-void rows_product(const RowsProduct& arguments, const Launch& launch);
-void columns_product(const ColumnsProduct& arguments, const Launch& launch);
-void mlp_hidden(const MlpHidden& arguments, const Launch& launch);
-void mlp_local_gradient(const MlpLocalGradient& arguments, const Launch& launch);
-}  // namespace cuda
+void mlp_hidden(const MlpHidden& x, const Launch& launch);
+void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch);
 
 // The tensor whose device and dtype are those of the call.
 template <class Arguments>

@@ -1,0 +1,31 @@
+// The CPU engine is compiled once per instruction set. One of these is chosen at run time.
+#pragma once
+
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::cpu {
+
+template <class Call>
+using EntryPoint = void (*)(const Call& x, const Launch& launch);
+
+// The operators, compiled for one instruction set.
+struct Engine {
+  const char* isa;
+  EntryPoint<AttentionForward> attention_forward;
+  EntryPoint<AttentionBackward> attention_backward;
+  EntryPoint<CrossEntropyForward> cross_entropy_forward;
+  EntryPoint<CrossEntropyBackward> cross_entropy_backward;
+  EntryPoint<DistillationForward> distillation_forward;
+  EntryPoint<DistillationBackward> distillation_backward;
+  EntryPoint<LossReduction> reduce_losses;
+  EntryPoint<MlpForward> mlp_forward;
+  EntryPoint<MlpBackward> mlp_backward;
+  EntryPoint<LogSumExpForward> logsumexp_forward;
+  EntryPoint<LogSumExpBackward> logsumexp_backward;
+  CpuTiles (*fold_tiles)(const FoldProblem& problem, bool bias_gradient, int threads);
+};
+
+// The engine for tensors of this dtype.
+const Engine& engine_for(DType dtype);
+
+}  // namespace monoidreduce::cpu
