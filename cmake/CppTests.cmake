@@ -56,4 +56,40 @@ if(MONOIDREDUCE_WITH_CUDA)
   else()
     message(STATUS "No test against CuTe: MONOIDREDUCE_CUTE_INCLUDE names no folder with cute/tensor.hpp")
   endif()
+
+  # What the host's half of the CUDA code launches, seen by a runtime that notes it (tests/launches). nvcc checks the syntax of
+  # device code and makes none, so that all sources take one processor 2 to 3 minutes. The runtime has the functions by which
+  # code of CUDA 13 launches. GCC, from version 11 on, knows which bytes of parameters are padding.
+  if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13
+     AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"
+     AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 11)
+    add_library(launching_code OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_CUDA_SOURCES} ${MONOIDREDUCE_CUDA_ARCH_SOURCES})
+    set_target_properties(launching_code PROPERTIES CUDA_ARCHITECTURES 80-virtual)
+    add_library(launching_code_sm90 OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_SM90_SOURCES})
+    set_target_properties(launching_code_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-virtual)
+    foreach(target launching_code launching_code_sm90)
+      set_target_properties(${target} PROPERTIES EXPORT_COMPILE_COMMANDS OFF) # scripts/kernel_code.py reads them
+      target_include_directories(${target} BEFORE PRIVATE tests/launches/described tests)
+      target_compile_definitions(${target} PRIVATE MONOIDREDUCE_WITH_SM90=1)
+      target_compile_options(${target} PRIVATE -fdevice-syntax-only -w -Xcompiler=-O0)
+      target_link_libraries(${target} PRIVATE monoidreduce_flags)
+    endforeach()
+
+    add_library(launches OBJECT EXCLUDE_FROM_ALL tests/launches/fake_cudart.cpp tests/launches/no_cpu_engine.cpp
+                                tests/launches/calls.cpp csrc/operators.cpp csrc/path_counter.cpp)
+    target_compile_definitions(launches PRIVATE MONOIDREDUCE_WITH_CUDA=1)
+    target_include_directories(launches PRIVATE tests)
+    target_include_directories(launches SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+    target_link_libraries(launches PRIVATE monoidreduce_flags)
+
+    add_executable(launch_trace EXCLUDE_FROM_ALL tests/launches/trace.cpp)
+    add_cpp_test(test_launches tests/launches/test_launches.cpp)
+    foreach(target launch_trace test_launches)
+      target_sources(${target} PRIVATE $<TARGET_OBJECTS:launches> $<TARGET_OBJECTS:launching_code>
+                                       $<TARGET_OBJECTS:launching_code_sm90>)
+      target_include_directories(${target} PRIVATE tests tests/cpp)
+      target_link_libraries(${target} PRIVATE monoidreduce_flags)
+      set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)
+    endforeach()
+  endif()
 endif()

@@ -1,0 +1,853 @@
+#include "launches/calls.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <initializer_list>
+#include <utility>
+
+#include "monoidreduce/checks.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
+
+namespace monoidreduce::launches {
+namespace {
+
+using enum DType;
+using Sizes = std::initializer_list<std::int64_t>;
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+
+// ---- Tensors
+
+// Makes the tensors of calls, each with memory of its name.
+struct Tensors {
+  int device;
+
+  TensorView operator()(const std::string& name, DType dtype, Sizes sizes) const {
+    TensorView t = shaped(dtype, sizes);
+    std::int64_t stride = 1;
+    for (int d = t.rank - 1; d >= 0; --d) t.stride[d] = stride, stride *= t.size[d];
+    t.data = allocate(name, t.numel() * item_size(dtype));
+    return t;
+  }
+  // Lines padded to whole 16 elements.
+  TensorView lines(const std::string& name, DType dtype, std::int64_t rows, std::int64_t columns) const {
+    TensorView t = (*this)(name, dtype, {rows, round_up(columns, 16)});
+    t.size[1] = columns;
+    return t;
+  }
+  // A copy whose last axes are padded to multiples of 8; or the tensor, where they need none.
+  TensorView padded(const std::string& name, const TensorView& given, int axes = 1) const {
+    TensorView t = given;
+    for (int d = t.rank - axes; d < t.rank && t.present(); ++d) t.size[d] = round_up(t.size[d], 8);
+    if (t.numel() == given.numel()) return given;
+    if (t.rank == 1) return (*this)(name + "_padded", t.dtype, {t.size[0]});
+    if (t.rank == 2) return (*this)(name + "_padded", t.dtype, {t.size[0], t.size[1]});
+    return (*this)(name + "_padded", t.dtype, {t.size[0], t.size[1], t.size[2], t.size[3]});
+  }
+  TensorView scratch(const Tier& tier, DType dtype) const {
+    return tier.scratch ? (*this)("scratch", accumulation(dtype), {tier.scratch}) : TensorView{};
+  }
+
+ private:
+  TensorView shaped(DType dtype, Sizes sizes) const {
+    TensorView t;
+    t.dtype = dtype, t.cuda_device = device, t.rank = static_cast<int>(sizes.size());
+    std::copy(sizes.begin(), sizes.end(), t.size);
+    return t;
+  }
+};
+
+TensorView part_of(TensorView t, int axis, std::int64_t first, std::int64_t count) {
+  if (!t.present()) return t;
+  t.data = static_cast<char*>(t.data) + first * t.stride[axis] * item_size(t.dtype);
+  t.size[axis] = count;
+  return t;
+}
+
+// ---- Calls
+
+// All but the reason.
+std::string text(const Tier& tier) {
+  std::string result = message(tier.name, ", scratch ", tier.scratch, tier.adds_rows ? ", adds rows" : "");
+  if (tier.part.rows) result += message(", parts of ", tier.part.rows, " x ", tier.part.columns);
+  return result;
+}
+
+class Recorder {
+ public:
+  explicit Recorder(int device) : tensors_{device} {}
+
+  // call(tensors) returns what the library says of the call; nothing where it has no tier.
+  void run(const std::string& name, const std::function<Tier(const Tensors&)>& call) {
+    free_all();
+    Call& made = calls.emplace_back(name);
+    try {
+      const Tier tier = call(tensors_);
+      made.tier = text(tier), made.reason = tier.reason;
+    } catch (const std::exception& error) {
+      made.error = error.what();
+    }
+    made.events = take_events();
+  }
+
+  std::vector<Call> calls;
+
+ private:
+  Tensors tensors_;
+};
+
+Launch launch_of(bool deterministic = false, bool tf32 = false) {
+  return {.stream = reinterpret_cast<void*>(kStream), .deterministic = deterministic, .tf32 = tf32};
+}
+
+// ---- Attention
+
+struct Attention {
+  std::string name = "";
+  DType dtype = kBFloat16;
+  std::int64_t batch = 2, heads = 8, key_heads = 2, rows = 1024, columns = 1024;
+  std::int64_t width = 64, payload_width = 64;
+  std::int64_t left = -1, right = -1;
+  double softcap = 0;
+  bool biased = false;
+  DType bias = kBool;
+  bool shared_by_batches = false, shared_by_heads = false, shared_by_rows = false, shared_by_columns = false;
+  bool tf32 = false, deterministic = false, of_lse = false, of_lse_alone = false, whole = true;
+};
+
+// [B, H, M, N] with strides of 0 where it is shared.
+TensorView attention_bias(const Attention& c, const Tensors& t, const std::string& name, DType dtype) {
+  const bool shared[4] = {c.shared_by_batches, c.shared_by_heads, c.shared_by_rows, c.shared_by_columns};
+  const std::int64_t sizes[4] = {c.batch, c.heads, c.rows, c.columns};
+  const auto own = [&](int axis) { return shared[axis] ? 1 : sizes[axis]; };
+  TensorView bias =
+      t(name, dtype, {own(0), own(1), own(2), c.shared_by_columns ? 1 : round_up(c.columns, 16)});
+  for (int axis = 0; axis < 4; ++axis) {
+    bias.size[axis] = sizes[axis];
+    if (shared[axis]) bias.stride[axis] = 0;
+  }
+  return bias;
+}
+
+template <class Arguments>
+void fill_attention(const Attention& c, const Tensors& t, Arguments& x) {
+  x.q = t("q", c.dtype, {c.batch, c.heads, c.rows, c.width});
+  x.k = t("k", c.dtype, {c.batch, c.key_heads, c.columns, c.width});
+  x.v = t("v", c.dtype, {c.batch, c.key_heads, c.columns, c.payload_width});
+  if (c.biased) x.bias = attention_bias(c, t, "bias", c.bias);
+  x.options = {.scale = 0.125, .softcap = c.softcap, .left = c.left, .right = c.right};
+}
+template <class Arguments>
+void pad_attention(const Tensors& t, Arguments& x) {
+  x.q = t.padded("q", x.q), x.k = t.padded("k", x.k), x.v = t.padded("v", x.v);
+}
+template <class Arguments>
+void add_statistics(const Attention& c, const Tensors& t, Arguments& x) {
+  const DType statistics = accumulation(c.dtype);
+  x.out = t("out", c.dtype, {c.batch, c.heads, c.rows, x.v.size[3]});
+  x.lse = t("lse", statistics, {c.batch, c.heads, c.rows});
+  x.lse_low = t("lse_low", statistics, {c.batch, c.heads, c.rows});
+}
+
+Tier forward(const Attention& c, const Tensors& t) {
+  AttentionForward x;
+  fill_attention(c, t, x);
+  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Tier tier = attention_forward_tier(x, launch);
+  if (tier.name != "simt") pad_attention(t, x);
+  add_statistics(c, t, x);
+  x.scratch = t.scratch(tier, c.dtype);
+  attention_forward(x, launch);
+  return tier;
+}
+
+Tier backward(const Attention& c, const Tensors& t) {
+  AttentionBackward x;
+  fill_attention(c, t, x);
+  x.whole = c.whole;
+  const DType sums = accumulation(c.dtype);
+  if (!c.of_lse_alone) x.grad_out = t("grad_out", c.dtype, {c.batch, c.heads, c.rows, c.payload_width});
+  if (c.of_lse || c.of_lse_alone) x.grad_lse = t("grad_lse", sums, {c.batch, c.heads, c.rows});
+  if (c.biased && is_floating(c.bias)) x.d_bias = attention_bias(c, t, "d_bias", sums);
+  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Tier tier = attention_backward_tier(x, launch);
+  const bool simt = tier.name == "simt";
+  if (!simt) pad_attention(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
+  add_statistics(c, t, x);
+  const auto gradient = [&](const char* name, const TensorView& of, bool adds) {
+    return t(name, adds ? sums : c.dtype, {of.size[0], of.size[1], of.size[2], of.size[3]});
+  };
+  x.d_q = gradient("d_q", x.q, tier.adds_rows);
+  x.d_k = gradient("d_k", x.k, simt), x.d_v = gradient("d_v", x.v, simt);
+  x.scratch = t("scratch", sums, {tier.scratch});
+  attention_backward(x, launch);
+  return tier;
+}
+
+std::vector<Attention> attention_calls() {
+  std::vector<Attention> calls;
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
+    for (const std::int64_t width : {64, 128, 256, 60, 320}) {
+      calls.push_back({.name = message(name(dtype), " width ", width),
+                       .dtype = dtype,
+                       .width = width,
+                       .payload_width = width});
+      if (dtype == kFloat32)
+        calls.push_back(calls.back()), calls.back().tf32 = true, calls.back().name += " tf32";
+    }
+  }
+  for (const DType dtype : {kBFloat16, kFloat32}) {
+    for (const std::int64_t width : {64, 128, 256}) {
+      const bool tf32 = dtype == kFloat32;
+      const auto add = [&](const char* what, Attention call) {
+        call.name = message(name(dtype), " width ", width, " ", what);
+        call.dtype = dtype, call.tf32 = tf32, call.width = call.payload_width = width;
+        calls.push_back(call);
+      };
+      add("causal", {.right = 0});
+      add("window", {.left = 100, .right = 20});
+      add("softcap", {.softcap = 30});
+      add("deterministic", {.deterministic = true});
+      add("causal deterministic", {.right = 0, .deterministic = true});
+      add("lse", {.of_lse = true});
+      add("mask", {.biased = true});
+      add("float bias", {.biased = true, .bias = kFloat32});
+      add("bias of its type", {.biased = true, .bias = dtype});
+      add("bias of heads", {.biased = true, .bias = dtype, .shared_by_batches = true});
+      add("bias of batches", {.biased = true, .bias = dtype, .shared_by_heads = true});
+      add("bias of columns", {.biased = true, .bias = dtype, .shared_by_rows = true});
+      add("bias of rows", {.biased = true, .bias = dtype, .shared_by_columns = true});
+      add("shared bias deterministic",
+          {.biased = true, .bias = dtype, .shared_by_heads = true, .deterministic = true});
+      add("ragged", {.rows = 1000, .columns = 777});
+      add("one row", {.batch = 8, .heads = 32, .key_heads = 8, .rows = 1, .columns = 32768});
+      add("few rows", {.batch = 1, .heads = 16, .key_heads = 2, .rows = 48, .columns = 8192, .right = 0});
+      add("few rows, mask", {.batch = 1, .rows = 48, .columns = 8192, .biased = true});
+      add("many heads", {.batch = 16, .heads = 32, .key_heads = 32, .right = 0});
+    }
+  }
+  calls.push_back({.name = "only lse", .of_lse_alone = true});
+  calls.push_back({.name = "some columns", .of_lse = true, .whole = false});
+  calls.push_back({.name = "two widths", .width = 192, .payload_width = 128});
+  calls.push_back(
+      {.name = "long", .batch = 1, .rows = 65536, .columns = 65536, .width = 128, .payload_width = 128});
+  calls.push_back({.name = "empty", .rows = 0});
+  return calls;
+}
+
+// ---- What the linear losses share
+
+// The rows that count first, as order_rows leaves them; where Hopper's kernels take the call.
+TensorView ordered(bool wanted, const Tier& tier, const Tensors& t, const TensorView& target,
+                   const TensorView& mask, std::int64_t rows) {
+  if (!wanted || tier.name != "sm90") return {};
+  const TensorView order = t("order", kInt64, {rows + 1});
+  order_rows({.target = target, .mask = mask, .order = order, .most = rows * 7 / 8}, launch_of());
+  return order;
+}
+
+// A weight, row by row or with its rows adjacent.
+TensorView weight_of(const Tensors& t, const char* name, DType dtype, std::int64_t classes,
+                     std::int64_t width, bool transposed) {
+  TensorView w = transposed ? t(name, dtype, {width, classes}) : t(name, dtype, {classes, width});
+  if (!transposed) return w;
+  std::swap(w.size[0], w.size[1]);
+  std::swap(w.stride[0], w.stride[1]);
+  return w;
+}
+
+// A weight as a tier reads it: only Hopper's kernels take one whose rows are adjacent.
+TensorView readable_weight(const Tensors& t, const char* name, const TensorView& weight, const Tier& tier) {
+  if (tier.name == "sm90" || weight.stride[1] == 1) return t.padded(name, weight);
+  return t(message(name, "_copy"), weight.dtype, {weight.size[0], weight.size[1]});
+}
+
+// Of how many columns a workspace holds local gradients.
+std::int64_t columns_in(std::int64_t workspace, std::int64_t rows, std::int64_t columns) {
+  return std::min(workspace / (2 * 256 * rows) * 256, columns);
+}
+
+TensorView gathered_rows(const Tensors& t, const TensorView& rows, const TensorView& order) {
+  if (!order.present()) return rows;
+  const TensorView gathered = t("gathered", rows.dtype, {rows.size[0], rows.size[1]});
+  scale_rows({.x = rows, .out = gathered, .factor = {}, .order = order}, launch_of());
+  return gathered;
+}
+
+// The products of local gradients with rows and columns, and the rows' gradient made of its sums.
+void multiply(const Tensors& t, const TensorView& local, const TensorView& rows, const TensorView& columns,
+              const TensorView& order) {
+  const std::int64_t count = rows.size[0], width = rows.size[1];
+  const Launch launch = launch_of();
+  const TensorView sums = t("row_sums", kFloat32, {count, width}), factor = t("factor", kFloat32, {count});
+  rows_product({.a = local, .b = columns, .out = sums, .factor = factor, .order = order}, launch);
+  columns_product({.a = local,
+                   .b = rows,
+                   .ungathered_b = {},
+                   .scale = t("scale", kFloat32, {1}),
+                   .out = t("d_columns", rows.dtype, {columns.size[0], width}),
+                   .order = order},
+                  launch);
+  if (!order.present()) return;
+  scale_rows({.x = sums,
+              .out = t("d_rows", rows.dtype, {count, width}),
+              .factor = {},
+              .order = order,
+              .scatters = true},
+             launch);
+}
+
+// ---- Linear cross entropy
+
+struct LinearCrossEntropy {
+  std::string name = "";
+  DType dtype = kBFloat16;
+  std::int64_t rows = 4096, classes = 32000, width = 1024;
+  bool biased = false, transposed = false, ordered = false, deterministic = false, of_lse = false;
+  double softcap = 0, smoothing = 0;
+  std::int64_t kept = 0, late_kept = 0, last_kept = 0;  // classes
+  std::int64_t workspace = 64 << 20;
+};
+
+template <class Arguments>
+void fill_cross_entropy(const LinearCrossEntropy& c, const Tensors& t, Arguments& x) {
+  x.x = t("x", c.dtype, {c.rows, c.width});
+  x.weight = weight_of(t, "weight", c.dtype, c.classes, c.width, c.transposed);
+  if (c.biased) x.bias = t("bias", c.dtype, {c.classes});
+  x.target = t("target", kInt64, {c.rows});
+  x.lse = t("lse", accumulation(c.dtype), {c.rows});
+  x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
+  x.options = {.logit_scale = 0.5,
+               .softcap = c.softcap,
+               .label_smoothing = c.smoothing,
+               .z_loss = 1e-4,
+               .workspace = c.workspace};
+}
+template <class Arguments>
+void pad_cross_entropy(const Tensors& t, const Tier& tier, Arguments& x) {
+  x.x = t.padded("x", x.x), x.weight = readable_weight(t, "weight", x.weight, tier);
+}
+
+Tier forward(const LinearCrossEntropy& c, const Tensors& t) {
+  CrossEntropyForward x;
+  fill_cross_entropy(c, t, x);
+  x.loss = t("loss", accumulation(c.dtype), {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  if (c.kept + c.late_kept + c.last_kept && can_keep(t.device, c.width, 0, 0.5, launch)) {
+    if (c.kept) x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
+    if (c.late_kept) x.late_kept = t.lines("late_kept", c.dtype, c.rows, c.late_kept);
+    if (c.last_kept) x.last_kept = t.lines("last_kept", c.dtype, c.rows, c.last_kept);
+    x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+  }
+  const Tier tier = cross_entropy_forward_tier(x, launch);
+  if (tier.name != "simt") pad_cross_entropy(t, tier, x);
+  x.scratch = t.scratch(tier, c.dtype);
+  x.order = ordered(c.ordered, tier, t, x.target, {}, c.rows);
+  if (x.order.present() && keeps(x)) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
+  cross_entropy_forward(x, launch);
+  return tier;
+}
+
+Tier backward(const LinearCrossEntropy& c, const Tensors& t) {
+  CrossEntropyBackward x;
+  fill_cross_entropy(c, t, x);
+  const DType sums = accumulation(c.dtype);
+  x.grad_loss = t("grad_loss", sums, {c.rows});
+  if (c.of_lse) x.grad_lse = t("grad_lse", sums, {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  const Tier tier = cross_entropy_backward_tier(x, launch);
+  if (tier.name == "simt") {
+    x.d_x = t("d_x", sums, {c.rows, c.width});
+    x.d_weight = t("d_weight", sums, {c.classes, c.width});
+    if (c.biased) x.d_bias = t("d_bias", sums, {c.classes});
+    cross_entropy_backward(x, launch);
+    return tier;
+  }
+  pad_cross_entropy(t, tier, x);
+  const TensorView order = ordered(c.ordered, tier, t, x.target, {}, c.rows);
+  const TensorView rows = gathered_rows(t, x.x, order);
+  const std::int64_t at_once = columns_in(c.workspace, c.rows, c.classes),
+                     first = (c.classes - 1) / at_once * at_once;
+  const TensorView room = t("local", c.dtype, {c.rows, round_up(at_once, 8)});
+  const TensorView partial_sums = t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)});
+  const auto gradient = [&](std::int64_t from, std::int64_t count) {
+    const TensorView local = part_of(room, 1, 0, count), columns = part_of(x.weight, 0, from, count);
+    cross_entropy_local_gradient(
+        {.grad_loss = x.grad_loss,
+         .grad_lse = x.grad_lse,
+         .x = rows,
+         .weight = columns,
+         .bias = part_of(x.bias, 0, from, count),
+         .target = x.target,
+         .lse = x.lse,
+         .lse_low = x.lse_low,
+         .out = local,
+         .sums = c.biased ? part_of(partial_sums, 1, 0, round_up(count, 256)) : TensorView{},
+         .order = order,
+         .first_class = from,
+         .classes = c.classes,
+         .options = x.options},
+        launch);
+    return local;
+  };
+  gradient(first, c.classes - first);
+  const TensorView local = gradient(0, at_once);
+  if (tier.name == "sm90") multiply(t, local, rows, part_of(x.weight, 0, 0, at_once), order);
+  return tier;
+}
+
+std::vector<LinearCrossEntropy> cross_entropy_calls() {
+  std::vector<LinearCrossEntropy> calls;
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64})
+    calls.push_back({.name = name(dtype), .dtype = dtype});
+  for (const DType dtype : {kBFloat16, kFloat16}) {
+    const auto add = [&](const char* what, LinearCrossEntropy call) {
+      call.name = message(name(dtype), " ", what), call.dtype = dtype;
+      calls.push_back(call);
+    };
+    add("large", {.rows = 8192, .classes = 128256, .width = 4096});
+    add("small", {.rows = 100, .classes = 300, .width = 64});
+    add("odd sizes", {.rows = 1001, .classes = 5003, .width = 250});
+    add("one row", {.rows = 1, .classes = 50000});
+    add("bias", {.biased = true});
+    add("softcap", {.softcap = 20});
+    add("bias and softcap", {.biased = true, .ordered = true, .softcap = 20});
+    add("smoothing", {.smoothing = 0.1});
+    add("transposed weight", {.transposed = true});
+    add("lse", {.of_lse = true});
+    add("deterministic", {.deterministic = true});
+    add("order", {.ordered = true});
+    add("no workspace", {.workspace = 0});
+    add("kept", {.kept = 32000});
+    add("kept, order", {.ordered = true, .kept = 32000});
+    add("kept, smoothing", {.smoothing = 0.1, .kept = 8192});
+    add("some kept, large", {.rows = 8192, .classes = 128256, .width = 4096, .kept = 4096});
+    add("kept in three pieces", {.rows = 8192,
+                                 .width = 4096,
+                                 .ordered = true,
+                                 .kept = 2048,
+                                 .late_kept = 4096,
+                                 .last_kept = 32000 - 25600});
+  }
+  return calls;
+}
+
+// ---- Linear distillation
+
+struct LinearDistillation {
+  std::string name = "";
+  DType dtype = kBFloat16;
+  std::int64_t rows = 2048, classes = 32000, width = 512, teacher_width = 1024;
+  bool masked = false, transposed = false, deterministic = false, of_teacher = false;
+  DistillationLoss loss = DistillationLoss::kForwardKL;
+  std::int64_t kept = 0;
+  std::int64_t workspace = 64 << 20;
+};
+
+template <class Arguments>
+void fill_distillation(const LinearDistillation& c, const Tensors& t, Arguments& x) {
+  x.x = t("x", c.dtype, {c.rows, c.width});
+  x.weight = weight_of(t, "weight", c.dtype, c.classes, c.width, c.transposed);
+  x.teacher_x = t("teacher_x", c.dtype, {c.rows, c.teacher_width});
+  x.teacher_weight = weight_of(t, "teacher_weight", c.dtype, c.classes, c.teacher_width, false);
+  if (c.masked) x.mask = t("mask", kBool, {c.rows});
+  x.stats = t("stats", accumulation(c.dtype), {6, c.rows});
+  x.options = {.loss = c.loss, .temperature = 2, .workspace = c.workspace};
+}
+template <class Arguments>
+void pad_distillation(const Tensors& t, const Tier& tier, Arguments& x) {
+  x.x = t.padded("x", x.x), x.weight = readable_weight(t, "weight", x.weight, tier);
+  x.teacher_x = t.padded("teacher_x", x.teacher_x);
+  x.teacher_weight = t.padded("teacher_weight", x.teacher_weight);
+}
+
+Tier forward(const LinearDistillation& c, const Tensors& t) {
+  DistillationForward x;
+  fill_distillation(c, t, x);
+  x.loss = t("loss", accumulation(c.dtype), {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  if (c.kept && can_keep(t.device, c.width, c.teacher_width, 0.5, launch)) {
+    x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
+    x.teacher_kept = t.lines("teacher_kept", c.dtype, c.rows, c.kept);
+    x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+  }
+  const Tier tier = distillation_forward_tier(x, launch);
+  if (tier.name != "simt") pad_distillation(t, tier, x);
+  x.scratch = t.scratch(tier, c.dtype);
+  x.order = ordered(c.masked, tier, t, {}, x.mask, c.rows);
+  if (x.order.present() && x.kept.present()) {
+    x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
+    x.teacher_gathered = t("teacher_gathered", c.dtype, {c.rows * 5 / 8, x.teacher_x.size[1]});
+  }
+  distillation_forward(x, launch);
+  return tier;
+}
+
+Tier backward(const LinearDistillation& c, const Tensors& t) {
+  DistillationBackward x;
+  fill_distillation(c, t, x);
+  const DType sums = accumulation(c.dtype);
+  x.grad_loss = t("grad_loss", sums, {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  const Tier tier = distillation_backward_tier(x, launch);
+  if (tier.name == "simt") {
+    x.d_x = t("d_x", sums, {c.rows, c.width});
+    x.d_weight = t("d_weight", sums, {c.classes, c.width});
+    if (c.of_teacher) {
+      x.d_teacher_x = t("d_teacher_x", sums, {c.rows, c.teacher_width});
+      x.d_teacher_weight = t("d_teacher_weight", sums, {c.classes, c.teacher_width});
+    }
+    distillation_backward(x, launch);
+    return tier;
+  }
+  pad_distillation(t, tier, x);
+  const TensorView order = ordered(c.masked, tier, t, {}, x.mask, c.rows);
+  const TensorView rows = gathered_rows(t, x.x, order), teacher_rows = gathered_rows(t, x.teacher_x, order);
+  const std::int64_t count = columns_in(c.workspace, c.rows, c.classes);
+  const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.weight, 0, 0, count);
+  distillation_local_gradient(
+      {.grad_loss = x.grad_loss,
+       .x = rows,
+       .weight = columns,
+       .teacher_x = teacher_rows,
+       .teacher_weight = part_of(x.teacher_weight, 0, 0, count),
+       .mask = x.mask,
+       .stats = x.stats,
+       .out = local,
+       .teacher_out = c.of_teacher ? t.lines("teacher_local", c.dtype, c.rows, count) : TensorView{},
+       .order = order,
+       .options = x.options},
+      launch);
+  if (tier.name == "sm90") multiply(t, local, rows, columns, order);
+  return tier;
+}
+
+std::vector<LinearDistillation> distillation_calls() {
+  using enum DistillationLoss;
+  std::vector<LinearDistillation> calls;
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64})
+    calls.push_back({.name = name(dtype), .dtype = dtype});
+  for (const DType dtype : {kBFloat16, kFloat16}) {
+    const auto add = [&](const char* what, LinearDistillation call) {
+      call.name = message(name(dtype), " ", what), call.dtype = dtype;
+      calls.push_back(call);
+    };
+    add("cross entropy", {.loss = DistillationLoss::kCrossEntropy});
+    add("reverse KL", {.loss = kReverseKL});
+    add("large", {.rows = 4096, .classes = 128256, .width = 2048, .teacher_width = 4096});
+    add("odd sizes", {.rows = 1001, .classes = 5003, .width = 250, .teacher_width = 131});
+    add("one row", {.rows = 1});
+    add("mask", {.masked = true});
+    add("mask, teacher", {.masked = true, .of_teacher = true});
+    add("teacher", {.of_teacher = true});
+    add("teacher, reverse KL", {.of_teacher = true, .loss = kReverseKL});
+    add("transposed weight", {.transposed = true});
+    add("deterministic", {.deterministic = true});
+    add("no workspace", {.workspace = 0});
+    add("kept", {.kept = 32000});
+    add("some kept, mask", {.masked = true, .kept = 8192});
+    add("kept, cross entropy", {.loss = DistillationLoss::kCrossEntropy, .kept = 32000});
+  }
+  return calls;
+}
+
+// ---- logsumexp of a matrix product
+
+struct LogSumExpOfProduct {
+  std::string name = "";
+  DType dtype = kBFloat16;
+  std::int64_t rows = 4096, columns = 32000, width = 1024;
+  bool transposed = false, deterministic = false;
+  double scale = 0.5;
+  std::int64_t workspace = 64 << 20;
+};
+
+template <class Arguments>
+void fill_logsumexp(const LogSumExpOfProduct& c, const Tensors& t, Arguments& x) {
+  x.a = t("a", c.dtype, {c.rows, c.width});
+  x.b = weight_of(t, "b", c.dtype, c.columns, c.width, c.transposed);
+  x.lse = t("lse", accumulation(c.dtype), {c.rows});
+  x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
+  x.scale = c.scale;
+}
+
+Tier forward(const LogSumExpOfProduct& c, const Tensors& t) {
+  LogSumExpForward x;
+  fill_logsumexp(c, t, x);
+  const Launch launch = launch_of(c.deterministic);
+  const Tier tier = logsumexp_forward_tier(x, launch);
+  if (tier.name != "simt") x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, tier);
+  x.scratch = t.scratch(tier, c.dtype);
+  logsumexp_forward(x, launch);
+  return tier;
+}
+
+Tier backward(const LogSumExpOfProduct& c, const Tensors& t) {
+  LogSumExpBackward x;
+  fill_logsumexp(c, t, x);
+  x.workspace = c.workspace;
+  const DType sums = accumulation(c.dtype);
+  x.grad_lse = t("grad_lse", sums, {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  const Tier tier = logsumexp_backward_tier(x, launch);
+  if (tier.name == "simt") {
+    x.d_a = t("d_a", sums, {c.rows, c.width}), x.d_b = t("d_b", sums, {c.columns, c.width});
+    logsumexp_backward(x, launch);
+    return tier;
+  }
+  x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, tier);
+  const std::int64_t count = columns_in(c.workspace, c.rows, c.columns);
+  const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.b, 0, 0, count);
+  logsumexp_local_gradient({.grad_lse = x.grad_lse,
+                            .a = x.a,
+                            .b = columns,
+                            .lse = x.lse,
+                            .lse_low = x.lse_low,
+                            .out = local,
+                            .scale = c.scale},
+                           launch);
+  if (tier.name == "sm90") multiply(t, local, x.a, columns, {});
+  return tier;
+}
+
+std::vector<LogSumExpOfProduct> logsumexp_calls() {
+  std::vector<LogSumExpOfProduct> calls;
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
+    calls.push_back({.name = name(dtype), .dtype = dtype});
+    calls.push_back({.name = message(name(dtype), " deterministic"), .dtype = dtype, .deterministic = true});
+  }
+  calls.push_back({.name = "large", .rows = 8192, .columns = 128256, .width = 4096});
+  calls.push_back({.name = "odd sizes", .rows = 1001, .columns = 5003, .width = 250});
+  calls.push_back({.name = "one row", .rows = 1});
+  calls.push_back({.name = "transposed", .transposed = true});
+  calls.push_back({.name = "no scale", .scale = 0});
+  calls.push_back({.name = "no workspace", .workspace = 0});
+  return calls;
+}
+
+// ---- MLP
+
+struct Mlp {
+  std::string name = "";
+  DType dtype = kBFloat16;
+  std::int64_t rows = 4096, inputs = 128, hidden = 4096, outputs = 128;
+  ActivationKind activation = ActivationKind::kGeluTanh;
+  bool biased = false, tf32 = false, deterministic = false;
+  std::int64_t workspace = 64 << 20;
+};
+
+template <class Arguments>
+void fill_mlp(const Mlp& c, const Tensors& t, Arguments& x) {
+  x.x = t("x", c.dtype, {c.rows, c.inputs});
+  x.w1 = t("w1", c.dtype, {c.hidden, c.inputs});
+  x.w2 = t("w2", c.dtype, {c.outputs, c.hidden});
+  if (c.biased) x.bias1 = t("bias1", c.dtype, {c.hidden});
+  x.activation = c.activation, x.workspace = c.workspace;
+}
+template <class Arguments>
+void pad_mlp(const Tensors& t, Arguments& x) {
+  x.x = t.padded("x", x.x), x.w1 = t.padded("w1", x.w1, 2), x.w2 = t.padded("w2", x.w2, 2);
+  x.bias1 = t.padded("bias1", x.bias1);
+}
+
+Tier forward(const Mlp& c, const Tensors& t) {
+  MlpForward x;
+  fill_mlp(c, t, x);
+  if (c.biased) x.bias2 = t("bias2", c.dtype, {c.outputs});
+  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Tier tier = mlp_forward_tier(x, launch);
+  if (tier.name != "simt") pad_mlp(t, x), x.bias2 = t.padded("bias2", x.bias2);
+  if (tier.part.rows) {
+    const TensorView hidden = t("hidden", c.dtype, {tier.part.rows, x.w1.size[0]});
+    const auto store = [&](std::int64_t first) {
+      const std::int64_t count = std::min(tier.part.rows, c.rows - first);
+      mlp_hidden({.x = part_of(x.x, 0, first, count),
+                  .w1 = x.w1,
+                  .bias1 = x.bias1,
+                  .out = part_of(hidden, 0, 0, count),
+                  .activation = c.activation},
+                 launch);
+    };
+    store(0), store((c.rows - 1) / tier.part.rows * tier.part.rows);
+    return tier;
+  }
+  x.out = t("out", c.dtype, {c.rows, x.w2.size[0]});
+  x.scratch = t.scratch(tier, c.dtype);
+  mlp_forward(x, launch);
+  return tier;
+}
+
+Tier backward(const Mlp& c, const Tensors& t) {
+  MlpBackward x;
+  fill_mlp(c, t, x);
+  x.grad_out = t("grad_out", c.dtype, {c.rows, c.outputs});
+  const DType sums = accumulation(c.dtype);
+  const Launch launch = launch_of(c.deterministic, c.tf32);
+  const Tier tier = mlp_backward_tier(x, launch);
+  const bool simt = tier.name == "simt";
+  if (!simt) pad_mlp(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
+  if (tier.part.rows) {
+    const auto [rows, units] = tier.part;
+    const TensorView local = t.lines("local", c.dtype, rows, units),
+                     hidden = t.lines("hidden", c.dtype, rows, units);
+    const TensorView partial_sums = t("sums", sums, {round_up(rows, 256) / 16, round_up(units, 192)});
+    const auto store = [&](std::int64_t row, std::int64_t unit) {
+      const std::int64_t count = std::min(rows, c.rows - row), there = std::min(units, x.w1.size[0] - unit);
+      const auto corner = [&](const TensorView& of) {
+        return part_of(part_of(of, 0, 0, count), 1, 0, there);
+      };
+      TensorView of_part;
+      if (c.biased)
+        of_part = part_of(part_of(partial_sums, 0, 0, round_up(count, 256) / 16), 1, 0, round_up(there, 192));
+      mlp_local_gradient({.grad_out = part_of(x.grad_out, 0, row, count),
+                          .x = part_of(x.x, 0, row, count),
+                          .w1 = part_of(x.w1, 0, unit, there),
+                          .w2 = part_of(x.w2, 1, unit, there),
+                          .bias1 = part_of(x.bias1, 0, unit, there),
+                          .out = corner(local),
+                          .hidden = corner(hidden),
+                          .sums = of_part,
+                          .activation = c.activation},
+                         launch);
+    };
+    store(0, 0);
+    store((c.rows - 1) / rows * rows, (x.w1.size[0] - 1) / units * units);
+    return tier;
+  }
+  const auto gradient = [&](const char* name, const TensorView& of, bool adds) {
+    return t(name, adds ? sums : c.dtype, {of.size[0], of.size[1]});
+  };
+  x.d_x = gradient("d_x", x.x, tier.adds_rows);
+  x.d_w1 = gradient("d_w1", x.w1, simt), x.d_w2 = gradient("d_w2", x.w2, simt);
+  if (c.biased) x.d_bias1 = t("d_bias1", sums, {x.bias1.size[0]});
+  x.scratch = t.scratch(tier, c.dtype);
+  mlp_backward(x, launch);
+  return tier;
+}
+
+std::vector<Mlp> mlp_calls() {
+  using enum ActivationKind;
+  std::vector<Mlp> calls;
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
+    const bool tf32 = dtype == kFloat32;
+    const auto add = [&](const std::string& what, Mlp call) {
+      call.name = message(name(dtype), " ", what), call.dtype = dtype, call.tf32 = tf32;
+      calls.push_back(call);
+    };
+    for (const std::int64_t width : {64, 128, 256, 60, 1024})
+      add(message("width ", width), {.inputs = width, .outputs = width, .biased = width == 64});
+    for (int kind = 0; kind <= static_cast<int>(kIdentity); ++kind)
+      add(message("activation ", kind), {.activation = ActivationKind(kind), .biased = true});
+    add("deterministic", {.deterministic = true});
+    add("width 256 deterministic", {.inputs = 256, .outputs = 256, .deterministic = true});
+    add("few rows", {.rows = 32, .hidden = 16384});
+    add("few rows, width 256", {.rows = 100, .inputs = 256, .hidden = 16384, .outputs = 256});
+    add("few rows deterministic", {.rows = 128, .hidden = 16384, .deterministic = true});
+    add("few units", {.rows = 16384, .hidden = 1024, .biased = true});
+    add("odd sizes", {.rows = 1001, .inputs = 60, .hidden = 1003, .outputs = 70, .biased = true});
+    add("two widths", {.inputs = 64, .outputs = 200});
+    add("wide, in parts", {.rows = 16384, .inputs = 2048, .hidden = 16384, .outputs = 2048, .biased = true});
+    add("wide, in parts of units", {.rows = 2000, .inputs = 512, .hidden = 65536, .outputs = 512});
+    add("no workspace", {.inputs = 512, .workspace = 0});
+  }
+  return calls;
+}
+
+// ---- Passes over rows, and products of local gradients
+
+void run_row_calls(Recorder& recorder) {
+  const Launch launch = launch_of();
+  for (const DType dtype : {kFloat32, kFloat64}) {
+    for (const bool mean : {false, true}) {
+      const auto reduce = [&](const std::string& what, bool targets, bool masked) {
+        recorder.run(message("reduce_losses ", name(dtype), mean ? " mean" : " sum", what),
+                     [&](const Tensors& t) {
+                       reduce_losses({.losses = t("losses", dtype, {5000}),
+                                      .target = targets ? t("target", kInt64, {5000}) : TensorView{},
+                                      .mask = masked ? t("mask", kBool, {5000}) : TensorView{},
+                                      .reduced = t("reduced", dtype, {1}),
+                                      .mean = mean},
+                                     launch);
+                       return Tier{};
+                     });
+      };
+      reduce("", false, false), reduce(", targets", true, false), reduce(", mask", false, true);
+    }
+  }
+  recorder.run("order_rows mask", [&](const Tensors& t) {
+    order_rows({.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})}, launch);
+    return Tier{};
+  });
+  for (const DType from : {kBFloat16, kFloat16, kFloat32}) {
+    for (const DType to : {kBFloat16, kFloat16, kFloat32}) {
+      recorder.run(message("scale_rows ", name(from), " to ", name(to)), [&](const Tensors& t) {
+        scale_rows({.x = t("x", from, {5000, 1000}),
+                    .out = t("out", to, {5000, 1000}),
+                    .factor = t("factor", kFloat32, {5000}),
+                    .order = {}},
+                   launch);
+        return Tier{};
+      });
+    }
+  }
+}
+
+void run_product_calls(Recorder& recorder) {
+  const Launch launch = launch_of();
+  for (const DType dtype : {kBFloat16, kFloat16}) {
+    for (const bool in_order : {false, true}) {
+      const std::string name_of_call = message(name(dtype), in_order ? " in order" : "");
+      const auto order = [&](const Tensors& t) {
+        return in_order ? t("order", kInt64, {5001}) : TensorView{};
+      };
+      recorder.run("rows_product to its type " + name_of_call, [&](const Tensors& t) {
+        rows_product({.a = t("a", dtype, {5000, 2048}),
+                      .b = t("b", dtype, {2048, 768}),
+                      .out = t("out", dtype, {5000, 768}),
+                      .factor = {},
+                      .order = order(t)},
+                     launch);
+        return Tier{};
+      });
+      recorder.run("columns_product of ungathered rows " + name_of_call, [&](const Tensors& t) {
+        columns_product({.a = t("a", dtype, {5000, 2048}),
+                         .b = t("b", dtype, {5000, 1344}),
+                         .ungathered_b = t("ungathered", dtype, {5000, 1344}),
+                         .scale = {},
+                         .out = t("out", dtype, {2048, 1344}),
+                         .order = order(t)},
+                        launch);
+        return Tier{};
+      });
+    }
+  }
+}
+
+template <class Cases>
+void run_cases(Recorder& recorder, const std::string& operation, const Cases& cases) {
+  for (const auto& c : cases) {
+    recorder.run(operation + "_forward " + c.name, [&](const Tensors& t) { return forward(c, t); });
+    recorder.run(operation + "_backward " + c.name, [&](const Tensors& t) { return backward(c, t); });
+  }
+}
+
+}  // namespace
+
+std::vector<Call> calls_on(const Machine& machine) {
+  setenv("MONOIDREDUCE_CUDA_TIER", machine.tier, 1);
+  setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", 1);  // without it no deterministic call is multiplied by torch
+  Recorder recorder(machine.device);
+  run_cases(recorder, "attention", attention_calls());
+  run_cases(recorder, "cross_entropy", cross_entropy_calls());
+  run_cases(recorder, "distillation", distillation_calls());
+  run_cases(recorder, "logsumexp", logsumexp_calls());
+  run_cases(recorder, "mlp", mlp_calls());
+  run_row_calls(recorder);
+  if (can_keep(machine.device, 2048, 0, 1, {})) run_product_calls(recorder);
+  return std::move(recorder.calls);
+}
+
+}  // namespace monoidreduce::launches

@@ -1,0 +1,34 @@
+// The calls whose launches are looked at: every operator, as ops.py calls it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "launches/fake_cudart.h"
+
+namespace monoidreduce::launches {
+
+struct Call {
+  std::string name;
+  std::string tier = "", reason = "";  // what the library says of the call
+  std::string error = "";              // what was thrown
+  std::vector<Event> events = {};
+};
+
+inline constexpr std::uintptr_t kStream = 0x57;
+
+// A device and what MONOIDREDUCE_CUDA_TIER is.
+struct Machine {
+  const char* name;
+  int device;
+  const char* tier;
+};
+inline constexpr Machine kMachines[] = {
+    {"RTX 3060", 0, ""}, {"A100", 1, ""},           {"H100", 2, ""},
+    {"RTX 5090", 3, ""}, {"H100, sm80", 2, "sm80"}, {"H100, simt", 2, "simt"},
+};
+// Every call on a machine.
+std::vector<Call> calls_on(const Machine& machine);
+
+}  // namespace monoidreduce::launches

@@ -1,0 +1,352 @@
+// What the host's half of the CUDA code launches, on GPUs that the runtime here plays (fake_cudart.h): what is true of every call,
+// and the kernels and grids of some.
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "check.h"
+#include "launches/calls.h"
+
+namespace {
+
+using namespace monoidreduce::launches;
+using monoidreduce::test::Checks;
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// A kernel's name without the namespaces that all of them have.
+std::string short_name(std::string name) {
+  for (const std::string part : {"void ", "monoidreduce::", "cuda::", "(anonymous namespace)::"}) {
+    for (std::size_t at; (at = name.find(part)) != std::string::npos;) name.erase(at, part.size());
+  }
+  return name;
+}
+
+// Do the blocks of a kernel stay on their multiprocessors, one on each.
+bool stays(const std::string& kernel, const std::string& call) {
+  return contains(kernel, "contraction_kernel<") || contains(kernel, "sm90::fold_forward_kernel<") ||
+         contains(kernel, "sm90::fold_few_rows_kernel<") ||
+         (contains(kernel, "sm90::fold_backward_kernel<") && contains(call, "attention"));
+}
+
+// ---- Every call
+
+void check_event(Checks& checks, const Machine& machine, const Call& call, const Event& event) {
+  const Device& device = kDevices[machine.device];
+  CHECK(checks, event.device == machine.device, event.name, event.device);
+  CHECK(checks, reinterpret_cast<std::uintptr_t>(event.stream) == kStream, event.name);
+  const std::string kernel = short_name(event.name), tier = call.tier.substr(0, 4);
+  if (kernel == "cudaMemsetAsync") return;
+  CHECK(checks, event.block[0] % 32 == 0 && event.block[0] <= 1024, kernel, event.block[0]);
+  CHECK(checks, event.shared_bytes <= std::size_t(device.shared_bytes), kernel, event.shared_bytes);
+  if (stays(kernel, call.name))
+    CHECK(checks, event.grid[0] <= unsigned(device.multiprocessors), kernel, event.grid[0]);
+  // Its kernels are in clusters of two blocks.
+  if (contains(kernel, "sm90::contraction_kernel<"))
+    CHECK(checks, event.grid[0] % 2 == 0, kernel, event.grid[0]);
+  for (const char* const other : {"sm80", "sm90", "simt"}) {
+    const std::string space = std::string(other) + "::";
+    if (tier == "sm80" || tier == "sm90" || tier == "simt")
+      CHECK(checks, tier == other || !contains(kernel, space), kernel, call.tier);
+  }
+  for (const auto& [dtype, foreign] : {std::pair{" bfloat16", "__half"}, {" float16", "__nv_bfloat16"}}) {
+    if (contains(call.name, dtype) && !contains(call.name, "scale_rows"))
+      CHECK(checks, !contains(kernel, foreign), kernel);
+  }
+}
+
+void check_call(Checks& checks, const Machine& machine, const Call& call) {
+  checks.section(machine.name, call.name);
+  CHECK(checks, call.error.empty(), call.error);
+  CHECK(checks, !call.events.empty() || contains(call.name, " empty"), call.tier);
+  const bool hopper = kDevices[machine.device].major == 9, slower = machine.tier != std::string();
+  CHECK(checks, (hopper && !slower) || call.tier.substr(0, 4) != "sm90", call.tier);
+  CHECK(checks, machine.tier != std::string("simt") || call.tier.substr(0, 4) != "sm80", call.tier);
+  for (const Event& event : call.events) check_event(checks, machine, call, event);
+}
+
+// ---- Some calls
+
+struct Launched {
+  std::string kernel;  // the beginning of its name
+  unsigned grid = 0, threads = 0;
+};
+struct Expected {
+  std::string machine, call, tier;
+  std::vector<Launched> launches;
+};
+const Launched kMemset{"cudaMemsetAsync"};
+
+// Attention has 2 x 8 heads of queries and 2 x 2 of keys, 1024 of each, unless the name says otherwise. An H100 has 132
+// multiprocessors, an A100 108, an RTX 5090 170 and an RTX 3060 28.
+const std::vector<Expected> kExpected = {
+    // Tiles of 192 queries at width 64, of 128 at greater ones.
+    {"H100",
+     "attention_forward bfloat16 width 64",
+     "sm90",
+     {{"sm90::fold_forward_kernel<__nv_bfloat16, sm90::ForwardTile<64,", 16 * 6, 512}}},
+    {"H100",
+     "attention_forward float16 width 256",
+     "sm90",
+     {{"sm90::fold_forward_kernel<__half, sm90::ForwardTile<256,", 16 * 8, 384}}},
+    {"H100",
+     "attention_forward bfloat16 width 128 causal",
+     "sm90",
+     {kMemset,
+      {"sm90::fold_forward_kernel<__nv_bfloat16, sm90::ForwardTile<128,", 16 * 8, 384},
+      {"repair_forward_kernel<", 4 * 132, 256}}},
+    {"H100",
+     "attention_forward bfloat16 width 128 many heads",
+     "sm90",
+     {kMemset,
+      {"sm90::fold_forward_kernel<__nv_bfloat16, sm90::ForwardTile<128,", 132, 384},
+      {"repair_forward_kernel<", 4 * 132, 256}}},
+    // 8 x 8 heads of keys in two splits; 8 x 32 rows.
+    {"H100",
+     "attention_forward bfloat16 width 128 one row",
+     "sm90",
+     {{"sm90::fold_few_rows_kernel<__nv_bfloat16, sm90::ForwardTile<128,", 2 * 64, 256},
+      {"combine_splits_kernel<__nv_bfloat16,", 256, 128}}},
+    {"H100, sm80",
+     "attention_forward bfloat16 width 64",
+     "sm80",
+     {{"sm80::fold_forward_kernel<__nv_bfloat16, sm80::ForwardTile<64,", 16 * 8, 128}}},
+    {"H100, simt",
+     "attention_forward bfloat16 width 64",
+     "simt",
+     {{"simt::fold_forward<true,", 16 * 16, 256}}},
+    {"A100",
+     "attention_forward bfloat16 width 128 causal",
+     "sm80",
+     {{"sm80::fold_forward_kernel<__nv_bfloat16, sm80::ForwardTile<128,", 16 * 8, 128},
+      {"repair_forward_kernel<", 4 * 108, 256}}},
+    {"A100",
+     "attention_forward float32 width 128 tf32",
+     "sm80",
+     {{"sm80::fold_forward_kernel<float, sm80::ForwardTile<128,", 16 * 8, 128}}},
+    {"A100", "attention_forward float32 width 128", "simt", {{"simt::fold_forward<true,", 16 * 16, 256}}},
+    {"H100", "attention_forward bfloat16 width 320", "simt", {{"simt::fold_forward<true,", 3 * 256, 256}}},
+    {"H100", "attention_forward empty", "simt", {}},
+
+    // A block of prepare_rows takes 32 rows of 64 elements, of 128 elements 16.
+    {"H100",
+     "attention_backward bfloat16 width 128 causal",
+     "sm90",
+     {{"prepare_rows<__nv_bfloat16, 16>", 16 * 64, 256},
+      {"clear_marks", 1, 256},
+      {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, false, (sm90::RowSums)0>",
+       4 * 8, 384},
+      {"repair_backward_kernel<", 4 * 132, 256}}},
+    {"H100",
+     "attention_backward bfloat16 width 128 deterministic",
+     "sm90",
+     {{"prepare_rows<__nv_bfloat16, 16>", 16 * 64, 256},
+      {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, false, (sm90::RowSums)1>",
+       4 * 8, 384}}},
+    {"H100",
+     "attention_backward long",
+     "sm90",
+     {{"prepare_rows<__nv_bfloat16, 16>", 8 * 4096, 256},
+      {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128,", 132, 384}}},
+    // A pass for each gradient.
+    {"H100",
+     "attention_backward bfloat16 width 256",
+     "sm90",
+     {{"prepare_rows<__nv_bfloat16, 32>", 16 * 128, 256},
+      {"sm90::fold_backward_pass_kernel<__nv_bfloat16, sm90::PassTile<(sm90::GradientOf)0, 256,", 16 * 8,
+       384},
+      {"sm90::fold_backward_pass_kernel<__nv_bfloat16, sm90::PassTile<(sm90::GradientOf)1, 256,", 4 * 8, 384},
+      {"sm90::fold_backward_pass_kernel<__nv_bfloat16, sm90::PassTile<(sm90::GradientOf)2, 256,", 4 * 8,
+       384}}},
+    // Tiles of 128 keys, or of 64 where shared memory is short.
+    {"A100",
+     "attention_backward bfloat16 width 64",
+     "sm80",
+     {{"prepare_rows<__nv_bfloat16, 8>", 16 * 32, 256},
+      {"sm80::fold_backward_kernel<__nv_bfloat16, sm80::BackwardTile<64, 128, 128,", 4 * 8, 256}}},
+    {"RTX 5090",
+     "attention_backward bfloat16 width 64",
+     "sm80",
+     {{"prepare_rows<__nv_bfloat16, 8>", 16 * 32, 256},
+      {"sm80::fold_backward_kernel<__nv_bfloat16, sm80::BackwardTile<64, 64, 64,", 4 * 16, 128}}},
+    // Two blocks on each of 108 multiprocessors: three for each tile of 64 keys.
+    {"A100",
+     "attention_backward float32 width 128 tf32",
+     "sm80",
+     {{"prepare_rows<float, 16>", 16 * 64, 256},
+      kMemset,
+      kMemset,
+      {"sm80::fold_backward_kernel<float, sm80::BackwardTile<128, 32, 64,", 3 * 4 * 16, 128}}},
+    {"A100",
+     "attention_backward bfloat16 width 256",
+     "sm80",
+     {{"prepare_rows<__nv_bfloat16, 32>", 16 * 128, 256},
+      {"sm80::fold_backward_kernel<__nv_bfloat16, sm80::BackwardTile<256,", 4 * 16, 256}}},
+    {"RTX 5090",
+     "attention_backward bfloat16 width 256",
+     "simt",
+     {{"simt::row_centre<float>", 16 * 128, 256}, {"simt::fold_backward<true,", 16 * 16 * 16, 256}}},
+    {"H100",
+     "attention_backward float64 width 64",
+     "simt",
+     {{"simt::row_centre<double>", 16 * 128, 256}, {"simt::fold_backward<true,", 16 * 16 * 16, 256}}},
+
+    // All multiprocessors, unless there are fewer tiles: of 256 x 256 for a cluster of two blocks on Hopper, of 256 x 128 for a
+    // block elsewhere. combine_partial: 128 rows a block.
+    {"H100",
+     "cross_entropy_forward bfloat16 large",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::Gathering<", 132, 384}, {"combine_partial<", 64, 128}}},
+    {"H100",
+     "cross_entropy_forward bfloat16 small",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::Gathering<", 2 * 2, 384},
+      {"combine_partial<", 1, 128}}},
+    {"A100",
+     "cross_entropy_forward bfloat16 small",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 3, 256}, {"combine_partial<", 1, 128}}},
+    {"RTX 3060",
+     "cross_entropy_forward bfloat16 large",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 28, 256}, {"combine_partial<", 64, 128}}},
+    // 4096 rows are gathered 2560 at a time.
+    {"H100",
+     "cross_entropy_forward bfloat16 kept, order",
+     "sm90",
+     {{"order_rows_kernel", 1, 1024},
+      {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 2560 / 2, 256},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
+      {"combine_partial<", 2560 / 128, 128},
+      {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 1536 / 2, 256},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
+      {"combine_partial<", 1536 / 128, 128},
+      {"sm90::weights_to_gradients_kernel<", 8 * 132, 256}}},
+    // Local gradients twice; their product by rows, 16 x 4 tiles; that by columns, 32 x 4.
+    {"H100",
+     "cross_entropy_backward bfloat16 order",
+     "sm90",
+     {{"order_rows_kernel", 1, 1024},
+      {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 4096 / 2, 256},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, GradientEpilogue<",
+       132, 384},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, GradientEpilogue<",
+       132, 384},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, sm90::AddEpilogue>",
+       2 * 16 * 4, 384},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, true>, sm90::StoreEpilogue<",
+       132, 384},
+      {"scale_rows_kernel<float, __nv_bfloat16>", 4096 / 2, 256}}},
+    {"A100",
+     "cross_entropy_backward bfloat16 bias",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256},
+      {"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}}},
+    {"H100",
+     "cross_entropy_backward bfloat16 no workspace",
+     "simt",
+     {{"simt::fold_backward<false,", 64 * 500, 256}}},
+    {"H100", "cross_entropy_forward float64", "simt", {{"simt::fold_forward<false,", 64, 256}}},
+
+    {"H100",
+     "distillation_forward bfloat16 mask",
+     "sm90",
+     {{"order_rows_kernel", 1, 1024},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::Gathering<sm90::ContractionTile<192, 5, 2,", 132, 384},
+      {"combine_partial<", 16, 128}}},
+    {"RTX 5090",
+     "distillation_backward bfloat16 mask, teacher",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 170, 256}}},
+    {"H100",
+     "logsumexp_forward large",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16,", 132, 384}, {"combine_partial<", 64, 128}}},
+
+    // Tiles of 128 rows forward, of 128 hidden units backward.
+    {"H100",
+     "mlp_forward bfloat16 few units",
+     "sm90",
+     {{"sm90::fold_forward_kernel<__nv_bfloat16, sm90::ForwardTile<128, 128, 128, 2, 2, true>,", 128, 384}}},
+    {"H100",
+     "mlp_forward bfloat16 wide, in parts",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16,", 132, 384},
+      {"sm90::contraction_kernel<__nv_bfloat16,", 132, 384}}},
+    {"H100",
+     "mlp_backward bfloat16 width 128",
+     "sm90",
+     {{"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, true, (sm90::RowSums)0>", 32,
+       384}}},
+    {"H100",
+     "mlp_backward bfloat16 deterministic",
+     "sm90",
+     {kMemset,
+      {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, true, (sm90::RowSums)2>", 32,
+       384},
+      {"combine_splits_kernel<__nv_bfloat16,", 4096, 128}}},
+    {"A100",
+     "mlp_backward bfloat16 few units",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256},
+      {"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}}},
+    {"A100",
+     "mlp_forward float32 width 256",
+     "sm80",
+     {{"sm80::fold_forward_kernel<float, sm80::ForwardTile<256,", 64, 128}}},
+    {"RTX 3060", "mlp_forward float32 width 256", "simt", {{"simt::fold_forward<true,", 64 * 2, 256}}},
+
+    // 20 x 3 tiles.
+    {"H100",
+     "rows_product to its type bfloat16 in order",
+     "",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
+       "sm90::ScatterEpilogue<",
+       2 * 20 * 3, 384},
+      {"sm90::clear_others<__nv_bfloat16>", 2 * 132, 256}}},
+    {"A100", "reduce_losses float32 mean, targets", "", {{"reduce_losses_kernel<float>", 1, 1024}}},
+    {"A100", "order_rows mask", "", {{"order_rows_kernel", 1, 1024}}},
+};
+
+void check_expected(Checks& checks, const Expected& expected, const Call& call) {
+  checks.section(expected.machine, expected.call);
+  CHECK(checks, expected.tier.empty() || call.tier.substr(0, 4) == expected.tier, call.tier, call.reason);
+  CHECK(checks, call.events.size() == expected.launches.size(), call.events.size(), expected.launches.size());
+  for (std::size_t n = 0; n < std::min(call.events.size(), expected.launches.size()); ++n) {
+    const Launched& launched = expected.launches[n];
+    const Event& event = call.events[n];
+    const std::string kernel = short_name(event.name);
+    CHECK(checks, kernel.starts_with(launched.kernel), kernel, launched.kernel);
+    CHECK(checks, event.grid[0] == launched.grid, kernel, event.grid[0], launched.grid);
+    CHECK(checks, event.block[0] == launched.threads, kernel, event.block[0], launched.threads);
+  }
+}
+
+}  // namespace
+
+int main() {
+  Checks checks;
+  std::size_t found_expected = 0;
+  for (const Machine& machine : kMachines) {
+    std::map<std::string, Call> calls;
+    for (const Call& call : calls_on(machine)) {
+      check_call(checks, machine, call);
+      checks.section(machine.name, call.name);
+      CHECK(checks, calls.emplace(call.name, call).second);  // names are unique
+    }
+    for (const Expected& expected : kExpected) {
+      if (expected.machine != machine.name) continue;
+      const auto found = calls.find(expected.call);
+      if (found == calls.end()) continue;
+      check_expected(checks, expected, found->second);
+      ++found_expected;
+    }
+  }
+  checks.section("all machines", "every expected call is made");
+  CHECK(checks, found_expected == kExpected.size(), found_expected, kExpected.size());
+  return checks.finish();
+}
