@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test marked `tiers("sm80", "sm90")`, or whose file is, runs once for each of these."""
+    named = metafunc.definition.get_closest_marker("tiers")
+    if named is not None:
+        metafunc.parametrize("tier", named.args, indirect=True)
+
+
 @pytest.fixture(autouse=True)
 def gpu() -> torch.device:
     if not (torch.cuda.is_available() and mr._C.build_info()["cuda"]):
@@ -26,15 +34,20 @@ def gpu() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def tier(request: pytest.FixtureRequest, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """Whose kernels a file's tests are for, as its name ends: sm80's, which are asked for, or Hopper's."""
-    named = request.node.path.stem.rpartition("_")[2]
+    """The tier whose kernels the test is for; None: whichever a call takes. sm80 runs on Hopper too."""
+    named: str | None = getattr(request, "param", None)
+    if named == "sm90" and torch.cuda.get_device_capability(gpu) != (9, 0):
+        pytest.skip("not a Hopper GPU")
     if named == "sm80":
         monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", named)
-    elif named != "sm90":
-        return None
-    elif torch.cuda.get_device_capability(gpu) != (9, 0):
-        pytest.skip("not a Hopper GPU")
     return named
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest, tier: str | None) -> None:
+    """Each test has random numbers of its own, the same in every run, in any order and for every tier."""
+    name = request.node.name.replace(f"[{tier}]", "").replace(f"[{tier}-", "[")
+    torch.manual_seed(zlib.crc32(name.encode()))
 
 
 @pytest.fixture

@@ -34,9 +34,8 @@ def peak(call: Callable[[], Tensor]) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-@pytest.mark.parametrize("tier", ("sm90", "sm80"))
-def test_copies_of_attention(tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", tier)
+@pytest.mark.tiers("sm80", "sm90")
+def test_copies_of_attention(gpu: torch.device) -> None:
     shape = (2, 4, 2048, 64)
     read, odd = placed(shape, 72, gpu), placed(shape, 67, gpu)
     shifted, by_tokens = placed(shape, 64, gpu, offset=1), placed((2, 2048, 4, 64), 64, gpu).transpose(1, 2)
@@ -53,18 +52,16 @@ def test_copies_of_a_bias(gpu: torch.device) -> None:
     assert copied("attention", q, q, q, bias=placed((1, 2, 256, 256), 257, gpu)) == {"bias"}
 
 
-@pytest.mark.parametrize("tier", ("sm90", "sm80"))
-def test_copies_of_an_mlp(tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", tier)
+@pytest.mark.tiers("sm80", "sm90")
+def test_copies_of_an_mlp(gpu: torch.device) -> None:
     x, w1, w2 = placed((512, 64), 64, gpu), placed((1024, 64), 72, gpu), placed((64, 1024), 1032, gpu)
     assert copied("mlp", x, w1, w2) == set()
     assert copied("mlp", placed((512, 64), 65, gpu), w1, w2.mT.contiguous().mT) == {"x", "w2"}
     assert copied("mlp", x, placed((1024, 64), 64, gpu, offset=1), w2) == {"w1"}
 
 
-@pytest.mark.parametrize("tier", ("sm90", "sm80"))
-def test_padding(tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", tier)
+@pytest.mark.tiers("sm80", "sm90")
+def test_padding(gpu: torch.device) -> None:
     q, k, v = (torch.zeros(1, 4, 256, width, dtype=torch.bfloat16, device=gpu) for width in (59, 59, 100))
     explanation = mr.explain("attention", q, k, v)
     assert "/simt/" not in explanation.forward + explanation.backward

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from calls import assert_same_bits, results, upstreams
-from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from paths import takes, tensor_core_paths
+from specimens import ONE_EACH, SPECIMENS, TENSOR_CORE_SPECIMENS, Inputs, Specimen, name_of
 
 SLEEP = 200_000_000  # GPU clock cycles, about 0.1 s: longer than any launch takes
 
@@ -28,6 +29,34 @@ def test_runs_on_the_current_stream(specimen: Specimen, gpu: torch.device, deter
             t.copy_(inputs[name])
         got = results(specimen, late, grads)
     stream.synchronize()
+    assert_same_bits(got, expected)
+
+
+@pytest.mark.tiers("sm80", "sm90")
+@pytest.mark.parametrize("specimen", TENSOR_CORE_SPECIMENS, ids=name_of)
+def test_runs_behind_what_makes_its_inputs(
+    specimen: Specimen, tier: str, gpu: torch.device, deterministic: None
+) -> None:
+    """The kernels of tensor cores, and what is launched around them."""
+    inputs = specimen.inputs(torch.bfloat16, gpu)
+    grads = upstreams(specimen, inputs)
+    expected, paths = results(specimen, inputs, grads), tensor_core_paths(specimen, inputs, tier)
+    late = {name: torch.zeros_like(t) for name, t in inputs.items()}
+    late_grads = [torch.zeros_like(g) for g in grads]
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        # The stream has its memory then, and in it nothing that a kernel that comes too early should find.
+        results(specimen, late, late_grads)
+        stream.synchronize()
+        torch.cuda._sleep(SLEEP)
+        for t, values in zip((*late.values(), *late_grads), (*inputs.values(), *grads), strict=True):
+            t.copy_(values)
+        with takes(paths):
+            got = results(specimen, late, late_grads)
+        waited = stream.query()
+    stream.synchronize()
+    assert not waited, "the call returned only when its inputs were there"
     assert_same_bits(got, expected)
 
 

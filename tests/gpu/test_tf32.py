@@ -12,18 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import OPTIONS, PADDED_SIZES, biased_inputs
+from attention_calls import SIZES as ATTENTION_SIZES
+from attention_calls import inputs_of as attention_inputs_of
 from calls import assert_same_bits, graphed, results, scaled_mlp_inputs, upstreams
+from mlp_calls import PADDED_SIZES as PADDED_MLP_SIZES
+from mlp_calls import SIZES as MLP_SIZES
+from mlp_calls import SPLIT_SIZES, many_rows, split_inputs
+from mlp_calls import inputs_of as mlp_inputs_of
 from paths import takes
 from specimens import Inputs, Specimen, attention_inputs, mlp_inputs, name_of
-from test_attention_sm90 import OPTIONS, PADDED_SIZES, biased_inputs
-from test_attention_sm90 import SIZES as ATTENTION_SIZES
-from test_attention_sm90 import inputs_of as attention_inputs_of
-from test_mlp_sm90 import PADDED_SIZES as PADDED_MLP_SIZES
-from test_mlp_sm90 import SIZES as MLP_SIZES
-from test_mlp_sm90 import inputs_of as mlp_inputs_of
-from test_mlp_sm90 import many_rows
-from test_mlp_split_sm90 import SIZES as SPLIT_SIZES
-from test_mlp_split_sm90 import split_inputs
 from tolerance import KERNELS, check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
 

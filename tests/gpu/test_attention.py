@@ -1,4 +1,4 @@
-"""Attention on Hopper's tensor cores: every size, option and dtype that they cover, and that they ran."""
+"""Attention on tensor cores: every size, option and dtype that they cover, and that they ran."""
 
 from __future__ import annotations
 
@@ -6,65 +6,31 @@ from typing import Any
 
 import pytest
 import torch
+from attention_calls import (
+    ALL_SIZES,
+    OPTIONS,
+    PADDED_SIZES,
+    SIZES,
+    SMALL_SIZES,
+    biased_inputs,
+    inputs_of,
+)
 from calls import HALVES, assert_same_bits, results, upstreams
 from paths import takes
-from specimens import Inputs, Specimen, attention_inputs, name_of
+from specimens import Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce import functional
 
-# Batch, heads, column heads, rows, columns, width, value width. But for one row, so many heads that rows are
-# not few (test_attention_split_sm90.py).
-SIZES: dict[str, tuple[int, ...]] = {
-    "one_tile": (1, 68, 68, 128, 128, 64, 64),
-    "one_row": (2, 3, 3, 1, 500, 64, 64),
-    "one_column": (1, 24, 24, 300, 1, 128, 128),
-    "ragged": (2, 18, 18, 201, 333, 128, 128),
-    "grouped": (1, 36, 12, 150, 270, 128, 128),
-    "one_column_head": (2, 12, 1, 260, 140, 64, 64),
-    "narrow": (1, 34, 34, 190, 300, 8, 16),
-    "unequal": (1, 34, 34, 190, 300, 104, 56),
-    "long": (1, 12, 12, 700, 1300, 128, 128),
-    "far_fewer_columns": (2, 18, 6, 900, 200, 128, 128),  # causal: blocks without any tile, one after another
-    "many_columns": (1, 12, 12, 700, 4500, 128, 128),
-    "wide": (1, 24, 12, 300, 400, 256, 256),
-    "wide_one_row": (1, 4, 2, 1, 200, 256, 256),
-    "wide_long": (1, 18, 18, 500, 900, 136, 192),
-    "wide_payload": (1, 34, 34, 130, 170, 64, 200),
-}
-# Beside numbers that are not finite: there the oracle multiplies pairs of rows and columns, in float64.
-SMALL_SIZES = {"small": (2, 17, 17, 130, 200, 128, 128), "small_wide": (1, 34, 17, 130, 120, 200, 200)}
-# Widths that are no multiple of 8, of rows and values or of one of them: copies are padded.
-PADDED_SIZES = {
-    "padded_1": (1, 34, 34, 190, 300, 1, 1),
-    "padded_7_59": (1, 34, 34, 190, 300, 7, 59),
-    "padded_59": (2, 18, 6, 201, 333, 59, 59),
-    "padded_100": (1, 36, 12, 150, 270, 100, 100),
-    "padded_64_100": (1, 36, 12, 150, 270, 64, 100),
-    "padded_250": (1, 24, 12, 300, 400, 250, 250),
-    "padded_250_7": (1, 34, 34, 130, 170, 250, 7),
-    "padded_one_row": (2, 3, 3, 1, 500, 59, 100),
-}
-ALL_SIZES = SIZES | SMALL_SIZES | PADDED_SIZES
-OPTIONS: dict[str, dict[str, Any]] = {
-    "full": {},
-    "causal": {"causal": True},
-    "window": {"window": (50, 10)},
-    "left_window": {"window": (64, None), "causal": True},
-    "softcap": {"softcap": 5.0},
-    "causal_softcap": {"causal": True, "softcap": 3.0, "scale": 0.3},
-}
-
-
-def inputs_of(size: str, dtype: torch.dtype, device: torch.device) -> Inputs:
-    return attention_inputs(*ALL_SIZES[size], dtype=dtype, device=device)
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 
 def paths() -> dict[str, int]:
     return {path: n for path, n in mr._C.path_counts().items() if path.startswith("attention")}
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("size", ALL_SIZES)
 def test_few_rows_are_those_of_one_row(size: str, gpu: torch.device) -> None:
     """All other sizes have their own kernels."""
@@ -75,11 +41,13 @@ def test_few_rows_are_those_of_one_row(size: str, gpu: torch.device) -> None:
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes_and_options(size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+def test_sizes_and_options(
+    size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device, tier: str
+) -> None:
     before = paths()
     check_operator("attention", inputs_of(size, dtype, gpu), {"return_lse": True, **options})
     ran = {path for path, n in paths().items() if n != before.get(path, 0)}
-    assert ran == {f"attention_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")}
+    assert ran == {f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -223,6 +191,7 @@ def test_deterministic_mode_is_explained(gpu: torch.device, tier: str, determini
     assert explanation.backward == f"attention_backward/cuda/{tier}/deterministic/bfloat16"
 
 
+@pytest.mark.tiers("sm90")
 def test_gradients_of_wide_rows_are_written_once(gpu: torch.device) -> None:
     """Over a width of 128 each gradient has a pass of its own: the same bits in any mode."""
     call = Specimen("attention", "attention", attention_inputs, options={"causal": True, "return_lse": True})
@@ -270,6 +239,7 @@ def _backward_tier(*tensors: torch.Tensor, deterministic: bool) -> tuple[str, st
     )
 
 
+@pytest.mark.tiers("sm90")
 def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     fast = mr.attention(**inputs)
@@ -284,6 +254,15 @@ def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(fast, exact, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.tiers("sm80")
+def test_is_explained(gpu: torch.device) -> None:
+    explanation = mr.explain("attention", *inputs_of("ragged", torch.bfloat16, gpu).values())
+    assert explanation.forward == "attention_forward/cuda/sm80/bfloat16"
+    assert explanation.backward == "attention_backward/cuda/sm80/bfloat16"
+    assert any("mma.sync" in reason for reason in explanation.reasons)
+
+
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize(
     ("change", "reason"),
     (
@@ -303,22 +282,6 @@ def test_what_is_not_covered_says_why(change: dict[str, Any], reason: str, gpu: 
     assert any(text.startswith("forward: not sm90") and reason in text for text in explanation.reasons)
 
 
-def biased_inputs(size: str, kind: str, dtype: torch.dtype, gpu: torch.device) -> Inputs:
-    batch, heads, _, rows, columns, *_ = ALL_SIZES[size]
-    shapes: dict[str, dict[str, Any]] = {
-        "full": {"bias": (batch, heads, rows, columns)},
-        "of_rows_and_columns": {"bias": (rows, columns), "bias_dtype": torch.float32},
-        "of_heads": {"bias": (heads, rows, columns)},
-        "of_columns": {"bias": (batch, 1, 1, columns)},
-        "of_columns_in_float": {"bias": (columns,), "bias_dtype": torch.float32},
-        "of_rows": {"bias": (heads, rows, 1), "bias_dtype": torch.float32},
-        "keep": {"keep": (batch, heads, rows, columns)},
-        "keep_rows_and_columns": {"keep": (rows, columns)},
-        "keep_columns": {"keep": (batch, 1, 1, columns)},
-    }
-    return attention_inputs(*ALL_SIZES[size], dtype=dtype, device=gpu, **shapes[kind])
-
-
 BIASES = ("full", "of_heads", "of_columns", "keep", "keep_rows_and_columns", "keep_columns")
 
 
@@ -333,6 +296,7 @@ def check_biased(
     assert ran == {f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way, tier in tiers.items()}
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize(
@@ -343,6 +307,7 @@ def test_biases(size: str, kind: str, options: dict[str, Any], dtype: torch.dtyp
     check_biased(size, kind, options, dtype, gpu)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("kind", ("of_rows_and_columns", "of_columns_in_float"))
@@ -354,12 +319,31 @@ def test_float_biases(
     check_biased(size, kind, options, dtype, gpu)
 
 
+@pytest.mark.tiers("sm80")
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("option", ("full", "causal", "softcap", "causal_softcap"))
+@pytest.mark.parametrize(
+    "kind", ("full", "of_rows_and_columns", "of_columns", "of_rows", "keep", "keep_columns")
+)
+@pytest.mark.parametrize("size", ("one_row", "narrow", "one_column_head", "ragged", "wide"))
+def test_biases_of_every_kind(
+    size: str, kind: str, option: str, dtype: torch.dtype, gpu: torch.device
+) -> None:
+    before = paths()
+    inputs = biased_inputs(size, kind, dtype, gpu)
+    check_operator("attention", inputs, {"return_lse": True, **OPTIONS[option]})
+    ran = {path for path, n in paths().items() if n != before.get(path, 0)}
+    assert ran == {f"attention_{way}/cuda/sm80/{name_of(dtype)}" for way in ("forward", "backward")}
+
+
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("kind", ("full", "of_heads", "keep"))
 @pytest.mark.parametrize("size", ("one_column", "grouped", "unequal", "long", "wide_long"))
 def test_biases_of_other_sizes(size: str, kind: str, gpu: torch.device) -> None:
     check_biased(size, kind, {"causal": True}, torch.bfloat16, gpu)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("kind", ("full", "of_rows_and_columns", "keep"))
 @pytest.mark.parametrize("options", (OPTIONS["full"], OPTIONS["softcap"]), ids=("full", "softcap"))
 def test_rows_that_a_bias_leaves_nothing(kind: str, options: dict[str, Any], gpu: torch.device) -> None:
@@ -373,12 +357,14 @@ def test_rows_that_a_bias_leaves_nothing(kind: str, options: dict[str, Any], gpu
     assert (found["d_k"][..., 128:270, :] == 0).all()
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("layout", ("contiguous", "expanded", "sliced"))
 def test_upstream_gradients_with_a_bias(layout: str, gpu: torch.device) -> None:
     inputs = biased_inputs("ragged", "of_heads", torch.bfloat16, gpu)
     check_operator("attention", inputs, {"causal": True}, upstream=layout)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("name", ("q", "v", "bias"))
 def test_some_gradients_with_a_bias(name: str, gpu: torch.device) -> None:
     inputs = biased_inputs("grouped", "of_rows_and_columns", torch.bfloat16, gpu)
@@ -424,6 +410,7 @@ def test_non_finite_biases(kind: str, gpu: torch.device) -> None:
     assert (found["out1"] == torch.inf).any() and found["out1"].isfinite().any()
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", ("ragged", "grouped", "wide"))
 def test_biases_that_columns_share(size: str, options: dict[str, Any], gpu: torch.device) -> None:
@@ -438,6 +425,7 @@ def test_biases_that_columns_share(size: str, options: dict[str, Any], gpu: torc
     assert not found["out0"][0, 0, 5:9].any()
 
 
+@pytest.mark.tiers("sm90")
 def test_biases_that_are_not_covered_say_why(gpu: torch.device) -> None:
     inputs = biased_inputs("ragged", "full", torch.bfloat16, gpu)
     bias = inputs.pop("bias")
@@ -504,6 +492,7 @@ def test_graph_capture(gpu: torch.device) -> None:
         torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", (40,), indirect=True)
 def test_offsets_past_32_bits(gpu: torch.device, memory: None) -> None:

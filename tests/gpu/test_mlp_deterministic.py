@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from calls import HALVES, assert_same_bits, check_captured, results, scaled_mlp_inputs, upstreams
+from mlp_calls import check
 from specimens import Specimen, mlp_inputs, name_of
-from test_mlp_sm90 import check
 
 import monoidreduce as mr
 from monoidreduce.ops import ACTIVATIONS
@@ -25,12 +25,12 @@ SIZES = {  # rows, hidden, width in, width out
 }
 CALL = Specimen("mlp", "mlp", mlp_inputs, options={"activation": "gelu_tanh"})
 
-pytestmark = pytest.mark.usefixtures("deterministic")
+pytestmark = [pytest.mark.tiers("sm90"), pytest.mark.usefixtures("deterministic")]
 
 
 @pytest.fixture(autouse=True)
 def no_parts() -> Iterator[None]:
-    """Without a workspace these kernels take few rows of many units too (test_mlp_parts_sm90.py)."""
+    """Without a workspace these kernels take few rows of many units too (test_mlp_parts.py)."""
     with mr.workspace(0):
         yield
 
@@ -40,7 +40,7 @@ def no_parts() -> Iterator[None]:
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
     inputs = scaled_mlp_inputs(SIZES[size], dtype, gpu, biases)
-    check(inputs, "gelu_tanh", backward="sm90/deterministic")
+    check(inputs, "gelu_tanh", "sm90", "sm90/deterministic")
     grads = upstreams(CALL, inputs)
     first = results(CALL, inputs, grads)
     for _ in range(5):
@@ -50,7 +50,7 @@ def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> None:
-    check(scaled_mlp_inputs(SIZES["long"], dtype, gpu, True), activation, backward="sm90/deterministic")
+    check(scaled_mlp_inputs(SIZES["long"], dtype, gpu, True), activation, "sm90", "sm90/deterministic")
 
 
 @pytest.mark.parametrize("width", (64, 128))
@@ -60,7 +60,8 @@ def test_rows(rows: int, width: int, gpu: torch.device) -> None:
     check(
         scaled_mlp_inputs((rows, 1000, width, width), torch.bfloat16, gpu),
         "silu",
-        backward="sm90/deterministic",
+        "sm90",
+        "sm90/deterministic",
     )
 
 
@@ -70,7 +71,8 @@ def test_units(hidden: int, gpu: torch.device) -> None:
     check(
         scaled_mlp_inputs((700, hidden, 128, 128), torch.bfloat16, gpu, True),
         "gelu",
-        backward="sm90/deterministic",
+        "sm90",
+        "sm90/deterministic",
     )
 
 

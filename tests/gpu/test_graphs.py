@@ -1,4 +1,4 @@
-"""Graphs of calls on Hopper: captured once, forward and backward, and replayed on other inputs."""
+"""Graphs of calls on tensor cores: captured once, forward and backward, and replayed on other inputs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 from calls import check_replays
 from specimens import TENSOR_CORE_SPECIMENS, Specimen, name_of
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 
 @pytest.mark.parametrize("specimen", TENSOR_CORE_SPECIMENS, ids=name_of)

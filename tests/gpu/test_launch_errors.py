@@ -15,6 +15,8 @@ from tolerance import as_outputs
 
 import monoidreduce as mr
 
+pytestmark = pytest.mark.tiers("sm80", "sm90")
+
 RELAXED = 2  # a mode of captures in which nothing is forbidden to others
 
 

@@ -1,4 +1,4 @@
-"""Memory layouts on Hopper: what its kernels cannot read as it lies is copied, and stays on tensor cores."""
+"""Memory layouts on tensor cores: what their kernels cannot read as it lies is copied, and stays there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import torch
 from paths import takes, tensor_core_paths
 from specimens import LAYOUTS, TENSOR_CORE_SPECIMENS, Specimen, name_of
 from tolerance import check_operator
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -1,49 +1,22 @@
-"""The MLP's forward pass of few rows, whose hidden units come in splits, on Hopper."""
+"""The MLP's forward pass of few rows on tensor cores: hidden units come in splits."""
 
 from __future__ import annotations
-
-import re
 
 import pytest
 import torch
 from calls import HALVES, check_captured, scaled_mlp_inputs
-from specimens import Inputs, name_of
-from test_mlp_sm90 import check
+from mlp_calls import SPLIT_SIZES, check, split_inputs
+from specimens import name_of
 
 import monoidreduce as mr
 from monoidreduce.ops import ACTIVATIONS
 
-SIZES = {  # rows, hidden, width in, width out
-    "one_row": (1, 16384, 128, 128),
-    "one_tile": (64, 5000, 64, 64),
-    "ragged": (129, 9000, 128, 120),
-    "narrow": (77, 4104, 8, 24),
-    "unequal": (300, 5064, 40, 104),
-    "three_slabs": (100, 6000, 192, 136),
-    "wide": (200, 5008, 256, 200),
-    "long": (1000, 16384, 64, 64),
-}
-
-
-def splits(inputs: Inputs) -> int | None:
-    """In how many splits explain says that hidden units are; None where rows are not few."""
-    explanation = mr.explain("mlp", *(inputs[name] for name in ("x", "w1", "w2")))
-    (reason,) = (reason for reason in explanation.reasons if reason.startswith("forward: "))
-    found = re.search(r"few rows: tiles of \d+ rows, hidden units (?:in (\d+) splits|not split)$", reason)
-    return int(found[1] or 1) if found else None
-
-
-def split_inputs(
-    size: str, gpu: torch.device, dtype: torch.dtype = torch.bfloat16, biases: bool = True
-) -> Inputs:
-    inputs = scaled_mlp_inputs(SIZES[size], dtype, gpu, biases)
-    assert (splits(inputs) or 1) > 1
-    return inputs
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SPLIT_SIZES)
 def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device, tier: str) -> None:
     check(split_inputs(size, gpu, dtype, biases), "gelu_tanh", tier, tier)
 
@@ -60,7 +33,7 @@ def test_units(hidden: int, gpu: torch.device, tier: str) -> None:
     check(scaled_mlp_inputs((70, hidden, 128, 128), torch.bfloat16, gpu, True), "silu", tier, tier)
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", SPLIT_SIZES)
 def test_bits_are_reproducible(size: str, gpu: torch.device) -> None:
     inputs = split_inputs(size, gpu)
     first = mr.mlp(**inputs, activation="gelu_tanh")

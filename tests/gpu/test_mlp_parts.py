@@ -1,8 +1,7 @@
-"""An MLP too wide for one kernel, on Hopper: hidden values come in parts, and torch multiplies them."""
+"""An MLP too wide for one kernel: hidden values come in parts, and torch multiplies them."""
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -39,10 +38,11 @@ PARTS = {  # sizes, and the bytes of a tile of hidden values and derivatives
     "rows": ((1500, 200, 320, 264), 4 * 256 * 200),
 }
 
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
-def launches(inputs: Inputs, activation: str = "gelu_tanh", tier: str | None = None) -> dict[str, int]:
+
+def launches(inputs: Inputs, tier: str, activation: str = "gelu_tanh") -> dict[str, int]:
     """Checks a call; returns how many launches it took forward and backward, of nothing but the tier."""
-    tier = tier or os.environ.get("MONOIDREDUCE_CUDA_TIER", "sm90")
     before = mr._C.path_counts()
     check_operator("mlp", inputs, {"activation": activation})
     after = mr._C.path_counts()
@@ -55,22 +55,24 @@ def launches(inputs: Inputs, activation: str = "gelu_tanh", tier: str | None = N
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("biases", (False, True), ids=("plain", "biases"))
 @pytest.mark.parametrize("size", SIZES)
-def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device) -> None:
-    assert launches(scaled_mlp_inputs(SIZES[size], dtype, gpu, biases)) == {"forward": 1, "backward": 1}
+def test_sizes(size: str, biases: bool, dtype: torch.dtype, gpu: torch.device, tier: str) -> None:
+    assert launches(scaled_mlp_inputs(SIZES[size], dtype, gpu, biases), tier) == {"forward": 1, "backward": 1}
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> None:
-    launches(scaled_mlp_inputs(SIZES["ragged"], dtype, gpu, biases=True), activation)
+def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device, tier: str) -> None:
+    launches(scaled_mlp_inputs(SIZES["ragged"], dtype, gpu, biases=True), tier, activation)
 
 
 @pytest.mark.parametrize(
     "sizes", ((130, 1, 320, 264), (130, 67, 320, 264), (130, 72, 313, 264), (130, 67, 7, 301)), ids=str
 )
-def test_sizes_that_are_no_multiple_of_eight(sizes: tuple[int, int, int, int], gpu: torch.device) -> None:
+def test_sizes_that_are_no_multiple_of_eight(
+    sizes: tuple[int, int, int, int], gpu: torch.device, tier: str
+) -> None:
     """Copies are padded."""
-    assert launches(scaled_mlp_inputs(sizes, torch.bfloat16, gpu, biases=True)) == {
+    assert launches(scaled_mlp_inputs(sizes, torch.bfloat16, gpu, biases=True), tier) == {
         "forward": 1,
         "backward": 1,
     }
@@ -82,12 +84,12 @@ def test_sizes_that_are_no_multiple_of_eight(sizes: tuple[int, int, int, int], g
     (("units", 1, 3, 4), ("units", 2, 1, 2), ("rows", 1, 3, 6), ("rows", 2, 2, 3), ("rows", 3, 1, 2)),
 )
 def test_several_parts(
-    of: str, tiles: int, forward: int, backward: int, dtype: torch.dtype, gpu: torch.device
+    of: str, tiles: int, forward: int, backward: int, dtype: torch.dtype, gpu: torch.device, tier: str
 ) -> None:
     """A workspace of so many tiles: some parts are as large as the last, some are not."""
     sizes, tile_bytes = PARTS[of]
     with mr.workspace(tiles * tile_bytes):
-        ran = launches(scaled_mlp_inputs(sizes, dtype, gpu, biases=True))
+        ran = launches(scaled_mlp_inputs(sizes, dtype, gpu, biases=True), tier)
     assert ran == {"forward": forward, "backward": backward}
 
 
@@ -96,11 +98,12 @@ def test_a_workspace_that_holds_no_tile(gpu: torch.device) -> None:
     inputs = scaled_mlp_inputs(sizes, torch.bfloat16, gpu)
     with mr.workspace(tile_bytes // 2 - 1):
         explanation = mr.explain("mlp", *inputs.values())
-        launches(inputs, tier="simt")
+        launches(inputs, "simt")
     assert "/simt/" in explanation.forward and "/simt/" in explanation.backward
     assert "workspace" in str(explanation)
 
 
+@pytest.mark.tiers("sm90")
 def test_explained(gpu: torch.device) -> None:
     inputs = scaled_mlp_inputs(PARTS["units"][0], torch.bfloat16, gpu)
     with mr.workspace(PARTS["units"][1]):
@@ -112,45 +115,48 @@ def test_explained(gpu: torch.device) -> None:
     assert mr.explain("mlp", *narrow.values()).workspace is None
 
 
-def test_few_hidden_units_of_many_rows(gpu: torch.device) -> None:
+@pytest.mark.tiers("sm90")
+def test_few_hidden_units_of_many_rows(gpu: torch.device, tier: str) -> None:
     """The kernel that holds none would have a block for every 128 of them; it runs where no part is held."""
     inputs = scaled_mlp_inputs((9000, 264, 64, 72), torch.bfloat16, gpu, biases=True)
-    assert launches(inputs) == {"forward": 1, "backward": 1}
+    assert launches(inputs, tier) == {"forward": 1, "backward": 1}
     call = [inputs[name] for name in ("x", "w1", "w2")]
     assert "264 hidden units are 3 blocks" in str(mr.explain("mlp", *call))
     with mr.workspace(0):
-        assert launches(inputs) == {"forward": 1, "backward": 1}
+        assert launches(inputs, tier) == {"forward": 1, "backward": 1}
         assert "in parts" not in str(mr.explain("mlp", *call))
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize(("rows", "width"), ((1, 256), (130, 136), (700, 200)))
-def test_few_rows_of_many_hidden_units(rows: int, width: int, gpu: torch.device) -> None:
+def test_few_rows_of_many_hidden_units(rows: int, width: int, gpu: torch.device, tier: str) -> None:
     """Rows of more than 128 features have a pass of their own, a block for every 128 of them."""
     inputs = scaled_mlp_inputs((rows, 4104, width, 72), torch.bfloat16, gpu, biases=True)
-    assert launches(inputs) == {"forward": 1, "backward": 1}
+    assert launches(inputs, tier) == {"forward": 1, "backward": 1}
     call = [inputs[name] for name in ("x", "w1", "w2")]
     assert f"{rows} rows are {-(-rows // 128)} blocks" in str(mr.explain("mlp", *call))
     with mr.workspace(0):
-        assert launches(inputs) == {"forward": 1, "backward": 1}
+        assert launches(inputs, tier) == {"forward": 1, "backward": 1}
         assert "in parts" not in str(mr.explain("mlp", *call))
 
 
-def test_few_rows_in_the_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
+@pytest.mark.tiers("sm90")
+def test_few_rows_in_the_deterministic_mode(gpu: torch.device, deterministic: None, tier: str) -> None:
     """There rows of any width have a pass of their own."""
     inputs = scaled_mlp_inputs((130, 4104, 64, 72), torch.bfloat16, gpu, biases=True)
-    assert launches(inputs) == {"forward": 1, "backward": 1}
+    assert launches(inputs, tier) == {"forward": 1, "backward": 1}
     assert "130 rows are 2 blocks" in str(mr.explain("mlp", *(inputs[name] for name in ("x", "w1", "w2"))))
 
 
-def test_views(gpu: torch.device) -> None:
+def test_views(gpu: torch.device, tier: str) -> None:
     """Leading axes, transposed weights, odd pitches: copied where the copy engine cannot read them."""
     inputs = scaled_mlp_inputs((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)
     inputs["x"] = inputs["x"].reshape(3, 100, 520)
     inputs["w1"] = inputs["w1"].t().contiguous().t()
     inputs["w2"] = inputs["w2"].t().contiguous().t()
-    launches(inputs, "silu")
+    launches(inputs, tier, "silu")
     odd = {name: torch.nn.functional.pad(t, (0, 3))[..., :-3] for name, t in inputs.items()}
-    launches(odd, "silu")
+    launches(odd, tier, "silu")
 
 
 @pytest.mark.parametrize("name", ("x", "w1", "w2", "bias1", "bias2"))
@@ -193,11 +199,12 @@ def test_the_same_bits_every_time(of: str, gpu: torch.device) -> None:
             assert_same_bits(results(call, inputs, grads), first)
 
 
-def test_deterministic_mode(gpu: torch.device, deterministic: None) -> None:
+def test_deterministic_mode(gpu: torch.device, deterministic: None, tier: str) -> None:
     with mr.workspace(PARTS["units"][1]):
-        launches(scaled_mlp_inputs(PARTS["units"][0], torch.bfloat16, gpu, biases=True))
+        launches(scaled_mlp_inputs(PARTS["units"][0], torch.bfloat16, gpu, biases=True), tier)
 
 
+@pytest.mark.tiers("sm90")
 def test_deterministic_mode_that_torch_refuses(
     gpu: torch.device, deterministic: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +228,7 @@ def test_captured_in_a_graph(gpu: torch.device) -> None:
     check_captured(step)
 
 
+@pytest.mark.tiers("sm90")
 def test_in_a_new_thread(gpu: torch.device) -> None:
     """In which no CUDA call was made yet, as in autograd's in the first backward pass of a process."""
     inputs = scaled_mlp_inputs(SIZES["ragged"], torch.bfloat16, gpu)
@@ -229,6 +237,7 @@ def test_in_a_new_thread(gpu: torch.device) -> None:
         assert torch.equal(pool.submit(mr.mlp, **inputs).result(), expected)
 
 
+@pytest.mark.tiers("sm90")
 def test_under_autocast(gpu: torch.device) -> None:
     """float32 inputs, as of a model in training; the products are of what autocast made of them."""
     inputs = scaled_mlp_inputs(SIZES["ragged"], torch.float32, gpu, biases=True)
@@ -241,6 +250,7 @@ def test_under_autocast(gpu: torch.device) -> None:
     assert torch.equal(out, expected)
 
 
+@pytest.mark.tiers("sm90")
 def test_the_hidden_is_never_stored_whole(gpu: torch.device) -> None:
     rows, hidden, width = 4096, 16384, 512
     inputs = scaled_mlp_inputs((rows, hidden, width, width), torch.bfloat16, gpu)

@@ -13,6 +13,8 @@ from tolerance import check_operator
 
 import monoidreduce as mr
 
+pytestmark = pytest.mark.tiers("sm90")
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},

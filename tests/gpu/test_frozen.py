@@ -1,4 +1,4 @@
-"""Gradients that nobody needs cost neither a matrix product nor memory, on Hopper."""
+"""Gradients that nobody needs cost neither a matrix product nor memory, on tensor cores."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import local_gradients, mlp_parts
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 HEADS = [s for s in TENSOR_CORE_SPECIMENS if s.operator not in ("attention", "mlp")]
 

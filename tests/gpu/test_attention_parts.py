@@ -14,6 +14,8 @@ from tolerance import check_operator
 
 import monoidreduce as mr
 
+pytestmark = pytest.mark.tiers("sm90")
+
 # Batch, heads, column heads, rows, columns, width, value width; and how many tiles are in parts.
 SIZES: dict[str, tuple[tuple[int, ...], int]] = {
     "several_rounds": ((1, 12, 12, 1500, 4500, 128, 128), 36),

@@ -1,0 +1,1 @@
+"""A package, because operators have tests of the same name beside it."""
