@@ -78,7 +78,7 @@ if(MONOIDREDUCE_WITH_CUDA)
     add_library(launches OBJECT EXCLUDE_FROM_ALL tests/launches/fake_cudart.cpp tests/launches/no_cpu_engine.cpp
                                 tests/launches/calls.cpp csrc/operators.cpp csrc/path_counter.cpp)
     target_compile_definitions(launches PRIVATE MONOIDREDUCE_WITH_CUDA=1)
-    target_include_directories(launches PRIVATE tests)
+    target_include_directories(launches PRIVATE tests csrc)
     target_include_directories(launches SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(launches PRIVATE monoidreduce_flags)
 

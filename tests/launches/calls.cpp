@@ -286,7 +286,6 @@ void multiply(const Tensors& t, const TensorView& local, const TensorView& rows,
   rows_product({.a = local, .b = columns, .out = sums, .factor = factor, .order = order}, launch);
   columns_product({.a = local,
                    .b = rows,
-                   .ungathered_b = {},
                    .scale = t("scale", kFloat32, {1}),
                    .out = t("d_columns", rows.dtype, {columns.size[0], width}),
                    .order = order},
@@ -308,7 +307,7 @@ struct LinearCrossEntropy {
   std::int64_t rows = 4096, classes = 32000, width = 1024;
   bool biased = false, transposed = false, ordered = false, deterministic = false, of_lse = false;
   double softcap = 0, smoothing = 0;
-  std::int64_t kept = 0, late_kept = 0, last_kept = 0;  // classes
+  std::int64_t kept = 0;  // classes
   std::int64_t workspace = 64 << 20;
 };
 
@@ -336,17 +335,16 @@ Tier forward(const LinearCrossEntropy& c, const Tensors& t) {
   fill_cross_entropy(c, t, x);
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  if (c.kept + c.late_kept + c.last_kept && can_keep(t.device, c.width, 0, 0.5, launch)) {
-    if (c.kept) x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
-    if (c.late_kept) x.late_kept = t.lines("late_kept", c.dtype, c.rows, c.late_kept);
-    if (c.last_kept) x.last_kept = t.lines("last_kept", c.dtype, c.rows, c.last_kept);
+  if (c.kept && can_keep(t.device, c.width, 0, 0.5, launch)) {
+    x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
   const Tier tier = cross_entropy_forward_tier(x, launch);
   if (tier.name != "simt") pad_cross_entropy(t, tier, x);
   x.scratch = t.scratch(tier, c.dtype);
   x.order = ordered(c.ordered, tier, t, x.target, {}, c.rows);
-  if (x.order.present() && keeps(x)) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
+  if (x.order.present() && x.kept.present())
+    x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
   cross_entropy_forward(x, launch);
   return tier;
 }
@@ -425,12 +423,7 @@ std::vector<LinearCrossEntropy> cross_entropy_calls() {
     add("kept, order", {.ordered = true, .kept = 32000});
     add("kept, smoothing", {.smoothing = 0.1, .kept = 8192});
     add("some kept, large", {.rows = 8192, .classes = 128256, .width = 4096, .kept = 4096});
-    add("kept in three pieces", {.rows = 8192,
-                                 .width = 4096,
-                                 .ordered = true,
-                                 .kept = 2048,
-                                 .late_kept = 4096,
-                                 .last_kept = 32000 - 25600});
+    add("some kept, order", {.rows = 8192, .width = 4096, .ordered = true, .kept = 2048});
   }
   return calls;
 }
@@ -723,7 +716,6 @@ Tier backward(const Mlp& c, const Tensors& t) {
   x.d_x = gradient("d_x", x.x, tier.adds_rows);
   x.d_w1 = gradient("d_w1", x.w1, simt), x.d_w2 = gradient("d_w2", x.w2, simt);
   if (c.biased) x.d_bias1 = t("d_bias1", sums, {x.bias1.size[0]});
-  x.scratch = t.scratch(tier, c.dtype);
   mlp_backward(x, launch);
   return tier;
 }
@@ -810,16 +802,6 @@ void run_product_calls(Recorder& recorder) {
                       .factor = {},
                       .order = order(t)},
                      launch);
-        return Tier{};
-      });
-      recorder.run("columns_product of ungathered rows " + name_of_call, [&](const Tensors& t) {
-        columns_product({.a = t("a", dtype, {5000, 2048}),
-                         .b = t("b", dtype, {5000, 1344}),
-                         .ungathered_b = t("ungathered", dtype, {5000, 1344}),
-                         .scale = {},
-                         .out = t("out", dtype, {2048, 1344}),
-                         .order = order(t)},
-                        launch);
         return Tier{};
       });
     }

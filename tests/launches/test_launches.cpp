@@ -214,7 +214,7 @@ const std::vector<Expected> kExpected = {
      "cross_entropy_forward bfloat16 large",
      "sm80",
      {{"sm80::contraction_kernel<__nv_bfloat16,", 28, 256}, {"combine_partial<", 64, 128}}},
-    // 4096 rows are gathered 2560 at a time.
+    // 4096 rows are gathered 2560 at a time; the last kernel takes all of them.
     {"H100",
      "cross_entropy_forward bfloat16 kept, order",
      "sm90",
@@ -225,7 +225,7 @@ const std::vector<Expected> kExpected = {
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 1536 / 2, 256},
       {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
       {"combine_partial<", 1536 / 128, 128},
-      {"sm90::weights_to_gradients_kernel<", 8 * 132, 256}}},
+      {"sm90::weights_to_gradients_kernel<", 4096, 256}}},
     // Local gradients twice; their product by rows, 16 x 4 tiles; that by columns, 32 x 4.
     {"H100",
      "cross_entropy_backward bfloat16 order",
@@ -285,10 +285,10 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "mlp_backward bfloat16 deterministic",
      "sm90",
-     {kMemset,
-      {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, true, (sm90::RowSums)2>", 32,
+     {{"sm90::fold_backward_pass_kernel<__nv_bfloat16, sm90::PassTile<(sm90::GradientOf)0, 128, true>", 32,
        384},
-      {"combine_splits_kernel<__nv_bfloat16,", 4096, 128}}},
+      {"sm90::fold_backward_kernel<__nv_bfloat16, sm90::BackwardTile<128, 64, true, (sm90::RowSums)2>", 32,
+       384}}},
     {"A100",
      "mlp_backward bfloat16 few units",
      "sm80",
