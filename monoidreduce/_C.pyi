@@ -102,7 +102,6 @@ def order_rows(
     target: Tensor | None,
     mask: Tensor | None,
     order: Tensor,
-    most: int,
     ignore_index: int,
     threads: int,
     stream: int,

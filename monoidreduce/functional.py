@@ -495,7 +495,7 @@ def linear_cross_entropy(
         target: [...] class indices, of any integer dtype.
         bias: [V].
         ignore_index: tokens with this target have loss and gradients 0 and do not count in the mean. On a
-            Hopper GPU their logits are not computed, unless they are few or return_lse is True.
+            Hopper GPU their logits are not computed, unless return_lse is True.
         reduction: "none", "mean" or "sum".
         label_smoothing: the share in [0, 1] of the target's probability that is spread over all classes.
         z_loss: adds z_loss * lse^2 to the loss of each token. 0, or a magnitude from 2^-100 to 2^100.

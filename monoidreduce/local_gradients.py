@@ -110,16 +110,11 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None)
         torch.addmm(bias, a, b, out=out)
 
 
-def order_rows(
-    rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0, most: float = 1.0
-) -> Tensor:
-    """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know.
-
-    If more than `most` of them count, it is as if all did.
-    """
+def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
+    """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know."""
     order = torch.empty((len(rows) + 1,), dtype=torch.int64, device=rows.device)
     stream = current_stream(rows.device.index)
-    _C.order_rows(target, mask, order, int(most * len(rows)), ignore_index, 1, stream)
+    _C.order_rows(target, mask, order, ignore_index, 1, stream)
     return order
 
 

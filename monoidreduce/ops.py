@@ -60,11 +60,6 @@ DISTILLATION_LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
 HOPPER = "sm90"
 
-# Without a copy in memory a Hopper GPU gathers the rows that count by threads. On an H100 a row takes 1.14
-# times as long so, a pair 1.27 times; where more of them count than these shares all are computed.
-_MOST_TO_GATHER = 7 / 8
-_MOST_PAIRS_TO_GATHER = 3 / 4
-
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
 
@@ -685,10 +680,8 @@ def _cross_entropy(
         if tier != SIMT:
             x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics(x, elements)
         if tier == HOPPER and not lse_of_ignored:
-            most = _MOST_TO_GATHER if kept_for is None else 1.0
-            order = order_rows(x, target=target, mask=None, ignore_index=ignore_index, most=most)
-            if kept_for is not None:
-                (gathered,) = room_to_gather(x)
+            order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
+            (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
     _C.cross_entropy_forward(
         x,
@@ -909,10 +902,8 @@ def _distillation(
             weight, teacher_weight = _padded_weight(weight, tier), _padded_weight(teacher_weight, tier)
             scratch = _statistics(x, elements)
         if tier == HOPPER and mask is not None:
-            most = _MOST_PAIRS_TO_GATHER if kept_for is None else 1.0
-            order = order_rows(x, target=None, mask=mask, most=most)
-            if kept_for is not None:
-                gathered, teacher_gathered = room_to_gather(x, teacher_x)
+            order = order_rows(x, target=None, mask=mask)
+            gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
     _C.distillation_forward(
         x,

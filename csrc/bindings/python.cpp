@@ -365,13 +365,12 @@ void define_scale_rows(py::module_& m) {
       "x"_a, "factor"_a, "out"_a, "order"_a, "scatters"_a, "threads"_a, "stream"_a);
   m.def(
       "order_rows",
-      [](Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"order"> order, std::int64_t most,
-         std::int64_t ignore_index, int threads, std::uintptr_t stream) {
-        run(order_rows,
-            {.target = target, .mask = mask, .order = order, .most = most, .ignore_index = ignore_index},
+      [](Tensor<"target"> target, Tensor<"mask"> mask, Tensor<"order"> order, std::int64_t ignore_index,
+         int threads, std::uintptr_t stream) {
+        run(order_rows, {.target = target, .mask = mask, .order = order, .ignore_index = ignore_index},
             threads, stream);
       },
-      "target"_a, "mask"_a, "order"_a, "most"_a, "ignore_index"_a, "threads"_a, "stream"_a);
+      "target"_a, "mask"_a, "order"_a, "ignore_index"_a, "threads"_a, "stream"_a);
   m.def(
       "rows_product",
       [](Tensor<"a"> a, Tensor<"b"> b, Tensor<"factor"> factor, Tensor<"out"> out, Tensor<"order"> order,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "element.h"
+#include "gathered_rows.h"
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
 #include "monoidreduce/kernel/gradient_epilogue.cuh"
@@ -57,7 +58,9 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](auto m, const auto& scores) {
-      fold_contraction<E, Tile>(m, scores, problem, results, x.scratch.data, launch);
+      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
+      });
     };
     if (x.bias.present() || x.options.softcap != 0)
       return run(CrossEntropy<Bits>{},

@@ -16,8 +16,8 @@ __device__ __forceinline__ std::int64_t scan_warp(std::int64_t value) {
 }
 
 // One block: a warp has neighbouring rows, which it counts and then places, 32 at a time.
-__global__ void __launch_bounds__(kThreads) order_rows_kernel(std::int64_t rows, const CountedTokens counted,
-                                                              std::int64_t most, std::int64_t* order) {
+__global__ void __launch_bounds__(kThreads)
+    order_rows_kernel(std::int64_t rows, const CountedTokens counted, std::int64_t* order) {
   __shared__ std::int64_t up_to[kWarps];  // how many count, of the rows of a warp and of those before it
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const std::int64_t of_warp = (rows + kThreads - 1) / kThreads * 32;
@@ -33,10 +33,6 @@ __global__ void __launch_bounds__(kThreads) order_rows_kernel(std::int64_t rows,
   static_assert(kWarps == 32);
   if (warp == 0) up_to[lane] = scan_warp(up_to[lane]);
   __syncthreads();
-  if (up_to[kWarps - 1] > most) {
-    for (std::int64_t row = threadIdx.x; row <= rows; row += kThreads) order[row] = row;
-    return;
-  }
   std::int64_t place = up_to[warp] - count, place_of_others = up_to[kWarps - 1] + begin - place;
 #pragma unroll 4
   for (std::int64_t first = begin; first < end; first += 32) {
@@ -55,7 +51,7 @@ __global__ void __launch_bounds__(kThreads) order_rows_kernel(std::int64_t rows,
 void order_rows(const RowOrdering& x, const Launch& launch) {
   const DeviceGuard device(x.order.cuda_device);
   launch_kernel("order_rows", &order_rows_kernel, 1, kThreads, 0, launch.stream, x.order.size[0] - 1,
-                CountedTokens(x), x.most, data<std::int64_t>(x.order));
+                CountedTokens(x), data<std::int64_t>(x.order));
 }
 
 }  // namespace monoidreduce::cuda

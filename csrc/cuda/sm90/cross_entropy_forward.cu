@@ -1,5 +1,4 @@
 #include "../cross_entropy_passes.cuh"
-#include "../gathered_rows.h"
 #include "../linear_losses.h"
 #include "monoidreduce/kernel/weights_to_gradients.cuh"
 
@@ -82,7 +81,7 @@ std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   if (x.kept.present()) return cross_entropy_forward_keeping(x, launch);
-  cross_entropy_forward_pass<Gathering<Tile>>(x, launch);
+  cross_entropy_forward_pass<Tile>(x, launch);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {

@@ -46,8 +46,11 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   distillation_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
     using E = decltype(element);
-    if (!x.kept.present())
-      return fold_contraction<E, Gathering<Tile>>(m, scores, problem, results, x.scratch.data, launch);
+    if (!x.kept.present()) {
+      return in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
+      });
+    }
     const Kept kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
       fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),

@@ -232,11 +232,10 @@ inline void check_order(const TensorView& order, const Operands& call, const Axi
 }
 
 // The buffer that active rows are gathered in.
-inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order, bool keeps,
+inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order,
                            const Operands& call, Axis& width) {
-  require(gathered.present() == (order.present() && keeps), name,
-          ": expected a tensor if and only if there is an order and something is kept, got ",
-          gathered.present() ? "one" : "none");
+  require(gathered.present() == order.present(), name,
+          ": expected a tensor if and only if there is an order, got ", gathered.present() ? "one" : "none");
   Axis at_once{"R"};
   call.optional_contiguous(name, gathered, {at_once, width}, call.dtype);
   require(!gathered.present() || at_once.size > 0, name, ": expected room for a row, got none");
@@ -252,7 +251,7 @@ inline void check(const CrossEntropyForward& x) {
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept(x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
-  check_gathered("gathered", x.gathered, x.order, x.kept.present(), call, s.d);
+  check_gathered("gathered", x.gathered, x.order, call, s.d);
   require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
           "kept: expected none where there is a bias or softcap, got a tensor");
   if (!x.target.is_cuda()) check_targets(x.target, s.v.size, x.options.ignore_index);
@@ -320,8 +319,8 @@ inline void check(const DistillationForward& x) {
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept(x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
-  check_gathered("gathered", x.gathered, x.order, x.kept.present(), call, s.d);
-  check_gathered("teacher_gathered", x.teacher_gathered, x.order, x.kept.present(), call, s.e);
+  check_gathered("gathered", x.gathered, x.order, call, s.d);
+  check_gathered("teacher_gathered", x.teacher_gathered, x.order, call, s.e);
   require(!x.gathered.present() || x.gathered.size[0] == x.teacher_gathered.size[0],
           "teacher_gathered: expected as many rows as gathered, got ", x.teacher_gathered.size[0]);
   if (!x.kept.present()) return;
@@ -375,7 +374,6 @@ inline void check(const RowOrdering& x) {
           "order: expected a dense vector of int64, got another tensor");
   require(x.order.is_cuda(), "order: expected a tensor on a CUDA device, got one on the CPU");
   require(x.target.present() != x.mask.present(), "target, mask: expected one of them, got both or neither");
-  require(x.most >= 0, "most: expected rows >= 0, got ", x.most);
   for (const TensorView& t : {x.target, x.mask}) {
     require(!t.present() || (t.rank == 1 && t.size[0] + 1 == x.order.size[0]), "order: expected a place for ",
             "each row and one more, got ", x.order.size[0]);

@@ -12,7 +12,6 @@
 // A log-sum-exp is stored in two words, lse and lse_low (LogNumber). Forward writes both, backward reads both.
 #pragma once
 
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -68,7 +67,7 @@ struct CrossEntropyForward {
   // 0. The stored local gradients are in this order, all other results are not. Absent: all rows are computed. Only
   // on the tier "sm90".
   TensorView order;
-  // [R, D], where there is an order and local gradients are stored: a buffer for the active rows of x, R at a time.
+  // [R, D], where there is an order: a buffer for the active rows of x, R at a time.
   TensorView gathered;
   CrossEntropyOptions options;
 };
@@ -149,12 +148,10 @@ struct RowScaling {
   std::int64_t first_place = 0;
 };
 
-// Stable compaction: the indices of the active rows, then of the others, and last the number of active rows. If more
-// than `most` rows are active, all rows are taken as active: computing a few more rows is cheaper than gathering.
+// Stable compaction: the indices of the active rows, then of the others, and last the number of active rows.
 struct RowOrdering {
   TensorView target, mask;  // as in LossReduction, one of them
   TensorView order;         // [N + 1] int64
-  std::int64_t most = std::numeric_limits<std::int64_t>::max();
   std::int64_t ignore_index = -100;
 };
 

@@ -1,7 +1,7 @@
 // Copies from global to shared memory that a thread starts and waits for later.
 #pragma once
 
-#include "monoidreduce/arch/barrier.cuh"
+#include "monoidreduce/arch/shared_memory.cuh"
 
 namespace monoidreduce::arch {
 
@@ -16,10 +16,6 @@ __device__ __forceinline__ int thread_again() {
 __device__ __forceinline__ void copy_async(SharedAddress to, const void* from, bool wanted) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(wanted ? 16 : 0)
                : "memory");
-}
-// The thread arrives at the barrier when its copies so far are done: one of the arrivals that the barrier waits for.
-__device__ __forceinline__ void arrive_after_copies(Mbarrier* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 // The thread's copies since the last commit become one group.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

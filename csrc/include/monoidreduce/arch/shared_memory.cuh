@@ -9,8 +9,7 @@ __device__ __forceinline__ SharedAddress shared_address(const void* p) {
   return static_cast<SharedAddress>(__cvta_generic_to_shared(p));
 }
 
-// Ordinary stores to shared memory before it, and copies by threads that are done, are seen by bulk copies and matrix products
-// issued after it.
+// Ordinary stores to shared memory before it are seen by bulk copies and matrix products issued after it.
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -17,24 +17,21 @@ struct RingPosition {
 
 template <int kStages>
 struct Ring {
-  arch::Mbarrier full[kStages];   // completes when the producers and the bytes of the stage have arrived
+  arch::Mbarrier full[kStages];   // completes when the producer and the bytes of the stage have arrived
   arch::Mbarrier empty[kStages];  // completes when every consumer has released the stage
 
-  // By one thread, before any other uses the ring. producers: how many arrive for a stage, the one that acquires it included.
-  __device__ __forceinline__ void init(int consumers, int producers = 1) {
+  // By one thread, before any other uses the ring.
+  __device__ __forceinline__ void init(int consumers) {
     for (int stage = 0; stage < kStages; ++stage) {
-      arch::init(&full[stage], producers);
+      arch::init(&full[stage], 1);
       arch::init(&empty[stage], consumers);
     }
   }
-  // Producer: waits for the stage to be free. The first time round all are.
-  __device__ __forceinline__ void wait_free(RingPosition<kStages> at) {
-    arch::wait(&empty[at.stage], at.parity ^ 1);
-  }
-  // Producer: waits for the stage to be free, writes to it, and says how many bytes will come by copies.
+  // Producer: waits for the stage to be free, writes to it, and says how many bytes will come by copies. The first time round
+  // all stages are free.
   template <class Write>
   __device__ __forceinline__ arch::Mbarrier* acquire(RingPosition<kStages> at, int bytes, Write write) {
-    wait_free(at);
+    arch::wait(&empty[at.stage], at.parity ^ 1);
     write();
     arch::arrive_expect(&full[at.stage], bytes);
     return &full[at.stage];

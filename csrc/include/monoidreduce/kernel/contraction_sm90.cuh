@@ -7,14 +7,12 @@
 #pragma once
 
 #include "monoidreduce/arch/warpgroup.cuh"
-#include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
 #include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/slab_stores_sm90.cuh"
-#include "monoidreduce/kernel/strided_lines.cuh"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::sm90 {
@@ -25,7 +23,6 @@ template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ =
 struct ContractionTile {
   static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
   static constexpr bool kRowsTransposed = kRowsTransposed_;
-  static constexpr bool kGathers = false;
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
@@ -40,17 +37,9 @@ struct ContractionTile {
   }
 };
 
-// The same for a problem whose active rows are not gathered in memory: the kernel gathers them by their order.
-template <class Tile>
-struct Gathering : Tile {
-  static_assert(!Tile::kRowsTransposed);
-  static constexpr bool kGathers = true;
-};
-
 template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
-  Lines gathered[kScores];                          // the rows, where threads gather them
   int steps[kScores];                               // of 64 elements of the width
   bool transposed[kScores];                         // do columns lie side by side, [width, columns]
   TileSchedule schedule;                            // of all rows
@@ -72,24 +61,6 @@ __device__ __forceinline__ int steps_of(const ContractionArguments<Tile::kScores
   return Tile::kRowsTransposed ? ::max((counted + kSlab - 1) / kSlab, 1) : p.steps[score];
 }
 
-// The block's half of the columns of a stage, for both blocks. One thread.
-template <class Tile, class Memory>
-__device__ __forceinline__ void load_columns(const arch::TensorMap& columns, bool transposed, int column0,
-                                             int step, Memory& memory, int stage, int block,
-                                             arch::Mbarrier* arrived) {
-  constexpr int kAll = (1 << Tile::kBlocks) - 1;
-  const int line = block * Tile::column_lines(transposed);
-  unsigned char* const to = memory.columns[stage] + line * kLineBytes;
-  if (transposed) {
-#pragma unroll
-    for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
-      arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
-                           {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
-  } else {
-    arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
-  }
-}
-
 // Loads the stages of every tile of the cluster. Called by one thread per block.
 template <class Tile, class Memory>
 __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
@@ -97,6 +68,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
                                         int cluster, int block) {
   using RowsTile = SharedTile<Tile::kRows, kSlab>;
   using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
+  constexpr int kAll = (1 << Tile::kBlocks) - 1;
   RingPosition<Tile::kStages> at;
 #pragma unroll 1
   for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
@@ -106,7 +78,7 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
       const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
 #pragma unroll
       for (int score = 0; score < Tile::kScores; ++score) {
-        const arch::TensorMap& rows = p.rows[score];
+        const arch::TensorMap &rows = p.rows[score], &columns = p.columns[score];
 #pragma unroll 1
         for (int step = 0; step < steps_of<Tile>(p, score, counted); ++step) {
           arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
@@ -116,67 +88,17 @@ __device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores
           } else {
             RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
           }
-          load_columns<Tile>(p.columns[score], p.transposed[score], column0, step, memory, at.stage, block,
-                             arrived);
-          at.advance();
-        }
-      }
-    }
-  }
-}
-
-// The same for rows in any order. All threads of the warpgroup copy the rows that are not adjacent. (On an H100, TMA would
-// take 53 cycles per row, while the products of a stage of 128 rows take less than 1000.) One lane waits for each warp: with
-// 128 threads polling a barrier, the consumers lose a fifth of their time.
-template <class Tile, class Memory>
-__device__ __forceinline__ void produce_gathered(const ContractionArguments<Tile::kScores>& p,
-                                                 const TileSchedule& schedule, int counted, Memory& memory,
-                                                 int cluster, int block) {
-  using RowsTile = SharedTile<Tile::kRows, kSlab>;
-  using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
-  constexpr int kLines = kWarpgroup / kChunksOfLine;  // at once
-  constexpr int kCopies = Tile::kRows / kLines;       // of a thread, a stage
-  const int thread = threadIdx.x % kWarpgroup, chunk = thread % kChunksOfLine, line = thread / kChunksOfLine;
-  RingPosition<Tile::kStages> at;
-#pragma unroll 1
-  for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
-    const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
-    const int last = ::min(row0 + Tile::kRows, counted) - 1;
-    // Active rows have ascending indices. Beyond the last active row any row may be copied: its results are not used.
-    const bool together = last < row0 || p.order[last] - p.order[row0] == last - row0;
-    int rows[kCopies];
+          // The block's half of the columns, for both blocks.
+          const int line = block * Tile::column_lines(p.transposed[score]);
+          unsigned char* const to = memory.columns[at.stage] + line * kLineBytes;
+          if (p.transposed[score]) {
 #pragma unroll
-    for (int n = 0; n < kCopies; ++n)
-      rows[n] = static_cast<int>(p.order[::min(row0 + n * kLines + line, p.order.rows - 1)]);
-#pragma unroll 1
-    for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
-      const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
-#pragma unroll 1
-      for (int score = 0; score < Tile::kScores; ++score) {
-        const Lines& from = p.gathered[score];
-#pragma unroll 1
-        for (int step = 0; step < p.steps[score]; ++step) {
-          if (thread == 0) {
-            const int bytes = ColumnsTile::kBytes + (together ? RowsTile::kBytes : 0);
-            arch::Mbarrier* const arrived = memory.ring.acquire(at, bytes);
-            load_columns<Tile>(p.columns[score], p.transposed[score], column0, step, memory, at.stage, block,
-                               arrived);
-            if (together)  // its first row is that of the block
-              RowsTile{memory.rows[at.stage]}.load(p.rows[score], {step * kSlab, rows[0], 0, 0}, arrived);
-          } else if (thread % 32 == 0) {
-            memory.ring.wait_free(at);
+            for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
+              arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
+                                   {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
+          } else {
+            arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
           }
-          __syncwarp();
-          if (!together) {
-            const int element = step * kSlab + chunk * kChunkElements;
-            const arch::SharedAddress to =
-                arch::shared_address(memory.rows[at.stage]) + place_of(line, chunk);
-#pragma unroll
-            for (int n = 0; n < kCopies; ++n)
-              arch::copy_async(to + n * kLines * kLineBytes, from.data + rows[n] * from.stride + 2 * element,
-                               element < from.width);
-          }
-          arch::arrive_after_copies(&memory.ring.full[at.stage]);
           at.advance();
         }
       }
@@ -189,7 +111,6 @@ template <class E, class Tile, class Memory>
 struct Multiplier {
   Memory& memory;
   const int warpgroup;
-  const bool gathered;  // may threads have copied the rows
   RingPosition<Tile::kStages> at;
   static constexpr int kTurn = 1;  // the named barrier at which the second consumer waits for the first
 
@@ -210,7 +131,6 @@ struct Multiplier {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       memory.ring.wait(at);
-      if (gathered) arch::fence_async_shared();
       if (p.transposed[kScore]) {
         multiply<true>(dots, step == 0);
       } else {
@@ -266,7 +186,6 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();
-  const bool gathers = Tile::kGathers && !p.order.all_count();
   // Each role computes this for itself: a value shared by both would be spilled for both.
   const auto find_schedule = [&] {
     return Tile::kRowsTransposed
@@ -274,7 +193,7 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
                : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
   };
   if (threadIdx.x == 0) {
-    memory.ring.init(Tile::kBlocks * Tile::kConsumers, gathers ? 1 + kWarpgroup : 1);
+    memory.ring.init(Tile::kBlocks * Tile::kConsumers);
     arch::fence_init();
   }
   arch::arrive_cluster();
@@ -282,19 +201,15 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
 
   const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
-  // setmaxnreg: gathering takes 56 registers per thread. Consumers can spare 16, unless they store the weights of two scores.
   if (warpgroup == Tile::kConsumers) {
-    arch::release_registers<Tile::kGathers ? 56 : 24>();
-    if constexpr (Tile::kGathers) {
-      if (gathers) produce_gathered<Tile>(p, find_schedule(), counted, memory, cluster, block);
-    }
-    if (!gathers && threadIdx.x % kWarpgroup < 32 && arch::elect())
+    arch::release_registers<24>();
+    if (threadIdx.x % kWarpgroup < 32 && arch::elect())
       produce<Tile>(p, find_schedule(), counted, memory, cluster, block);
     __syncwarp();
   } else {
-    arch::take_registers<Tile::kGathers ? 224 : 240>();
+    arch::take_registers<240>();
     const TileSchedule schedule = find_schedule();
-    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, gathers, {}};
+    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
 #pragma unroll 1
     for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
       const int row0_of_block = block * Tile::kRows + warpgroup * kFragmentRows;
@@ -333,7 +248,6 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
                                                   : tensor_map(rows[score], Tile::kRows);
     arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
                                           Tile::column_lines(transposed));
-    if constexpr (Tile::kGathers) arguments.gathered[score] = StridedLines(rows[score]).head(0, 0);
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = schedule;

@@ -13,16 +13,14 @@ namespace monoidreduce {
 struct RowOrder {
   const std::int64_t* order;  // of the problem's first place; null: all rows are active, in their own order
   const std::int64_t* all_counted;
-  std::int64_t all;
   int rows, first;
 
   RowOrder(const TensorView& view, std::int64_t rows, std::int64_t first = 0)
       : order(static_cast<const std::int64_t*>(view.data)),
         all_counted(nullptr),
-        all(view.size[0] - 1),
         rows(static_cast<int>(rows)),
         first(static_cast<int>(first)) {
-    if (order != nullptr) all_counted = order + all, order += first;
+    if (order != nullptr) all_counted = order + (view.size[0] - 1), order += first;
   }
   explicit RowOrder(const FoldProblem& p) : RowOrder(p.order, p.rows(), p.first_place) {}
 
@@ -30,7 +28,6 @@ struct RowOrder {
   __device__ __forceinline__ int counted() const {
     return order == nullptr ? rows : ::min(::max(static_cast<int>(*all_counted) - first, 0), rows);
   }
-  __device__ __forceinline__ bool all_count() const { return order == nullptr || *all_counted == all; }
   __device__ __forceinline__ std::int64_t operator[](int place) const {
     return order == nullptr ? first + place : order[place];
   }
