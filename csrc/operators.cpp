@@ -1,5 +1,6 @@
 #include "monoidreduce/operators.h"
 
+#include "check.h"
 #include "cpu/engine.h"
 #include "cuda/engine.h"
 #include "monoidreduce/checks.h"

@@ -1,6 +1,17 @@
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
+
+class Field(NamedTuple):
+    name: str
+    kind: str
+    type: str
+    optional: bool
+    shape: tuple[str, ...]
+    choices: tuple[str, ...]
+    default: Any
+
+CALLS: dict[str, tuple[Field, ...]]
 
 def attention_forward(
     q: Tensor,
@@ -17,15 +28,16 @@ def attention_forward(
     right: int,
     threads: int,
     stream: int,
+    deterministic: bool = False,
     tf32: bool = False,
 ) -> None: ...
 def attention_backward(
-    grad_out: Tensor | None,
-    grad_lse: Tensor | None,
     q: Tensor,
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
     out: Tensor,
     lse: Tensor,
     lse_low: Tensor,
@@ -39,9 +51,9 @@ def attention_backward(
     left: int,
     right: int,
     whole: bool,
-    deterministic: bool,
     threads: int,
     stream: int,
+    deterministic: bool = False,
     tf32: bool = False,
 ) -> None: ...
 def cross_entropy_forward(
@@ -242,29 +254,47 @@ def logsumexp_backward(
 def build_info() -> dict[str, Any]: ...
 def attention_forward_tier(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    tf32: bool,
-) -> tuple[str, str, int, bool]: ...
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    bias: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    lse_low: Tensor | None = None,
+    scratch: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+    left: int = -1,
+    right: int = -1,
+    threads: int = 1,
+    stream: int = 0,
+    deterministic: bool = False,
+    tf32: bool = False,
+) -> tuple[str, str, int, bool, tuple[int, int]]: ...
 def attention_backward_tier(
-    grad_out: Tensor | None,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    softcap: float,
-    left: int,
-    right: int,
-    tf32: bool,
-    sums_bias_gradient: bool,
-    deterministic: bool,
-) -> tuple[str, str, int, bool]: ...
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    bias: Tensor | None = None,
+    grad_out: Tensor | None = None,
+    grad_lse: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    lse_low: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
+    scratch: Tensor | None = None,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+    left: int = -1,
+    right: int = -1,
+    whole: bool = True,
+    threads: int = 1,
+    stream: int = 0,
+    deterministic: bool = False,
+    tf32: bool = False,
+) -> tuple[str, str, int, bool, tuple[int, int]]: ...
 def mlp_forward_tier(
     x: Tensor,
     w1: Tensor,

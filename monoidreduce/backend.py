@@ -348,13 +348,12 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         "softcap": functional.softcap_value(call["softcap"]),
         "left": left,
         "right": right,
+        "deterministic": deterministic,
         "tf32": ops.allows_tf32(q),
     }
     grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
     forward = _C.attention_forward_tier(q, k, v, bias, **numbers)
-    backward = _C.attention_backward_tier(
-        grad_out, q, k, v, bias, **numbers, sums_bias_gradient=sums, deterministic=deterministic
-    )
+    backward = _C.attention_backward_tier(q, k, v, bias, grad_out, dbias=bias if sums else None, **numbers)
     tiers, why = _named(forward, backward)
     copies = _copies(tiers, q=q, k=k, v=v)
     if bias is not None and HOPPER in tiers and not ops.is_mapped_bias(bias):

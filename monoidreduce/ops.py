@@ -445,7 +445,9 @@ def _attention(
     options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
     width, scratch = v.shape[3], None
     if q.is_cuda:
-        tier, _, elements, _ = _C.attention_forward_tier(q, k, v, score_bias, *options, tf32)
+        tier, _, elements, *_ = _C.attention_forward_tier(
+            q, k, v, score_bias, None, None, None, None, *options, *_launch(q), False, tf32
+        )
         if tier != SIMT:
             q, k, v = _readable(q, v, q, k, v)
         if tier == HOPPER and score_bias is not None:
@@ -453,7 +455,7 @@ def _attention(
         if elements:
             scratch = _statistics(q, elements)
     out, lse, lse_low = _attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
-    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *_launch(q), tf32)
+    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *_launch(q), False, tf32)
     return out if v.shape[3] == width else _first(width, out), lse, lse_low
 
 
@@ -506,8 +508,26 @@ def _attention_backward(
     tier, scratch, adds_rows = SIMT, None, True
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
-        tier, _, elements, adds_rows = _C.attention_backward_tier(
-            grad_out, q, k, v, score_bias, *options, tf32, sums, deterministic
+        tier, _, elements, adds_rows, _ = _C.attention_backward_tier(
+            q,
+            k,
+            v,
+            score_bias,
+            grad_out,
+            grad_lse,
+            None,  # forward's results, and gradients
+            None,
+            None,
+            None,
+            None,
+            None,
+            score_bias if sums else None,
+            None,
+            *options,
+            whole,
+            *_launch(q),
+            deterministic,
+            tf32,
         )
         scratch = _statistics(q, elements)
     gradients: list[Tensor | None]
@@ -523,12 +543,12 @@ def _attention_backward(
     dq, dk, dv = gradients
     dbias = _bias_gradient(bias, needed[3])
     _C.attention_backward(
-        grad_out,
-        grad_lse,
         q,
         k,
         v,
         score_bias,
+        grad_out,
+        grad_lse,
         out,
         lse,
         lse_low,
@@ -539,8 +559,8 @@ def _attention_backward(
         scratch,
         *options,
         whole,
-        deterministic,
         *_launch(q),
+        deterministic,
         tf32,
     )
     return _rounded((dq, dk, dv, dbias), inputs, needed)

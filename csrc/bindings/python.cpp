@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "calls.h"
 #include "monoidreduce/checks.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
@@ -54,90 +55,6 @@ py::dict build_info() {
                   "cuda_version"_a = text_or_none(MONOIDREDUCE_BUILD_CUDA_VERSION),
                   "cuda_architectures"_a = split(MONOIDREDUCE_BUILD_CUDA_ARCHS),
                   "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
-}
-
-void define_attention(py::module_& m) {
-  m.def(
-      "attention_forward",
-      [](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out,
-         Tensor<"lse"> lse, Tensor<"lse_low"> lse_low, Tensor<"scratch"> scratch, double scale,
-         double softcap, std::int64_t left, std::int64_t right, int threads, std::uintptr_t stream,
-         bool tf32) {
-        run(attention_forward,
-            {.q = q,
-             .k = k,
-             .v = v,
-             .bias = bias,
-             .out = out,
-             .lse = lse,
-             .lse_low = lse_low,
-             .scratch = scratch,
-             .options = {scale, softcap, left, right}},
-            threads, stream, false, tf32);
-      },
-      "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "scratch"_a, "scale"_a, "softcap"_a,
-      "left"_a, "right"_a, "threads"_a, "stream"_a, "tf32"_a = false);
-  m.def(
-      "attention_backward",
-      [](Tensor<"grad_out"> grad_out, Tensor<"grad_lse"> grad_lse, Tensor<"q"> q, Tensor<"k"> k,
-         Tensor<"v"> v, Tensor<"bias"> bias, Tensor<"out"> out, Tensor<"lse"> lse, Tensor<"lse_low"> lse_low,
-         Tensor<"dq"> dq, Tensor<"dk"> dk, Tensor<"dv"> dv, Tensor<"dbias"> dbias, Tensor<"scratch"> scratch,
-         double scale, double softcap, std::int64_t left, std::int64_t right, bool whole, bool deterministic,
-         int threads, std::uintptr_t stream, bool tf32) {
-        run(attention_backward,
-            {.grad_out = grad_out,
-             .grad_lse = grad_lse,
-             .q = q,
-             .k = k,
-             .v = v,
-             .bias = bias,
-             .out = out,
-             .lse = lse,
-             .lse_low = lse_low,
-             .d_q = dq,
-             .d_k = dk,
-             .d_v = dv,
-             .d_bias = dbias,
-             .scratch = scratch,
-             .options = {scale, softcap, left, right},
-             .whole = whole},
-            threads, stream, deterministic, tf32);
-      },
-      "grad_out"_a, "grad_lse"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "out"_a, "lse"_a, "lse_low"_a, "dq"_a,
-      "dk"_a, "dv"_a, "dbias"_a, "scratch"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "whole"_a,
-      "deterministic"_a, "threads"_a, "stream"_a, "tf32"_a = false);
-}
-
-// (tier, reason, elements of scratch) of a call.
-void define_tiers(py::module_& m) {
-  const auto tuple = [](const Tier& tier) {
-    return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows);
-  };
-  m.def(
-      "attention_forward_tier",
-      [tuple](Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias, double scale, double softcap,
-              std::int64_t left, std::int64_t right, bool tf32) {
-        AttentionForward x;
-        x.q = q, x.k = k, x.v = v, x.bias = bias, x.options = {scale, softcap, left, right};
-        return tuple(attention_forward_tier(x, {.tf32 = tf32}));
-      },
-      "q"_a, "k"_a, "v"_a, "bias"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "tf32"_a);
-  m.def(
-      "attention_backward_tier",
-      [tuple](Tensor<"grad_out"> grad_out, Tensor<"q"> q, Tensor<"k"> k, Tensor<"v"> v, Tensor<"bias"> bias,
-              double scale, double softcap, std::int64_t left, std::int64_t right, bool tf32,
-              bool sums_bias_gradient, bool deterministic) {
-        AttentionBackward x;
-        x.grad_out = grad_out, x.q = q, x.k = k, x.v = v, x.bias = bias;
-        if (sums_bias_gradient) {  // only this is asked of it
-          x.d_bias = bias;
-          for (std::int64_t& stride : x.d_bias.stride) stride = 0;
-        }
-        x.options = {scale, softcap, left, right};
-        return tuple(attention_backward_tier(x, {1, nullptr, deterministic, tf32}));
-      },
-      "grad_out"_a, "q"_a, "k"_a, "v"_a, "bias"_a, "scale"_a, "softcap"_a, "left"_a, "right"_a, "tf32"_a,
-      "sums_bias_gradient"_a, "deterministic"_a);
 }
 
 // (tier, reason, elements of scratch, does it add to the rows' gradient, (rows, hidden units) of a part).
@@ -571,8 +488,11 @@ void define_cpu_tiles(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   Torch::load();
-  define_attention(m);
-  define_tiers(m);
+  Calls calls(m);
+  calls.define(&attention_forward);
+  calls.define(&attention_backward);
+  calls.define_tier(&attention_forward_tier);
+  calls.define_tier(&attention_backward_tier);
   define_mlp_tier(m, "mlp_forward_tier", &mlp_forward_tier);
   define_mlp_tier(m, "mlp_backward_tier", &mlp_backward_tier);
   define_loss_tiers(m);

@@ -166,6 +166,11 @@ class Torch {
                    shape_ = interned("shape"), stride_ = interned("stride"), data_ptr_ = interned("data_ptr");
 };
 
+// A torch.Tensor or None, as Python passed it.
+struct TensorArgument {
+  py::handle object;
+};
+
 // The name of an argument, as a template parameter.
 template <std::size_t kLength>
 struct Name {
@@ -181,6 +186,15 @@ struct Tensor : TensorView {};
 }  // namespace monoidreduce::python
 
 namespace pybind11::detail {
+
+template <>
+struct type_caster<monoidreduce::python::TensorArgument> {
+  PYBIND11_TYPE_CASTER(monoidreduce::python::TensorArgument, const_name("torch.Tensor | None"));
+  bool load(handle source, bool) {
+    value.object = source;
+    return true;
+  }
+};
 
 template <monoidreduce::python::Name kName>
 struct type_caster<monoidreduce::python::Tensor<kName>> {

@@ -1,7 +1,7 @@
 // Attention on the CPU: softmax-weighted payload, LogSumExp over keys.
+#include "monoidreduce/ops/attention.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/logsumexp.h"
-#include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
 

@@ -8,7 +8,7 @@
 #include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/turns.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/attention.h"
 #include "operator.h"
 #include "tensor_cores.h"
 

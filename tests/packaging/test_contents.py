@@ -21,8 +21,8 @@ PYTHON = """
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
 """
 HEADERS = """
-    activation.h checks.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h rows.h score.h
-    tensor_view.h
+    activation.h checks.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h
+    rows.h score.h tensor_view.h
     arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/element.cuh
     arch/flag.cuh arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
     arch/wgmma.cuh
@@ -46,6 +46,7 @@ HEADERS = """
     kernel/tile_schedule.cuh kernel/turns.cuh kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
+    ops/attention.h
     warp/lanes.cuh
 """
 CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"
@@ -56,8 +57,8 @@ BUILD = """
     cmake/ptxas_gate.sh
 """
 SOURCES = """
-    operators.cpp path_counter.cpp
-    bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
+    check.h operators.cpp path_counter.cpp
+    bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
     cpu/fold_tiles.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu

@@ -14,40 +14,37 @@
 
 namespace monoidreduce {
 
-constexpr bool is_floating(DType t) { return t != DType::kInt64 && t != DType::kBool; }
-constexpr DType accumulation(DType t) { return t == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-
 // A named axis. The first tensor that has it sets its size.
-struct Axis {
+struct OldAxis {
   const char* name;
   std::int64_t size = -1;
 };
 
-using Axes = std::initializer_list<std::reference_wrapper<Axis>>;
+using OldAxes = std::initializer_list<std::reference_wrapper<OldAxis>>;
 
 // Parts of messages, turned into text only when there is a message.
-struct ShapeText {
+struct OldShapeText {
   const TensorView& tensor;
-  friend std::ostream& operator<<(std::ostream& text, const ShapeText& s) {
+  friend std::ostream& operator<<(std::ostream& text, const OldShapeText& s) {
     text << '[';
     for (int d = 0; d < s.tensor.rank; ++d) text << (d ? ", " : "") << s.tensor.size[d];
     return text << ']';
   }
 };
-struct AxesText {
-  const Axes& axes;
-  friend std::ostream& operator<<(std::ostream& text, const AxesText& s) {
+struct OldAxesText {
+  const OldAxes& axes;
+  friend std::ostream& operator<<(std::ostream& text, const OldAxesText& s) {
     const char* separator = "[";
-    for (const Axis& axis : s.axes) {
+    for (const OldAxis& axis : s.axes) {
       text << std::exchange(separator, ", ") << axis.name;
       if (axis.size != -1) text << '=' << axis.size;
     }
     return text << ']';
   }
 };
-struct DeviceText {
+struct OldDeviceText {
   const TensorView& tensor;
-  friend std::ostream& operator<<(std::ostream& text, const DeviceText& s) {
+  friend std::ostream& operator<<(std::ostream& text, const OldDeviceText& s) {
     return s.tensor.is_cuda() ? text << "cuda:" << s.tensor.cuda_device : text << "the CPU";
   }
 };
@@ -71,24 +68,24 @@ class Operands {
   DType result(const TensorView& t) const { return t.dtype == accumulator ? accumulator : dtype; }
 
   // A tensor of any strides.
-  void strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+  void strided(const char* name, const TensorView& t, const OldAxes& axes, DType expected) const {
     require(t.present(), name, ": expected a tensor, got none");
     require(t.dtype == expected, name, ": expected ", monoidreduce::name(expected), ", got ",
             monoidreduce::name(t.dtype));
-    require(t.cuda_device == leading_.cuda_device, name, ": expected a tensor on ", DeviceText{leading_},
-            " as ", name_, ", got one on ", DeviceText{t});
-    require(fits(t, axes), name, ": expected shape ", AxesText{axes}, ", got ", ShapeText{t});
+    require(t.cuda_device == leading_.cuda_device, name, ": expected a tensor on ", OldDeviceText{leading_},
+            " as ", name_, ", got one on ", OldDeviceText{t});
+    require(fits(t, axes), name, ": expected shape ", OldAxesText{axes}, ", got ", OldShapeText{t});
     require(t.data != nullptr || t.numel() == 0, name, ": expected memory, got a null pointer");
     for (int d = 0; d < t.rank; ++d) {
       require(t.stride[d] >= 0, name, ": expected strides >= 0, got ", t.stride[d], " in axis ", d);
     }
   }
-  void optional_strided(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+  void optional_strided(const char* name, const TensorView& t, const OldAxes& axes, DType expected) const {
     if (t.present()) strided(name, t, axes, expected);
   }
 
   // A contiguous tensor: row statistics, and every result.
-  void contiguous(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+  void contiguous(const char* name, const TensorView& t, const OldAxes& axes, DType expected) const {
     strided(name, t, axes, expected);
     std::int64_t stride = 1;
     for (int d = t.rank - 1; d >= 0 && t.numel() > 0; --d) {
@@ -97,20 +94,20 @@ class Operands {
       stride *= t.size[d];
     }
   }
-  void optional_contiguous(const char* name, const TensorView& t, const Axes& axes, DType expected) const {
+  void optional_contiguous(const char* name, const TensorView& t, const OldAxes& axes, DType expected) const {
     if (t.present()) contiguous(name, t, axes, expected);
   }
 
  private:
-  static bool fits(const TensorView& t, const Axes& axes) {
+  static bool fits(const TensorView& t, const OldAxes& axes) {
     if (t.rank != static_cast<int>(axes.size())) return false;
     const std::int64_t* size = t.size;
-    for (const Axis& axis : axes) {
+    for (const OldAxis& axis : axes) {
       if (axis.size != *size && axis.size != -1) return false;
       ++size;
     }
     size = t.size;
-    for (Axis& axis : axes) axis.size = *size++;
+    for (OldAxis& axis : axes) axis.size = *size++;
     return true;
   }
 
@@ -118,69 +115,10 @@ class Operands {
   const TensorView& leading_;
 };
 
-inline void check(const Launch& launch) {
-  require(launch.threads >= 1, "threads: expected at least 1, got ", launch.threads);
-}
-
-// Attention
-
-struct AttentionAxes {
-  Axis b{"B"}, h{"H"}, hkv{"Hkv"}, m{"M"}, n{"N"}, f{"F"}, d{"D"};
-};
-
-template <class Arguments>
-Operands check_attention_inputs(const Arguments& x, AttentionAxes& s) {
-  const Operands call("q", x.q);
-  call.strided("q", x.q, {s.b, s.h, s.m, s.f}, call.dtype);
-  call.strided("k", x.k, {s.b, s.hkv, s.n, s.f}, call.dtype);
-  call.strided("v", x.v, {s.b, s.hkv, s.n, s.d}, call.dtype);
-  require(s.h.size == 0 || (s.hkv.size > 0 && s.h.size % s.hkv.size == 0),
-          "k: expected a number of heads that divides H=", s.h.size, ", got ", s.hkv.size);
-  const DType bias = x.bias.dtype;
-  require(!x.bias.present() || bias == DType::kBool || bias == call.dtype || bias == call.accumulator,
-          "bias: expected bool, ", name(call.dtype), " or ", name(call.accumulator), ", got ", name(bias));
-  call.optional_strided("bias", x.bias, {s.b, s.h, s.m, s.n}, bias);
-  const AttentionOptions& o = x.options;
-  require(o.softcap >= 0, "softcap: expected a number >= 0, 0 for none, got ", o.softcap);
-  require(o.left >= ColumnRange::kUnbounded, "left: expected an integer >= 0, or -1 for no bound, got ",
-          o.left);
-  require(o.right >= ColumnRange::kUnbounded, "right: expected an integer >= 0, or -1 for no bound, got ",
-          o.right);
-  return call;
-}
-
-inline void check(const AttentionForward& x) {
-  AttentionAxes s;
-  const Operands call = check_attention_inputs(x, s);
-  call.contiguous("out", x.out, {s.b, s.h, s.m, s.d}, call.result(x.out));
-  call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
-  call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
-  Axis elements{"elements"};
-  call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
-}
-
-inline void check(const AttentionBackward& x) {
-  AttentionAxes s;
-  const Operands call = check_attention_inputs(x, s);
-  call.optional_strided("grad_out", x.grad_out, {s.b, s.h, s.m, s.d}, call.dtype);
-  call.optional_strided("grad_lse", x.grad_lse, {s.b, s.h, s.m}, call.accumulator);
-  call.strided("out", x.out, {s.b, s.h, s.m, s.d}, call.result(x.out));
-  call.contiguous("lse", x.lse, {s.b, s.h, s.m}, call.accumulator);
-  call.contiguous("lse_low", x.lse_low, {s.b, s.h, s.m}, call.accumulator);
-  call.optional_contiguous("dq", x.d_q, {s.b, s.h, s.m, s.f}, call.tier_gradient(x.d_q));
-  call.optional_contiguous("dk", x.d_k, {s.b, s.hkv, s.n, s.f}, call.tier_gradient(x.d_k));
-  call.optional_contiguous("dv", x.d_v, {s.b, s.hkv, s.n, s.d}, call.tier_gradient(x.d_v));
-  call.optional_strided("dbias", x.d_bias, {s.b, s.h, s.m, s.n}, call.accumulator);
-  Axis elements{"elements"};
-  if (x.q.is_cuda()) call.contiguous("scratch", x.scratch, {elements}, call.accumulator);
-  require(!x.d_bias.present() || (x.bias.present() && is_floating(x.bias.dtype)),
-          "dbias: expected none where bias is bool or none, got a tensor");
-}
-
 // Linear cross entropy
 
 struct CrossEntropyAxes {
-  Axis n{"N"}, d{"D"}, v{"V"};
+  OldAxis n{"N"}, d{"D"}, v{"V"};
 };
 
 template <class Arguments>
@@ -212,11 +150,11 @@ inline void check_targets(const TensorView& target, std::int64_t classes, std::i
 }
 
 // Local gradients (dlogits) of the first columns, stored by a forward pass.
-inline void check_kept(const TensorView& kept, const TensorView& upstream, const Operands& call, Axis& rows,
-                       const Axis& columns) {
+inline void check_kept(const TensorView& kept, const TensorView& upstream, const Operands& call,
+                       OldAxis& rows, const OldAxis& columns) {
   if (!kept.present()) return;
   require(kept.is_cuda(), "kept: expected none on the CPU, got a tensor");
-  Axis some{"K"}, one{"values", 1};
+  OldAxis some{"K"}, one{"values", 1};
   call.strided("kept", kept, {rows, some}, call.dtype);
   require(some.size <= columns.size, "kept: expected at most ", columns.size, " columns, got ", some.size);
   require(rows.size <= 1 || kept.stride[0] >= (some.size + 7) / 8 * 8,
@@ -225,18 +163,18 @@ inline void check_kept(const TensorView& kept, const TensorView& upstream, const
 }
 
 // Indices, as order_rows writes them.
-inline void check_order(const TensorView& order, const Operands& call, const Axis& rows) {
-  Axis places{"N + 1", rows.size + 1};
+inline void check_order(const TensorView& order, const Operands& call, const OldAxis& rows) {
+  OldAxis places{"N + 1", rows.size + 1};
   require(!order.present() || order.is_cuda(), "order: expected none on the CPU, got a tensor");
   call.optional_contiguous("order", order, {places}, DType::kInt64);
 }
 
 // The buffer that active rows are gathered in.
 inline void check_gathered(const char* name, const TensorView& gathered, const TensorView& order,
-                           const Operands& call, Axis& width) {
+                           const Operands& call, OldAxis& width) {
   require(gathered.present() == order.present(), name,
           ": expected a tensor if and only if there is an order, got ", gathered.present() ? "one" : "none");
-  Axis at_once{"R"};
+  OldAxis at_once{"R"};
   call.optional_contiguous(name, gathered, {at_once, width}, call.dtype);
   require(!gathered.present() || at_once.size > 0, name, ": expected room for a row, got none");
 }
@@ -247,7 +185,7 @@ inline void check(const CrossEntropyForward& x) {
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
   call.contiguous("lse", x.lse, {s.n}, call.accumulator);
   call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
-  Axis elements{"elements"};
+  OldAxis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept(x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
@@ -280,7 +218,8 @@ inline void check(const CrossEntropyLocalGradient& x) {
   call.contiguous("lse_low", x.lse_low, {s.n}, call.accumulator);
   call.strided("out", x.out, {s.n, s.v}, call.dtype);
   const auto tiles = [](std::int64_t n) { return (n + 255) / 256; };
-  Axis groups{"16 ceil(N / 256)", 16 * tiles(s.n.size)}, padded{"256 ceil(C / 256)", 256 * tiles(s.v.size)};
+  OldAxis groups{"16 ceil(N / 256)", 16 * tiles(s.n.size)},
+      padded{"256 ceil(C / 256)", 256 * tiles(s.v.size)};
   call.optional_strided("sums", x.sums, {groups, padded}, call.accumulator);
   check_order(x.order, call, s.n);
   require(x.first_class >= 0 && x.first_class + s.v.size <= x.classes, "first_class: expected one of ",
@@ -290,7 +229,7 @@ inline void check(const CrossEntropyLocalGradient& x) {
 // Linear distillation
 
 struct DistillationAxes {
-  Axis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 6};
+  OldAxis n{"N"}, d{"D"}, e{"E"}, v{"V"}, statistics{"statistics", 6};
 };
 
 template <class Arguments>
@@ -315,7 +254,7 @@ inline void check(const DistillationForward& x) {
   DistillationAxes s;
   const Operands call = check_distillation_inputs(x, s);
   call.contiguous("loss", x.loss, {s.n}, call.accumulator);
-  Axis elements{"elements"};
+  OldAxis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
   check_kept(x.kept, x.kept_upstream, call, s.n, s.v);
   check_order(x.order, call, s.n);
@@ -324,7 +263,7 @@ inline void check(const DistillationForward& x) {
   require(!x.gathered.present() || x.gathered.size[0] == x.teacher_gathered.size[0],
           "teacher_gathered: expected as many rows as gathered, got ", x.teacher_gathered.size[0]);
   if (!x.kept.present()) return;
-  Axis some{"K", x.kept.size[1]};
+  OldAxis some{"K", x.kept.size[1]};
   call.strided("teacher_kept", x.teacher_kept, {s.n, some}, call.dtype);
   require(x.teacher_kept.stride[0] == x.kept.stride[0], "teacher_kept: expected the strides of kept, got ",
           x.teacher_kept.stride[0]);
@@ -353,7 +292,7 @@ inline void check(const DistillationLocalGradient& x) {
 }
 
 inline void check(const RowScaling& x) {
-  Axis p{"P"}, d{"D"};
+  OldAxis p{"P"}, d{"D"};
   const Operands call("x", x.x);
   require(x.x.is_cuda(), "x: expected a tensor on a CUDA device, got one on the CPU");
   require(call.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
@@ -378,14 +317,14 @@ inline void check(const RowOrdering& x) {
     require(!t.present() || (t.rank == 1 && t.size[0] + 1 == x.order.size[0]), "order: expected a place for ",
             "each row and one more, got ", x.order.size[0]);
     require(!t.present() || t.cuda_device == x.order.cuda_device,
-            "target, mask: expected a tensor on the device of order, got one on ", DeviceText{t});
+            "target, mask: expected a tensor on the device of order, got one on ", OldDeviceText{t});
   }
   require(!x.target.present() || x.target.dtype == DType::kInt64, "target: expected int64, got ",
           name(x.target.dtype));
   require(!x.mask.present() || x.mask.dtype == DType::kBool, "mask: expected bool, got ", name(x.mask.dtype));
 }
 
-inline Operands check_local(const TensorView& a, const TensorView& order, Axis& p, Axis& c) {
+inline Operands check_local(const TensorView& a, const TensorView& order, OldAxis& p, OldAxis& c) {
   const Operands call("a", a);
   require(a.is_cuda(), "a: expected a tensor on a CUDA device, got one on the CPU");
   require(item_size(call.dtype) == 2, "a: expected a 16-bit type, got ", name(call.dtype));
@@ -394,23 +333,23 @@ inline Operands check_local(const TensorView& a, const TensorView& order, Axis& 
   return call;
 }
 inline void check(const RowsProduct& x) {
-  Axis p{"P"}, c{"C"}, d{"D"};
+  OldAxis p{"P"}, c{"C"}, d{"D"};
   const Operands call = check_local(x.a, x.order, p, c);
   call.strided("b", x.b, {c, d}, call.dtype);
   call.optional_contiguous("factor", x.factor, {p}, call.accumulator);
   call.strided("out", x.out, {p, d}, call.result(x.out));
 }
 inline void check(const ColumnsProduct& x) {
-  Axis p{"P"}, c{"C"}, d{"D"};
+  OldAxis p{"P"}, c{"C"}, d{"D"};
   const Operands call = check_local(x.a, x.order, p, c);
-  Axis one{"1", 1};
+  OldAxis one{"1", 1};
   call.strided("b", x.b, {p, d}, call.dtype);
   call.optional_contiguous("scale", x.scale, {one}, call.accumulator);
   call.strided("out", x.out, {c, d}, call.dtype);
 }
 
 inline void check(const LossReduction& x) {
-  Axis n{"N"}, values{"values", 1};
+  OldAxis n{"N"}, values{"values", 1};
   const Operands call("losses", x.losses);
   call.contiguous("losses", x.losses, {n}, call.accumulator);
   call.optional_strided("target", x.target, {n}, DType::kInt64);
@@ -421,7 +360,7 @@ inline void check(const LossReduction& x) {
 // MLP
 
 struct MlpAxes {
-  Axis b{"B"}, m{"M"}, k{"K"}, n{"N"};
+  OldAxis b{"B"}, m{"M"}, k{"K"}, n{"N"};
 };
 
 template <class Arguments>
@@ -442,7 +381,7 @@ inline void check(const MlpForward& x) {
   const Operands call = check_mlp_inputs(x, s);
   call.optional_strided("bias2", x.bias2, {s.n}, call.dtype);
   call.contiguous("out", x.out, {s.b, s.n}, call.dtype);
-  Axis elements{"elements"};
+  OldAxis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 
@@ -473,7 +412,7 @@ inline void check(const MlpLocalGradient& x) {
   call.strided("out", x.out, {s.b, s.k}, call.dtype);
   call.strided("hidden", x.hidden, {s.b, s.k}, call.dtype);
   const auto tiles = [](std::int64_t n, std::int64_t of) { return (n + of - 1) / of; };
-  Axis groups{"16 ceil(B / 256)", 16 * tiles(s.b.size, 256)},
+  OldAxis groups{"16 ceil(B / 256)", 16 * tiles(s.b.size, 256)},
       padded{"192 ceil(K / 192)", 192 * tiles(s.k.size, 192)};
   call.optional_strided("sums", x.sums, {groups, padded}, call.accumulator);
 }
@@ -481,7 +420,7 @@ inline void check(const MlpLocalGradient& x) {
 // logsumexp of a matrix product
 
 struct LogSumExpAxes {
-  Axis m{"M"}, n{"N"}, f{"F"};
+  OldAxis m{"M"}, n{"N"}, f{"F"};
 };
 
 template <class Arguments>
@@ -497,7 +436,7 @@ Operands check_logsumexp_inputs(const Arguments& x, LogSumExpAxes& s) {
 inline void check(const LogSumExpForward& x) {
   LogSumExpAxes s;
   const Operands call = check_logsumexp_inputs(x, s);
-  Axis elements{"elements"};
+  OldAxis elements{"elements"};
   call.optional_contiguous("scratch", x.scratch, {elements}, call.accumulator);
 }
 

@@ -18,6 +18,7 @@
 #include "monoidreduce/activation.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/ops/attention.h"
 
 namespace monoidreduce {
 
@@ -28,26 +29,6 @@ struct Launch {
   bool deterministic = false;
   // On CUDA, attention and the MLP may round the operands of float32 products to tf32.
   bool tf32 = false;
-};
-
-struct AttentionOptions {
-  double scale = 1, softcap = 0;
-  std::int64_t left = ColumnRange::kUnbounded,
-               right = ColumnRange::kUnbounded;  // the window, see ColumnRange
-};
-struct AttentionForward {
-  TensorView q, k, v, bias;      // [B, H, M, F] [B, Hkv, N, F] [B, Hkv, N, D] [B, H, M, N]
-  TensorView out, lse, lse_low;  // [B, H, M, D] [B, H, M] [B, H, M]
-  TensorView scratch;            // as attention_backward's, 16-byte aligned; size: attention_forward_tier
-  AttentionOptions options;
-};
-struct AttentionBackward {
-  TensorView grad_out, grad_lse;  // [B, H, M, D] [B, H, M]
-  TensorView q, k, v, bias, out, lse, lse_low;
-  TensorView d_q, d_k, d_v, d_bias;
-  TensorView scratch;  // of the accumulation type, contiguous; size: attention_backward_tier
-  AttentionOptions options;
-  bool whole = true;  // k and v are all keys that forward saw; false: a slice of them
 };
 
 struct CrossEntropyOptions {
@@ -287,10 +268,9 @@ void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch);
 
 // The tensor whose device and dtype are those of the call.
 template <class Arguments>
+  requires(!requires(const Arguments* x) { describe(x); })
 const TensorView& leading(const Arguments& arguments) {
-  if constexpr (requires { arguments.q; }) {
-    return arguments.q;
-  } else if constexpr (requires { arguments.losses; }) {
+  if constexpr (requires { arguments.losses; }) {
     return arguments.losses;
   } else if constexpr (std::is_same_v<Arguments, RowOrdering>) {
     return arguments.order;

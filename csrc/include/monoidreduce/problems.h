@@ -47,23 +47,6 @@ template <class Arguments>
 }
 
 template <class Arguments>
-[[gnu::always_inline]] inline FoldProblem attention_problem(const Arguments& x) {
-  const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
-  bool whole = true;
-  if constexpr (requires { x.whole; }) whole = x.whole;
-  return {.a = x.q,
-          .b = x.k,
-          .other_a = {},
-          .other_b = {},
-          .payload = x.v,
-          .bias = x.bias,
-          .out_bias = {},
-          .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
-          .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2]),
-          .whole = whole};
-}
-
-template <class Arguments>
 [[gnu::always_inline]] inline FoldProblem cross_entropy_problem(const Arguments& x) {
   return {.a = as_rows(x.x),
           .b = as_rows(x.weight),

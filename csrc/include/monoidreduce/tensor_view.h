@@ -41,6 +41,11 @@ constexpr const char* name(DType t) {
   return "?";
 }
 
+constexpr bool is_floating(DType t) { return t != DType::kInt64 && t != DType::kBool; }
+
+// The dtype of row statistics, and of sums.
+constexpr DType accumulation(DType t) { return t == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+
 struct TensorView {
   static constexpr int kMaxRank = 4;
   void* data = nullptr;

@@ -1,0 +1,224 @@
+// A call of an operator is a plain struct (ops/*.h). Beside it, describe() lists its tensors and options, once and in the
+// order of the Python arguments. The checks (csrc/check.h), the Python binding and its stub follow from that list:
+//
+//   constexpr auto describe(const Call*) {
+//     return call("name", tensor("x", &Call::x, "N D"), result("out", &Call::out, "N"), option("scale", &Call::scale));
+//   }
+//
+// The first tensor gives the call its device and its dtype. What no field can say is a function, named by where().
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+
+#include "monoidreduce/tensor_view.h"
+
+namespace monoidreduce {
+
+// The dtype of a tensor, by the dtype of the call.
+enum class Type {
+  kSame,
+  kAccumulation,  // float64 in a call of float64, else float32
+  kSameOrAccumulation,
+  kGradient,      // kSame on the CPU, kAccumulation on CUDA (operators.h)
+  kTierGradient,  // kGradient, or kSame where the tier writes gradients
+  kSameAccumulationOrBool,
+  kUpToFloat32,  // float32 or a 16-bit type
+  kFloat32,
+  kInt64,
+  kBool,
+};
+enum class Kind { kTensor, kResult, kGradient, kScratch };
+
+// Axes of one name have one size in a call. The first tensor that has the axis sets it.
+struct Axis {
+  std::string_view name = {};
+  std::int64_t size = -1;                           // if it is fixed
+  std::string_view of = {};                         // the axis that the size follows from,
+  std::int64_t (*follows)(std::int64_t) = nullptr;  // and how
+  int place = -1, place_of = -1;                    // of this axis and of that one in the sizes of a call
+
+  // The size, given the sizes that a call has so far; -1 if it is not known yet.
+  constexpr std::int64_t size_in(const std::int64_t* sizes) const {
+    if (follows != nullptr && sizes[place_of] != -1) return follows(sizes[place_of]);
+    return size != -1 ? size : sizes[place];
+  }
+};
+struct Shape {
+  Axis axes[TensorView::kMaxRank];
+  int rank = 0;
+
+  // "B H M F"; in "statistics=6 N" the first axis has a fixed size, of one digit.
+  constexpr Shape(const char* letters) {
+    for (std::string_view rest = letters; !rest.empty();) {
+      const std::string_view letter = rest.substr(0, rest.find(' '));
+      const auto sign = letter.find('=');
+      axes[rank].name = letter.substr(0, sign);
+      if (sign != letter.npos) axes[rank].size = letter[sign + 1] - '0';
+      ++rank, rest.remove_prefix(letter.size() == rest.size() ? rest.size() : letter.size() + 1);
+    }
+  }
+  constexpr Shape(std::initializer_list<Axis> list) {
+    for (const Axis& axis : list) axes[rank++] = axis;
+  }
+};
+
+// What is the same for the tensors of all calls.
+struct TensorTraits {
+  const char* name;
+  Shape shape;
+  Type type;
+  Kind kind;
+  bool required, contiguous;
+};
+template <class Call>
+struct TensorField : TensorTraits {
+  TensorView Call::* member;
+  void (*rule)(const Call&) = nullptr;
+
+  constexpr TensorField maybe() const { return {{name, shape, type, kind, false, contiguous}, member, rule}; }
+  constexpr TensorField dense() const { return {{name, shape, type, kind, required, true}, member, rule}; }
+  constexpr TensorField strided() const { return {{name, shape, type, kind, required, false}, member, rule}; }
+  constexpr TensorField where(void (*holds)(const Call&)) const { return {*this, member, holds}; }
+};
+
+// Tensors that are read, of any strides.
+template <class Call>
+constexpr TensorField<Call> tensor(const char* name, TensorView Call::* member, Shape shape,
+                                   Type type = Type::kSame) {
+  return {{name, shape, type, Kind::kTensor, true, false}, member};
+}
+template <class Call>
+constexpr TensorField<Call> optional(const char* name, TensorView Call::* member, Shape shape,
+                                     Type type = Type::kSame) {
+  return tensor(name, member, shape, type).maybe();
+}
+// Tensors that the caller allocates, contiguous.
+template <class Call>
+constexpr TensorField<Call> result(const char* name, TensorView Call::* member, Shape shape,
+                                   Type type = Type::kSame) {
+  return {{name, shape, type, Kind::kResult, true, true}, member};
+}
+template <class Call>
+constexpr TensorField<Call> gradient(const char* name, TensorView Call::* member, Shape shape,
+                                     Type type = Type::kGradient) {
+  return {{name, shape, type, Kind::kGradient, false, true}, member};
+}
+template <class Call>
+constexpr TensorField<Call> scratch(const char* name, TensorView Call::* member) {
+  return {{name, "elements", Type::kAccumulation, Kind::kScratch, false, true}, member};
+}
+
+// A number, for which holds() is true if there is such a function. expected says that in words.
+template <class Call, class T>
+struct OptionField {
+  const char* name;
+  T Call::* member;
+  const char* expected = "";
+  bool (*holds)(T) = nullptr;
+  void (*rule)(const Call&) = nullptr;
+};
+template <class Call, class T>
+constexpr OptionField<Call, T> option(const char* name, T Call::* member) {
+  return {name, member};
+}
+template <class Call, class T>
+constexpr OptionField<Call, T> option(const char* name, T Call::* member, const char* expected,
+                                      std::type_identity_t<bool (*)(T)> holds) {
+  return {name, member, expected, holds};
+}
+
+// An enumeration from 0 on, whose values have names in Python.
+template <class Call, class Enum>
+struct ChoiceField {
+  const char* name;
+  Enum Call::* member;
+  const char* expected;
+  const char* const* choices;
+  int count;
+};
+template <class Call, class Enum, int kCount>
+constexpr ChoiceField<Call, Enum> choice(const char* name, Enum Call::* member, const char* expected,
+                                         const char* const (&choices)[kCount]) {
+  return {name, member, expected, choices, kCount};
+}
+
+// A field of a struct within a call: the options that several calls share.
+template <class Call, class Options, class Field>
+struct NestedField : Field {
+  Options Call::* within;
+};
+template <class Call, class Options>
+constexpr auto options(Options Call::* within) {
+  const auto nested = [within]<class... Fields>(const Fields&... each) {
+    return std::tuple(NestedField<Call, Options, Fields>{each, within}...);
+  };
+  return std::apply(nested, describe(static_cast<const Options*>(nullptr)));
+}
+
+template <class... Fields>
+constexpr std::tuple<Fields...> fields(const Fields&... each) {
+  return {each...};
+}
+
+inline constexpr int kMostAxes = 12;  // of different names in a call
+
+template <class Fields>
+struct Description {
+  const char* name;
+  bool only_cuda;
+  Fields fields;
+  std::string_view axes[kMostAxes] = {};  // names
+
+  constexpr int place(std::string_view name) {
+    int at = 0;
+    while (!axes[at].empty() && axes[at] != name) ++at;
+    axes[at] = name;
+    return at;
+  }
+  template <class Field>
+  constexpr void place_axes(Field& field) {
+    if constexpr (std::is_base_of_v<TensorTraits, Field>) {
+      for (Axis& axis : field.shape.axes) {
+        if (!axis.name.empty()) axis.place = place(axis.name);
+        if (!axis.of.empty()) axis.place_of = place(axis.of);
+      }
+    }
+  }
+};
+
+// The parts are fields, or tuples of fields that several calls share.
+template <class... Parts>
+constexpr auto call(const char* name, const Parts&... parts) {
+  const auto as_tuple = [](const auto& part) {
+    if constexpr (requires { std::tuple_size<std::remove_cvref_t<decltype(part)>>::value; })
+      return part;
+    else
+      return std::tuple(part);
+  };
+  auto all = std::tuple_cat(as_tuple(parts)...);
+  Description<decltype(all)> description{name, false, all};
+  std::apply([&](auto&... field) { (description.place_axes(field), ...); }, description.fields);
+  return description;
+}
+// The same for a call that has no CPU engine.
+template <class... Parts>
+constexpr auto cuda_call(const char* name, const Parts&... parts) {
+  auto description = call(name, parts...);
+  description.only_cuda = true;
+  return description;
+}
+
+template <class Call>
+inline constexpr auto kDescription = describe(static_cast<const Call*>(nullptr));
+
+// The tensor whose device and dtype are those of the call.
+template <class Call>
+const TensorView& leading(const Call& x) {
+  return x.*std::get<0>(kDescription<Call>.fields).member;
+}
+
+}  // namespace monoidreduce

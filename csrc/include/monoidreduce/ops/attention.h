@@ -1,0 +1,99 @@
+// Attention: softmax-weighted values. Several query heads may share one key head.
+#pragma once
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/fold.h"
+
+namespace monoidreduce {
+
+struct AttentionOptions {
+  double scale = 1, softcap = 0;
+  std::int64_t left = ColumnRange::kUnbounded,
+               right = ColumnRange::kUnbounded;  // the window, see ColumnRange
+};
+constexpr auto describe(const AttentionOptions*) {
+  using X = AttentionOptions;
+  constexpr auto is_bound = [](std::int64_t n) { return n >= ColumnRange::kUnbounded; };
+  constexpr const char* kBound = "an integer >= 0, or -1 for no bound";
+  return fields(option("scale", &X::scale),
+                option("softcap", &X::softcap, "a number >= 0, 0 for none", [](double v) { return v >= 0; }),
+                option("left", &X::left, kBound, is_bound), option("right", &X::right, kBound, is_bound));
+}
+
+template <class Call>
+void check_heads(const Call& x) {
+  const std::int64_t heads = x.q.size[1], key_heads = x.k.size[1];
+  require(heads == 0 || (key_heads > 0 && heads % key_heads == 0),
+          "k: expected a number of heads that divides H=", heads, ", got ", key_heads);
+}
+template <class Call>
+constexpr auto attention_operands() {
+  return fields(tensor("q", &Call::q, "B H M F"),
+                tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
+                tensor("v", &Call::v, "B Hkv N D"),
+                optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool));
+}
+
+struct AttentionForward {
+  TensorView q, k, v, bias, out, lse, lse_low;
+  TensorView scratch;  // 16-byte aligned; size: attention_forward_tier
+  AttentionOptions options;
+};
+constexpr auto describe(const AttentionForward*) {
+  using X = AttentionForward;
+  return call("attention_forward", attention_operands<X>(),
+              result("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+              result("lse", &X::lse, "B H M", Type::kAccumulation),
+              result("lse_low", &X::lse_low, "B H M", Type::kAccumulation), scratch("scratch", &X::scratch),
+              options(&X::options));
+}
+
+struct AttentionBackward {
+  TensorView grad_out, grad_lse, q, k, v, bias, out, lse, lse_low;
+  TensorView d_q, d_k, d_v, d_bias;
+  TensorView scratch;  // 16-byte aligned; size: attention_backward_tier
+  AttentionOptions options;
+  bool whole = true;  // k and v are all keys that forward saw; false: a slice of them
+};
+inline void check_bias_gradient(const AttentionBackward& x) {
+  require(!x.d_bias.present() || (x.bias.present() && x.bias.dtype != DType::kBool),
+          "dbias: expected none where bias is bool or none, got a tensor");
+}
+inline void check_cuda_scratch(const AttentionBackward& x) {
+  require(x.scratch.present() || !x.q.is_cuda(), "scratch: expected a tensor, got none");
+}
+constexpr auto describe(const AttentionBackward*) {
+  using X = AttentionBackward;
+  return call(
+      "attention_backward", attention_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
+      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+      tensor("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+      tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+      tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+      gradient("dq", &X::d_q, "B H M F", Type::kTierGradient),
+      gradient("dk", &X::d_k, "B Hkv N F", Type::kTierGradient),
+      gradient("dv", &X::d_v, "B Hkv N D", Type::kTierGradient),
+      gradient("dbias", &X::d_bias, "B H M N", Type::kAccumulation).strided().where(&check_bias_gradient),
+      scratch("scratch", &X::scratch).where(&check_cuda_scratch), options(&X::options),
+      option("whole", &X::whole));
+}
+
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem attention_problem(const Call& x) {
+  const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
+  bool whole = true;
+  if constexpr (requires { x.whole; }) whole = x.whole;
+  return {.a = x.q,
+          .b = x.k,
+          .other_a = {},
+          .other_b = {},
+          .payload = x.v,
+          .bias = x.bias,
+          .out_bias = {},
+          .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
+          .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2]),
+          .whole = whole};
+}
+
+}  // namespace monoidreduce
