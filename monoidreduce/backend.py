@@ -294,7 +294,7 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         x, bias = x.reshape(-1, x.shape[-1]), call["bias"]
         operands = (x, weight, None if bias is None else bias.to(dtype))
         logit_scale = float(call["logit_scale"])
-        forward = _C.cross_entropy_forward_tier(*operands, None, logit_scale=logit_scale)
+        forward = _C.cross_entropy_forward_tier(*operands, logit_scale=logit_scale)
         backward = _C.cross_entropy_backward_tier(
             *operands, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
@@ -312,7 +312,7 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         )
         heads = (x, weight, teacher_x, teacher_weight)
         temperature, teacher_grad = float(call["temperature"]), call["teacher_grad"]
-        forward = _C.distillation_forward_tier(*heads, None, temperature=temperature)
+        forward = _C.distillation_forward_tier(*heads, temperature=temperature)
         backward = _C.distillation_backward_tier(
             *heads,
             temperature=temperature,

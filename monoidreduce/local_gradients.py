@@ -114,7 +114,7 @@ def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, igno
     """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know."""
     order = torch.empty((len(rows) + 1,), dtype=torch.int64, device=rows.device)
     stream = current_stream(rows.device.index)
-    _C.order_rows(target, mask, order, ignore_index, 1, stream)
+    _C.order_rows(order, target, mask, ignore_index, 1, stream)
     return order
 
 

@@ -85,7 +85,7 @@ def multiply_hidden_gradients(
 ) -> list[Tensor | None]:
     """The gradients by x, w1, w2 and bias1 that are needed.
 
-    store(grad_out, x, w1, w2, bias1, local, hidden, sums), of the rows and units of a part, writes the local
+    store(x, w1, w2, bias1, grad_out, local, hidden, sums), of the rows and units of a part, writes the local
     gradients, the derivatives by what the activation is of, the hidden values, and the sums over 16 rows each
     of local gradients that are not rounded yet.
     """
@@ -107,7 +107,7 @@ def multiply_hidden_gradients(
                     for workspace in (local_workspace, hidden_workspace)
                 )
                 sums = None if dbias1 is None else _partial_sums(local)
-                store(grad_there, x_there, w1_there, w2_there, bias_there, local, hidden, sums)
+                store(x_there, w1_there, w2_there, bias_there, grad_there, local, hidden, sums)
                 if dx is not None:
                     dx.add(_rows(dx.value, rows), local, w1_there)
                 if dw1 is not None:

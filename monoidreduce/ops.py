@@ -55,8 +55,14 @@ __all__ = [
     "mlp",
 ]
 
-ACTIVATIONS = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid", "identity")
-DISTILLATION_LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
+
+def _choices(call: str, option: str) -> tuple[str, ...]:
+    """The names of the values that an option of a call has, in the order of its enumeration."""
+    return next(field.choices for field in _C.CALLS[call] if field.name == option)
+
+
+ACTIVATIONS = _choices("mlp_forward", "activation")
+DISTILLATION_LOSSES = _choices("distillation_forward", "kind")
 SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
 HOPPER = "sm90"
 
@@ -696,7 +702,9 @@ def _cross_entropy(
     if kept.numel():
         first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
-        tier, _, elements, _ = _C.cross_entropy_forward_tier(x, weight, bias, first_kept, logit_scale)
+        tier, _, elements, *_ = _C.cross_entropy_forward_tier(
+            x, weight, bias, kept=first_kept, logit_scale=logit_scale
+        )
         if tier != SIMT:
             x, weight, scratch = _padded(x), _padded_weight(weight, tier), _statistics(x, elements)
         if tier == HOPPER and not lse_of_ignored:
@@ -762,7 +770,9 @@ def _cross_entropy_backward(
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
         own_columns = _own_columns(workspace, kept)
-        tier, _, _, _ = _C.cross_entropy_backward_tier(x, weight, bias, logit_scale, workspace, deterministic)
+        tier, *_ = _C.cross_entropy_backward_tier(
+            x, weight, bias, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
+        )
         if tier != SIMT:
             inputs = (x, weight)
             x, weight = _padded(x), _padded_weight(weight, tier)
@@ -793,12 +803,12 @@ def _cross_entropy_backward(
 
             def store(part: slice) -> None:
                 _C.cross_entropy_local_gradient(
-                    grad_loss,
-                    grad_lse,
                     head.rows,
                     weight[part],
                     None if bias is None else bias[part],
                     target,
+                    grad_loss,
+                    grad_lse,
                     lse,
                     lse_low,
                     head.local(part),
@@ -819,12 +829,12 @@ def _cross_entropy_backward(
     dweight = _gradient(weight, needed[1])
     dbias = _bias_gradient(bias, needed[2])
     _C.cross_entropy_backward(
-        grad_loss,
-        grad_lse,
         x,
         weight,
         bias,
         target,
+        grad_loss,
+        grad_lse,
         lse,
         lse_low,
         dx,
@@ -832,8 +842,8 @@ def _cross_entropy_backward(
         dbias,
         *options,
         workspace,
-        deterministic,
         *_launch(x),
+        deterministic,
     )
     return _rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
@@ -914,8 +924,8 @@ def _distillation(
         first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
         kept_for = losses.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
-        tier, _, elements, _ = _C.distillation_forward_tier(
-            x, weight, teacher_x, teacher_weight, first_kept, temperature
+        tier, _, elements, *_ = _C.distillation_forward_tier(
+            x, weight, teacher_x, teacher_weight, kept=first_kept, temperature=temperature
         )
         if tier != SIMT:
             x, teacher_x = _padded(x), _padded(teacher_x)
@@ -977,8 +987,14 @@ def _distillation_backward(
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
         own_columns = _own_columns(of_head, kept)
-        tier, _, _, _ = _C.distillation_backward_tier(
-            x, weight, teacher_x, teacher_weight, temperature, of_head, deterministic
+        tier, *_ = _C.distillation_backward_tier(
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            temperature=temperature,
+            workspace=of_head,
+            deterministic=deterministic,
         )
         if tier != SIMT:
             inputs = (x, weight, teacher_x, teacher_weight)
@@ -1025,12 +1041,12 @@ def _distillation_backward(
 
             def store(part: slice) -> None:
                 _C.distillation_local_gradient(
-                    grad_losses,
                     student.rows,
                     weight[part],
                     teacher_x,
                     teacher_weight[part],
                     mask,
+                    grad_losses,
                     stats,
                     student.local(part),
                     None if teacher is None else teacher.local(part),
@@ -1050,12 +1066,12 @@ def _distillation_backward(
     dteacher_x = _gradient(teacher_x, needed[2])
     dteacher_weight = _gradient(teacher_weight, needed[3])
     _C.distillation_backward(
-        grad_losses,
         x,
         weight,
         teacher_x,
         teacher_weight,
         mask,
+        grad_losses,
         stats,
         dx,
         dweight,
@@ -1064,8 +1080,8 @@ def _distillation_backward(
         DISTILLATION_LOSSES.index(kind),
         temperature,
         workspace,
-        deterministic,
         *_launch(x),
+        deterministic,
     )
     gradients = (dx, dweight, dteacher_x, dteacher_weight)
     return _rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
@@ -1116,7 +1132,9 @@ def _mlp(
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         deterministic = torch.are_deterministic_algorithms_enabled()
-        tier, _, elements, _, part = _C.mlp_forward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
+        tier, _, elements, _, part = _C.mlp_forward_tier(
+            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic, tf32=tf32
+        )
     if tier != SIMT:
         x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
     out = _mlp_result(x, w1, w2)
@@ -1129,7 +1147,7 @@ def _mlp(
     else:
         if elements:
             scratch = _statistics(x, elements)
-        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, *launch, tf32)
+        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, workspace or 0, *launch, False, tf32)
     return out if out.shape[1] == outputs else _first(outputs, out)
 
 
@@ -1150,7 +1168,9 @@ def _mlp_backward(
     tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
     if x.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, _, adds_rows, part = _C.mlp_backward_tier(x, w1, w2, bias1, workspace, tf32, deterministic)
+        tier, _, _, adds_rows, part = _C.mlp_backward_tier(
+            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic, tf32=tf32
+        )
     inputs = (x, w1, w2, bias1, bias2)
     if tier != SIMT:
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
@@ -1173,7 +1193,8 @@ def _mlp_backward(
             gradients = [_gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(_bias_gradient(bias1, needed[3]))
         dx, dw1, dw2, dbias1 = gradients
-        _C.mlp_backward(grad_out, x, w1, w2, bias1, dx, dw1, dw2, dbias1, kind, deterministic, *launch, tf32)
+        mode = (kind, workspace or 0, *launch, deterministic, tf32)
+        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, *mode)
     return _rounded((*gradients, dbias2), inputs, needed)
 
 
@@ -1202,7 +1223,7 @@ def _logsumexp(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tup
     lse, lse_low = _logsumexp_results(a, b, scale, workspace)
     scratch = None
     if a.is_cuda:
-        tier, _, elements, _ = _C.logsumexp_forward_tier(a, b, scale)
+        tier, _, elements, *_ = _C.logsumexp_forward_tier(a, b, scale=scale)
         if tier != SIMT:
             a, b, scratch = _padded(a), _padded_weight(b, tier), _statistics(a, elements)
     _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *_launch(a))
@@ -1223,7 +1244,9 @@ def _logsumexp_backward(
     deterministic = torch.are_deterministic_algorithms_enabled()
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, _, _, _ = _C.logsumexp_backward_tier(a, b, scale, workspace, deterministic)
+        tier, *_ = _C.logsumexp_backward_tier(
+            a, b, scale=scale, workspace=workspace, deterministic=deterministic
+        )
         if tier != SIMT:
             inputs = (a, b)
             a, b = _padded(a), _padded_weight(b, tier)
@@ -1232,13 +1255,14 @@ def _logsumexp_backward(
 
             def store(part: slice) -> None:
                 local = head.local(part)
-                _C.logsumexp_local_gradient(grad_lse, a, b[part], lse, lse_low, local, scale, *_launch(a))
+                _C.logsumexp_local_gradient(a, b[part], grad_lse, lse, lse_low, local, scale, *_launch(a))
 
             multiply_local_gradients(store, len(b), [head])
             return _rounded((head.rows_gradient(), head.d_columns), inputs, needed)
     da = _gradient(a, needed[0])
     db = _gradient(b, needed[1])
-    _C.logsumexp_backward(grad_lse, a, b, lse, lse_low, da, db, scale, deterministic, *_launch(a))
+    options = (scale, workspace or 0, *_launch(a), deterministic)
+    _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, da, db, *options)
     return _rounded((da, db), (a, b), needed)
 
 

@@ -128,6 +128,7 @@ def mlp_arguments(**changed: Any) -> dict[str, Any]:
         "out": torch.full((4, 2), math.nan),
         "scratch": None,
         "activation": 0,
+        "workspace": 0,
         **LAUNCH,
     }
     assert changed.keys() <= arguments.keys()

@@ -99,7 +99,13 @@ class Calls {
     calls_[description.name] =
         std::apply([&](const auto&... f) { return py::make_tuple(data(f)...); }, description.fields);
   }
+  template <class Call>
+  void define(void (*run)(const Call&, const Launch&), Tier (*tier_of)(const Call&, const Launch&)) {
+    define(run);
+    define_tier(tier_of);
+  }
 
+ private:
   // The same arguments, of which all but the first have defaults. The results need not be there yet.
   template <class Call>
   void define_tier(Tier (*tier_of)(const Call&, const Launch&)) {
@@ -114,7 +120,6 @@ class Calls {
                "threads"_a = 1, "stream"_a = 0);
   }
 
- private:
   template <class Call, class Named, class Function, class... Fields>
   void bind(const char* name, const std::tuple<Fields...>& fields, Named named, Function function,
             const auto& threads, const auto& stream) {

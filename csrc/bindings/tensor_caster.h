@@ -5,7 +5,6 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -171,18 +170,6 @@ struct TensorArgument {
   py::handle object;
 };
 
-// The name of an argument, as a template parameter.
-template <std::size_t kLength>
-struct Name {
-  char text[kLength];
-  consteval Name(const char (&literal)[kLength]) { std::copy_n(literal, kLength, text); }
-};
-
-// A torch.Tensor, or None, that is passed as the argument of that name: the caster knows which argument it
-// rejects.
-template <Name kName>
-struct Tensor : TensorView {};
-
 }  // namespace monoidreduce::python
 
 namespace pybind11::detail {
@@ -192,16 +179,6 @@ struct type_caster<monoidreduce::python::TensorArgument> {
   PYBIND11_TYPE_CASTER(monoidreduce::python::TensorArgument, const_name("torch.Tensor | None"));
   bool load(handle source, bool) {
     value.object = source;
-    return true;
-  }
-};
-
-template <monoidreduce::python::Name kName>
-struct type_caster<monoidreduce::python::Tensor<kName>> {
-  PYBIND11_TYPE_CASTER(monoidreduce::python::Tensor<kName>, const_name("torch.Tensor | None"));
-  bool load(handle source, bool) {
-    static_cast<monoidreduce::TensorView&>(value) =
-        monoidreduce::python::Torch::get().view(kName.text, source);
     return true;
   }
 };

@@ -1,7 +1,7 @@
 // Linear cross entropy against class indices on the CPU.
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/cpu/fold.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
 

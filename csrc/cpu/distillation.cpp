@@ -1,7 +1,7 @@
 // Linear distillation on the CPU: cross entropy and divergences between two linear heads.
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/cpu/fold.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/distillation.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
 

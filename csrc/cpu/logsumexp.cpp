@@ -1,7 +1,7 @@
 // logsumexp_matmul on the CPU: the scalar fold.
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/cpu/fold.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
 

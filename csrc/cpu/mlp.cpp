@@ -1,8 +1,8 @@
 // The two-layer MLP on the CPU: a sum over hidden units of activation times payload. The hidden layer is
 // never stored.
+#include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "with_accumulator.h"
 

@@ -1,7 +1,7 @@
 #include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/cross_entropy.h"
 #include "operator.h"
 #include "tier.h"
 
@@ -36,7 +36,7 @@ Tier cross_entropy_forward_tier(const CrossEntropyForward& x, const Launch&) {
 }
 
 Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& launch) {
-  return products_tier(cross_entropy_problem(x), x.options.workspace, launch);
+  return products_tier(cross_entropy_problem(x), x.workspace, launch);
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {

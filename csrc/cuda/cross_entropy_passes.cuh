@@ -7,7 +7,7 @@
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
 #include "monoidreduce/kernel/gradient_epilogue.cuh"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/rows.h"
 #include "natural.cuh"
 

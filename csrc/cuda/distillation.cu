@@ -1,7 +1,7 @@
 #include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/distillation.h"
 #include "operator.h"
 #include "tier.h"
 
@@ -30,7 +30,7 @@ Tier distillation_forward_tier(const DistillationForward& x, const Launch&) {
 }
 
 Tier distillation_backward_tier(const DistillationBackward& x, const Launch& launch) {
-  return products_tier(distillation_problem(x), x.options.workspace, launch);
+  return products_tier(distillation_problem(x), x.workspace, launch);
 }
 
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "engine.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce::cuda {
 

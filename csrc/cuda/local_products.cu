@@ -1,6 +1,6 @@
 #include "linear_losses.h"
 #include "monoidreduce/error.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/rows.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {

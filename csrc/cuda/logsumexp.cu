@@ -1,7 +1,7 @@
 #include "linear_losses.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/logsumexp.h"
 #include "operator.h"
 #include "tier.h"
 

@@ -5,7 +5,7 @@
 
 #include "monoidreduce/error.h"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/mlp.h"
 #include "tier.h"
 
 namespace monoidreduce::cuda {

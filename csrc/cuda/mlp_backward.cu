@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "monoidreduce/checks.h"
 #include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/mlp.h"
 #include "operator.h"
 #include "tensor_cores.h"
 #include "tier.h"

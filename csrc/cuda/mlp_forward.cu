@@ -3,7 +3,7 @@
 #include "monoidreduce/kernel/combine_splits.cuh"
 #include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/mlp.h"
 #include "operator.h"
 #include "tensor_cores.h"
 #include "tier.h"

@@ -7,7 +7,7 @@
 #include "monoidreduce/block/fast_real.cuh"
 #include "monoidreduce/block/fragment_scores.cuh"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/mlp.h"
 #include "operator.h"
 
 namespace monoidreduce::cuda {

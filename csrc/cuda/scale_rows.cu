@@ -4,7 +4,7 @@
 #include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/kernel/row_order.cuh"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/rows.h"
 #include "operator.h"
 
 namespace monoidreduce::cuda {

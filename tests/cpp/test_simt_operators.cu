@@ -12,7 +12,6 @@
 #include "../../csrc/cuda/engine.h"
 #include "monoidreduce/block/tile.cuh"
 #include "monoidreduce/monoids/sum.h"
-#include "monoidreduce/problems.h"
 #include "monoidreduce/rows.h"
 #include "simt_reference.h"
 #include "simt_report.h"

@@ -21,7 +21,6 @@ from specimens import Specimen, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce import functional
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -234,9 +233,7 @@ def test_blocks_that_take_turns_have_memory_for_them(gpu: torch.device, tier: st
 def _backward_tier(*tensors: torch.Tensor, deterministic: bool) -> tuple[str, str, int, bool]:
     q, _, v = tensors
     grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-    return mr._C.attention_backward_tier(
-        grad_out, *tensors, None, 1.0, 0.0, *functional.bounds(False, None), False, False, deterministic
-    )
+    return mr._C.attention_backward_tier(*tensors, None, grad_out, deterministic=deterministic)[:4]
 
 
 @pytest.mark.tiers("sm90")

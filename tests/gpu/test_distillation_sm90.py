@@ -261,7 +261,7 @@ def test_no_logits_are_stored(masked: bool, tier: str, gpu: torch.device) -> Non
     teacher_x, workspace = inputs["teacher_x"], 32 << 20
     statistics = 4 * 7 * len(x)  # a loss, and two words of it and of each log-sum-exp
     tensors = (x, weight, teacher_x, inputs["teacher_weight"])
-    scratch = 4 * mr._C.distillation_forward_tier(*tensors, None, temperature=1.0)[2]
+    scratch = 4 * mr._C.distillation_forward_tier(*tensors)[2]
     mr.linear_distillation(**inputs, workspace=workspace).backward()  # cuBLAS's own workspace stays
     copies = 2 * (x.numel() + teacher_x.numel()) if masked else 0
     slack = 1 << 20

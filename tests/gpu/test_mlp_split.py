@@ -70,7 +70,9 @@ def test_scratch_that_is_too_small_is_refused(gpu: torch.device) -> None:
     for elements in (0, needed - 1):
         scratch = torch.empty(elements, device=gpu)
         with pytest.raises(ValueError, match=f"scratch: expected {needed} elements, got {elements}"):
-            mr._C.mlp_forward(x, w1, w2, None, None, out, scratch, activation=0, threads=1, stream=0)
+            mr._C.mlp_forward(
+                x, w1, w2, None, None, out, scratch, activation=0, workspace=0, threads=1, stream=0
+            )
 
 
 @pytest.mark.parametrize("width", (8, 64, 128, 256))

@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "monoidreduce/checks.h"
 #include "monoidreduce/error.h"
 #include "monoidreduce/operators.h"
 
@@ -319,11 +318,8 @@ void fill_cross_entropy(const LinearCrossEntropy& c, const Tensors& t, Arguments
   x.target = t("target", kInt64, {c.rows});
   x.lse = t("lse", accumulation(c.dtype), {c.rows});
   x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
-  x.options = {.logit_scale = 0.5,
-               .softcap = c.softcap,
-               .label_smoothing = c.smoothing,
-               .z_loss = 1e-4,
-               .workspace = c.workspace};
+  x.options = {.logit_scale = 0.5, .softcap = c.softcap, .label_smoothing = c.smoothing, .z_loss = 1e-4};
+  if constexpr (requires { x.workspace; }) x.workspace = c.workspace;
 }
 template <class Arguments>
 void pad_cross_entropy(const Tensors& t, const Tier& tier, Arguments& x) {
@@ -448,7 +444,8 @@ void fill_distillation(const LinearDistillation& c, const Tensors& t, Arguments&
   x.teacher_weight = weight_of(t, "teacher_weight", c.dtype, c.classes, c.teacher_width, false);
   if (c.masked) x.mask = t("mask", kBool, {c.rows});
   x.stats = t("stats", accumulation(c.dtype), {6, c.rows});
-  x.options = {.loss = c.loss, .temperature = 2, .workspace = c.workspace};
+  x.options = {.loss = c.loss, .temperature = 2};
+  if constexpr (requires { x.workspace; }) x.workspace = c.workspace;
 }
 template <class Arguments>
 void pad_distillation(const Tensors& t, const Tier& tier, Arguments& x) {

@@ -21,8 +21,8 @@ PYTHON = """
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
 """
 HEADERS = """
-    activation.h checks.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h problems.h
-    rows.h score.h tensor_view.h
+    activation.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h rows.h
+    score.h tensor_view.h
     arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/element.cuh
     arch/flag.cuh arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
     arch/wgmma.cuh
@@ -46,7 +46,7 @@ HEADERS = """
     kernel/tile_schedule.cuh kernel/turns.cuh kernel/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
-    ops/attention.h
+    ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/rows.h
     warp/lanes.cuh
 """
 CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"

@@ -2,7 +2,7 @@
 #include "../linear_losses.h"
 #include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/kernel/product_epilogue_sm90.cuh"
-#include "monoidreduce/problems.h"
+#include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {

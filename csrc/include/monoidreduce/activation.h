@@ -126,6 +126,8 @@ struct GeluTanh {
 };
 
 enum class ActivationKind : int { kRelu, kRelu2, kGelu, kGeluTanh, kSilu, kTanh, kSigmoid, kIdentity };
+inline constexpr const char* kActivationNames[] = {"relu", "relu2", "gelu",    "gelu_tanh",
+                                                   "silu", "tanh",  "sigmoid", "identity"};
 
 // Calls run(Activation{}) with the activation that kind selects. (A switch would become a jump table, which takes
 // registers: 264 bytes of spills in Hopper's backward pass at width 64.)

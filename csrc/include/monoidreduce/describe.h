@@ -120,6 +120,10 @@ struct OptionField {
   const char* expected = "";
   bool (*holds)(T) = nullptr;
   void (*rule)(const Call&) = nullptr;
+
+  constexpr OptionField where(void (*holds_too)(const Call&)) const {
+    return {name, member, expected, holds, holds_too};
+  }
 };
 template <class Call, class T>
 constexpr OptionField<Call, T> option(const char* name, T Call::* member) {
@@ -129,6 +133,12 @@ template <class Call, class T>
 constexpr OptionField<Call, T> option(const char* name, T Call::* member, const char* expected,
                                       std::type_identity_t<bool (*)(T)> holds) {
   return {name, member, expected, holds};
+}
+
+// How many bytes of local gradients or hidden values a call may hold.
+template <class Call>
+constexpr auto workspace(std::int64_t Call::* member) {
+  return option("workspace", member, "bytes >= 0", [](std::int64_t bytes) { return bytes >= 0; });
 }
 
 // An enumeration from 0 on, whose values have names in Python.

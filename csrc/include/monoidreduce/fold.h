@@ -21,14 +21,14 @@ namespace monoidreduce {
 struct FoldProblem {
   TensorView a;        // [B, H, M, F]
   TensorView b;        // [B, Hc, N, F]
-  TensorView other_a;  // [B, H, M, E]   operands of the second score; absent unless the monoid has two scores
-  TensorView other_b;  // [B, Hc, N, E]
-  TensorView payload;  // [B, Hc, N, D]  or absent
-  TensorView
-      bias;  // [B, H, M, N]   stride 0 where broadcast; floating, or bool (false excludes an element); or absent
-  TensorView out_bias;  // [D]            added to the payload's fold; or absent
-  ScoreOptions score;
-  ColumnRange range;
+  // [B, H, M, E] [B, Hc, N, E]: operands of the second score; absent unless the monoid has two scores.
+  TensorView other_a = {}, other_b = {};
+  TensorView payload = {};  // [B, Hc, N, D]  or absent
+  // [B, H, M, N], stride 0 where broadcast; floating, or bool (false excludes an element); or absent.
+  TensorView bias = {};
+  TensorView out_bias = {};  // [D]            added to the payload's fold; or absent
+  ScoreOptions score = {};
+  ColumnRange range = {};
   bool whole = true;  // backward: the columns are all that P_i was folded over; false: a slice of them
   // [M + 1] int64, or absent; only with one batch and one head. The active rows, then the others, and last the
   // number of active rows.

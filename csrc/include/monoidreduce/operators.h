@@ -15,10 +15,13 @@
 #include <string>
 #include <vector>
 
-#include "monoidreduce/activation.h"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/ops/attention.h"
+#include "monoidreduce/ops/cross_entropy.h"
+#include "monoidreduce/ops/distillation.h"
+#include "monoidreduce/ops/logsumexp.h"
+#include "monoidreduce/ops/mlp.h"
+#include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce {
 
@@ -31,181 +34,7 @@ struct Launch {
   bool tf32 = false;
 };
 
-struct CrossEntropyOptions {
-  double logit_scale = 1, softcap = 0, label_smoothing = 0, z_loss = 0;
-  std::int64_t ignore_index = -100;
-  std::int64_t workspace = 0;  // bytes that backward may use for local gradients (dlogits)
-};
-struct CrossEntropyForward {
-  TensorView x, weight, bias, target;  // [N, D] [V, D] [V] [N] int64
-  TensorView loss, lse, lse_low;       // [N] [N] [N]
-  TensorView scratch;  // of the accumulation type, contiguous; size: cross_entropy_forward_tier
-  // Local gradients (dlogits, see below) of the first K classes that forward stores for the backward pass, for an
-  // upstream gradient of kept_upstream for every loss; or absent. Only on the tier "sm90", without a bias or softcap.
-  TensorView kept;           // [N, K] of the type of x, lines padded to a multiple of 8
-  TensorView kept_upstream;  // [1]
-  // [N + 1] int64, which rows are active, as order_rows writes it. Other rows are not computed; their statistics are
-  // 0. The stored local gradients are in this order, all other results are not. Absent: all rows are computed. Only
-  // on the tier "sm90".
-  TensorView order;
-  // [R, D], where there is an order: a buffer for the active rows of x, R at a time.
-  TensorView gathered;
-  CrossEntropyOptions options;
-};
-struct CrossEntropyBackward {
-  TensorView grad_loss, grad_lse;  // [N] [N]
-  TensorView x, weight, bias, target, lse, lse_low;
-  TensorView d_x, d_weight, d_bias;
-  CrossEntropyOptions options;
-};
-
-// dlogits: the derivatives of the loss with respect to the dot products <x_i, weight_j>, for a slice of the classes.
-// weight and bias are that slice; classes is the number of all classes. d_x and d_weight are matrix products of
-// dlogits. Only on the tier "sm90".
-struct CrossEntropyLocalGradient {
-  TensorView grad_loss, grad_lse;                    // [N] [N]
-  TensorView x, weight, bias, target, lse, lse_low;  // [N, D] [C, D] [C] [N] [N] [N]
-  TensorView out;                                    // [N, C] of the type of x
-  // [R, S] float, where there is a bias: sums of out over 16 rows each, for N rows and C columns in whole tiles of
-  // 256. Rows that are not active are 0 or not written.
-  TensorView sums;
-  TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
-  std::int64_t first_class = 0, classes = 0;
-  CrossEntropyOptions options;
-};
-
-struct DistillationOptions {
-  DistillationLoss loss = DistillationLoss::kCrossEntropy;
-  double temperature = 1;
-  std::int64_t workspace = 0;
-};
-struct DistillationForward {
-  TensorView x, weight, teacher_x, teacher_weight, mask;  // [N, D] [V, D] [N, E] [V, E] [N] bool
-  TensorView loss, stats;                                 // [N] [6, N]
-  TensorView scratch;                                     // as for cross entropy
-  // As for cross entropy. kept: with respect to the student's dot products; teacher_kept, of the same size: the
-  // weights that these are made from. Not for the reverse KL.
-  TensorView kept, teacher_kept;                 // [N, K]
-  TensorView kept_upstream;                      // [1]
-  TensorView order, gathered, teacher_gathered;  // as for cross entropy; [R, D] and [R, E]
-  DistillationOptions options;
-};
-struct DistillationBackward {
-  TensorView grad_loss;  // [N]
-  TensorView x, weight, teacher_x, teacher_weight, mask, stats;
-  TensorView d_x, d_weight, d_teacher_x, d_teacher_weight;
-  DistillationOptions options;
-};
-
-// Reduces the tokens' losses to their sum, or to their mean over the active tokens: 0 if no token is active.
-struct LossReduction {
-  TensorView losses;  // [N]; 0 for tokens that are not active
-  // Which tokens are active; each is optional. [N] int64: not ignore_index. [N] bool: true.
-  TensorView target, mask;
-  TensorView reduced;  // [1]
-  std::int64_t ignore_index = -100;
-  bool mean = false;
-};
-
-// As CrossEntropyLocalGradient, for the columns in weight and teacher_weight. teacher_out is not computed if absent.
-struct DistillationLocalGradient {
-  TensorView grad_loss;                                          // [N]
-  TensorView x, weight, teacher_x, teacher_weight, mask, stats;  // [N, D] [C, D] [N, E] [C, E] [N] [6, N]
-  TensorView out, teacher_out;                                   // [N, C] of the type of x
-  TensorView order;                                              // as for cross entropy
-  DistillationOptions options;
-};
-
-// out_i = factor_i x_i, and 0 where factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Widths
-// are a multiple of 8; rows are dense and 16-byte aligned.
-//
-// With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, the
-// factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on.
-struct RowScaling {
-  TensorView x, out;  // [P, D]
-  TensorView factor;  // [P] float, in the order; or absent
-  TensorView order;   // [P + 1] int64, as order_rows writes it; or absent
-  bool scatters = false;
-  std::int64_t first_place = 0;
-};
-
-// Stable compaction: the indices of the active rows, then of the others, and last the number of active rows.
-struct RowOrdering {
-  TensorView target, mask;  // as in LossReduction, one of them
-  TensorView order;         // [N + 1] int64
-  std::int64_t ignore_index = -100;
-};
-
-struct MlpForward {
-  TensorView x, w1, w2, bias1, bias2;  // [B, M] [K, M] [N, K] [K] [N]
-  TensorView out;                      // [B, N]
-  TensorView scratch;                  // as attention_forward's; size: mlp_forward_tier
-  ActivationKind activation = ActivationKind::kIdentity;
-  std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Tier::part)
-};
-struct MlpBackward {
-  TensorView grad_out;  // [B, N]
-  TensorView x, w1, w2, bias1;
-  TensorView d_x, d_w1, d_w2, d_bias1;
-  ActivationKind activation = ActivationKind::kIdentity;
-  std::int64_t workspace = 0;
-};
-
-// out = factor a b, where a holds local gradients (dlogits) whose rows are in an order. Active rows come first. The
-// other rows of a are 0 up to the next multiple of 64, and are not read beyond. Tensors have the 16-bit type of a
-// unless said otherwise; their lines are 16-byte aligned.
-//
-// out is added to if it is float. If it has the type of a, row order[i] of out is written for place i: 0 if that row is
-// not active.
-struct RowsProduct {
-  TensorView a, b, out;  // [P, C] [C, D] [P, D]
-  TensorView factor;     // [P] float, multiplies the rows of the product; or absent
-  TensorView order;      // [P + 1] int64, as order_rows writes it; absent: all rows are active
-};
-// out = scale a^T b, summed over the active rows.
-struct ColumnsProduct {
-  TensorView a, b;   // [P, C] [P, D]
-  TensorView scale;  // [1] float, multiplies the product; or absent
-  TensorView out;    // [C, D]
-  TensorView order;
-};
-
-// A part of an MLP (Tier::part): out = act(x w1^T + bias1) for the rows and hidden units in x, w1 and bias1. The MLP's
-// result is the product of out with w2.
-struct MlpHidden {
-  TensorView x, w1, bias1;  // [R, M] [C, M] [C]
-  TensorView out;           // [R, C] of the type of x
-  ActivationKind activation = ActivationKind::kIdentity;
-};
-// The same part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the
-// pre-activations z. The MLP's gradients are matrix products of these two.
-struct MlpLocalGradient {
-  TensorView grad_out, x, w1, w2, bias1;  // [R, N] [R, M] [C, M] [N, C] [C]; a column of w2 is dense
-  TensorView out, hidden;                 // [R, C] of the type of x
-  // float: sums of out over 16 rows each, for rows in whole tiles of 256 and columns in whole tiles of 192; or absent
-  TensorView sums;
-  ActivationKind activation = ActivationKind::kIdentity;
-};
-
-struct LogSumExpForward {
-  TensorView a, b, lse, lse_low;  // [M, F] [N, F] [M] [M]
-  TensorView scratch;             // as for cross entropy
-  double scale = 1;
-};
-struct LogSumExpBackward {
-  TensorView grad_lse, a, b, lse, lse_low;
-  TensorView d_a, d_b;
-  double scale = 1;
-  std::int64_t workspace = 0;  // as for cross entropy
-};
-// As CrossEntropyLocalGradient, for the columns in b.
-struct LogSumExpLocalGradient {
-  TensorView grad_lse, a, b, lse, lse_low;  // [M] [M, F] [C, F] [M] [M]
-  TensorView out;                           // [M, C] of the type of a
-  double scale = 1;
-};
-
-// Each operator checks its arguments (checks.h), then calls the engine of its tensors' device. An engine's own entry
+// Each operator checks its arguments (describe.h), then calls the engine of its tensors' device. An engine's own entry
 // points check nothing.
 void attention_forward(const AttentionForward& x, const Launch& launch);
 void attention_backward(const AttentionBackward& x, const Launch& launch);
@@ -265,21 +94,6 @@ void columns_product(const ColumnsProduct& x, const Launch& launch);
 // takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units.
 void mlp_hidden(const MlpHidden& x, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch);
-
-// The tensor whose device and dtype are those of the call.
-template <class Arguments>
-  requires(!requires(const Arguments* x) { describe(x); })
-const TensorView& leading(const Arguments& arguments) {
-  if constexpr (requires { arguments.losses; }) {
-    return arguments.losses;
-  } else if constexpr (std::is_same_v<Arguments, RowOrdering>) {
-    return arguments.order;
-  } else if constexpr (requires { arguments.x; }) {
-    return arguments.x;
-  } else {
-    return arguments.a;
-  }
-}
 
 // The instruction set that the CPU engine uses: "baseline", "avx2", "avx512" or "avx512bf16". It is the best that both
 // this build and this processor have, unless the environment variable MONOIDREDUCE_CPU_ISA names another. The choice is

@@ -17,6 +17,7 @@
 namespace monoidreduce {
 
 enum class DistillationLoss : int { kCrossEntropy = 0, kForwardKL = 1, kReverseKL = 2 };
+inline constexpr const char* kDistillationLossNames[] = {"cross_entropy", "forward_kl", "reverse_kl"};
 
 // The types below are shared by all losses.
 template <class R>

@@ -86,11 +86,8 @@ template <class Call>
   if constexpr (requires { x.whole; }) whole = x.whole;
   return {.a = x.q,
           .b = x.k,
-          .other_a = {},
-          .other_b = {},
           .payload = x.v,
           .bias = x.bias,
-          .out_bias = {},
           .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
           .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2]),
           .whole = whole};

@@ -1,0 +1,175 @@
+// Linear cross entropy: the loss of the logits logit_scale x weight^T + bias against class indices.
+#pragma once
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/rows.h"
+
+namespace monoidreduce {
+
+struct CrossEntropyOptions {
+  double logit_scale = 1, softcap = 0, label_smoothing = 0, z_loss = 0;
+  std::int64_t ignore_index = -100;
+};
+constexpr auto describe(const CrossEntropyOptions*) {
+  using X = CrossEntropyOptions;
+  return fields(option("logit_scale", &X::logit_scale),
+                option("softcap", &X::softcap, "a number >= 0, 0 for none", [](double v) { return v >= 0; }),
+                option("ignore_index", &X::ignore_index),
+                option("label_smoothing", &X::label_smoothing, "a number in [0, 1]",
+                       [](double v) { return v >= 0 && v <= 1; }),
+                option("z_loss", &X::z_loss));
+}
+
+template <class Call>
+constexpr auto cross_entropy_operands() {
+  return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
+                optional("bias", &Call::bias, "V"));
+}
+// Upstream gradients and row statistics.
+template <class Call>
+constexpr auto cross_entropy_residuals() {
+  return fields(optional("grad_loss", &Call::grad_loss, "N", Type::kAccumulation),
+                optional("grad_lse", &Call::grad_lse, "N", Type::kAccumulation),
+                tensor("lse", &Call::lse, "N", Type::kAccumulation).dense(),
+                tensor("lse_low", &Call::lse_low, "N", Type::kAccumulation).dense());
+}
+
+struct CrossEntropyForward {
+  TensorView x, weight, bias, target, loss, lse, lse_low;
+  TensorView reduced;  // the losses' sum or mean (LossReduction), where it is wanted
+  TensorView scratch;  // size: cross_entropy_forward_tier
+  // Local gradients (dlogits, see below) of the first K classes, which forward stores for the backward pass, for an
+  // upstream gradient of kept_upstream for every loss; lines are padded to a multiple of 8. Only on the tier "sm90",
+  // without a bias or softcap.
+  TensorView kept, kept_upstream;
+  // Which rows are active. Other rows are not computed; their statistics are 0. The stored local gradients are in this
+  // order, all other results are not. Absent: all rows are computed. Only on the tier "sm90".
+  TensorView order;
+  // Where there is an order: a buffer for the active rows of x, R at a time.
+  TensorView gathered;
+  bool mean = false;  // of reduced
+  CrossEntropyOptions options;
+};
+// Throws std::out_of_range (IndexError in Python) for a target that is no class. On the CPU alone: on a GPU the check
+// would have to synchronize.
+inline void check_targets(const CrossEntropyForward& x) {
+  if (x.target.is_cuda()) return;
+  const auto* values = static_cast<const std::int64_t*>(x.target.data);
+  const std::int64_t classes = x.weight.size[0], ignored = x.options.ignore_index;
+  for (std::int64_t i = 0; i < x.target.size[0]; ++i) {
+    const std::int64_t value = values[i * x.target.stride[0]];
+    if ((value < 0 || value >= classes) && value != ignored) {
+      throw std::out_of_range(message("target[", i, "]: expected a class in [0, ", classes,
+                                      ") or ignore_index=", ignored, ", got ", value));
+    }
+  }
+}
+// Also of distillation.
+template <class Call>
+void check_kept(const Call& x) {
+  if (!x.kept.present()) return;
+  const std::int64_t columns = x.kept.size[1];
+  require(x.kept.is_cuda(), "kept: expected none on the CPU, got a tensor");
+  require(columns <= x.weight.size[0], "kept: expected at most ", x.weight.size[0], " columns, got ",
+          columns);
+  require(x.x.size[0] <= 1 || x.kept.stride[0] >= (columns + 7) / 8 * 8,
+          "kept: expected lines padded to a multiple of 8 elements, got stride ", x.kept.stride[0]);
+  require(x.kept_upstream.present(), "kept_upstream: expected a tensor, got none");
+}
+inline void check_kept_scores(const CrossEntropyForward& x) {
+  check_kept(x);
+  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
+          "kept: expected none where there is a bias or softcap, got a tensor");
+}
+template <class Call>
+void check_no_order_on_cpu(const Call& x) {
+  require(!x.order.present() || x.order.is_cuda(), "order: expected none on the CPU, got a tensor");
+}
+template <class Call>
+void check_gathered(const char* name, const Call& x, const TensorView& gathered) {
+  require(gathered.present() == x.order.present(), name,
+          ": expected a tensor if and only if there is an order, got ", gathered.present() ? "one" : "none");
+  require(!gathered.present() || gathered.size[0] > 0, name, ": expected room for a row, got none");
+}
+constexpr auto describe(const CrossEntropyForward*) {
+  using X = CrossEntropyForward;
+  return call("cross_entropy_forward", cross_entropy_operands<X>(),
+              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets),
+              result("loss", &X::loss, "N", Type::kAccumulation),
+              result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
+              result("lse", &X::lse, "N", Type::kAccumulation),
+              result("lse_low", &X::lse_low, "N", Type::kAccumulation), scratch("scratch", &X::scratch),
+              result("kept", &X::kept, "N K").maybe().strided().where(&check_kept_scores),
+              optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+              order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
+              optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
+                check_gathered("gathered", x, x.gathered);
+              }),
+              option("mean", &X::mean), options(&X::options));
+}
+
+struct CrossEntropyBackward {
+  TensorView grad_loss, grad_lse, x, weight, bias, target, lse, lse_low;
+  TensorView d_x, d_weight, d_bias;
+  CrossEntropyOptions options;
+  std::int64_t workspace = 0;  // bytes for local gradients (Tier)
+};
+inline void check_bias_gradient(const CrossEntropyBackward& x) {
+  require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
+}
+constexpr auto describe(const CrossEntropyBackward*) {
+  using X = CrossEntropyBackward;
+  return call("cross_entropy_backward", cross_entropy_operands<X>(),
+              tensor("target", &X::target, "N", Type::kInt64), cross_entropy_residuals<X>(),
+              gradient("dx", &X::d_x, "N D"), gradient("dweight", &X::d_weight, "V D"),
+              gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient),
+              options(&X::options), workspace(&X::workspace));
+}
+
+// dlogits: the derivatives of the loss with respect to the dot products <x_i, weight_j>, for a slice of the classes.
+// weight and bias are that slice; classes is the number of all classes. d_x and d_weight are matrix products of
+// dlogits. Only on the tier "sm90".
+struct CrossEntropyLocalGradient {
+  TensorView grad_loss, grad_lse, x, weight, bias, target, lse, lse_low, out;
+  // Where there is a bias: sums of out over 16 rows each, for rows and columns in whole tiles of 256. Rows that are not
+  // active are 0 or not written.
+  TensorView sums;
+  TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
+  std::int64_t first_class = 0, classes = 0;
+  CrossEntropyOptions options;
+};
+inline void check_slice(const CrossEntropyLocalGradient& x) {
+  require(x.first_class >= 0 && x.first_class + x.weight.size[0] <= x.classes,
+          "first_class: expected one of ", x.classes, " with ", x.weight.size[0], " from it on, got ",
+          x.first_class);
+}
+constexpr auto describe(const CrossEntropyLocalGradient*) {
+  using X = CrossEntropyLocalGradient;
+  constexpr Axis kGroups{.name = "16 ceil(N / 256)", .of = "N", .follows = [](std::int64_t rows) {
+                           return 16 * ((rows + 255) / 256);
+                         }};
+  constexpr Axis kColumns{.name = "256 ceil(C / 256)", .of = "V", .follows = [](std::int64_t columns) {
+                            return 256 * ((columns + 255) / 256);
+                          }};
+  return cuda_call("cross_entropy_local_gradient", cross_entropy_operands<X>(),
+                   tensor("target", &X::target, "N", Type::kInt64), cross_entropy_residuals<X>(),
+                   result("out", &X::out, "N V").strided(),
+                   result("sums", &X::sums, {kGroups, kColumns}, Type::kAccumulation).strided().maybe(),
+                   order_of(&X::order, "N"), option("first_class", &X::first_class).where(&check_slice),
+                   option("classes", &X::classes), options(&X::options));
+}
+
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem cross_entropy_problem(const Call& x) {
+  FoldProblem p{.a = as_rows(x.x),
+                .b = as_rows(x.weight),
+                .bias = as_column_bias(x.bias, x.x.size[0]),
+                .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true}};
+  if constexpr (requires { x.order; }) p.order = x.order;
+  return p;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,116 @@
+// Linear distillation: the loss between the softmax distributions of a student's and a teacher's linear head.
+#pragma once
+
+#include <cmath>
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/ops/cross_entropy.h"
+#include "monoidreduce/ops/matrix.h"
+#include "monoidreduce/ops/rows.h"
+
+namespace monoidreduce {
+
+struct DistillationOptions {
+  DistillationLoss loss = DistillationLoss::kCrossEntropy;
+  double temperature = 1;
+};
+constexpr auto describe(const DistillationOptions*) {
+  using X = DistillationOptions;
+  return fields(choice("kind", &X::loss, "0, 1 or 2", kDistillationLossNames),
+                option("temperature", &X::temperature, "a finite number > 0",
+                       [](double t) { return t > 0 && std::isfinite(t); }));
+}
+
+template <class Call>
+constexpr auto distillation_operands() {
+  return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
+                tensor("teacher_x", &Call::teacher_x, "N E"),
+                tensor("teacher_weight", &Call::teacher_weight, "V E"),
+                optional("mask", &Call::mask, "N", Type::kBool));
+}
+
+struct DistillationForward {
+  TensorView x, weight, teacher_x, teacher_weight, mask, loss, stats;
+  TensorView reduced, scratch;  // as for cross entropy
+  // As for cross entropy. kept: with respect to the student's dot products; teacher_kept, of the same size: the
+  // weights that these are made from. Not for the reverse KL.
+  TensorView kept, teacher_kept, kept_upstream;
+  TensorView order, gathered, teacher_gathered;  // as for cross entropy
+  bool mean = false;
+  DistillationOptions options;
+};
+inline void check_teacher_kept(const DistillationForward& x) {
+  check_kept(x);
+  if (!x.kept.present()) return;
+  require(x.teacher_kept.present(), "teacher_kept: expected a tensor, got none");
+  require(x.teacher_kept.stride[0] == x.kept.stride[0], "teacher_kept: expected the strides of kept, got ",
+          x.teacher_kept.stride[0]);
+  require(x.options.loss != DistillationLoss::kReverseKL,
+          "kept: expected none for the reverse KL, got a tensor");
+}
+inline void check_both_gathered(const DistillationForward& x) {
+  check_gathered("gathered", x, x.gathered);
+  check_gathered("teacher_gathered", x, x.teacher_gathered);
+}
+constexpr auto describe(const DistillationForward*) {
+  using X = DistillationForward;
+  return call("distillation_forward", distillation_operands<X>(),
+              result("loss", &X::loss, "N", Type::kAccumulation),
+              result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
+              result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
+              scratch("scratch", &X::scratch), result("kept", &X::kept, "N K").maybe().strided(),
+              result("teacher_kept", &X::teacher_kept, "N K").maybe().strided().where(&check_teacher_kept),
+              optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+              order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
+              optional("gathered", &X::gathered, "R D").dense(),
+              optional("teacher_gathered", &X::teacher_gathered, "R E").dense().where(&check_both_gathered),
+              option("mean", &X::mean), options(&X::options));
+}
+
+struct DistillationBackward {
+  TensorView grad_loss, x, weight, teacher_x, teacher_weight, mask, stats;
+  TensorView d_x, d_weight, d_teacher_x, d_teacher_weight;
+  DistillationOptions options;
+  std::int64_t workspace = 0;  // as for cross entropy
+};
+constexpr auto describe(const DistillationBackward*) {
+  using X = DistillationBackward;
+  return call("distillation_backward", distillation_operands<X>(),
+              tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
+              tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
+              gradient("dx", &X::d_x, "N D"), gradient("dweight", &X::d_weight, "V D"),
+              gradient("dteacher_x", &X::d_teacher_x, "N E"),
+              gradient("dteacher_weight", &X::d_teacher_weight, "V E"), options(&X::options),
+              workspace(&X::workspace));
+}
+
+// As CrossEntropyLocalGradient, for the columns in weight and teacher_weight. teacher_out is not computed if absent.
+struct DistillationLocalGradient {
+  TensorView grad_loss, x, weight, teacher_x, teacher_weight, mask, stats, out, teacher_out, order;
+  DistillationOptions options;
+};
+constexpr auto describe(const DistillationLocalGradient*) {
+  using X = DistillationLocalGradient;
+  return cuda_call("distillation_local_gradient", distillation_operands<X>(),
+                   tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
+                   tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
+                   result("out", &X::out, "N V").strided(),
+                   result("teacher_out", &X::teacher_out, "N V").strided().maybe(), order_of(&X::order, "N"),
+                   options(&X::options));
+}
+
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem distillation_problem(const Call& x) {
+  FoldProblem p{.a = as_rows(x.x),
+                .b = as_rows(x.weight),
+                .other_a = as_rows(x.teacher_x),
+                .other_b = as_rows(x.teacher_weight),
+                .score = {.scale = 1 / x.options.temperature}};
+  if constexpr (requires { x.order; }) p.order = x.order;
+  return p;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,119 @@
+// The two-layer MLP: act(x w1^T + bias1) w2^T + bias2.
+#pragma once
+
+#include "monoidreduce/activation.h"
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/ops/matrix.h"
+
+namespace monoidreduce {
+
+template <class Call>
+constexpr auto activation_of(ActivationKind Call::* member) {
+  return choice("activation", member, "an index in [0, 7]", kActivationNames);
+}
+template <class Call>
+constexpr auto mlp_operands() {
+  return fields(tensor("x", &Call::x, "B M"), tensor("w1", &Call::w1, "K M"), tensor("w2", &Call::w2, "N K"),
+                optional("bias1", &Call::bias1, "K"));
+}
+
+struct MlpForward {
+  TensorView x, w1, w2, bias1, bias2, out;
+  TensorView scratch;  // 16-byte aligned; size: mlp_forward_tier
+  ActivationKind activation = ActivationKind::kIdentity;
+  std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Tier::part)
+};
+constexpr auto describe(const MlpForward*) {
+  using X = MlpForward;
+  return call("mlp_forward", mlp_operands<X>(), optional("bias2", &X::bias2, "N"),
+              result("out", &X::out, "B N"), scratch("scratch", &X::scratch), activation_of(&X::activation),
+              workspace(&X::workspace));
+}
+
+struct MlpBackward {
+  TensorView grad_out, x, w1, w2, bias1;
+  TensorView d_x, d_w1, d_w2, d_bias1;
+  ActivationKind activation = ActivationKind::kIdentity;
+  std::int64_t workspace = 0;
+};
+inline void check_bias_gradient(const MlpBackward& x) {
+  require(!x.d_bias1.present() || x.bias1.present(),
+          "dbias1: expected none where bias1 is none, got a tensor");
+}
+constexpr auto describe(const MlpBackward*) {
+  using X = MlpBackward;
+  return call("mlp_backward", mlp_operands<X>(), tensor("grad_out", &X::grad_out, "B N"),
+              gradient("dx", &X::d_x, "B M", Type::kTierGradient),
+              gradient("dw1", &X::d_w1, "K M", Type::kTierGradient),
+              gradient("dw2", &X::d_w2, "N K", Type::kTierGradient),
+              gradient("dbias1", &X::d_bias1, "K", Type::kAccumulation).where(&check_bias_gradient),
+              activation_of(&X::activation), workspace(&X::workspace));
+}
+
+// A part of an MLP (Tier::part): out = act(x w1^T + bias1) for the rows and hidden units in x, w1 and bias1. The MLP's
+// result is the product of out with w2.
+struct MlpHidden {
+  TensorView x, w1, bias1, out;
+  ActivationKind activation = ActivationKind::kIdentity;
+};
+constexpr auto describe(const MlpHidden*) {
+  using X = MlpHidden;
+  return cuda_call("mlp_hidden", tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
+                   optional("bias1", &X::bias1, "K"), result("out", &X::out, "B K").strided(),
+                   activation_of(&X::activation));
+}
+
+// The same part in the backward pass: hidden = act(z), and out, the derivative of the loss with respect to the
+// pre-activations z. The MLP's gradients are matrix products of these two.
+struct MlpLocalGradient {
+  TensorView grad_out, x, w1, w2, bias1;  // a column of w2 is dense
+  TensorView out, hidden;
+  TensorView
+      sums;  // sums of out over 16 rows each, for rows in whole tiles of 256 and columns in whole tiles of 192
+  ActivationKind activation = ActivationKind::kIdentity;
+};
+constexpr auto describe(const MlpLocalGradient*) {
+  using X = MlpLocalGradient;
+  constexpr Axis kGroups{.name = "16 ceil(B / 256)", .of = "B", .follows = [](std::int64_t rows) {
+                           return 16 * ((rows + 255) / 256);
+                         }};
+  constexpr Axis kUnits{.name = "192 ceil(K / 192)", .of = "K", .follows = [](std::int64_t units) {
+                          return 192 * ((units + 191) / 192);
+                        }};
+  return cuda_call("mlp_local_gradient", mlp_operands<X>(), tensor("grad_out", &X::grad_out, "B N"),
+                   result("out", &X::out, "B K").strided(), result("hidden", &X::hidden, "B K").strided(),
+                   result("sums", &X::sums, {kGroups, kUnits}, Type::kAccumulation).strided().maybe(),
+                   activation_of(&X::activation));
+}
+
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem mlp_problem(const Call& x, const TensorView& out_bias = {}) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.w1),
+          .payload = as_rows(transposed(x.w2)),
+          .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .out_bias = out_bias,
+          .score = {.bias_inside = true}};
+}
+
+// The pre-activations of the hidden units as scores, without a fold.
+inline FoldProblem mlp_hidden_problem(const MlpHidden& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.w1),
+          .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .score = {.bias_inside = true}};
+}
+
+// The same, and as second score <grad_out, w2>: the derivative with respect to the hidden value.
+inline FoldProblem mlp_gradient_problem(const MlpLocalGradient& x) {
+  return {.a = as_rows(x.x),
+          .b = as_rows(x.w1),
+          .other_a = as_rows(x.grad_out),
+          .other_b = as_rows(transposed(x.w2)),
+          .bias = as_column_bias(x.bias1, x.x.size[0]),
+          .score = {.bias_inside = true}};
+}
+
+}  // namespace monoidreduce

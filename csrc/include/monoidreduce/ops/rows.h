@@ -1,0 +1,132 @@
+// Parts of the losses' passes: rows in an order, products of local gradients (dlogits), and the sum of the tokens' losses.
+#pragma once
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/ops/matrix.h"
+
+namespace monoidreduce {
+
+// An order of rows: the indices of the active rows, then of the others, and last the number of active rows.
+constexpr Axis places_of(std::string_view rows) {
+  return {.name = "N + 1", .of = rows, .follows = [](std::int64_t n) { return n + 1; }};
+}
+template <class Call>
+constexpr TensorField<Call> order_of(TensorView Call::* member, std::string_view rows) {
+  return optional("order", member, {places_of(rows)}, Type::kInt64).dense();
+}
+
+// Stable compaction: finds the active rows, for kernels that skip the others.
+struct RowOrdering {
+  TensorView target, mask;  // as in LossReduction, one of them
+  TensorView order;
+  std::int64_t ignore_index = -100;
+};
+inline void check_one_of(const RowOrdering& x) {
+  require(x.target.present() != x.mask.present(), "target, mask: expected one of them, got both or neither");
+  const TensorView& active = x.target.present() ? x.target : x.mask;
+  require(active.size[0] + 1 == x.order.size[0], "order: expected a place for each row and one more, got ",
+          x.order.size[0]);
+}
+constexpr auto describe(const RowOrdering*) {
+  using X = RowOrdering;
+  return cuda_call("order_rows", result("order", &X::order, {places_of("N")}, Type::kInt64),
+                   optional("target", &X::target, "N", Type::kInt64),
+                   optional("mask", &X::mask, "N", Type::kBool).where(&check_one_of),
+                   option("ignore_index", &X::ignore_index));
+}
+
+// out_i = factor_i x_i, and 0 where factor_i is 0, even if row i holds NaN. On CUDA, for float and 16-bit types. Rows are
+// dense and 16-byte aligned.
+//
+// With an order, rows of x are gathered; if scatters is true, rows of out are scattered instead. Without a factor, the
+// factor is 1 for active rows and 0 for the others. out may hold only the places from first_place on.
+struct RowScaling {
+  TensorView x, out;
+  TensorView factor;  // in the order
+  TensorView order;
+  bool scatters = false;
+  std::int64_t first_place = 0;
+};
+inline void check_scaled(const RowScaling& x) {
+  require(x.x.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
+  require(x.x.size[1] % 8 == 0, "x: expected a width that is a multiple of 8, got ", x.x.size[1]);
+}
+inline void check_order(const RowScaling& x) {
+  require(x.order.present() || (x.factor.present() && !x.scatters), "order: expected a tensor, got none");
+}
+constexpr auto describe(const RowScaling*) {
+  using X = RowScaling;
+  return cuda_call("scale_rows", tensor("x", &X::x, "P D").where(&check_scaled),
+                   optional("factor", &X::factor, "P", Type::kFloat32).dense(),
+                   result("out", &X::out, "P D", Type::kUpToFloat32).strided(),
+                   order_of(&X::order, "P").where(&check_order), option("scatters", &X::scatters));
+}
+
+template <class Call>
+void check_16_bits(const Call& x) {
+  require(item_size(x.a.dtype) == 2, "a: expected a 16-bit type, got ", name(x.a.dtype));
+}
+
+// out = factor a b, where a holds local gradients (dlogits) whose rows are in an order. Active rows come first. The
+// other rows of a are 0 up to the next multiple of 64, and are not read beyond. Tensors have the 16-bit type of a
+// unless said otherwise; their lines are 16-byte aligned.
+//
+// out is added to if it is float. If it has the type of a, row order[i] of out is written for place i: 0 if that row is
+// not active.
+struct RowsProduct {
+  TensorView a, b, out;
+  TensorView factor;  // multiplies the rows of the product
+  TensorView order;   // absent: all rows are active
+};
+constexpr auto describe(const RowsProduct*) {
+  using X = RowsProduct;
+  return cuda_call(
+      "rows_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>), tensor("b", &X::b, "C D"),
+      optional("factor", &X::factor, "P", Type::kAccumulation).dense(),
+      result("out", &X::out, "P D", Type::kSameOrAccumulation).strided(), order_of(&X::order, "P"));
+}
+
+// out = scale a^T b, summed over the active rows.
+struct ColumnsProduct {
+  TensorView a, b;
+  TensorView scale;  // multiplies the product
+  TensorView out, order;
+};
+constexpr auto describe(const ColumnsProduct*) {
+  using X = ColumnsProduct;
+  return cuda_call("columns_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>),
+                   tensor("b", &X::b, "P D"),
+                   optional("scale", &X::scale, "1=1", Type::kAccumulation).dense(),
+                   result("out", &X::out, "C D").strided(), order_of(&X::order, "P"));
+}
+
+// A matrix product as scores: the width is the dimension that is summed over.
+inline FoldProblem product_problem(const TensorView& a, const TensorView& b, const TensorView& order) {
+  return {.a = as_rows(a), .b = as_rows(b), .order = order};
+}
+inline FoldProblem rows_product_problem(const RowsProduct& x) {
+  return product_problem(x.a, transposed(x.b), x.order);
+}
+inline FoldProblem columns_product_problem(const ColumnsProduct& x) {
+  return product_problem(transposed(x.a), transposed(x.b), x.order);
+}
+
+// Reduces the tokens' losses to their sum, or to their mean over the active tokens: 0 if no token is active.
+struct LossReduction {
+  TensorView losses;        // 0 for tokens that are not active
+  TensorView target, mask;  // which tokens are active: not ignore_index; true
+  TensorView reduced;
+  std::int64_t ignore_index = -100;
+  bool mean = false;
+};
+constexpr auto describe(const LossReduction*) {
+  using X = LossReduction;
+  return call("reduce_losses", tensor("losses", &X::losses, "N", Type::kAccumulation).dense(),
+              optional("target", &X::target, "N", Type::kInt64), optional("mask", &X::mask, "N", Type::kBool),
+              result("reduced", &X::reduced, "values=1", Type::kAccumulation),
+              option("ignore_index", &X::ignore_index), option("mean", &X::mean));
+}
+
+}  // namespace monoidreduce
