@@ -514,7 +514,6 @@ def order_rows(
     order: Tensor,
     target: Tensor | None,
     mask: Tensor | None,
-    most: int,
     ignore_index: int,
     threads: int,
     stream: int,

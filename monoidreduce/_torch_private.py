@@ -42,8 +42,8 @@ def _optional(owner: Any, name: str) -> Any:
     return getattr(owner, name, None)
 
 
-# Autograd kernels of the ops (ops.py). A Function of one level records what the kernel computes, at the
-# level of torch.func's transforms that the dispatcher is at. No substitute: `Function.apply` asks again.
+# Autograd kernels of the ops (_ops/registry.py). A Function of one level records what the kernel computes, at
+# the level of torch.func's transforms that the dispatcher is at. No substitute: `Function.apply` asks again.
 SingleLevelFunction: Any = _required("torch.autograd.function._SingleLevelFunction")
 single_level: Callable[[], Any] = _required("torch._functorch.utils.enable_single_level_autograd_function")
 # Calls an op below autograd. No substitute.

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from monoidreduce import _C, functional, nn, ops
+from monoidreduce import _C, functional, nn
 from monoidreduce._keywords import refuse
+from monoidreduce._ops import attention, losses, memory
+from monoidreduce._ops.memory import HOPPER, SIMT, accumulation_dtype
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
-from monoidreduce.ops import HOPPER, SIMT, accumulation_dtype
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["Explanation", "backend_info", "explain"]
@@ -278,7 +279,7 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         bias1 = None if bias1 is None else bias1.to(dtype)
         mode: dict[str, Any] = {
             "workspace": get_workspace(),
-            "tf32": ops.allows_tf32(x),
+            "tf32": memory.allows_tf32(x),
             "deterministic": deterministic,
         }
         forward, backward = (
@@ -300,8 +301,8 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         )
         keeps = bias is None and call["softcap"] is None
         kept = 0
-        if keeps and ops.can_keep(x, workspace, logit_scale):
-            kept = ops.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]))
+        if keeps and losses.can_keep(x, workspace, logit_scale):
+            kept = losses.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]))
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, weight=weight)
         return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
@@ -322,8 +323,8 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         kept = 0
         width = teacher_x.shape[1]
         keeps = call["loss"] != "reverse_kl" and not teacher_grad
-        if keeps and ops.can_keep(x, workspace, 1 / temperature, width):
-            kept = ops.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]), width)
+        if keeps and losses.can_keep(x, workspace, 1 / temperature, width):
+            kept = losses.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]), width)
         tiers, why = _named(forward, backward)
         copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
         return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
@@ -339,24 +340,24 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
     q, k, v = (call[name].to(dtype) for name in ("q", "k", "v"))  # the dtype counts, not the values
     bias = call["bias"]
     bias = None if bias is not None and functional.raises_rows(bias) else bias
-    sums = bias is not None and bias.requires_grad and ops.sums_bias_gradient(q, k, bias)
+    sums = bias is not None and bias.requires_grad and attention.sums_bias_gradient(q, k, bias)
     bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
     scale = call["scale"]
     left, right = functional.bounds(call["causal"], call["window"])
     numbers: dict[str, Any] = {
-        "scale": ops.score_scale(q, None if scale is None else float(scale)),
+        "scale": attention.score_scale(q, None if scale is None else float(scale)),
         "softcap": functional.softcap_value(call["softcap"]),
         "left": left,
         "right": right,
         "deterministic": deterministic,
-        "tf32": ops.allows_tf32(q),
+        "tf32": memory.allows_tf32(q),
     }
     grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
     forward = _C.attention_forward_tier(q, k, v, bias, **numbers)
     backward = _C.attention_backward_tier(q, k, v, bias, grad_out, dbias=bias if sums else None, **numbers)
     tiers, why = _named(forward, backward)
     copies = _copies(tiers, q=q, k=k, v=v)
-    if bias is not None and HOPPER in tiers and not ops.is_mapped_bias(bias):
+    if bias is not None and HOPPER in tiers and not memory.is_mapped_bias(bias):
         copies.append(f"bias is copied: its strides are {bias.stride()}, not {LINES}")
     return _Tiers(tiers, [*why, *copies], adds_rows=backward[3])
 
@@ -378,7 +379,7 @@ def _copies(tiers: list[str], **operands: Tensor) -> list[str]:
     reasons = []
     for name, t in operands.items():
         of_weight = name in ("weight", "teacher_weight", "b")
-        readable = ops.is_mapped_weight(t, tiers[0]) if of_weight else ops.is_mapped(t)
+        readable = memory.is_mapped_weight(t, tiers[0]) if of_weight else memory.is_mapped(t)
         if not readable and t.shape[-1] % 8 == 0:
             wanted = f"{LINES}, or those of its transpose" if of_weight and tiers[0] == HOPPER else LINES
             reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")

@@ -1,4 +1,4 @@
-"""The public operators: arguments checked, defaults filled in, leading axes flattened, then one op of `ops`.
+"""The public operators: arguments checked, defaults filled in, leading axes flattened, then one op of `_ops`.
 
 Common to all of them:
 
@@ -26,8 +26,10 @@ from typing import Any, Literal, NoReturn, overload
 import torch
 from torch import Tensor
 
-from monoidreduce import ops
 from monoidreduce._keywords import refuse
+from monoidreduce._ops.losses import DISTILLATION_LOSSES
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._validate import (
     check_axes,
     check_bool,
@@ -281,7 +283,7 @@ def attention(
         if bias.dtype != torch.bool:
             check_floating("bias", bias)
             bias = autocast(bias, autocast_dtype(q))
-        check_like("bias", bias, "q", q, (q.dtype, ops.accumulation_dtype(q.dtype), torch.bool))
+        check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
         _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
     scale, softcap = score_factors(scale, softcap)
     return_lse = check_bool("return_lse", return_lse)
@@ -290,7 +292,7 @@ def attention(
     # The gradient of a bias that is not rounded shows what rounding the output costs the centre of its rows.
     unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
     options = scale, softcap, *bounds(causal, window), unrounded
-    out, lse, _ = ops.attention(q, k, v, bias, *options)
+    out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
     if unrounded:
         out = out.to(q.dtype)
     if of_rows is not None:
@@ -377,7 +379,7 @@ def merge_attention(
         raise ValueError(mismatch(first_name, "shape [..., M, D]", []))
     for tensors, dtype, shape in (
         (of_out, first.dtype, first.shape),
-        (of_lse, ops.accumulation_dtype(first.dtype), first.shape[:-1]),
+        (of_lse, accumulation_dtype(first.dtype), first.shape[:-1]),
     ):
         for name, tensor in tensors.items():
             check_like(name, tensor, first_name, first, (dtype,))
@@ -540,7 +542,7 @@ def linear_cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
     return_lse = check_bool("return_lse", return_lse)
-    loss, lse, *_ = ops.linear_cross_entropy(
+    loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy.default(
         rows,
         weight,
         bias,
@@ -623,12 +625,12 @@ def linear_distillation(
         if mask.dtype != torch.bool:
             raise TypeError(mismatch("mask", "torch.bool", mask.dtype))
         keep = _per_row("mask", mask, x)
-    check_choice("loss", loss, ops.DISTILLATION_LOSSES)
+    check_choice("loss", loss, DISTILLATION_LOSSES)
     check_choice("reduction", reduction, REDUCTIONS)
     temperature = check_positive("temperature", temperature)
     if not check_bool("teacher_grad", teacher_grad):
         teacher_rows, teacher_weight = _constant(teacher_rows), _constant(teacher_weight)
-    result, _, _ = ops.linear_distillation(
+    result, _, _ = torch.ops.monoidreduce.linear_distillation.default(
         rows,
         weight,
         teacher_rows,
@@ -684,8 +686,9 @@ def mlp(
         check_axes("bias1", bias1, ("K",), sizes)
     if bias2 is not None:
         check_axes("bias2", bias2, ("N",), sizes)
-    check_choice("activation", activation, ops.ACTIVATIONS)
-    return _like_rows(ops.mlp(rows, w1, w2, bias1, bias2, activation, workspace_bytes(None)), x)
+    check_choice("activation", activation, ACTIVATIONS)
+    out = torch.ops.monoidreduce.mlp.default(rows, w1, w2, bias1, bias2, activation, workspace_bytes(None))
+    return _like_rows(out, x)
 
 
 def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
@@ -708,4 +711,5 @@ def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     check_axes("a", rows, ("rows", "F"), sizes)
     check_axes("b", b, ("N", "F"), sizes)
     scale = check_factor("scale", scale)
-    return _like_rows(ops.logsumexp_matmul(rows, b, scale, workspace_bytes(None))[0], a)
+    lse, _ = torch.ops.monoidreduce.logsumexp_matmul.default(rows, b, scale, workspace_bytes(None))
+    return _like_rows(lse, a)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from monoidreduce import functional
 from monoidreduce._keywords import refuse
+from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._validate import check_bool, check_choice, check_floating, check_int, check_like, mismatch
 from monoidreduce.functional import Window, autocast_dtype
-from monoidreduce.ops import ACTIVATIONS
 
 __all__ = ["MLP", "Attention", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
 

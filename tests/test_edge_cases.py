@@ -27,7 +27,8 @@ from tolerance import as_outputs, check_operator, content, run, upstream_gradien
 from torch.utils.checkpoint import checkpoint
 
 import monoidreduce as mr
-from monoidreduce import ops, reference
+from monoidreduce import reference
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 each = pytest.mark.parametrize("specimen", SPECIMENS, ids=name_of)
 one_each = pytest.mark.parametrize("specimen", ONE_EACH, ids=name_of)
@@ -647,7 +648,7 @@ def test_subnormal_halves_beside_flushed_floats() -> None:
 
 
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=name_of)
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_nan_row_of_every_activation(activation: str, dtype: torch.dtype, device: torch.device) -> None:
     """Its gradients are those of torch: relu passes them on where it is of NaN."""
     inputs = mlp_inputs(12, 9, 40, 5, dtype=dtype, device=device)

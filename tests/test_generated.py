@@ -19,7 +19,8 @@ from specimens import (
 )
 from tolerance import Unlucky, check_operator
 
-from monoidreduce.ops import ACTIVATIONS, DISTILLATION_LOSSES
+from monoidreduce._ops.losses import DISTILLATION_LOSSES
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Values = Callable[[], Inputs]  # others in every call, of the same shapes, dtypes and layouts

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from monoidreduce import local_gradients
-from monoidreduce.local_gradients import (
+from monoidreduce._ops import local_gradients
+from monoidreduce._ops.local_gradients import (
     UNIT_UPSTREAM,
     Head,
     columns_to_keep,

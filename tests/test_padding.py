@@ -1,6 +1,6 @@
 """Sizes that are no multiple of 8: tensor cores are given copies padded with zeros, and results are cut back.
 
-The code of ops.py for a GPU runs here on the kernels of the CPU: tensors say that they are on a GPU, and
+The code of `_ops` for a GPU runs here on the kernels of the CPU: tensors say that they are on a GPU, and
 tiers that they are of tensor cores. What the kernels of a GPU make of padding, tests/gpu tests.
 """
 
@@ -14,7 +14,8 @@ import torch
 from specimens import Inputs, attention_inputs, mlp_inputs
 from torch import Tensor
 
-from monoidreduce import _C, mlp_parts, ops
+from monoidreduce import _C
+from monoidreduce._ops import attention, memory, mlp, mlp_parts
 
 
 class OnGpu(Tensor):
@@ -31,10 +32,8 @@ class TensorCores:
         self.shapes: list[tuple[int, ...]] = []  # of all that the kernels were given
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("attention") and name.endswith("tier"):
-            return lambda *_: (ops.HOPPER, "", 0, True)
-        if name.startswith("mlp") and name.endswith("tier"):
-            return lambda *_: (ops.HOPPER, "", 0, True, self.part)
+        if name.endswith("tier"):
+            return lambda *_, **options: (memory.HOPPER, "", 0, True, self.part)
         return lambda *arguments: self._run(getattr(_C, name), arguments)
 
     def _run(self, kernel: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -45,8 +44,9 @@ class TensorCores:
 @pytest.fixture
 def tensor_cores(monkeypatch: pytest.MonkeyPatch) -> TensorCores:
     kernels = TensorCores()
-    monkeypatch.setattr(ops, "_C", kernels)
-    monkeypatch.setattr(ops, "_launch", lambda on: (1, 0))
+    for module in (attention, mlp):
+        monkeypatch.setattr(module, "_C", kernels)
+        monkeypatch.setattr(module, "launch", lambda on: (1, 0))
     return kernels
 
 
@@ -61,19 +61,19 @@ def test_padding_is_zeros_behind_the_values() -> None:
         (torch.randn(7), 1, (8,)),
         (torch.randn(0, 7), 1, (0, 8)),
     ):
-        shape, found = t.shape, ops._padded(t, axes)
+        shape, found = t.shape, memory.padded(t, axes)
         assert found.shape == padded and found.is_contiguous()
         inner = found[tuple(slice(size) for size in shape)]
         assert torch.equal(inner, t) and found.count_nonzero() == t.count_nonzero()
     whole = torch.randn(8, 16)
-    assert ops._padded(whole) is whole and ops._padded(whole, 2) is whole
+    assert memory.padded(whole) is whole and memory.padded(whole, 2) is whole
 
 
 def test_gradients_are_cut_and_rounded() -> None:
     wide, t = torch.randn(2, 3, 16), torch.empty(2, 3, 11, dtype=torch.bfloat16)
-    (found,) = ops._rounded([wide], [t], [True])
+    (found,) = memory.rounded([wide], [t], [True])
     assert found.is_contiguous() and torch.equal(found, wide[..., :11].to(torch.bfloat16))
-    assert ops._rounded([t, None, t], [t, t, t], [True, True, False])[0] is t
+    assert memory.rounded([t, None, t], [t, t, t], [True, True, False])[0] is t
 
 
 def on_gpu(inputs: Inputs) -> dict[str, Tensor]:
@@ -103,14 +103,14 @@ def test_attention(kind: str, widths: tuple[int, int], tensor_cores: TensorCores
     needed = [True, True, True, bias is not None]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        out, lse, lse_low = ops._attention(q, k, v, bias, *options)
+        out, lse, lse_low = attention.attention_forward(q, k, v, bias, *options)
         grad_lse = torch.ones_like(lse.as_subclass(Tensor))
         grad_out = (
             None if kind == "lse_alone" else torch.linspace(-1, 1, out.numel()).double().view(out.shape)
         )
         if isinstance(q, OnGpu) and grad_out is not None:
             grad_out = grad_out.as_subclass(OnGpu)
-        found = ops._attention_backward(
+        found = attention.attention_backward(
             grad_out, grad_lse, q, k, v, bias, out, lse, lse_low, *options, needed
         )
         return [out, lse, *found]
@@ -136,7 +136,7 @@ def test_mlp(biases: bool, sizes: tuple[int, int, int], tensor_cores: TensorCore
 
     def run(grad: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *both: Tensor) -> list[Tensor]:
         call = (x, w1, w2, *(both or (None, None)), "sigmoid", None)
-        return [ops._mlp(*call), *ops._mlp_backward(grad, *call, needed)]
+        return [mlp.mlp_forward(*call), *mlp.mlp_backward(grad, *call, needed)]
 
     found = run(grad.as_subclass(OnGpu), *on_gpu(inputs).values())
     assert all(size % 8 == 0 for shape in tensor_cores.shapes for size in shape if size != 13)
@@ -153,13 +153,13 @@ def test_mlp_in_parts(
     inputs = mlp_inputs(
         13, 59, 67, 33, dtype=torch.float32, device=torch.device("cpu"), bias1=True, bias2=True
     )
-    grad, kinds = torch.randn(13, 33), ops.ACTIVATIONS
+    grad, kinds = torch.randn(13, 33), mlp.ACTIVATIONS
 
     def hidden(x: Tensor, w1: Tensor, bias1: Tensor, out: Tensor, kind: int, *_: Any) -> None:
         assert kinds[kind] == "sigmoid" and all(size % 8 == 0 for size in (*w1.shape, *bias1.shape))
         out.copy_((x @ w1.T + bias1).sigmoid())
 
-    def local(grad: Tensor, x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor, *rest: Any) -> None:
+    def local(x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor, grad: Tensor, *rest: Any) -> None:
         out, values, sums, kind, *_ = rest
         hidden(x, w1, bias1, values, kind)
         out.copy_((grad @ w2) * values * (1 - values))
@@ -179,10 +179,10 @@ def test_mlp_in_parts(
         monkeypatch.setattr(tensor_cores, name, kernel, raising=False)
     call = (*inputs.values(), "sigmoid", None)
     of_gpu = (*on_gpu(inputs).values(), "sigmoid", None)
-    out = ops._mlp(*of_gpu)
+    out = mlp.mlp_forward(*of_gpu)
     tensor_cores.part = part
-    found = [out, *ops._mlp_backward(grad.as_subclass(OnGpu), *of_gpu, [True] * 5)]
-    expected = [ops._mlp(*call), *ops._mlp_backward(grad, *call, [True] * 5)]
+    found = [out, *mlp.mlp_backward(grad.as_subclass(OnGpu), *of_gpu, [True] * 5)]
+    expected = [mlp.mlp_forward(*call), *mlp.mlp_backward(grad, *call, [True] * 5)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.shape == theirs.shape
         torch.testing.assert_close(ours.as_subclass(Tensor), theirs, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from tolerance import check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
-from monoidreduce import local_gradients, ops
+from monoidreduce._ops import local_gradients
 
 SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
     "one_tile": (128, 256, 64),
@@ -392,7 +392,7 @@ def forward_alone(
     operands = (inputs["x"], inputs["weight"], inputs.get("bias"), inputs["target"])
     numbers = (logit_scale, softcap, -100, label_smoothing, z_loss)
     nothing_kept = (False, False, False, 0)
-    loss, lse, *_ = ops.linear_cross_entropy(*operands, "none", *numbers, *nothing_kept)
+    loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy(*operands, "none", *numbers, *nothing_kept)
     return loss, lse
 
 

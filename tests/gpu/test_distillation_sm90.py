@@ -12,7 +12,7 @@ from test_cross_entropy_sm90 import Kept
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce import local_gradients, ops
+from monoidreduce._ops import local_gradients, losses
 
 LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
@@ -212,7 +212,7 @@ def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: 
     assert not mr.linear_distillation(**inputs, **options)[~inputs["mask"]].any()
 
 
-@pytest.mark.parametrize("loss", ops.DISTILLATION_LOSSES)
+@pytest.mark.parametrize("loss", losses.DISTILLATION_LOSSES)
 @pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 0.99, 1.0))
 @pytest.mark.parametrize("size", ("ragged", "many_rows"))
 def test_a_forward_pass_alone_leaves_out_masked_rows(
@@ -226,7 +226,7 @@ def test_a_forward_pass_alone_leaves_out_masked_rows(
     for name in ("x", "teacher_x"):
         inputs[name][~mask] = torch.nan
     call = (*inputs.values(), mask, "none", loss, 1.0, False, False, 0)
-    losses, stats, _ = ops.linear_distillation(*call)
+    losses, stats, _ = torch.ops.monoidreduce.linear_distillation(*call)
     assert torch.equal(losses, reference["out0"])
     assert not stats[:, ~mask].any() and stats[0, mask].all()
 

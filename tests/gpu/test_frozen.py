@@ -14,7 +14,7 @@ from tolerance import run
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce import local_gradients, mlp_parts
+from monoidreduce._ops import local_gradients, mlp_parts
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 

@@ -6,7 +6,8 @@ from calls import HALVES
 from specimens import name_of
 from torch import Tensor
 
-from monoidreduce import _C, local_gradients
+from monoidreduce import _C
+from monoidreduce._ops import local_gradients
 
 SIZES = [  # rows, columns, width, rows that count
     (300, 520, 264, 300),

@@ -10,7 +10,7 @@ from specimens import Specimen, mlp_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce.ops import ACTIVATIONS
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 

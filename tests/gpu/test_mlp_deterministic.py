@@ -11,7 +11,7 @@ from mlp_calls import check
 from specimens import Specimen, mlp_inputs, name_of
 
 import monoidreduce as mr
-from monoidreduce.ops import ACTIVATIONS
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 SIZES = {  # rows, hidden, width in, width out
     "one_row": (1, 3000, 128, 128),

@@ -20,7 +20,7 @@ from specimens import Inputs, Specimen, mlp_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce.ops import ACTIVATIONS
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 SIZES = {  # rows, hidden, width in, width out
     "one_tile": (128, 192, 512, 512),

@@ -9,7 +9,7 @@ from mlp_calls import SPLIT_SIZES, check, split_inputs
 from specimens import name_of
 
 import monoidreduce as mr
-from monoidreduce.ops import ACTIVATIONS
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 

@@ -26,7 +26,7 @@ from tolerance import KERNELS, check_operator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
-from monoidreduce.ops import ACTIVATIONS
+from monoidreduce._ops.mlp import ACTIVATIONS
 
 
 def rounded(x: Any) -> Any:

@@ -244,7 +244,7 @@ TensorView ordered(bool wanted, const Tier& tier, const Tensors& t, const Tensor
                    const TensorView& mask, std::int64_t rows) {
   if (!wanted || tier.name != "sm90") return {};
   const TensorView order = t("order", kInt64, {rows + 1});
-  order_rows({.target = target, .mask = mask, .order = order, .most = rows * 7 / 8}, launch_of());
+  order_rows({.target = target, .mask = mask, .order = order}, launch_of());
   return order;
 }
 

@@ -1,4 +1,4 @@
-// The calls whose launches are looked at: every operator, as ops.py calls it.
+// The calls whose launches are looked at: every operator, as `_ops` calls it.
 #pragma once
 
 #include <cstdint>

@@ -10,8 +10,9 @@ import monoidreduce as mr
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
     _torch_private.py _validate.py _version.py backend.py flops.py functional.py hardware.py
-    laws.py local_gradients.py map_reduce.py mlp_parts.py monoids.py nn.py ops.py py.typed reference.py
-    workspace.py
+    laws.py map_reduce.py monoids.py nn.py py.typed reference.py workspace.py
+    _ops/__init__.py _ops/attention.py _ops/local_gradients.py _ops/losses.py _ops/memory.py _ops/mlp.py
+    _ops/mlp_parts.py _ops/registry.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
     io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/partition.py

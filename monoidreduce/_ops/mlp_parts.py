@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce.local_gradients import add_product, multipliable, write_product
+from monoidreduce._ops.local_gradients import add_product, multipliable, write_product
 
 __all__ = ["multiply_hidden", "multiply_hidden_gradients"]
 

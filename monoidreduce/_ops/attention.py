@@ -1,0 +1,217 @@
+"""Attention: its two ops.
+
+A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.memory import (
+    HOPPER,
+    SIMT,
+    accumulator,
+    allows_tf32,
+    bias_gradient,
+    first,
+    gradient,
+    launch,
+    mapped,
+    mapped_bias,
+    new,
+    padded,
+    rounded,
+    statistics,
+)
+from monoidreduce._ops.registry import register
+
+
+def score_scale(q: Tensor, scale: float | None) -> float:
+    return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+
+
+def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
+    """Do kernels sum the derivatives by several scores for one element of the bias."""
+    scores = q.shape[:3].numel() * k.shape[2]
+    return bias is not None and bias.numel() < scores
+
+
+def _readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
+    """Tensors [B, H, rows, width] as tensor-core kernels read them, in a call with these widths."""
+    return map(padded if (a.shape[3] | payload.shape[3]) % 8 else mapped, tensors)
+
+
+def attention_results(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    unrounded: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """unrounded: the output has the accumulation dtype, which a bias of that dtype needs for its gradient."""
+    *rows, _ = q.shape
+    shape = (*rows, v.shape[3])
+    lse = statistics(q, *rows)
+    return statistics(q, *shape) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
+
+
+def attention_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    unrounded: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    score_bias = _score_bias(q, k, bias)
+    options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
+    width, scratch = v.shape[3], None
+    if q.is_cuda:
+        tier, _, elements, *_ = _C.attention_forward_tier(
+            q, k, v, score_bias, None, None, None, None, *options, *launch(q), False, tf32
+        )
+        if tier != SIMT:
+            q, k, v = _readable(q, v, q, k, v)
+        if tier == HOPPER and score_bias is not None:
+            score_bias = mapped_bias(score_bias)
+        if elements:
+            scratch = statistics(q, elements)
+    out, lse, lse_low = attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
+    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *launch(q), False, tf32)
+    return out if v.shape[3] == width else first(width, out), lse, lse_low
+
+
+def attention_backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    unrounded: bool,
+    needed: list[bool],
+    whole: bool = True,
+) -> list[Tensor]:
+    lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
+    if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
+        nothing = q.new_zeros((*q.shape[:3], 8))
+        found = attention_backward(
+            nothing,
+            grad_lse,
+            q,
+            k,
+            v.new_zeros((*v.shape[:3], 8)),
+            bias,
+            nothing.to(out.dtype),
+            lse,
+            lse_low,
+            scale,
+            softcap,
+            left,
+            right,
+            unrounded,
+            [*needed[:2], False, needed[3]],
+            whole,
+        )
+        if needed[2]:
+            found[2] = v.new_zeros(v.shape)
+        return found
+    if unrounded and grad_out is not None:
+        grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
+    score_bias, deterministic = _score_bias(q, k, bias), torch.are_deterministic_algorithms_enabled()
+    options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
+    tier, scratch, adds_rows = SIMT, None, True
+    if q.is_cuda:
+        sums = needed[3] and sums_bias_gradient(q, k, bias)
+        tier, _, elements, adds_rows, _ = _C.attention_backward_tier(
+            q,
+            k,
+            v,
+            score_bias,
+            grad_out,
+            grad_lse,
+            None,  # forward's results, and gradients
+            None,
+            None,
+            None,
+            None,
+            None,
+            score_bias if sums else None,
+            None,
+            *options,
+            whole,
+            *launch(q),
+            deterministic,
+            tf32,
+        )
+        scratch = statistics(q, elements)
+    gradients: list[Tensor | None]
+    inputs = (q, k, v, bias)
+    if tier != SIMT and grad_out is not None:  # the three of them together, whatever is needed
+        grad_out, q, k, v, out = _readable(q, v, grad_out, q, k, v, out)
+        if tier == HOPPER and score_bias is not None:
+            score_bias = mapped_bias(score_bias)
+        d_rows = accumulator(q) if adds_rows else new(q)
+        gradients = [d_rows, new(k), new(v)]
+    else:
+        gradients = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
+    dq, dk, dv = gradients
+    dbias = bias_gradient(bias, needed[3])
+    _C.attention_backward(
+        q,
+        k,
+        v,
+        score_bias,
+        grad_out,
+        grad_lse,
+        out,
+        lse,
+        lse_low,
+        dq,
+        dk,
+        dv,
+        _score_bias(q, k, dbias),
+        scratch,
+        *options,
+        whole,
+        *launch(q),
+        deterministic,
+        tf32,
+    )
+    return rounded((dq, dk, dv, dbias), inputs, needed)
+
+
+register(
+    "attention",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
+    options="float? scale, float softcap, SymInt left, SymInt right, bool unrounded",
+    outputs="out, lse, lse_low",
+    differentiable="out, lse",
+    residuals="out, lse, lse_low",
+    forward=attention_forward,
+    fake=attention_results,
+    backward=attention_backward,
+    backward_options="bool whole=True",  # are k and v all keys that out and lse are of, or a slice of them
+)

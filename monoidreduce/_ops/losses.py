@@ -1,0 +1,643 @@
+"""The linear losses and logsumexp_matmul: two ops each.
+
+A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.local_gradients import (
+    UNIT_UPSTREAM,
+    Head,
+    columns_in,
+    columns_to_keep,
+    gather_rows,
+    multiply_local_gradients,
+    order_rows,
+    room_to_gather,
+)
+from monoidreduce._ops.memory import (
+    HOPPER,
+    SIMT,
+    bias_gradient,
+    gradient,
+    launch,
+    padded,
+    padded_weight,
+    rounded,
+    statistics,
+)
+from monoidreduce._ops.registry import choices, register
+from monoidreduce._validate import mismatch
+from monoidreduce.workspace import get_workspace
+
+DISTILLATION_LOSSES = choices("distillation_forward", "kind")
+
+
+def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
+    """Where a kernel leaves what `reduction` makes of the losses of tokens; None if they are wanted."""
+    return None if reduction == "none" else losses.new_empty(())
+
+
+def _count(counted: Tensor | None, reduction: str, like: Tensor) -> Tensor | None:
+    """Of how many tokens a mean is, at least 1, where the host does not know it."""
+    if counted is None or reduction != "mean":
+        return None
+    return counted.sum(dtype=like.dtype).clamp_(min=1)
+
+
+def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str) -> Tensor:
+    """The gradients of the losses of tokens from that of their reduction (count None: all count)."""
+    if reduction == "none":
+        return grad
+    if reduction == "mean":
+        grad = grad / (max(tokens.numel(), 1) if count is None else count)
+    return grad.expand(tokens.shape)
+
+
+# Local gradients that forward passes of the linear losses keep
+
+
+def can_keep(x: Tensor, workspace: int | None, scale: float, other_width: int = 0) -> bool:
+    """May a forward pass that will be differentiated keep local gradients.
+
+    A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
+    """
+    if workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _C.can_keep(x.device.index, x.shape[1], other_width, scale, deterministic)
+
+
+def kept_classes(
+    x: Tensor, weight: Tensor, workspace: int | None, x_differentiated: bool, other_width: int = 0
+) -> int:
+    """Of how many classes a forward pass that may keep local gradients has room for them in the workspace."""
+    if workspace is None:
+        return 0
+    room = x.shape[1] if x_differentiated else 0
+    return columns_to_keep(x.shape[0], weight.shape[0], workspace, room, 2 if other_width else 1)
+
+
+def _empty_kept(x: Tensor, classes: int) -> Tensor:
+    """[tokens, classes kept, rounded up to 8]."""
+    return x.new_empty((x.shape[0], -(-classes // 8) * 8))
+
+
+def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
+    """Upstream gradients with which a kernel's local gradients, by dot products, are those by scores for
+    UNIT_UPSTREAM."""
+    return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
+
+
+def _own_columns(workspace: int, kept: Tensor) -> int:
+    """Of how many classes local gradients have room in what kept ones [tokens, classes] leave of it."""
+    return columns_in(workspace - 2 * kept.numel(), len(kept))
+
+
+# Linear cross entropy
+
+
+def _kept_of_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    logit_scale: float,
+    softcap: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> Tensor:
+    """What a forward pass keeps of local gradients: none where there is a bias or softcap."""
+    classes = 0
+    if keep and bias is None and softcap == 0 and can_keep(x, workspace, logit_scale):
+        classes = kept_classes(x, weight, workspace, x_differentiated)
+    return _empty_kept(x, classes)
+
+
+def cross_entropy_results(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    reduction: str,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    lse_of_ignored: bool,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss; the log-sum-exps of tokens in two words; what is kept."""
+    lse = statistics(x, x.shape[0])
+    loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
+    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    return loss, lse, torch.empty_like(lse), kept
+
+
+def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
+    """On a GPU a target out of range makes its row NaN; looking for one would wait for the device."""
+    if target.is_cuda and os.environ.get("MONOIDREDUCE_DEBUG") == "1":
+        wrong = target[(target != ignore_index) & ((target < 0) | (target >= classes))]
+        if wrong.numel():
+            expected = f"class indices in [0, {classes}) or ignore_index={ignore_index}"
+            raise IndexError(mismatch("target", expected, wrong[0].item()))
+
+
+def cross_entropy_forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    reduction: str,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    lse_of_ignored: bool,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _debug_targets(target, weight.shape[0], ignore_index)
+    losses = statistics(x, x.shape[0])
+    lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
+    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    scratch = first_kept = kept_for = order = gathered = None
+    if kept.numel():
+        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
+    if x.is_cuda:
+        tier, _, elements, *_ = _C.cross_entropy_forward_tier(
+            x, weight, bias, kept=first_kept, logit_scale=logit_scale
+        )
+        if tier != SIMT:
+            x, weight, scratch = padded(x), padded_weight(weight, tier), statistics(x, elements)
+        if tier == HOPPER and not lse_of_ignored:
+            order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
+            (gathered,) = room_to_gather(x)
+    reduced = _reduced(losses, reduction)
+    _C.cross_entropy_forward(
+        x,
+        weight,
+        bias,
+        target,
+        losses,
+        reduced,
+        lse,
+        lse_low,
+        scratch,
+        first_kept,
+        kept_for,
+        order,
+        gathered,
+        reduction == "mean",
+        logit_scale,
+        softcap,
+        ignore_index,
+        label_smoothing,
+        z_loss,
+        *launch(x),
+    )
+    return losses if reduced is None else reduced, lse, lse_low, kept
+
+
+def cross_entropy_backward(
+    grad_loss: Tensor | None,
+    grad_lse: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    kept: Tensor,
+    reduction: str,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    lse_of_ignored: bool,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
+    counted, count = target != ignore_index, None
+    if grad_loss is not None:
+        count = _count(counted, reduction, lse)
+        grad_loss = _unreduced(grad_loss, lse, count, reduction)
+    workspace = get_workspace() if workspace is None else workspace
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    if x.is_cuda:
+        if grad_lse is not None:  # kept local gradients are those of the loss alone
+            kept = kept[:, :0]
+        own_columns = _own_columns(workspace, kept)
+        tier, *_ = _C.cross_entropy_backward_tier(
+            x, weight, bias, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
+        )
+        if tier != SIMT:
+            inputs = (x, weight)
+            x, weight = padded(x), padded_weight(weight, tier)
+            whole, upstream, order = kept.shape[1] >= len(weight), None, None
+            ordered = tier == HOPPER and not lse_of_ignored
+            uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
+            if grad_loss is not None and (uniform or kept.shape[1]):
+                upstream = torch.where(counted, grad_loss, 0)
+            if ordered:
+                order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
+                grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
+            elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
+                x = torch.where(counted[:, None], x, 0)
+            if uniform:
+                grad_loss = _unit_upstream(lse, logit_scale)
+            head = Head(
+                x,
+                weight,
+                own_columns,
+                needed,
+                hopper=tier == HOPPER,
+                kept=kept[:, : len(weight)],
+                upstream=upstream,
+                uniform=uniform,
+                slope=logit_scale,
+                order=order,
+            )
+
+            def store(part: slice) -> None:
+                _C.cross_entropy_local_gradient(
+                    head.rows,
+                    weight[part],
+                    None if bias is None else bias[part],
+                    target,
+                    grad_loss,
+                    grad_lse,
+                    lse,
+                    lse_low,
+                    head.local(part),
+                    head.local_sums(part),
+                    order,
+                    part.start,
+                    len(weight),
+                    *options,
+                    *launch(x),
+                )
+
+            multiply_local_gradients(store, len(weight), [head])
+            dbias = head.sums_gradient()
+            dbias = None if dbias is None else dbias / logit_scale
+            computed = (head.rows_gradient(), head.d_columns, dbias)
+            return rounded(computed, (*inputs, bias), needed[:3])
+    dx = gradient(x, needed[0])
+    dweight = gradient(weight, needed[1])
+    dbias = bias_gradient(bias, needed[2])
+    _C.cross_entropy_backward(
+        x,
+        weight,
+        bias,
+        target,
+        grad_loss,
+        grad_lse,
+        lse,
+        lse_low,
+        dx,
+        dweight,
+        dbias,
+        *options,
+        workspace,
+        *launch(x),
+        deterministic,
+    )
+    return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
+
+
+register(
+    "linear_cross_entropy",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
+    options="str reduction, float logit_scale, float softcap, int ignore_index, "
+    "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
+    "int? workspace",
+    outputs="loss, lse, lse_low, kept",
+    differentiable="loss, lse",
+    residuals="lse, lse_low, kept",
+    constants="target",
+    forward=cross_entropy_forward,
+    fake=cross_entropy_results,
+    backward=cross_entropy_backward,
+)
+
+
+# Linear distillation
+
+
+def _kept_of_student(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    kind: str,
+    temperature: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> Tensor:
+    """What a forward pass keeps of local gradients: of the student's alone, and not of the reverse KL."""
+    classes, width = 0, teacher_x.shape[1]
+    if keep and kind != "reverse_kl" and can_keep(x, workspace, 1 / temperature, width):
+        classes = kept_classes(x, weight, workspace, x_differentiated, width)
+    return _empty_kept(x, classes)
+
+
+def distillation_results(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    reduction: str,
+    kind: str,
+    temperature: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
+    tokens = x.shape[0]
+    loss = statistics(x, *([tokens] if reduction == "none" else []))
+    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
+    return loss, statistics(x, 6, tokens), kept
+
+
+def distillation_forward(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    reduction: str,
+    kind: str,
+    temperature: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
+    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
+    scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
+    if kept.numel():
+        first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
+        kept_for = losses.new_full((1,), UNIT_UPSTREAM)
+    if x.is_cuda:
+        tier, _, elements, *_ = _C.distillation_forward_tier(
+            x, weight, teacher_x, teacher_weight, kept=first_kept, temperature=temperature
+        )
+        if tier != SIMT:
+            x, teacher_x = padded(x), padded(teacher_x)
+            weight, teacher_weight = padded_weight(weight, tier), padded_weight(teacher_weight, tier)
+            scratch = statistics(x, elements)
+        if tier == HOPPER and mask is not None:
+            order = order_rows(x, target=None, mask=mask)
+            gathered, teacher_gathered = room_to_gather(x, teacher_x)
+    reduced = _reduced(losses, reduction)
+    _C.distillation_forward(
+        x,
+        weight,
+        teacher_x,
+        teacher_weight,
+        mask,
+        losses,
+        reduced,
+        stats,
+        scratch,
+        first_kept,
+        teacher_kept,
+        kept_for,
+        order,
+        gathered,
+        teacher_gathered,
+        reduction == "mean",
+        DISTILLATION_LOSSES.index(kind),
+        temperature,
+        *launch(x),
+    )
+    return losses if reduced is None else reduced, stats, kept
+
+
+def distillation_backward(
+    grad_loss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    stats: Tensor,
+    kept: Tensor,
+    reduction: str,
+    kind: str,
+    temperature: float,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    stats, kept = stats.contiguous(), kept.contiguous()
+    count = _count(mask, reduction, stats)
+    grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
+    workspace = get_workspace() if workspace is None else workspace
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if x.is_cuda:
+        of_teacher = needed[2] or needed[3]
+        of_head = workspace // 2 if of_teacher else workspace
+        if of_teacher:  # kept local gradients are those of the student alone
+            kept = kept[:, :0]
+        own_columns = _own_columns(of_head, kept)
+        tier, *_ = _C.distillation_backward_tier(
+            x,
+            weight,
+            teacher_x,
+            teacher_weight,
+            temperature=temperature,
+            workspace=of_head,
+            deterministic=deterministic,
+        )
+        if tier != SIMT:
+            inputs = (x, weight, teacher_x, teacher_weight)
+            x, teacher_x = padded(x), padded(teacher_x)
+            weight, teacher_weight = padded_weight(weight, tier), padded_weight(teacher_weight, tier)
+            whole, upstream, order = kept.shape[1] >= len(weight), None, None
+            hopper, uniform = tier == HOPPER, tier == HOPPER and reduction != "none"
+            if uniform or kept.shape[1]:
+                upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
+            if hopper and mask is not None:
+                order = order_rows(x, target=None, mask=mask)
+            elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
+                x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
+            teacher = None
+            if uniform:
+                grad_losses = _unit_upstream(grad_losses, 1 / temperature)
+            student = Head(
+                x,
+                weight,
+                own_columns,
+                [*needed[:2], False],
+                hopper=hopper,
+                kept=kept[:, : len(weight)],
+                upstream=upstream,
+                uniform=uniform,
+                slope=1 / temperature,
+                order=order,
+            )
+            if of_teacher:
+                teacher = Head(
+                    teacher_x,
+                    teacher_weight,
+                    own_columns,
+                    [*needed[2:], False],
+                    hopper=hopper,
+                    upstream=upstream,
+                    uniform=uniform,
+                    slope=1 / temperature,
+                    order=order,
+                )
+                teacher_x = teacher.rows
+            elif order is not None and not whole:
+                teacher_x = gather_rows(teacher_x, order)
+
+            def store(part: slice) -> None:
+                _C.distillation_local_gradient(
+                    student.rows,
+                    weight[part],
+                    teacher_x,
+                    teacher_weight[part],
+                    mask,
+                    grad_losses,
+                    stats,
+                    student.local(part),
+                    None if teacher is None else teacher.local(part),
+                    order,
+                    DISTILLATION_LOSSES.index(kind),
+                    temperature,
+                    *launch(x),
+                )
+
+            heads = [student] if teacher is None else [student, teacher]
+            multiply_local_gradients(store, len(weight), heads)
+            computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
+            computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
+            return rounded(computed, inputs, needed[:4])
+    dx = gradient(x, needed[0])
+    dweight = gradient(weight, needed[1])
+    dteacher_x = gradient(teacher_x, needed[2])
+    dteacher_weight = gradient(teacher_weight, needed[3])
+    _C.distillation_backward(
+        x,
+        weight,
+        teacher_x,
+        teacher_weight,
+        mask,
+        grad_losses,
+        stats,
+        dx,
+        dweight,
+        dteacher_x,
+        dteacher_weight,
+        DISTILLATION_LOSSES.index(kind),
+        temperature,
+        workspace,
+        *launch(x),
+        deterministic,
+    )
+    gradients = (dx, dweight, dteacher_x, dteacher_weight)
+    return rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
+
+
+register(
+    "linear_distillation",
+    inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
+    options="str reduction, str kind, float temperature, bool keep, bool x_differentiated, int? workspace",
+    outputs="loss, stats, kept",
+    differentiable="loss",
+    residuals="stats, kept",
+    constants="mask",
+    forward=distillation_forward,
+    fake=distillation_results,
+    backward=distillation_backward,
+)
+
+
+# logsumexp of a matrix product
+
+
+def logsumexp_results(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
+    lse = statistics(a, a.shape[0])
+    return lse, torch.empty_like(lse)
+
+
+def logsumexp_forward(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
+    lse, lse_low = logsumexp_results(a, b, scale, workspace)
+    scratch = None
+    if a.is_cuda:
+        tier, _, elements, *_ = _C.logsumexp_forward_tier(a, b, scale=scale)
+        if tier != SIMT:
+            a, b, scratch = padded(a), padded_weight(b, tier), statistics(a, elements)
+    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *launch(a))
+    return lse, lse_low
+
+
+def logsumexp_backward(
+    grad_lse: Tensor,
+    a: Tensor,
+    b: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    scale: float,
+    workspace: int | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    lse, lse_low = lse.contiguous(), lse_low.contiguous()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    if a.is_cuda:
+        workspace = get_workspace() if workspace is None else workspace
+        tier, *_ = _C.logsumexp_backward_tier(
+            a, b, scale=scale, workspace=workspace, deterministic=deterministic
+        )
+        if tier != SIMT:
+            inputs = (a, b)
+            a, b = padded(a), padded_weight(b, tier)
+            own_columns = columns_in(workspace, len(a))
+            head = Head(a, b, own_columns, [*needed, False], hopper=tier == HOPPER)
+
+            def store(part: slice) -> None:
+                local = head.local(part)
+                _C.logsumexp_local_gradient(a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a))
+
+            multiply_local_gradients(store, len(b), [head])
+            return rounded((head.rows_gradient(), head.d_columns), inputs, needed)
+    da = gradient(a, needed[0])
+    db = gradient(b, needed[1])
+    options = (scale, workspace or 0, *launch(a), deterministic)
+    _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, da, db, *options)
+    return rounded((da, db), (a, b), needed)
+
+
+register(
+    "logsumexp_matmul",
+    inputs="Tensor a, Tensor b",
+    options="float scale, int? workspace",
+    outputs="lse, lse_low",
+    differentiable="lse",
+    residuals="lse, lse_low",
+    forward=logsumexp_forward,
+    fake=logsumexp_results,
+    backward=logsumexp_backward,
+)

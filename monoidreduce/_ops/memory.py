@@ -1,0 +1,149 @@
+"""What ops allocate and copy: results, gradients, and operands as tensor-core kernels read them.
+
+Row statistics, losses and gradient accumulators have the accumulation dtype: float32, or float64 for float64
+inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _torch_private
+from monoidreduce._torch_private import current_stream
+
+SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
+HOPPER = "sm90"
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def allows_tf32(x: Tensor) -> bool:
+    """Whether torch would let a GPU round x to tf32, as the factor of a matrix product."""
+    return x.dtype == torch.float32 and x.is_cuda and _torch_private.allows_tf32()
+
+
+def statistics(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(shape, dtype=accumulation_dtype(like.dtype))
+
+
+def new(like: Tensor) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def gradient(of: Tensor, needed: bool) -> Tensor | None:
+    """What a kernel writes a gradient to: on the CPU each element once, on a GPU by addition."""
+    if not needed:
+        return None
+    return accumulator(of) if of.is_cuda else new(of)
+
+
+def bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
+    """What a kernel adds a bias gradient to."""
+    return accumulator(of) if of is not None and needed else None
+
+
+def accumulator(of: Tensor) -> Tensor:
+    return torch.zeros_like(of, dtype=accumulation_dtype(of.dtype), memory_format=torch.contiguous_format)
+
+
+def is_mapped(t: Tensor) -> bool:
+    """Do tensor-core kernels read the tensor as it lies: rows dense, all else on 16 bytes."""
+    if t.data_ptr() % 16 != 0:
+        return False
+    if t.is_contiguous() and t.shape[-1] % 8 == 0:
+        return True
+    *strides, last = t.stride()
+    for stride, size in zip(strides, t.shape, strict=False):
+        if size > 1 and (stride <= 0 or stride % 8 != 0):
+            return False
+    return last == 1
+
+
+def mapped(t: Tensor) -> Tensor:
+    """The tensor, or a copy, as tensor-core kernels read it."""
+    return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
+
+
+def padded(t: Tensor, axes: int = 1) -> Tensor:
+    """The tensor as tensor-core kernels read it: as it is, or a copy whose last axes have sizes that are
+    multiples of 8. Zeros do not change a product."""
+    short = [axis for axis in range(-axes, 0) if t.shape[axis] % 8]
+    if not short:
+        return mapped(t)
+    sizes = [*t.shape]
+    for axis in short:
+        sizes[axis] += -sizes[axis] % 8
+    padded = given = t.new_empty(sizes)
+    for axis in short:
+        size = t.shape[axis]
+        given.narrow(axis, size, -size % 8).zero_()
+        given = given.narrow(axis, 0, size)
+    given.copy_(t)
+    return padded
+
+
+def is_mapped_weight(t: Tensor, tier: str) -> bool:
+    """Do the contraction kernels read weights [V, D] as they lie: row by row or, on Hopper, as [D, V]."""
+    return is_mapped(t) or (tier == HOPPER and is_mapped(t.mT))
+
+
+def padded_weight(t: Tensor, tier: str) -> Tensor:
+    """The weights, or a copy, as the contraction kernels read them."""
+    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, tier) else padded(t)
+
+
+def is_mapped_bias(bias: Tensor) -> bool:
+    """Do Hopper's kernels read a bias [B, H, M, N] as it lies: rows dense, all else on 16 bytes."""
+    step = 16 // bias.element_size()
+    strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
+    dense = bias.stride(-1) == 1 or bias.shape[-1] == 1
+    return bias.data_ptr() % 16 == 0 and dense and all(s % step == 0 for s in strides)
+
+
+def mapped_bias(bias: Tensor) -> Tensor:
+    """The bias, or a copy, as Hopper's kernels read it."""
+    if is_mapped_bias(bias):
+        return bias
+    step = 16 // bias.element_size()
+    given = bias[tuple(slice(None if stride else 1) for stride in bias.stride())]
+    copy = bias.new_empty((*given.shape[:-1], -(-given.shape[-1] // step) * step))[..., : given.shape[-1]]
+    return copy.copy_(given).expand(bias.shape)
+
+
+def rounded(
+    gradients: Iterable[Tensor | None], of: Sequence[Tensor | None], needed: Iterable[bool]
+) -> list[Tensor]:
+    """The gradients, each in the dtype of its input, and in its shape if that was padded; or _no_gradient."""
+    return [
+        _cut(gradient, t) if wanted and gradient is not None and t is not None else no_gradient(of)
+        for gradient, t, wanted in zip(gradients, of, needed, strict=True)
+    ]
+
+
+def no_gradient(of: Sequence[Tensor | None]) -> Tensor:
+    """What an op returns for a gradient that is not needed: vmap wants a fixed number of results."""
+    assert of[0] is not None
+    return of[0].new_empty(0)
+
+
+def _cut(result: Tensor, like: Tensor) -> Tensor:
+    """The first elements of each axis, in the shape and dtype of `like`, in one pass."""
+    if result.shape == like.shape:
+        return result if result.dtype == like.dtype else result.to(like.dtype)
+    first = result[tuple(slice(size) for size in like.shape)]
+    return like.new_empty(like.shape).copy_(first)
+
+
+def first(width: int, out: Tensor) -> Tensor:
+    """The first elements of a result's rows, in memory of their own."""
+    return out[..., :width].clone(memory_format=torch.contiguous_format)
+
+
+def launch(on: Tensor) -> tuple[int, int]:
+    """The threads of the CPU engine, or a GPU's stream."""
+    return torch.get_num_threads(), current_stream(on.device.index) if on.is_cuda else 0

@@ -1,0 +1,207 @@
+"""The registration of an operator as two `torch.library` ops: schemas, shapes for tracing, autograd.
+
+Every operator is one forward op and one backward op in the namespace `monoidreduce`. The kernels allocate
+their results with torch, so that the caching allocator, CUDA graphs and streams behave as for any torch op,
+and `_C` fills them. Autograd keeps the inputs and the row statistics of the forward, never a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.memory import no_gradient
+from monoidreduce._torch_private import (
+    SingleLevelFunction,
+    backend_is_next,
+    below_autograd,
+    forward_ad_level,
+    forward_ad_on,
+    single_level,
+    transforms_are_active,
+)
+
+__all__ = ["choices", "register"]
+
+# Collecting the Library object would unregister the ops, so it lives as long as the module.
+_library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
+
+
+def choices(call: str, option: str) -> tuple[str, ...]:
+    """The names of the values that an option of a call has, in the order of its enumeration."""
+    return next(field.choices for field in _C.CALLS[call] if field.name == option)
+
+
+def _names(arguments: str) -> list[str]:
+    return [argument.split()[-1] for argument in arguments.split(", ")]
+
+
+def _picker(indices: list[int]) -> Callable[[Any], Any]:
+    """The elements at these indices of what it is given, faster than any loop in Python."""
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return itemgetter(slice(indices[0], indices[0] + 1)) if indices else lambda _: ()
+
+
+def _any_requires_grad(args: tuple[Any, ...]) -> bool:
+    for argument in args:  # noqa: SIM110 - half the time of any()
+        if isinstance(argument, Tensor) and argument.requires_grad:
+            return True
+    return False
+
+
+def _class_name(op_name: str) -> str:
+    return "".join(word.capitalize() for word in op_name.split("_"))
+
+
+def _autograd(
+    name: str,
+    op: Callable[..., Any],
+    backend: Callable[..., Any],
+    save: Callable[..., None],
+    differentiate: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The Autograd kernel of `op`, at half the cost of what `torch.library.register_autograd` makes.
+
+    When this kernel runs, torch.func has chosen the level of its transforms to work at. `Function.apply`
+    would ask it again; its base class, when allowed to, records that one level.
+
+    name: of the op. Profilers, anomaly mode and `grad_fn` show it with "Backward" behind it.
+    keys: those of the call; None where torch.func works at one of its levels.
+    """
+
+    def below(keys: Any, *args: Any) -> Any:
+        if keys is not None and backend_is_next(keys):
+            result = backend(*args)
+        else:
+            with below_autograd():
+                result = op(*args)
+        return tuple(result) if isinstance(result, list) else result  # a Function sees no tensors in a list
+
+    class Recorded(SingleLevelFunction):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+            result = below(keys, *args)
+            save(ctx, args, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            return None, *differentiate(ctx, *grads)
+
+    class Transformed(Recorded):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, *args: Any) -> Any:
+            with torch.enable_grad(), forward_ad_on(True):  # for the levels below
+                return Recorded.forward(ctx, keys, *args)
+
+    def applied(function: type) -> Callable[..., Any]:
+        # torch names nodes after the class, when it is made.
+        named: Any = type(function)(_class_name(name), (function,), {})
+        apply: Callable[..., Any] = named.apply
+        return apply
+
+    record, transform = applied(Recorded), applied(Transformed)
+
+    def kernel(keys: Any, *args: Any) -> Any:
+        if transforms_are_active():
+            with single_level():
+                return transform(None, *args)
+        # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
+        if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad_level() >= 0:
+            return record(keys, *args)
+        return below(keys, *args)
+
+    return kernel
+
+
+def register(
+    name: str,
+    *,
+    inputs: str,
+    options: str,
+    outputs: str,
+    differentiable: str,
+    residuals: str,
+    forward: Callable[..., Any],
+    fake: Callable[..., Any],
+    backward: Callable[..., list[Tensor]],
+    constants: str = "",
+    backward_options: str = "",
+) -> None:
+    """Define the ops `name` and `name_backward`.
+
+    name(inputs, options) -> outputs
+    name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed,
+                  backward_options)
+        -> the gradients of the inputs, without those of the last ones that are `constants`; those whose entry
+           in `needed` is false are empty
+    `residuals` are the outputs that the backward reads. `backward_options` have defaults, with which autograd
+    calls.
+    """
+    results = _names(outputs)
+    saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
+    fixed = _picker([i for i, result in enumerate(results) if result not in _names(differentiable)])
+    input_count, grad_count = len(_names(inputs)), len(_names(differentiable))
+    constant_count = len(_names(constants) if constants else [])
+    of_options = (None,) * (constant_count + len(_names(options)))
+    residual_count = len(_names(residuals) if residuals else [])
+
+    upstream = ", ".join(f"Tensor? grad_{result}" for result in _names(differentiable))
+    kept = "".join(f"Tensor {result}, " for result in saved(results))
+    returns = ", ".join("Tensor" for _ in results)
+    gradients = ", ".join(["Tensor"] * (input_count - constant_count))
+    tags = (torch.Tag.pt2_compliant_tag,)
+    _library.define(f"{name}({inputs}, {options}) -> ({returns})", tags=tags)
+    given = f"{upstream}, {inputs}, {kept}{options}, bool[] needed"
+    given += f", {backward_options}" if backward_options else ""
+    needed_at = grad_count + input_count + residual_count + len(_names(options))
+    _library.define(f"{name}_backward({given}) -> ({gradients})", tags=tags)
+    op = getattr(torch.ops.monoidreduce, name).default
+    backward_op = getattr(torch.ops.monoidreduce, f"{name}_backward").default
+
+    def backward_fake(*args: Any) -> tuple[Tensor, ...]:
+        of = args[grad_count : grad_count + input_count - constant_count]
+        return tuple(
+            t.new_empty(t.shape) if wanted else no_gradient(of)
+            for t, wanted in zip(of, args[needed_at], strict=False)
+        )
+
+    def save(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+        result = result if isinstance(result, tuple) else (result,)
+        ctx.save_for_backward(*args[:input_count], *saved(result))
+        ctx.mark_non_differentiable(*fixed(result))
+        ctx.set_materialize_grads(False)
+        ctx.options = args[input_count:]
+
+    def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
+        if all(grad is None for grad in grads):  # what followed the op has no gradient either
+            return (None,) * (input_count + len(ctx.options))
+        found = backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed)
+        return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
+
+    def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
+        pass
+
+    def refuse(ctx: Any, *grads: Tensor | None) -> None:
+        raise RuntimeError(
+            f"monoidreduce::{name} can be differentiated once: its backward has no derivative. "
+            f"Do without create_graph=True, or `import monoidreduce.reference` and call its {name}."
+        )
+
+    for device in ("CPU", "CUDA"):
+        _library.impl(name, forward, device)
+        _library.impl(f"{name}_backward", backward, device)
+    torch.library.register_fake(f"monoidreduce::{name}", fake, lib=_library)
+    torch.library.register_fake(f"monoidreduce::{name}_backward", backward_fake, lib=_library)
+    for kernel_name, kernel in (
+        (name, _autograd(name, op, forward, save, differentiate)),
+        (f"{name}_backward", _autograd(f"{name}_backward", backward_op, backward, save_nothing, refuse)),
+    ):
+        _library.impl(kernel_name, kernel, "Autograd", with_keyset=True)
