@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import hypothesis.strategies as st
@@ -17,15 +18,13 @@ from specimens import (
     logsumexp_inputs,
     mlp_inputs,
 )
-from tolerance import Unlucky, check_operator
+from tolerance import check_draws, check_operator
 
 from monoidreduce._ops.losses import DISTILLATION_LOSSES
 from monoidreduce._ops.mlp import ACTIVATIONS
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 Values = Callable[[], Inputs]  # others in every call, of the same shapes, dtypes and layouts
-
-TRIALS = 5  # of a case whose first values are unlucky: the median of its errors is held to the rule
 
 FEW = st.integers(1, 3)
 SIZES = st.one_of(st.integers(1, 9), st.integers(10, 140))  # less than a tile of any engine, and around one
@@ -67,22 +66,16 @@ def some_of(draw: Draw, options: dict[str, st.SearchStrategy[Any]]) -> dict[str,
 
 def check(draw: Draw, operator: str, values: Values, options: dict[str, Any]) -> None:
     """The gradients of some inputs, for upstream gradients in some layout."""
-    inputs = values()
-    floating = [name for name, t in inputs.items() if t.is_floating_point()]
+    first = values()
+    floating = [name for name, t in first.items() if t.is_floating_point()]
     wanted = [name for name in floating if draw(st.booleans())] or floating
     layout = draw(st.sampled_from(("strided", "sliced", "expanded", "contiguous")))
-    unlucky = 0
-    for trial in range(TRIALS):
-        try:
-            check_operator(operator, inputs, options, differentiate=wanted, upstream=layout, generated=True)
-        except Unlucky:
-            unlucky += 1
-            if 2 * unlucky > TRIALS:
-                raise
-        else:
-            if trial == 0:
-                return
-        inputs = values()
+    draws = chain((first,), iter(values, None))
+    check_draws(
+        lambda: check_operator(
+            operator, next(draws), options, differentiate=wanted, upstream=layout, generated=True
+        )
+    )
 
 
 @generated

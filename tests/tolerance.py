@@ -24,7 +24,7 @@ are unlucky: there the median of several draws is held to the rule (`Unlucky`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,28 @@ class Unlucky(AssertionError):
 
 class MayBeLuck(str):
     """What is said of that clause."""
+
+
+TRIALS = 5
+
+
+def check_draws(check: Callable[[], object]) -> None:
+    """Holds a case to the rule whose values `check` draws anew in every call.
+
+    Where the first values are unlucky, the median of TRIALS draws has to keep it: Unlucky is raised if
+    most of them break it.
+    """
+    unlucky = 0
+    for trial in range(TRIALS):
+        try:
+            check()
+        except Unlucky:
+            unlucky += 1
+            if 2 * unlucky > TRIALS:
+                raise
+        else:
+            if trial == 0:
+                return
 
 
 def rounding_floor(ref: Tensor, dtype: torch.dtype) -> float:
