@@ -11,6 +11,7 @@ from paths import takes, tensor_core_paths
 from specimens import Inputs, Specimen, normal
 from tolerance import as_outputs, check_operator, content
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 
@@ -96,6 +97,20 @@ def check_replays(specimen: Specimen, dtype: torch.dtype, gpu: torch.device, tie
             check_operator(
                 specimen.operator, others, specimen.options, differentiate=differentiate, function=function
             )
+
+
+class Kept(TorchDispatchMode):
+    """Of how many classes the forward passes kept local gradients, rounded up to 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if func.namespace == "monoidreduce" and "backward" not in str(func):
+            self.classes.append(results[-1].shape[1])
+        return results
 
 
 def peak() -> int:

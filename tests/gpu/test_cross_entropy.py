@@ -1,4 +1,4 @@
-"""Linear cross entropy and logsumexp_matmul on Hopper: sizes, options, dtypes, and that its kernels ran."""
+"""Linear cross entropy and logsumexp_matmul on tensor cores: sizes, options, dtypes, kernels that ran."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, check_captured
+from calls import HALVES, Kept, assert_same_bits, check_captured
 from specimens import Inputs, cross_entropy_inputs, name_of, normal
 from tolerance import check_operator
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 from monoidreduce._ops import local_gradients
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
     "one_tile": (128, 256, 64),
@@ -76,20 +77,17 @@ def test_levels_of_logits(level: int, label_smoothing: float, gpu: torch.device)
     torch.testing.assert_close(gradient, slope, rtol=2**-6, atol=1e-3 * float(slope.abs().max()))
 
 
-class Kept(TorchDispatchMode):
-    """Of how many classes the forward passes kept local gradients, rounded up to 8."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classes: list[int] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        if func.namespace == "monoidreduce" and "backward" not in str(func):
-            self.classes.append(results[-1].shape[1])
-        return results
+@pytest.mark.tiers("sm80")
+def test_nothing_is_kept(gpu: torch.device) -> None:
+    """The forward pass has no kernel for that: the backward pass computes scores again."""
+    with Kept() as kept:
+        check_operator(
+            "linear_cross_entropy", inputs_of("ragged", torch.bfloat16, gpu), {"workspace": EVERYTHING}
+        )
+    assert kept.classes == [0]
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["smoothing"], {"z_loss": 1e-3}), ids=str)
 @pytest.mark.parametrize("size", SIZES)
@@ -102,6 +100,7 @@ def test_kept_local_gradients(
     assert kept.classes == [-(-SIZES[size][1] // 8) * 8]
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("reduction", ("mean", "sum"))
 @pytest.mark.parametrize("size", SIZES)
@@ -128,6 +127,7 @@ def check_reduced(inputs: Inputs, reduction: str, workspace: int) -> None:
         torch.testing.assert_close(got, wanted, rtol=steps, atol=steps * float(wanted.abs().max()))
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("tiles", (2, 3, 4, 5))
 def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five tiles of classes all are kept, or one less than the workspace holds."""
@@ -143,6 +143,7 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
     assert kept.classes == [some, 0, 0, some, some]
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("ignored", (0.0, 0.4, 1.0))
 @pytest.mark.parametrize("tiles", (1, 3))
@@ -163,12 +164,14 @@ def test_some_kept_beside_wide_rows(
     assert kept.classes == [some, some, 0, some, 0]  # without a gradient of x there is no such room
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("reduction", ("mean", "sum"))
 def test_some_kept_of_reduced_losses(reduction: str, gpu: torch.device) -> None:
     inputs = cross_entropy_inputs(513, 6111, 2056, dtype=torch.bfloat16, device=gpu)
     check_reduced(inputs, reduction, 513 * 256 * 2 * 3)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("name", ("x", "weight"))
 def test_a_gradient_that_is_not_asked_for_in_the_end(name: str, gpu: torch.device) -> None:
     """A forward pass that counted on its memory for local gradients has it all the same."""
@@ -181,6 +184,7 @@ def test_a_gradient_that_is_not_asked_for_in_the_end(name: str, gpu: torch.devic
     torch.testing.assert_close(alone, both[name], rtol=0.01, atol=0.01 * largest)
 
 
+@pytest.mark.tiers("sm90")
 def test_memory_beside_what_is_kept(gpu: torch.device) -> None:
     """Of a frozen head: between the passes the workspace; in the backward the gradient of x too, a copy and
     its sums."""
@@ -196,6 +200,7 @@ def test_memory_beside_what_is_kept(gpu: torch.device) -> None:
     assert torch.cuda.max_memory_allocated() - before < 8 * x.numel() + (68 << 20)
 
 
+@pytest.mark.tiers("sm90")
 def test_memory_of_a_step(gpu: torch.device) -> None:
     """Between the passes the workspace; at the peak also the gradients, sums of the rows' and their copy."""
     inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu)
@@ -214,6 +219,7 @@ def test_memory_of_a_step(gpu: torch.device) -> None:
     assert torch.cuda.max_memory_allocated() - before < gradients + 6 * x.numel() + (68 << 20)
 
 
+@pytest.mark.tiers("sm90")
 def test_frozen_rows_need_no_copy(gpu: torch.device) -> None:
     """Where all have one upstream gradient there is the copy in their order, and no other."""
     inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu, ignored=0.0)
@@ -227,6 +233,7 @@ def test_frozen_rows_need_no_copy(gpu: torch.device) -> None:
     assert torch.cuda.max_memory_allocated() - before < 2 * weight.numel() + gathered + (68 << 20)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (513 * 256 * 2 * 3, EVERYTHING), ids=("some", "all"))
 def test_kept_local_gradients_serve_twice(workspace: int, gpu: torch.device) -> None:
     inputs = cross_entropy_inputs(513, 6111, 2056, dtype=torch.bfloat16, device=gpu)
@@ -243,6 +250,7 @@ def test_kept_local_gradients_serve_twice(workspace: int, gpu: torch.device) -> 
         torch.testing.assert_close(got, 2 * expected, rtol=0, atol=0)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("spread", (4.0, 8.0))
 def test_kept_local_gradients_are_as_accurate(spread: float, gpu: torch.device) -> None:
     """Where logits differ a lot, in the mean as those of logits in float32."""
@@ -268,6 +276,7 @@ def test_kept_local_gradients_are_as_accurate(spread: float, gpu: torch.device) 
         assert (got - reference).norm() <= (base - reference).norm()
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (1 << 30, 32 << 20), ids=("kept", "computed"))
 def test_an_upstream_gradient_of_a_mean_is_not_rounded(workspace: int, gpu: torch.device) -> None:
     """The error beside float64 is the same whatever it is: it multiplies sums, not their 16-bit terms."""
@@ -335,6 +344,7 @@ def order_of(rows: int, **counted: Any) -> tuple[list[int], int]:
     return order, count
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("share", (0.0, 0.3, 1.0))
 @pytest.mark.parametrize("rows", (1, 31, 1024, 1025, 70001))
 def test_the_order_of_rows(rows: int, share: float, gpu: torch.device) -> None:
@@ -345,6 +355,7 @@ def test_the_order_of_rows(rows: int, share: float, gpu: torch.device) -> None:
     assert order_of(rows, target=target, mask=None, ignore_index=7) == (order, count)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (0.25, 1), ids=("recomputed", "kept"))
 @pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
 @pytest.mark.parametrize("ignored", (0.0, 0.5, 0.98, 1.0))
@@ -364,6 +375,7 @@ def test_ignored_rows(size: str, ignored: float, bias: bool, workspace: float, g
     assert not loss[not_counted].any() and not dx[not_counted].any()
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("bias", (False, True), ids=("kept", "recomputed"))
 @pytest.mark.parametrize("ignored", (0.0, 0.3, 0.9))
 def test_rows_gathered_in_parts(
@@ -396,6 +408,7 @@ def forward_alone(
     return loss, lse
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["all"]), ids=("plain", "all"))
 @pytest.mark.parametrize("ignored", (0.0, 0.01, 0.5, 0.98, 1.0))
@@ -433,6 +446,7 @@ def check_replays_of_ignored_rows(call: Callable[[], tuple[torch.Tensor, ...]], 
             assert torch.equal(result, wanted)
 
 
+@pytest.mark.tiers("sm90")
 def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
     check_replays_of_ignored_rows(
@@ -440,6 +454,7 @@ def test_a_graph_of_a_forward_pass_serves_any_number_of_ignored_rows(gpu: torch.
     )
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (513 * 256 * 2, EVERYTHING), ids=("recomputed", "kept"))
 def test_a_graph_serves_any_number_of_ignored_rows(workspace: int, gpu: torch.device) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0.0)
@@ -497,6 +512,7 @@ TRANSPOSED_SIZES = {
 }
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("workspace", (0.25, 1), ids=("recomputed", "kept"))
 @pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["all"]), ids=("plain", "all"))
@@ -523,6 +539,7 @@ def test_transposed_weights(
     assert ran(before) == {f"logsumexp_{way}/cuda/sm90/{name_of(dtype)}" for way in ("forward", "backward")}
 
 
+@pytest.mark.tiers("sm90")
 def test_transposed_weights_are_not_copied(gpu: torch.device) -> None:
     inputs = cross_entropy_inputs(512, 32000, 1024, dtype=torch.bfloat16, device=gpu)
     x, weight = inputs["x"].requires_grad_(), inputs["weight"].T.contiguous().T.requires_grad_()
@@ -537,6 +554,16 @@ def test_transposed_weights_are_not_copied(gpu: torch.device) -> None:
     assert torch.cuda.max_memory_allocated() - before < held + (20 << 20)
 
 
+@pytest.mark.tiers("sm80")
+def test_is_explained(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    tensors = (inputs["x"], inputs["weight"], inputs["target"])
+    explanation = mr.explain("linear_cross_entropy", *tensors)
+    assert "/sm80/" in explanation.forward and "/sm80/" in explanation.backward
+    assert explanation.deterministic and "through mma.sync" in str(explanation)
+
+
+@pytest.mark.tiers("sm90")
 def test_explained(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is padded, what is copied, what is kept."""
     monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
@@ -587,6 +614,7 @@ def test_targets_out_of_range(gpu: torch.device) -> None:
     assert loss[:3].isnan().all() and loss[3:].isfinite().all()
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (EVERYTHING, 1 << 20))
 def test_deterministic_mode_needs_no_setting_of_torch(
     workspace: int, gpu: torch.device, deterministic: None, monkeypatch: pytest.MonkeyPatch
@@ -638,6 +666,7 @@ def test_no_logits_are_stored(gpu: torch.device) -> None:
     assert torch.cuda.max_memory_allocated() - before < held + (20 << 20)
 
 
+@pytest.mark.tiers("sm90")
 def test_tier_can_be_named(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of("ragged", torch.bfloat16, gpu)
     tensors = (inputs["x"], inputs["weight"], inputs["target"])

@@ -9,6 +9,8 @@ from torch import Tensor
 from monoidreduce import _C
 from monoidreduce._ops import local_gradients
 
+pytestmark = pytest.mark.tiers("sm90")
+
 SIZES = [  # rows, columns, width, rows that count
     (300, 520, 264, 300),
     (1000, 777, 512, 640),

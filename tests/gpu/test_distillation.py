@@ -1,4 +1,4 @@
-"""Linear distillation on Hopper's tensor cores: sizes, losses, dtypes, and that its kernels ran."""
+"""Linear distillation on tensor cores: sizes, losses, dtypes, and that their kernels ran."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, assert_same_bits, peak, reset_peak
+from calls import HALVES, Kept, assert_same_bits, peak, reset_peak
 from specimens import Inputs, distillation_inputs, name_of
-from test_cross_entropy_sm90 import Kept
 from tolerance import check_operator
 
 import monoidreduce as mr
 from monoidreduce._ops import local_gradients, losses
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 
 LOSSES = ("cross_entropy", "forward_kl", "reverse_kl")
 SIZES: dict[str, tuple[int, int, int, int]] = {  # rows, classes, widths
@@ -51,6 +52,7 @@ def test_sizes_and_losses(
     }
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("mask", (False, True), ids=("all", "masked"))
 @pytest.mark.parametrize("loss", LOSSES)
@@ -62,6 +64,7 @@ def test_kept_local_gradients(
     check_operator("linear_distillation", inputs_of(size, dtype, gpu, mask=mask), options)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("mask", (False, True), ids=("all", "masked"))
 @pytest.mark.parametrize("reduction", ("mean", "sum"))
 def test_kept_local_gradients_of_reduced_losses(reduction: str, mask: bool, gpu: torch.device) -> None:
@@ -69,6 +72,7 @@ def test_kept_local_gradients_of_reduced_losses(reduction: str, mask: bool, gpu:
     check_operator("linear_distillation", inputs, {"reduction": reduction, "temperature": 0.6})
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("tiles", (2, 3, 5, 8, 10))
 def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five tiles; in the forward pass each takes the place of two."""
@@ -81,6 +85,7 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
     check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("reduction", ("mean", "none"))
 @pytest.mark.parametrize("mask", (False, True), ids=("all", "mask"))
 def test_some_kept_beside_wide_rows(mask: bool, reduction: str, gpu: torch.device) -> None:
@@ -113,6 +118,7 @@ def test_some_gradients(name: str, gpu: torch.device) -> None:
     check_operator("linear_distillation", inputs, options, differentiate=[name])
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize(
     "transposed", (("weight",), ("teacher_weight",), ("weight", "teacher_weight")), ids=str
 )
@@ -130,6 +136,7 @@ def test_transposed_weights(transposed: tuple[str, ...], workspace: int, gpu: to
     assert ran(before) == {f"distillation_{way}/cuda/sm90/bfloat16" for way in ("forward", "backward")}
 
 
+@pytest.mark.tiers("sm90")
 def test_explained(gpu: torch.device) -> None:
     """What is padded, what is kept."""
     x, weight, teacher_x, teacher_weight = inputs_of("odd_widths", torch.bfloat16, gpu).values()
@@ -181,6 +188,7 @@ def test_large_scores(loss: str, temperature: float, gpu: torch.device) -> None:
     check_operator("linear_distillation", inputs_of("ragged", torch.bfloat16, gpu), options)
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("teacher_grad", (False, True), ids=("student", "both"))
 @pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
 @pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 1.0))
@@ -199,6 +207,7 @@ def test_masked_rows(size: str, share: float, workspace: int, teacher_grad: bool
     assert not any(t[~mask].any() for t in (loss, dx, dteacher_x))
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (1, 128), ids=("recomputed", "kept"))
 def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = inputs_of("many_rows", torch.bfloat16, gpu)
@@ -212,6 +221,7 @@ def test_rows_gathered_in_parts(workspace: int, gpu: torch.device, monkeypatch: 
     assert not mr.linear_distillation(**inputs, **options)[~inputs["mask"]].any()
 
 
+@pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("loss", losses.DISTILLATION_LOSSES)
 @pytest.mark.parametrize("share", (0.0, 0.02, 0.5, 0.99, 1.0))
 @pytest.mark.parametrize("size", ("ragged", "many_rows"))
