@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python scripts/generate_stubs.py
 
-tests/test_stubs.py says when that is due.
+tests/operators/test_stubs.py says when that is due.
 """
 
 from __future__ import annotations

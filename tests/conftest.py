@@ -81,7 +81,8 @@ def bitwise(request: pytest.FixtureRequest) -> Iterator[None]:
     """These tests compare bit by bit: on a GPU they ask for the deterministic mode, not for atomics."""
     on_gpu = "device" in request.fixturenames and request.getfixturevalue("device").type == "cuda"
     if not (
-        on_gpu and request.node.nodeid.startswith(("tests/test_edge_cases.py", "tests/torch_integration/"))
+        on_gpu
+        and request.node.nodeid.startswith(("tests/operators/test_edge_cases.py", "tests/torch_integration/"))
     ):
         yield
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
@@ -18,9 +18,9 @@ def test_mypy_finds_the_types_of_calls(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     options = ["--strict", "--warn-unused-ignores", "--config-file=", f"--cache-dir={tmp_path}"]
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, str(TESTS / "typed_calls.py")],
-        cwd=TESTS.parent,
-        env={**os.environ, "MYPYPATH": str(TESTS.parent)},
+        [sys.executable, "-m", "mypy", *options, str(ROOT / "tests/support/typed_calls.py")],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )

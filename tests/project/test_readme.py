@@ -9,7 +9,7 @@ import pytest
 
 from monoidreduce import functional
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def python_blocks(page: Path) -> list[str]:

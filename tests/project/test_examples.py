@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 # The script and how many differences, of the output and the gradients, it prints.
 SCRIPTS = {

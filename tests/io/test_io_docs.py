@@ -15,7 +15,7 @@ import monoidreduce.io
 from monoidreduce.io import ALGORITHMS, compare, theta
 from monoidreduce.io.__main__ import main
 
-DOCS = Path(__file__).parent.parent / "docs" / "io.md"
+DOCS = Path(__file__).parents[2] / "docs" / "io.md"
 SESSIONS = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from monoidreduce.__main__ import main
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "planner.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "planner.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"```console\n\$ python -m monoidreduce (.*)\n((?:.*\n)*?)```", TEXT)
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-sys.path.append(str(Path(__file__).resolve().parent.parent))
+sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, publish, report, run
 from bench.decode import measure_decode

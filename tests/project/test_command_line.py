@@ -31,7 +31,7 @@ from monoidreduce.demo import report
 from monoidreduce.demo.train import Run
 
 PACKAGES = Path(mr.__file__).resolve().parent.parent
-CLONE = Path(__file__).resolve().parent.parent
+CLONE = Path(__file__).resolve().parents[2]
 
 
 def start(folder: Path, *arguments: str, first: Path | None = None, **options: Any) -> subprocess.Popen[str]:

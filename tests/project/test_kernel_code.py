@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "kernel_code.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kernel_code.py"
 
 SOURCE = """
 __device__ int table[2] = {1, 2};

@@ -9,7 +9,7 @@ import pytest
 
 from monoidreduce import _C
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import generate_stubs  # noqa: E402

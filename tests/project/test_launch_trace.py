@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "launch_trace.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "launch_trace.py"
 
 Record = dict[str, Any]
 
