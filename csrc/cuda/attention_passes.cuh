@@ -4,9 +4,10 @@
 #include "element.h"
 #include "monoidreduce/block/fast_real.cuh"
 #include "monoidreduce/block/fragment_scores.cuh"
-#include "monoidreduce/kernel/repair.cuh"
-#include "monoidreduce/kernel/row_residuals.cuh"
 #include "monoidreduce/kernel/turns.cuh"
+#include "monoidreduce/launch/repair.cuh"
+#include "monoidreduce/launch/row_residuals.cuh"
+#include "monoidreduce/launch/tensors.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/ops/attention.h"
 #include "operator.h"
@@ -21,11 +22,12 @@ enum class Biases { kElements, kTiles };
 template <Biases kBiases, class E, class Run>
 void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run run) {
   const auto tiles = [&](auto element) {
-    run(TileBiasedScores<Bits, decltype(element)>(p.score, kLog2E, p.bias, d_bias));
+    run(TileBiasedScores<Bits, decltype(element)>(p.score, kLog2E, rows_share(p.bias), !repeats(d_bias),
+                                                  device_tensor(d_bias)));
   };
   if (p.bias.present()) {
     if constexpr (kBiases == Biases::kElements)
-      return run(ElementBiasedScores<Bits>(p.score, kLog2E, p.bias, d_bias));
+      return run(ElementBiasedScores<Bits>(p.score, kLog2E, device_tensor(p.bias), device_tensor(d_bias)));
     else if (p.bias.dtype == DType::kBool)
       return tiles(false);
     else if (p.bias.dtype == DType::kFloat32)

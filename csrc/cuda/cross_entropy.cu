@@ -1,6 +1,6 @@
 #include "linear_losses.h"
-#include "monoidreduce/kernel/fold_backward_simt.cuh"
-#include "monoidreduce/kernel/fold_forward_simt.cuh"
+#include "monoidreduce/launch/fold_backward_simt.cuh"
+#include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "operator.h"
 #include "tier.h"

@@ -5,8 +5,8 @@
 #include "element.h"
 #include "gathered_rows.h"
 #include "monoidreduce/block/fragment_scores.cuh"
-#include "monoidreduce/kernel/fold_epilogue.cuh"
-#include "monoidreduce/kernel/gradient_epilogue.cuh"
+#include "monoidreduce/launch/fold_epilogue.cuh"
+#include "monoidreduce/launch/gradient_epilogue.cuh"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/rows.h"
 #include "natural.cuh"
@@ -51,6 +51,12 @@ inline CrossEntropyRows<float, double> rows_of(const CrossEntropyForward& x) {
           .grad_lse = {}};
 }
 
+// bias: of the columns, or absent.
+template <class E>
+LogitScores<Bits, E> logit_scores(const FoldProblem& p, const TensorView& bias) {
+  return {p.score, kLog2E, static_cast<const E*>(bias.data), bias.stride[0], static_cast<int>(p.columns())};
+}
+
 template <class Tile>
 void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
@@ -63,8 +69,7 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
       });
     };
     if (x.bias.present() || x.options.softcap != 0)
-      return run(CrossEntropy<Bits>{},
-                 LogitScores<Bits, E>(problem.score, kLog2E, x.bias, problem.columns()));
+      return run(CrossEntropy<Bits>{}, logit_scores<E>(problem, x.bias));
     const ScaledScores<Bits> scores(problem.score, kLog2E);
     if (x.options.label_smoothing != 0) return run(CrossEntropy<Bits>{}, scores);
     run(CrossEntropy<Bits, false>{}, scores);
@@ -135,8 +140,7 @@ void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launc
     const auto run = [&](const auto& scores) {
       local_gradient<E, Tile>(CrossEntropy<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
     };
-    if (x.bias.present() || x.options.softcap != 0)
-      return run(LogitScores<Bits, E>(problem.score, kLog2E, x.bias, problem.columns()));
+    if (x.bias.present() || x.options.softcap != 0) return run(logit_scores<E>(problem, x.bias));
     run(ScaledScores<Bits>(problem.score, kLog2E));
   });
 }

@@ -3,8 +3,8 @@
 
 #include "element.h"
 #include "monoidreduce/block/fragment_scores.cuh"
-#include "monoidreduce/kernel/fold_epilogue.cuh"
-#include "monoidreduce/kernel/gradient_epilogue.cuh"
+#include "monoidreduce/launch/fold_epilogue.cuh"
+#include "monoidreduce/launch/gradient_epilogue.cuh"
 #include "monoidreduce/ops/distillation.h"
 #include "monoidreduce/rows.h"
 #include "natural.cuh"

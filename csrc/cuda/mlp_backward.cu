@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "monoidreduce/kernel/fold_backward_simt.cuh"
+#include "monoidreduce/launch/fold_backward_simt.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/ops/mlp.h"
 #include "operator.h"

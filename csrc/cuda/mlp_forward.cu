@@ -1,7 +1,7 @@
 #include "mlp.h"
 
-#include "monoidreduce/kernel/combine_splits.cuh"
-#include "monoidreduce/kernel/fold_forward_simt.cuh"
+#include "monoidreduce/launch/combine_splits.cuh"
+#include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/ops/mlp.h"
 #include "operator.h"
@@ -23,7 +23,7 @@ Tier fused_tier(const MlpForward& x, const Launch& launch) {
   }
   if (!packing) return tier;
   const bool split = packing->splits > 1;
-  if (split) tier.scratch = PartialRows<NamedSum<float>>::floats(problem, packing->splits);
+  if (split) tier.scratch = partial_rows_floats<NamedSum<float>>(problem, packing->splits);
   tier.reason += message("; few rows: tiles of ", packing->rows, " rows, hidden units ",
                          split ? message("in ", packing->splits, " splits") : "not split");
   return tier;

@@ -1,4 +1,4 @@
-#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/launch/launch_kernel.cuh"
 #include "operator.h"
 
 namespace monoidreduce::cuda {

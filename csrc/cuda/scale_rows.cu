@@ -1,9 +1,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "monoidreduce/kernel/dense_lines.cuh"
-#include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/kernel/row_order.cuh"
+#include "monoidreduce/launch/dense_lines.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
 #include "monoidreduce/ops/rows.h"
 #include "operator.h"
 
@@ -58,7 +58,7 @@ void scale_rows(const RowScaling& x, const Launch& launch) {
       launch_kernel("scale_rows", &scale_rows_kernel<T, U>, blocks_for((vectors + kThreads - 1) / kThreads),
                     kThreads, 0, launch.stream, static_cast<const T*>(x.x.data), x.x.stride[0],
                     data<float>(x.factor), data<U>(x.out), x.out.stride[0],
-                    RowOrder(x.order, places, x.first_place), x.scatters, vectors,
+                    row_order(x.order, places, x.first_place), x.scatters, vectors,
                     static_cast<int>(x.x.size[1] / kVector));
     });
   });

@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "monoidreduce/kernel/packing.h"
+#include "monoidreduce/launch/packing.h"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce::cuda {

@@ -5,8 +5,8 @@
 #include <string_view>
 
 #include "monoidreduce/error.h"
-#include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/kernel/schedule.cuh"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch_kernel.cuh"
 #include "sm80/tiles.h"
 
 namespace monoidreduce::cuda {

@@ -14,6 +14,7 @@
 
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoid.h"
+#include "monoidreduce/pull.h"
 
 namespace monoidreduce::test {
 

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "monoidreduce/fold.h"
+#include "monoidreduce/monoid.h"
+#include "monoidreduce/pull.h"
 
 namespace monoidreduce::test {
 

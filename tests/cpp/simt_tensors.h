@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/tensor_view.h"
 
 namespace monoidreduce::test {

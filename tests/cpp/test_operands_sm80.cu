@@ -7,8 +7,8 @@
 
 #include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/warp_operand.cuh"
-#include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/kernel/strided_lines.cuh"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
 #include "operand_probes.h"
 
 namespace monoidreduce::test {
@@ -149,7 +149,7 @@ void check(Checks& checks) {
         right((O::kRightTransposed ? probe.right : probe.right.transposed()).tensor(), kDType<typename O::E>),
         product = no_product(kRows, O::kColumns);
     launch_kernel("probe_kernel", &probe_kernel<O>, 1, kThreads, sizeof(Memory<O>), nullptr,
-                  StridedLines(left.view()).head(0, 0), StridedLines(right.view()).head(0, 0),
+                  strided_lines(left.view()).head(0, 0), strided_lines(right.view()).head(0, 0),
                   static_cast<float*>(product.view().data));
     check_product(checks, product, probe);
   }

@@ -8,7 +8,7 @@
 #include "monoidreduce/arch/warpgroup.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
-#include "monoidreduce/kernel/tensor_map.cuh"
+#include "monoidreduce/launch/tensor_map.cuh"
 #include "operand_probes.h"
 
 namespace monoidreduce::test {

@@ -1,6 +1,6 @@
 // How few rows are packed and their columns split: every row in a tile, tiles that fit, no split without a column, and none
 // where it would lengthen the work.
-#include "monoidreduce/kernel/packing.h"
+#include "monoidreduce/launch/packing.h"
 
 #include <algorithm>
 

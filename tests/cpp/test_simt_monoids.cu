@@ -1,8 +1,8 @@
 // The SIMT kernels with monoids that no operator uses: without a frame, of two scores, with a payload of
 // their own making. And what a failed launch says.
-#include "monoidreduce/kernel/fold_backward_simt.cuh"
-#include "monoidreduce/kernel/fold_forward_simt.cuh"
-#include "monoidreduce/kernel/row_prologue.cuh"
+#include "monoidreduce/launch/fold_backward_simt.cuh"
+#include "monoidreduce/launch/fold_forward_simt.cuh"
+#include "monoidreduce/launch/row_prologue.cuh"
 #include "monoidreduce/monoids/argmax.h"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/monoids/weighted_sum.h"

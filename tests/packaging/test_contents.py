@@ -22,8 +22,8 @@ PYTHON = """
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
 """
 HEADERS = """
-    activation.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h rows.h
-    score.h tensor_view.h
+    activation.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h pull.h rows.h score.h
+    tensor_view.h traits.h
     arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/element.cuh
     arch/flag.cuh arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
     arch/wgmma.cuh
@@ -32,19 +32,24 @@ HEADERS = """
     block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/combine_splits.cuh kernel/contraction_schedule.cuh kernel/contraction_sm80.cuh
-    kernel/contraction_sm90.cuh kernel/dense_lines.cuh kernel/fold_backward_pass_sm90.cuh
-    kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh kernel/fold_backward_sm90.cuh
-    kernel/fold_epilogue.cuh kernel/fold_few_rows_sm90.cuh kernel/fold_forward_simt.cuh
-    kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh kernel/gradient_epilogue.cuh
-    kernel/handover.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh kernel/last_round.h kernel/launch.cuh
-    kernel/packed_schedule.cuh kernel/packing.h kernel/parts.h kernel/payload_epilogue.cuh
-    kernel/product_epilogue_sm90.cuh
-    kernel/quad_stores_sm80.cuh kernel/repair.cuh kernel/row_fragment.cuh
-    kernel/row_order.cuh
-    kernel/row_prologue.cuh kernel/row_residuals.cuh
-    kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh kernel/tensor_map.cuh
+    kernel/combine_splits.cuh kernel/contraction_sm80.cuh kernel/contraction_sm90.cuh
+    kernel/fold_backward_pass_sm90.cuh kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh
+    kernel/fold_backward_sm90.cuh kernel/fold_epilogue.cuh kernel/fold_few_rows_sm90.cuh
+    kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh
+    kernel/gradient_epilogue.cuh kernel/handover.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh
+    kernel/last_round.h kernel/packed_schedule.cuh kernel/packing.h kernel/parts.h
+    kernel/payload_epilogue.cuh kernel/product_epilogue_sm90.cuh kernel/quad_stores_sm80.cuh
+    kernel/repair.cuh kernel/row_fragment.cuh kernel/row_order.cuh kernel/row_prologue.cuh
+    kernel/row_residuals.cuh kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh
     kernel/tile_schedule.cuh kernel/turns.cuh kernel/weights_to_gradients.cuh
+    launch/combine_splits.cuh launch/contraction_schedule.cuh launch/contraction_sm80.cuh
+    launch/contraction_sm90.cuh launch/dense_lines.h launch/fold_backward_pass_sm90.cuh
+    launch/fold_backward_simt.cuh launch/fold_backward_sm80.cuh launch/fold_backward_sm90.cuh
+    launch/fold_epilogue.cuh launch/fold_few_rows_sm90.cuh launch/fold_forward_simt.cuh
+    launch/fold_forward_sm80.cuh launch/fold_forward_sm90.cuh launch/fold_shape.cuh
+    launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/launch.h launch/launch_kernel.cuh
+    launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
+    launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/rows.h

@@ -1,6 +1,6 @@
 #include "../mlp_passes.cuh"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/fold_forward_sm80.cuh"
+#include "monoidreduce/launch/fold_forward_sm80.cuh"
 #include "tiles.h"
 
 namespace monoidreduce::cuda::sm80 {

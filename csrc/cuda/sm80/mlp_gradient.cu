@@ -1,7 +1,7 @@
 #include "../mlp_passes.cuh"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/contraction_sm80.cuh"
-#include "monoidreduce/kernel/payload_epilogue.cuh"
+#include "monoidreduce/launch/contraction_sm80.cuh"
+#include "monoidreduce/launch/payload_epilogue.cuh"
 
 namespace monoidreduce::cuda::sm80 {
 

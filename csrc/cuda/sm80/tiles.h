@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "monoidreduce/kernel/fold_backward_sm80.cuh"
-#include "monoidreduce/kernel/fold_forward_sm80.cuh"
+#include "monoidreduce/launch/fold_backward_sm80.cuh"
+#include "monoidreduce/launch/fold_forward_sm80.cuh"
 
 namespace monoidreduce::cuda::sm80 {
 

@@ -1,6 +1,6 @@
 #include "../attention_passes.cuh"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/fold_few_rows_sm90.cuh"
+#include "monoidreduce/launch/fold_few_rows_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
@@ -36,7 +36,7 @@ std::optional<Packing> few_rows(const FoldProblem& p) {
 }
 
 std::int64_t few_rows_scratch(const FoldProblem& p, const Packing& packing) {
-  return packing.splits == 1 ? 0 : PartialRows<LogSumExp<Bits>>::floats(p, packing.splits);
+  return packing.splits == 1 ? 0 : partial_rows_floats<LogSumExp<Bits>>(p, packing.splits);
 }
 
 void attention_few_rows(const AttentionForward& x, const Packing& packing, const Launch& launch) {

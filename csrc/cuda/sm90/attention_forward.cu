@@ -1,6 +1,6 @@
 #include "../attention_passes.cuh"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/fold_forward_sm90.cuh"
+#include "monoidreduce/launch/fold_forward_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {

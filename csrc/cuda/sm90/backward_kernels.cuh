@@ -3,8 +3,8 @@
 
 #include "../mlp.h"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/fold_backward_pass_sm90.cuh"
-#include "monoidreduce/kernel/fold_backward_sm90.cuh"
+#include "monoidreduce/launch/fold_backward_pass_sm90.cuh"
+#include "monoidreduce/launch/fold_backward_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 

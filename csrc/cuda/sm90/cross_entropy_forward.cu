@@ -1,6 +1,6 @@
 #include "../cross_entropy_passes.cuh"
 #include "../linear_losses.h"
-#include "monoidreduce/kernel/weights_to_gradients.cuh"
+#include "monoidreduce/launch/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {

@@ -1,6 +1,6 @@
 #include "../cross_entropy_passes.cuh"
 #include "../linear_losses.h"
-#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/launch/contraction_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {

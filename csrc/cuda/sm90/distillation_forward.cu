@@ -1,7 +1,7 @@
 #include "../distillation_passes.cuh"
 #include "../gathered_rows.h"
 #include "../linear_losses.h"
-#include "monoidreduce/kernel/weights_to_gradients.cuh"
+#include "monoidreduce/launch/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {

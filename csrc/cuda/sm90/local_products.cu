@@ -1,7 +1,8 @@
 #include "../element.h"
 #include "../linear_losses.h"
-#include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/kernel/product_epilogue_sm90.cuh"
+#include "monoidreduce/launch/contraction_schedule.cuh"
+#include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce::cuda::sm90 {
@@ -44,14 +45,14 @@ __global__ void clear_others(const __grid_constant__ RowOrder order, E* out, std
 void rows_product(const RowsProduct& x, const Launch& launch) {
   const FoldProblem p = rows_product_problem(x);
   constexpr const char* kName = "rows_product";
-  const RowFactors factors{static_cast<const float*>(x.factor.data), RowOrder(p)};
+  const RowFactors factors{static_cast<const float*>(x.factor.data), row_order(p)};
   const TensorView out = as_rows(x.out);
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
     with_tile<false>(p, [&](auto tile) {
       if (x.out.dtype == DType::kFloat32)
-        return multiply<E>(tile, p, AddEpilogue(factors, out), kName, launch);
-      multiply<E>(tile, p, ScatterEpilogue<E>(factors, out), kName, launch);
+        return multiply<E>(tile, p, AddEpilogue{factors, tensor_map(out, kSlabBoxRows)}, kName, launch);
+      multiply<E>(tile, p, ScatterEpilogue<E>{factors, tensor_map(out, 1)}, kName, launch);
     });
     if (x.out.dtype == DType::kFloat32 || !x.order.present()) return;
     const DeviceGuard guard(x.a.cuda_device);
@@ -66,9 +67,11 @@ void columns_product(const ColumnsProduct& x, const Launch& launch) {
   const TensorView outs[] = {as_rows(x.out)};
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
-    const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data),
-                                    RowOrder(p.order, p.width(), p.first_place), SlabStores<1>(outs)};
-    with_tile<true>(p, [&](auto tile) { multiply<E>(tile, p, epilogue, "columns_product", launch); });
+    with_tile<true>(p, [&](auto tile) {
+      const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data),
+                                      row_order(p.order, p.width(), p.first_place), stores_for(tile, outs)};
+      multiply<E>(tile, p, epilogue, "columns_product", launch);
+    });
   });
 }
 

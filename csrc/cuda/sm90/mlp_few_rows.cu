@@ -2,7 +2,7 @@
 
 #include "../mlp_passes.cuh"
 #include "../tensor_cores.h"
-#include "monoidreduce/kernel/fold_few_rows_sm90.cuh"
+#include "monoidreduce/launch/fold_few_rows_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {

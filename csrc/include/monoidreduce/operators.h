@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "monoidreduce/fold.h"
+#include "monoidreduce/launch/launch.h"
 #include "monoidreduce/ops/attention.h"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/ops/distillation.h"
@@ -24,15 +25,6 @@
 #include "monoidreduce/ops/rows.h"
 
 namespace monoidreduce {
-
-struct Launch {
-  int threads = 1;         // CPU threads
-  void* stream = nullptr;  // cudaStream_t
-  // No atomic adds whose order may change. The CPU engine is deterministic either way.
-  bool deterministic = false;
-  // On CUDA, attention and the MLP may round the operands of float32 products to tf32.
-  bool tf32 = false;
-};
 
 // Each operator checks its arguments (describe.h), then calls the engine of its tensors' device. An engine's own entry
 // points check nothing.

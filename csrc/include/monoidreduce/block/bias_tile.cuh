@@ -4,6 +4,7 @@
 // They are swizzled as tiles of operands are (shared_tile.cuh), lines of 64 bytes in pairs.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "monoidreduce/block/tile.cuh"
-#include "monoidreduce/fold.h"
+#include "monoidreduce/score.h"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce {

@@ -77,6 +77,7 @@ struct Natural {
   // tanh.approx is good to 2^-11: enough for bfloat16, which keeps 8 bits, not for float16.
   static constexpr bool kCoarse = std::is_same_v<E, __nv_bfloat16>;
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
+  __device__ __forceinline__ static float log(float x) { return ::logf(x); }  // accurate, as of BaseTwo
   __device__ __forceinline__ static float sigmoid(float x) {
     return kCoarse ? 0.5f + 0.5f * arch::tanh(0.5f * x) : arch::reciprocal(1.f + exp(-x));
   }

@@ -22,9 +22,10 @@
 //                         receives the derivative with respect to score i, if the bias has a gradient
 #pragma once
 
+#include <cmath>
+
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/matrix.cuh"
-#include "monoidreduce/kernel/dense_lines.cuh"
 #include "monoidreduce/score.h"
 
 namespace monoidreduce {
@@ -162,7 +163,7 @@ struct ElementBiasedScores {
   Tensor bias, d_bias;  // [batch, heads, rows, columns]; d_bias: float, or absent
   SoftcapOrScale<R> cap;
   float natural_scale, units;
-  ElementBiasedScores(const ScoreOptions& o, double units, const TensorView& bias, const TensorView& d_bias)
+  ElementBiasedScores(const ScoreOptions& o, double units, const Tensor& bias, const Tensor& d_bias)
       : bias(bias), d_bias(d_bias), cap(o, units), natural_scale(float(o.scale)), units(float(units)) {}
 
   // What is added to a score in natural units, -inf where it is absent. Rows and columns beyond the last weigh nothing:
@@ -250,12 +251,13 @@ struct TileBiasedScores {
   bool rows_share;   // do all rows of a head have the same biases
   bool owns_d_bias;  // has every row and column of a head a gradient of its own
   Tensor d_bias;     // [batch, heads, rows, columns], float; or absent
-  TileBiasedScores(const ScoreOptions& o, double units, const TensorView& bias, const TensorView& d_bias)
+  TileBiasedScores(const ScoreOptions& o, double units, bool rows_share, bool owns_d_bias,
+                   const Tensor& d_bias)
       : cap(o, units),
         units(float(units)),
         natural_scale(float(o.scale)),
-        rows_share(monoidreduce::rows_share(bias)),
-        owns_d_bias(!repeats(d_bias)),
+        rows_share(rows_share),
+        owns_d_bias(owns_d_bias),
         d_bias(d_bias) {}
 
   // The same in both passes, whatever the compiler makes of the code around.
@@ -327,15 +329,15 @@ struct LogitScores {
   std::int64_t bias_stride;
   int columns;
   // units: how many units of R a natural unit is.
-  LogitScores(const ScoreOptions& o, double units, const TensorView& bias, std::int64_t columns)
+  LogitScores(const ScoreOptions& o, double units, const E* bias, std::int64_t bias_stride, int columns)
       : scale(float(o.scale * units)),
         natural_scale(float(o.scale)),
         softcap(float(o.softcap * units)),
         inverse_softcap(o.softcap == 0 ? 0.f : float(1 / (o.softcap * units))),
         bias_unit(float(units)),
-        bias(static_cast<const E*>(bias.data)),
-        bias_stride(bias.stride[0]),
-        columns(static_cast<int>(columns)) {}
+        bias(bias),
+        bias_stride(bias_stride),
+        columns(columns) {}
   __device__ __forceinline__ float bias_of(int column) const {
     return bias != nullptr && column < columns ? static_cast<float>(bias[column * bias_stride]) * bias_unit
                                                : 0.f;

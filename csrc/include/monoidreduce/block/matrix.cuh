@@ -53,15 +53,6 @@ struct Tensor {
   char* data = nullptr;  // null: absent
   std::int64_t size[4] = {}, stride[4] = {};
   DType dtype = DType::kFloat32;
-
-  Tensor() = default;
-  explicit Tensor(const TensorView& t) : data(static_cast<char*>(t.data)), dtype(t.dtype) {
-    for (int axis = 0; axis < 4; ++axis) {
-      const int own = axis + t.rank - 4;  // axes that a lower rank lacks come first, of size 1
-      size[axis] = own < 0 ? 1 : t.size[own];
-      stride[axis] = own < 0 ? 0 : t.stride[own] * item_size(t.dtype);
-    }
-  }
 };
 
 // The [rows, width] matrix of one batch and head of a tensor; transposed, the [width, rows] matrix.

@@ -1,8 +1,8 @@
-// A monoid's pull (the VJP of an element, fold.h) of a warpgroup's fragment, in place of single elements.
+// A monoid's pull (pull.h) of a warpgroup's fragment, in place of single elements.
 #pragma once
 
 #include "monoidreduce/block/fragment.cuh"
-#include "monoidreduce/fold.h"
+#include "monoidreduce/pull.h"
 
 namespace monoidreduce {
 

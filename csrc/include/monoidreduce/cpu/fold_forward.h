@@ -7,6 +7,7 @@
 #include "monoidreduce/cpu/matmul.h"
 #include "monoidreduce/cpu/panels.h"
 #include "monoidreduce/cpu/thread_pool.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {

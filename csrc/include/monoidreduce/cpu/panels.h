@@ -10,6 +10,7 @@
 #include "monoidreduce/cpu/matmul.h"
 #include "monoidreduce/cpu/tiles.h"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/monoid.h"
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {

@@ -2,7 +2,6 @@
 // payload's sums, measured in the frame of that state. A second kernel combines the splits, always in the same order.
 #pragma once
 
-#include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/kernel/row_fragment.cuh"
 #include "monoidreduce/warp/lanes.cuh"
 
@@ -20,15 +19,6 @@ struct PartialRows {
   typename M::State* states;  // [splits, rows], if kLeavesStates
   std::int64_t rows;
   int width;  // a multiple of 8
-
-  static std::int64_t floats(const FoldProblem& p, int splits) {
-    constexpr std::int64_t kOfState = kLeavesStates<M> ? sizeof(typename M::State) / sizeof(float) : 0;
-    return splits * p.batch() * p.heads() * p.rows() * (p.payload_width() + kOfState);
-  }
-  PartialRows(const FoldProblem& p, int splits, float* scratch)
-      : sums(scratch), rows(p.batch() * p.heads() * p.rows()), width(static_cast<int>(p.payload_width())) {
-    states = reinterpret_cast<typename M::State*>(scratch + splits * rows * width);
-  }
 };
 
 // Stores a split's partial results for lines [first, first + 64) of its job's rows.
@@ -114,13 +104,6 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
   float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out.data) + at);
   to[0] = {result[0], result[1], result[2], result[3]};
   to[1] = {result[4], result[5], result[6], result[7]};
-}
-
-template <class E, PayloadMonoid M, class Rows>
-void combine_splits(const M& m, const PartialRows<M>& from, int splits, const FoldShape& shape,
-                    const Rows& rows, const OutputRows& out, const Launch& launch) {
-  launch_kernel("combine_splits", &combine_splits_kernel<E, M, Rows>, static_cast<unsigned>(from.rows),
-                32 * kCombiningWarps, 0, launch.stream, m, from, splits, shape, rows, out);
 }
 
 }  // namespace monoidreduce

@@ -9,9 +9,8 @@
 #include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/warp_operand.cuh"
-#include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/quad_stores_sm80.cuh"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/kernel/tile_schedule.cuh"
 
 namespace monoidreduce::sm80 {
 
@@ -203,25 +202,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       epilogue.end(work[f], slot * Tile::kRowBlock + f * kFragmentRows);
   }
   epilogue.finish();
-}
-
-// Runs the epilogue over the products a . b^T of a problem. scratch: kScratch floats per block.
-template <class E, class Tile, class Epilogue>
-void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
-                 float* scratch, const char* name, const Launch& launch) {
-  ContractionArguments<Tile::kScores> arguments;
-  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
-  for (int score = 0; score < Tile::kScores; ++score) {
-    arguments.rows[score] = StridedLines(rows[score]).head(0, 0);
-    arguments.columns[score] =
-        StridedLines(Tile::transposed(score) ? transposed_rows(columns[score]) : columns[score]).head(0, 0);
-    arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
-  }
-  arguments.schedule = schedule;
-  arguments.parked = reinterpret_cast<float4*>(scratch);
-  const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>, static_cast<unsigned>(schedule.clusters),
-                Tile::kThreads, sizeof(ContractionMemory<Tile>), launch.stream, arguments, epilogue);
 }
 
 }  // namespace monoidreduce::sm80

@@ -9,11 +9,10 @@
 #include "monoidreduce/arch/warpgroup.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/block/ring.cuh"
-#include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
 #include "monoidreduce/kernel/slab_stores_sm90.cuh"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/kernel/tile_schedule.cuh"
 
 namespace monoidreduce::sm90 {
 
@@ -231,31 +230,6 @@ __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads
   // A block must not exit while other blocks of the cluster still signal its barriers.
   arch::arrive_cluster();
   arch::wait_cluster();
-}
-
-// Runs the epilogue over the products a . b^T of a problem. Columns are lines, or adjacent (transposed). Rows are adjacent if
-// the tile says so; an order is then one of the width.
-template <class E, class Tile, class Epilogue>
-void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
-                 const char* name, const Launch& launch) {
-  ContractionArguments<Tile::kScores> arguments{
-      .order = RowOrder(p.order, Tile::kRowsTransposed ? p.width() : p.rows(), p.first_place)};
-  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
-  for (int score = 0; score < Tile::kScores; ++score) {
-    const bool transposed = columns[score].stride[3] != 1;
-    arguments.transposed[score] = transposed;
-    arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
-                                                  : tensor_map(rows[score], Tile::kRows);
-    arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
-                                          Tile::column_lines(transposed));
-    arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
-  }
-  arguments.schedule = schedule;
-  const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
-                static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
-                sizeof(ContractionMemory<Tile, Epilogue>) + kSharedAlignment, launch.stream, arguments,
-                epilogue);
 }
 
 }  // namespace monoidreduce::sm90

@@ -15,14 +15,10 @@
 // of which one block owns what it adds to.
 #pragma once
 
-#include <algorithm>
-#include <array>
-
 #include "monoidreduce/block/accumulate.cuh"
 #include "monoidreduce/block/elements.cuh"
-#include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/pull.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 namespace simt {
@@ -228,66 +224,5 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 }
 
 }  // namespace simt
-
-// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a
-// payload, c of pull()).
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
-  requires(!kPayload || PayloadMonoid<M>)
-void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g,
-                   const Launch& launch) {
-  using simt::Walk;
-  using T = typename M::Real;
-  if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return;
-
-  simt::PullArguments all{.pair = {{Tensor(p.a), Tensor(p.b), Tensor(g.d_a), Tensor(g.d_b)}},
-                          .pairs = 1,
-                          .bias = Tensor(p.bias),
-                          .d_bias = Tensor(g.d_bias),
-                          .range = p.range,
-                          .whole = p.whole};
-  if (M::kScores == 2) {
-    all.pair[all.pairs++] = {Tensor(p.other_a), Tensor(p.other_b), Tensor(g.d_other_a), Tensor(g.d_other_b)};
-  }
-  if (kPayload && g.grad_out.present()) {
-    all.pair[all.pairs++] = {Tensor(g.grad_out), Tensor(p.payload), Tensor(), Tensor(g.d_payload)};
-  }
-
-  // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row
-  // tile, column tile.
-  const DeviceGuard device(p.a.cuda_device);
-  const auto walk_tiles = [&](bool of_rows, bool of_columns, bool of_bias,
-                              std::array<bool, Walk::kAxes> looped, bool exclusive) {
-    simt::PullArguments some = all;
-    bool any = false;
-    for (auto& pair : some.pair) {
-      if (!of_rows) pair.d_rows = Tensor();
-      if (!of_columns) pair.d_columns = Tensor();
-      any = any || pair.d_rows.data || pair.d_columns.data;
-    }
-    if (!of_bias) some.d_bias = Tensor();
-    if (!any && !some.d_bias.data) return;
-    Walk walk{.extent = {p.batch(), p.column_heads(), p.heads() / p.column_heads(),
-                         divide_up(p.rows(), kTile), divide_up(p.columns(), kTile)},
-              .exclusive = exclusive};
-    std::copy(looped.begin(), looped.end(), walk.looped);
-    launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>,
-                  blocks_for(walk.count(false)), kThreads, sizeof(TileMemory<T>), launch.stream, m, some,
-                  Score<T>(p.score), rows, walk);
-  };
-
-  if (launch.deterministic) {
-    const auto broadcast = [&](int axis) { return g.d_bias.stride[axis] == 0; };
-    walk_tiles(true, false, false, {0, 0, 0, 0, 1}, true);
-    walk_tiles(false, true, false, {0, 0, 1, 1, 0}, true);
-    walk_tiles(false, false, true, {broadcast(0), broadcast(1), broadcast(1), broadcast(2), broadcast(3)},
-               true);
-  } else if (p.score.softcap != 0 && !p.score.bias_inside) {
-    // A bias outside the softcap is on the other side of its slope, so it needs tiles of its own.
-    walk_tiles(true, true, false, {}, false);
-    walk_tiles(false, false, true, {}, false);
-  } else {
-    walk_tiles(true, true, true, {}, false);
-  }
-}
 
 }  // namespace monoidreduce

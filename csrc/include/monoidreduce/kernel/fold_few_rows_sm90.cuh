@@ -46,38 +46,4 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
 }
 
-template <class B>
-BiasSource packed_bias_source(const TensorView& bias, const Packing& packing) {
-  if constexpr (std::is_void_v<B>) {
-    return {};
-  } else {
-    require_readable_lines(bias);
-    return {encode_map(bias, packing.rows, BiasLine<B>::kBytes, packing.heads), packing.heads * packing.rows};
-  }
-}
-
-// scratch: of PartialRows, where there is more than one split. Rows: as combine_splits takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
-void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packing& packing, const Rows& rows,
-                   const TensorView& out, float* scratch, const Launch& launch) {
-  if constexpr (kBiasedByTile<Scores>) scores.rows_share = false;  // a tile has rows of several heads
-  const FoldShape shape(p, 1);
-  const ForwardArguments arguments{.rows = tensor_map(p.a, packing.rows, packing.heads),
-                                   .columns = tensor_map(p.b, Tile::kColumns),
-                                   .payload = payload_map<Tile>(p.payload),
-                                   .out = OutputRows(out),
-                                   .counter = nullptr,
-                                   .shape = shape,
-                                   .bias = packed_bias_source<BiasElement<Scores>>(p.bias, packing)};
-  const PartialRows<M> partial(p, packing.splits, scratch);
-  const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("fold_few_rows_sm90", &fold_few_rows_kernel<E, Tile, M, Scores, Rows>,
-                static_cast<unsigned>(std::min<std::int64_t>(packed_tiles(p, packing) * packing.splits,
-                                                             multiprocessors(p.a.cuda_device))),
-                Tile::kThreads,
-                sizeof(ForwardMemory<Tile, BiasElement<Scores>, PackedJob>) + kSharedAlignment, launch.stream,
-                arguments, packing, partial, m, scores, rows);
-  if (packing.splits > 1) combine_splits<E>(m, partial, packing.splits, shape, rows, OutputRows(out), launch);
-}
-
 }  // namespace monoidreduce::sm90

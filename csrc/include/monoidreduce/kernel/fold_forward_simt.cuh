@@ -8,9 +8,7 @@
 #pragma once
 
 #include "monoidreduce/block/elements.cuh"
-#include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 
@@ -189,28 +187,5 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
 }
 
 }  // namespace simt
-
-// Folds every row of the problem: rows.store(row, P_i), and with a payload its fold into out [B, H, M, D], of
-// the payload's element type.
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
-  requires(!kPayload || PayloadMonoid<M>)
-void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
-                  const Launch& launch) {
-  using T = typename M::Real;
-  const std::int64_t slices =
-      kPayload && p.payload_width() > 0 ? divide_up(p.payload_width(), simt::kSlice) : 1;
-  const std::int64_t jobs = p.batch() * p.heads() * divide_up(p.rows(), kTile) * slices;
-  if (jobs == 0) return;
-  const simt::ForwardArguments arguments{.rows = {Tensor(p.a), Tensor(p.other_a)},
-                                         .columns = {Tensor(p.b), Tensor(p.other_b)},
-                                         .payload = Tensor(p.payload),
-                                         .bias = Tensor(p.bias),
-                                         .out = Tensor(out),
-                                         .out_bias = Tensor(p.out_bias),
-                                         .range = p.range};
-  const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads,
-                sizeof(TileMemory<T>), launch.stream, m, arguments, Score<T>(p.score), rows);
-}
 
 }  // namespace monoidreduce

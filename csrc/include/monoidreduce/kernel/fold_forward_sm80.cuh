@@ -12,9 +12,7 @@
 #include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/warp_operand.cuh"
 #include "monoidreduce/kernel/combine_splits.cuh"
-#include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/kernel/strided_lines.cuh"
-#include "monoidreduce/operators.h"
 
 namespace monoidreduce::sm80 {
 
@@ -177,47 +175,6 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       finish_rows<E>(m, state[f], sums[f], p.shape, job, f * kFragmentRows, rows, p.out);
     }
   }
-}
-
-template <class E>
-FoldShape forward_shape(const FoldProblem& p) {
-  return FoldShape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
-                                 p.heads() / p.column_heads()));
-}
-
-// Rows: as the kernel takes them. splits: of the columns of a tile of rows.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
-void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
-                    int splits, const Rows& rows, const TensorView& out, const Launch& launch) {
-  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
-  const ForwardArguments arguments{
-      .rows = StridedLines(p.a),
-      .columns = StridedLines(p.b),
-      .payload = StridedLines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
-      .out = OutputRows(out),
-      .shape = shape};
-  launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
-                static_cast<unsigned>(heads * row_tiles * splits), Tile::kThreads,
-                sizeof(ForwardMemory<E, Tile>), launch.stream, arguments, m, scores, rows);
-}
-
-// Rows: as finish_rows (row_fragment.cuh) takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
-void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const TensorView& out, const Launch& launch) {
-  const DeviceGuard device(p.a.cuda_device);
-  launch_forward<E, Tile>(m, scores, p, forward_shape<E>(p), 1, rows, out, launch);
-}
-
-// The same for few rows, the columns in several splits. scratch: of PartialRows. Rows: as combine_splits takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
-void fold_few_rows(const M& m, const Scores& scores, const FoldProblem& p, int splits, const Rows& rows,
-                   const TensorView& out, float* scratch, const Launch& launch) {
-  const FoldShape shape = forward_shape<E>(p);
-  const PartialRows<M> partial(p, splits, scratch);
-  const DeviceGuard device(p.a.cuda_device);
-  launch_forward<E, Tile>(m, scores, p, shape, splits, RowSplits<M>{partial, splits}, out, launch);
-  combine_splits<E>(m, partial, splits, shape, rows, OutputRows(out), launch);
 }
 
 }  // namespace monoidreduce::sm80

@@ -4,9 +4,7 @@
 #pragma once
 
 #include "monoidreduce/block/fold_fragment.cuh"
-#include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/row_order.cuh"
-#include "monoidreduce/operators.h"
 
 namespace monoidreduce {
 
@@ -99,20 +97,5 @@ struct GradientEpilogue {
     round_fragment<E>(words, gradients);
   }
 };
-
-// The derivatives with respect to the first kOuts dot products of each element, for a problem without a payload.
-//   outs   [1, 1, rows, columns] each, of the element type, in the order of the rows. Rows that are not active are 0 or
-//          not written.
-//   sums   GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent
-template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
-void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                    const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
-  using Stores = typename Tile::template Stores<kOuts>;
-  const RowOrder order(p);
-  const GradientEpilogue<E, M, Scores, Rows, Stores> epilogue{
-      m, scores, rows, order, {static_cast<float*>(sums.data), sums.stride[0], order.rows}, Stores(outs)};
-  static_assert(Tile::kScratch == 0);
-  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "local_gradient", launch);
-}
 
 }  // namespace monoidreduce

@@ -7,6 +7,7 @@
 
 #include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/kernel/fold_epilogue.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
 
 namespace monoidreduce::sm90 {
 
@@ -94,22 +95,5 @@ struct KeepingEpilogue {
     }
   }
 };
-
-// As fold_contraction, and stores the weights of the first columns.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
-void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
-                  const KeptWeights<M::kScores, Tile::kColumns>& kept, const Launch& launch) {
-  const FoldEpilogue<M, Scores, Rows> fold{
-      m, scores, rows, RowOrder(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
-  TensorView weights[M::kScores];
-  for (int n = 0; n < M::kScores; ++n) {
-    weights[n] = p.a;
-    weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
-    weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
-  }
-  const KeepingEpilogue<M, Scores, Rows, Tile::kColumns> epilogue{fold, kept,
-                                                                  SlabStores<M::kScores>(weights)};
-  fold_contraction<E, Tile>(epilogue, fold, p, launch);
-}
 
 }  // namespace monoidreduce::sm90

@@ -6,8 +6,6 @@
 
 #include "monoidreduce/block/fold_fragment.cuh"
 #include "monoidreduce/block/pull_fragment.cuh"
-#include "monoidreduce/kernel/contraction_schedule.cuh"
-#include "monoidreduce/operators.h"
 
 namespace monoidreduce {
 
@@ -54,18 +52,5 @@ struct PayloadEpilogue {
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
   __device__ __forceinline__ void finish() const { stores.finish(); }
 };
-
-// The weights of all elements and, for a problem with a second product, the derivatives with respect to the first one.
-//   outs   [1, 1, rows, columns] each, of the element type
-//   sums   of the derivatives over 16 rows each, [rows / 16, columns] of whole tiles; or absent
-template <class E, class Tile, PayloadMonoid M, class Scores>
-void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
-                     const TensorView (&outs)[Tile::kScores], const TensorView& sums, const Launch& launch) {
-  using Stores = typename Tile::template Stores<Tile::kScores>;
-  const PayloadEpilogue<E, M, Scores, Stores> epilogue{
-      m, scores, {static_cast<float*>(sums.data), sums.stride[0], static_cast<int>(p.rows())}, Stores(outs)};
-  static_assert(Tile::kScratch == 0);
-  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "payload_weights", launch);
-}
 
 }  // namespace monoidreduce

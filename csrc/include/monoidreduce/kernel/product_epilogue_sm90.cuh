@@ -1,7 +1,6 @@
 // Epilogues of the contraction (contraction_sm90.cuh) for matrix products of local gradients.
 #pragma once
 
-#include "monoidreduce/kernel/contraction_schedule.cuh"
 #include "monoidreduce/kernel/row_order.cuh"
 #include "monoidreduce/kernel/slab_stores_sm90.cuh"
 
@@ -77,8 +76,6 @@ struct ScatterEpilogue {
   RowFactors factors;
   arch::TensorMap out;  // boxes of a line
 
-  ScatterEpilogue(const RowFactors& factors, const TensorView& to)
-      : factors(factors), out(tensor_map(to, 1)) {}
   __device__ __forceinline__ Work begin(int row0) const { return factors.of(row0); }
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
@@ -120,10 +117,8 @@ struct AddEpilogue {
   using Work = RowFactors::OfThread;
   static constexpr int kColumns = kSlabOf<float>;
   RowFactors factors;
-  arch::TensorMap sums;
+  arch::TensorMap sums;  // boxes of kSlabBoxRows lines
 
-  AddEpilogue(const RowFactors& factors, const TensorView& to)
-      : factors(factors), sums(tensor_map(to, kSlabBoxRows)) {}
   __device__ __forceinline__ Work begin(int row0) const { return factors.of(row0); }
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,

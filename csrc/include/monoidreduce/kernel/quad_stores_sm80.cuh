@@ -2,8 +2,8 @@
 // elements, so that each stores 16 bytes.
 #pragma once
 
+#include "monoidreduce/block/copy_tile.cuh"
 #include "monoidreduce/block/fragment.cuh"
-#include "monoidreduce/kernel/strided_lines.cuh"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce::sm80 {
@@ -15,9 +15,6 @@ struct QuadStores {
   struct Memory {};
   Lines outs[kOuts];
 
-  explicit QuadStores(const TensorView (&tensors)[kOuts]) {
-    for (int n = 0; n < kOuts; ++n) outs[n] = StridedLines(tensors[n]).head(0, 0);
-  }
   // The warp's rows of a slab at (row0, column) of the n-th tensor.
   template <int kStores>
   __device__ __forceinline__ void store(const std::uint32_t (&words)[kSlabElements / 2], int n, int row0,

@@ -8,9 +8,9 @@
 #pragma once
 
 #include "monoidreduce/block/matrix.cuh"
-#include "monoidreduce/fold.h"
 #include "monoidreduce/kernel/row_residuals.cuh"
-#include "monoidreduce/kernel/schedule.cuh"
+#include "monoidreduce/pull.h"
+#include "monoidreduce/score.h"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce {
@@ -186,40 +186,6 @@ __global__ void __launch_bounds__(256)
     for (std::int64_t column = first; column < first + RowMarks::kUnit && column < columns; ++column)
       repair_column(batch_head / column_heads, batch_head % column_heads, column);
   }
-}
-
-// Both launch nothing where every row keeps every column.
-template <PayloadMonoid M, class Rows>
-void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
-                    const Launch& launch) {
-  if (!is_partial(p)) return;
-  const RepairArguments arguments{.rows = Tensor(p.a),
-                                  .columns = Tensor(p.b),
-                                  .payload = Tensor(p.payload),
-                                  .bias = Tensor(p.bias),
-                                  .out = Tensor(out),
-                                  .range = p.range};
-  const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device), 256,
-                0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
-}
-
-template <PayloadMonoid M, class Rows>
-void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
-                     const RowMarks& marks, const Launch& launch) {
-  if (!is_partial(p)) return;
-  const RepairArguments arguments{.rows = Tensor(p.a),
-                                  .columns = Tensor(p.b),
-                                  .payload = Tensor(p.payload),
-                                  .bias = Tensor(p.bias),
-                                  .grad_out = Tensor(wanted.grad_out),
-                                  .d_rows = Tensor(wanted.d_a),
-                                  .d_columns = Tensor(wanted.d_b),
-                                  .d_payload = Tensor(wanted.d_payload),
-                                  .range = p.range};
-  const DeviceGuard device(p.a.cuda_device);
-  launch_kernel("repair_backward", &repair_backward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device),
-                256, 0, launch.stream, arguments, m, Score<float>(p.score), rows, marks);
 }
 
 }  // namespace monoidreduce

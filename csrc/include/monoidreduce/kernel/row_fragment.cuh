@@ -12,12 +12,6 @@ struct OutputRows {
   std::int64_t stride[3];
   int width;
   bool rounded;  // to the payload's element type
-
-  explicit OutputRows(const TensorView& t)
-      : data(t.data),
-        stride{t.stride[0], t.stride[1], t.stride[2]},
-        width(static_cast<int>(t.size[3])),
-        rounded(t.dtype != DType::kFloat32) {}
 };
 
 // A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of

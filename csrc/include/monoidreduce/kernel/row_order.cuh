@@ -3,8 +3,6 @@
 
 #include <cstdint>
 
-#include "monoidreduce/fold.h"
-
 namespace monoidreduce {
 
 // A kernel's rows are places in this order (FoldProblem::order): first the active rows, then the others, which are not
@@ -12,17 +10,8 @@ namespace monoidreduce {
 // device knows the number of active rows. In a product that sums over rows, the width of the problem is the places.
 struct RowOrder {
   const std::int64_t* order;  // of the problem's first place; null: all rows are active, in their own order
-  const std::int64_t* all_counted;
+  const std::int64_t* all_counted;  // null where order is
   int rows, first;
-
-  RowOrder(const TensorView& view, std::int64_t rows, std::int64_t first = 0)
-      : order(static_cast<const std::int64_t*>(view.data)),
-        all_counted(nullptr),
-        rows(static_cast<int>(rows)),
-        first(static_cast<int>(first)) {
-    if (order != nullptr) all_counted = order + (view.size[0] - 1), order += first;
-  }
-  explicit RowOrder(const FoldProblem& p) : RowOrder(p.order, p.rows(), p.first_place) {}
 
   // The number of active rows among the problem's places.
   __device__ __forceinline__ int counted() const {

@@ -7,8 +7,6 @@
 #pragma once
 
 #include "monoidreduce/block/matrix.cuh"
-#include "monoidreduce/kernel/launch.cuh"
-#include "monoidreduce/operators.h"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce {
@@ -38,21 +36,5 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
 }
 
 }  // namespace simt
-
-// grad_out, out   [B, H, M, D]; any strides; grad_out may be absent, which means 0
-// grad_lse        [B, H, M]; any strides; may be absent, which means 0
-// of_lse, centre  [B * H * M], the results g and centre
-template <class T>
-void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& grad_lse, T* of_lse,
-                T* centre, const Launch& launch) {
-  const std::int64_t rows = out.size[0] * out.size[1] * out.size[2];
-  if (rows == 0) return;
-  TensorView of_row = grad_lse;  // [B, H, M, 1]
-  if (of_row.present()) of_row.rank = 4, of_row.size[3] = 1, of_row.stride[3] = 0;
-  const DeviceGuard device(out.cuda_device);
-  launch_kernel("row_centre", &simt::row_centre<T>,
-                blocks_for((rows + simt::kRowsOfBlock - 1) / simt::kRowsOfBlock), 32 * simt::kRowsOfBlock, 0,
-                launch.stream, Tensor(grad_out), Tensor(out), Tensor(of_row), of_lse, centre);
-}
 
 }  // namespace monoidreduce

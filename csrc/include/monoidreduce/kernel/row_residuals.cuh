@@ -7,10 +7,11 @@
 // the counters and semaphores of the backward kernel.
 #pragma once
 
+#include <cmath>
+
 #include "monoidreduce/arch/mma.cuh"
-#include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
-#include "monoidreduce/operators.h"
+#include "monoidreduce/tensor_view.h"
 #include "monoidreduce/warp/lanes.cuh"
 
 namespace monoidreduce {
@@ -123,29 +124,6 @@ __global__ void __launch_bounds__(kPrepareThreads)
 static __global__ void clear_marks(float* marks, std::int64_t count) {
   const std::int64_t n = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (n < count) marks[n] = 0.f;
-}
-
-template <class E>
-void prepare_rows(const RowInputs& x, const RowResiduals& to, const RowMarks& marks,
-                  const ClearedWords& cleared, const Launch& launch) {
-  const DeviceGuard device(x.out.cuda_device);
-  const std::int64_t padded = x.out.size[0] * x.out.size[1] * to.padded_rows;
-  const auto run = [&](auto lanes) {
-    constexpr int kLanes = decltype(lanes)::value;
-    launch_kernel("prepare_rows", &prepare_rows<E, kLanes>, blocks_for(padded * kLanes / kPrepareThreads),
-                  kPrepareThreads, 0, launch.stream, x, to, marks, cleared);
-  };
-  if (x.out.size[3] <= 64) {
-    run(std::integral_constant<int, 8>{});
-  } else if (x.out.size[3] <= 128) {
-    run(std::integral_constant<int, 16>{});
-  } else {
-    run(std::integral_constant<int, 32>{});
-  }
-  if (!x.banded) return;
-  const std::int64_t column_marks = x.out.size[0] * x.column_heads * marks.column_units;
-  launch_kernel("clear_marks", &clear_marks, blocks_for((column_marks + 255) / 256), 256, 0, launch.stream,
-                marks.columns, column_marks);
 }
 
 }  // namespace monoidreduce

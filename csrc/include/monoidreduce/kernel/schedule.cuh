@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include "monoidreduce/fold.h"
 #include "monoidreduce/kernel/last_round.h"
+#include "monoidreduce/score.h"
 
 namespace monoidreduce {
 
@@ -38,20 +38,6 @@ struct Band {
   }
 };
 
-// Whether the bias is a mask: bool, false excludes an element.
-inline bool excludes(const TensorView& bias) { return bias.present() && bias.dtype == DType::kBool; }
-
-// Whether the window or the bias excludes any element.
-inline bool is_partial(const FoldProblem& p) { return !p.range.all() || excludes(p.bias); }
-
-// Whether the heads of a batch, or the batches of a head, share a bias that varies by row.
-inline bool heads_share_bias(const FoldProblem& p) {
-  return p.bias.present() && p.bias.stride[2] != 0 && p.heads() > 1 && p.bias.stride[1] == 0;
-}
-inline bool batches_share_bias(const FoldProblem& p) {
-  return p.bias.present() && p.bias.stride[2] != 0 && p.batch() > 1 && p.bias.stride[0] == 0;
-}
-
 struct FoldShape {
   int batch, heads, group;  // group: heads that share a column head
   int rows, columns;
@@ -59,17 +45,6 @@ struct FoldShape {
   bool sieved;          // a bias excludes elements
   bool batches_follow;  // jobs go through the batches of a head first; else through the heads of a batch
   int section;          // the number of batch-heads of a section
-
-  FoldShape(const FoldProblem& p, std::int64_t section)
-      : batch(static_cast<int>(p.batch())),
-        heads(static_cast<int>(p.heads())),
-        group(static_cast<int>(p.heads() / p.column_heads())),
-        rows(static_cast<int>(p.rows())),
-        columns(static_cast<int>(p.columns())),
-        band(p.range),
-        sieved(excludes(p.bias)),
-        batches_follow(batches_share_bias(p) && !heads_share_bias(p)),
-        section(static_cast<int>(section)) {}
 
   // The batch and head of a batch-head; heads: the number of (column) heads.
   __device__ __forceinline__ int batch_of(int batch_head, int heads) const {
@@ -84,18 +59,6 @@ struct FoldShape {
     return band.begin(row0 + row_count - 1) <= column0 && column0 + column_count <= band.end(row0, columns);
   }
 };
-
-// The number of batch-heads whose operands fit into the L2 cache, if a group of them reads `bytes`.
-inline std::int64_t cached_heads(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
-  constexpr std::int64_t kCacheBytes = 32 << 20;
-  return std::clamp(kCacheBytes / bytes * group, std::int64_t(1), p.batch() * p.heads());
-}
-
-// The number of batch-heads of a section: one if all jobs are equally long and none share a bias.
-inline std::int64_t section_of(const FoldProblem& p, std::int64_t bytes, std::int64_t group) {
-  if (p.range.all() && !heads_share_bias(p) && !batches_share_bias(p)) return 1;
-  return cached_heads(p, bytes, group);
-}
 
 // A job whose lines are rows of one head. (The lines of a PackedJob are rows of several heads.)
 struct RowJob {

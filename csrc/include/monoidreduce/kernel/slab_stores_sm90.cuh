@@ -1,9 +1,9 @@
 // Stores rounded fragments from registers to a tensor, 64 columns at a time, through shared memory and TMA.
 #pragma once
 
+#include "monoidreduce/arch/tma.cuh"
 #include "monoidreduce/block/fragment.cuh"
 #include "monoidreduce/kernel/schedule.cuh"
-#include "monoidreduce/kernel/tensor_map.cuh"
 
 namespace monoidreduce::sm90 {
 
@@ -21,9 +21,6 @@ struct SlabStores {
   using Memory = SlabMemory;
   arch::TensorMap outs[kOuts];
 
-  explicit SlabStores(const TensorView (&tensors)[kOuts]) {
-    for (int n = 0; n < kOuts; ++n) outs[n] = tensor_map(tensors[n], kSlabBoxRows);
-  }
   // The warp's lines of a slab at (row0, column) of the n-th tensor. store: which of the kStores of a tile.
   template <int kStores>
   __device__ __forceinline__ void store(const std::uint32_t (&words)[kSlabElements / 2], int n, int row0,

@@ -70,13 +70,4 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
   }
 }
 
-// p: the problem of the fold, with all of its rows.
-template <class E, int kScores, int kTileColumns, class Rows>
-void weights_to_gradients(const KeptWeights<kScores, kTileColumns>& kept, const Rows& rows,
-                          const FoldProblem& p, const Launch& launch) {
-  const DeviceGuard guard(p.a.cuda_device);
-  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, kTileColumns, Rows>,
-                blocks_for(p.rows()), 256, 0, launch.stream, kept, RowOrder(p), rows);
-}
-
 }  // namespace monoidreduce::sm90

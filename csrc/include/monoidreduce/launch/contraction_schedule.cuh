@@ -2,8 +2,8 @@
 #pragma once
 
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/launch.cuh"
 #include "monoidreduce/kernel/tile_schedule.cuh"
+#include "monoidreduce/launch/launch_kernel.cuh"
 
 namespace monoidreduce {
 

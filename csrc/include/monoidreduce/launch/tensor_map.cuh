@@ -5,8 +5,8 @@
 
 #include "monoidreduce/arch/tma.cuh"
 #include "monoidreduce/block/bias_tile.cuh"
-#include "monoidreduce/kernel/dense_lines.cuh"
-#include "monoidreduce/kernel/launch.cuh"
+#include "monoidreduce/launch/dense_lines.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/tensor_view.h"
 
 namespace monoidreduce::sm90 {

@@ -1,0 +1,46 @@
+// Launches kernel/contraction_sm90.cuh.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/contraction_sm90.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensor_map.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm90 {
+
+// To tensors [1, 1, rows, columns].
+template <int kOuts, class Tile>
+SlabStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
+  SlabStores<kOuts> stores;
+  for (int n = 0; n < kOuts; ++n) stores.outs[n] = tensor_map(tensors[n], kSlabBoxRows);
+  return stores;
+}
+
+// Runs the epilogue over the products a . b^T of a problem. Columns are lines, or adjacent (transposed). Rows are adjacent if
+// the tile says so; an order is then one of the width.
+template <class E, class Tile, class Epilogue>
+void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
+                 const char* name, const Launch& launch) {
+  ContractionArguments<Tile::kScores> arguments{
+      .order = row_order(p.order, Tile::kRowsTransposed ? p.width() : p.rows(), p.first_place)};
+  const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
+  for (int score = 0; score < Tile::kScores; ++score) {
+    const bool transposed = columns[score].stride[3] != 1;
+    arguments.transposed[score] = transposed;
+    arguments.rows[score] = Tile::kRowsTransposed ? tensor_map(transposed_rows(rows[score]), kSlab)
+                                                  : tensor_map(rows[score], Tile::kRows);
+    arguments.columns[score] = tensor_map(transposed ? transposed_rows(columns[score]) : columns[score],
+                                          Tile::column_lines(transposed));
+    arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
+  }
+  arguments.schedule = schedule;
+  const DeviceGuard guard(p.a.cuda_device);
+  launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
+                static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
+                sizeof(ContractionMemory<Tile, Epilogue>) + kSharedAlignment, launch.stream, arguments,
+                epilogue);
+}
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,58 @@
+// Launches kernel/fold_backward_pass_sm90.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/fold_backward_pass_sm90.cuh"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensor_map.cuh"
+
+namespace monoidreduce::sm90 {
+
+// Writes the gradient of Tile::kOf among those wanted (with the columns' goes a bias's of columns), of the element type.
+// residuals and marks: as prepare_rows (row_residuals.cuh) left them.
+template <class E, class Tile, PayloadMonoid M, class Scores>
+void fold_backward_pass(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
+                        const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
+  const std::int64_t group = p.heads() / p.column_heads(), lines = Tile::kOfRows ? p.rows() : p.columns();
+  const std::int64_t heads = Tile::kOfRows ? p.heads() : p.column_heads();
+  // Of what streams past the lines of a head; a group of heads shares it where the rows stay.
+  const std::int64_t streamed_bytes = Tile::kOfRows ? p.columns() : p.rows() * group;
+  const FoldShape shape = fold_shape(
+      p,
+      section_of(p, streamed_bytes * (p.width() + p.payload_width()) * sizeof(E), Tile::kOfRows ? group : 1));
+  const auto payload = [](const TensorView& t, int lines_of_box) {
+    return Tile::kTransposed ? tensor_map(transposed_rows(t), Tile::kWidth) : tensor_map(t, lines_of_box);
+  };
+  PassArguments arguments{.staying = {},
+                          .streamed = {},
+                          .gradient = {},
+                          .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+                          .residuals = residuals,
+                          .marks = marks,
+                          .shape = shape};
+  if constexpr (Tile::kOfRows) {
+    arguments.staying[0] = tensor_map(p.a, Tile::kStaying);
+    arguments.staying[1] = tensor_map(wanted.grad_out, Tile::kStaying);
+    arguments.streamed[0] = tensor_map(p.b, Tile::kStreamed);
+    arguments.streamed[1] = payload(p.payload, Tile::kStreamed);
+    arguments.gradient = tensor_map(wanted.d_a, kFragmentRows);
+  } else {
+    arguments.staying[0] = tensor_map(p.b, Tile::kStaying);
+    arguments.staying[1] = payload(p.payload, Tile::kStaying);
+    arguments.streamed[0] = tensor_map(p.a, Tile::kStreamed);
+    arguments.streamed[1] = tensor_map(wanted.grad_out, Tile::kStreamed);
+    arguments.gradient =
+        Tile::kOfPayload ? payload(wanted.d_payload, kFragmentRows) : tensor_map(wanted.d_b, kFragmentRows);
+  }
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_backward_pass_sm90", &fold_backward_pass_kernel<E, Tile, M, Scores>,
+                blocks_for(p.batch() * heads * ((lines + Tile::kStaying - 1) / Tile::kStaying)),
+                Tile::kThreads, sizeof(typename PassConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
+                launch.stream, arguments, m, scores);
+}
+
+}  // namespace monoidreduce::sm90

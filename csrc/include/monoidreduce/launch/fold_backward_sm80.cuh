@@ -1,0 +1,67 @@
+// Launches kernel/fold_backward_sm80.cuh.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/fold_backward_sm80.cuh"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm80 {
+
+// How many blocks share the rows of a tile of columns, where such tiles are fewer than the blocks that run at a time: only
+// floats, whose gradients can be added to, and no part of less than a few tiles of rows.
+template <class E, class Tile>
+std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles) {
+  if (!std::is_same_v<E, float>) return 1;
+  constexpr int kLeast = 4;
+  const std::int64_t blocks = multiprocessors(p.a.cuda_device) * Tile::kBlocks,
+                     row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
+  return std::max(std::min(blocks / tiles, row_tiles / kLeast), std::int64_t{1});
+}
+
+// wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
+// written, contiguous). residuals, marks and turns: as prepare_rows (row_residuals.cuh) left them.
+template <class E, class Tile, PayloadMonoid M, class Scores>
+void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
+                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
+                   const Launch& launch) {
+  // In turn, twice as many heads as their gradients have room for in the cache: of half as many tiles of columns of a head
+  // at a time, the last waits half as long before it adds for the first time.
+  const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
+  const FoldShape shape = fold_shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));
+  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns,
+                     tiles = p.batch() * p.column_heads() * column_tiles;
+  const std::int64_t parts = turns.words ? 1 : parts_of_rows<E, Tile>(p, tiles);
+  const auto payload_lines = [](const TensorView& t) {
+    return strided_lines(Tile::kTransposed ? transposed_rows(t) : t);
+  };
+  const BackwardArguments arguments{.rows = strided_lines(p.a),
+                                    .grad_out = strided_lines(wanted.grad_out),
+                                    .columns = strided_lines(p.b),
+                                    .payload = payload_lines(p.payload),
+                                    .d_columns = strided_lines(wanted.d_b),
+                                    .d_payload = payload_lines(wanted.d_payload),
+                                    .d_rows = static_cast<float*>(wanted.d_a.data),
+                                    .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+                                    .residuals = residuals,
+                                    .marks = marks,
+                                    .turns = turns,
+                                    .shape = shape,
+                                    .parts = static_cast<int>(parts)};
+  const DeviceGuard device(p.a.cuda_device);
+  if (parts > 1) {
+    for (const TensorView* t : {&wanted.d_b, &wanted.d_payload})
+      check_cuda(
+          cudaMemsetAsync(t->data, 0, t->numel() * sizeof(E), static_cast<cudaStream_t>(launch.stream)),
+          "cudaMemsetAsync for fold_backward_sm80");
+  }
+  launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>, blocks_for(tiles * parts),
+                Tile::kThreads, sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);
+}
+
+}  // namespace monoidreduce::sm80

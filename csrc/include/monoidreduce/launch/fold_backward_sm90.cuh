@@ -1,0 +1,80 @@
+// Launches kernel/fold_backward_sm90.cuh.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/fold_backward_sm90.cuh"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensor_map.cuh"
+
+namespace monoidreduce::sm90 {
+
+// How the jobs of the last wave are split: for attention without a mask. A part costs two tiles of rows more than its own, as
+// much as starting a block. (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens.)
+//
+// In turn no job is split. Parts would start at the same time, in the middle of rows for which they have to wait. (16k: 19 ms;
+// a model with the same result puts more than half of that into the last of 16 waves.)
+template <class Tile>
+LastRound backward_last_round(const FoldProblem& p) {
+  if (!Tile::kHasParts || is_partial(p)) return {};
+  return last_round(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns),
+                    parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
+}
+
+//   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
+//                      payload (element type E, written); all must be present
+//   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
+//   sharing            16-byte aligned: a counter of jobs, 0 at first. Without a mask, the ColumnHandover of
+//                      backward_last_round, if jobs are split. Not read if blocks add in turn.
+template <class E, class Tile, PayloadMonoid M, class Scores>
+void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
+                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
+                   const Launch& launch) {
+  // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
+  // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
+  // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
+  const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
+                                 (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t{0});
+  const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
+  // In turn several heads at a time, where all jobs are equally long too, and at least a few: the more tiles of columns of one head
+  // wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms, 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
+  constexpr std::int64_t kLeast = 4;
+  const std::int64_t heads_in_turn =
+      std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());
+  const FoldShape shape = fold_shape(p, Tile::kInTurn ? heads_in_turn : section_of(p, group_bytes, 1));
+  const LastRound last = backward_last_round<Tile>(p);
+  unsigned* const counter = Tile::kInTurn   ? turns.words
+                            : p.range.all() ? nullptr
+                                            : reinterpret_cast<unsigned*>(sharing);
+  const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last, counter);
+  const BackwardArguments<Tile> arguments{
+      .rows = tensor_map(p.a, Tile::kRows),
+      .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
+      .columns = tensor_map(p.b, Tile::kColumns),
+      .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
+                                   : tensor_map(p.payload, Tile::kColumns),
+      .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
+      .d_columns = tensor_map(wanted.d_b, kFragmentRows),
+      .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
+                                     : tensor_map(wanted.d_payload, kFragmentRows),
+      .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+      .residuals = residuals,
+      .marks = marks,
+      .turns = turns,
+      .shape = shape,
+      .jobs = jobs,
+      .parts = {sharing, last},
+      .bias = bias_source<BiasElement<Scores>>(p.bias, Tile::kRows)};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
+                Tile::kStays ? jobs.blocks(multiprocessors(p.a.cuda_device)) : blocks_for(jobs.whole),
+                Tile::kThreads,
+                sizeof(typename BackwardConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
+                launch.stream, arguments, m, scores);
+}
+
+}  // namespace monoidreduce::sm90

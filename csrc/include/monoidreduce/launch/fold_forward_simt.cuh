@@ -1,0 +1,35 @@
+// Launches kernel/fold_forward_simt.cuh.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/fold_forward_simt.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce {
+
+// Folds every row of the problem: rows.store(row, P_i), and with a payload its fold into out [B, H, M, D], of
+// the payload's element type.
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+  requires(!kPayload || PayloadMonoid<M>)
+void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
+                  const Launch& launch) {
+  using T = typename M::Real;
+  const std::int64_t slices =
+      kPayload && p.payload_width() > 0 ? divide_up(p.payload_width(), simt::kSlice) : 1;
+  const std::int64_t jobs = p.batch() * p.heads() * divide_up(p.rows(), kTile) * slices;
+  if (jobs == 0) return;
+  const simt::ForwardArguments arguments{.rows = {device_tensor(p.a), device_tensor(p.other_a)},
+                                         .columns = {device_tensor(p.b), device_tensor(p.other_b)},
+                                         .payload = device_tensor(p.payload),
+                                         .bias = device_tensor(p.bias),
+                                         .out = device_tensor(out),
+                                         .out_bias = device_tensor(p.out_bias),
+                                         .range = p.range};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads,
+                sizeof(TileMemory<T>), launch.stream, m, arguments, Score<T>(p.score), rows);
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,57 @@
+// Launches kernel/fold_forward_sm80.cuh.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/fold_forward_sm80.cuh"
+#include "monoidreduce/launch/combine_splits.cuh"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm80 {
+
+template <class E>
+FoldShape forward_shape(const FoldProblem& p) {
+  return fold_shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
+                                  p.heads() / p.column_heads()));
+}
+
+// Rows: as the kernel takes them. splits: of the columns of a tile of rows.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
+                    int splits, const Rows& rows, const TensorView& out, const Launch& launch) {
+  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
+  const ForwardArguments arguments{
+      .rows = strided_lines(p.a),
+      .columns = strided_lines(p.b),
+      .payload = strided_lines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
+      .out = output_rows(out),
+      .shape = shape};
+  launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
+                static_cast<unsigned>(heads * row_tiles * splits), Tile::kThreads,
+                sizeof(ForwardMemory<E, Tile>), launch.stream, arguments, m, scores, rows);
+}
+
+// Rows: as finish_rows (row_fragment.cuh) takes them.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                  const TensorView& out, const Launch& launch) {
+  const DeviceGuard device(p.a.cuda_device);
+  launch_forward<E, Tile>(m, scores, p, forward_shape<E>(p), 1, rows, out, launch);
+}
+
+// The same for few rows, the columns in several splits. scratch: of PartialRows. Rows: as combine_splits takes them.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+void fold_few_rows(const M& m, const Scores& scores, const FoldProblem& p, int splits, const Rows& rows,
+                   const TensorView& out, float* scratch, const Launch& launch) {
+  const FoldShape shape = forward_shape<E>(p);
+  const PartialRows<M> partial = partial_rows<M>(p, splits, scratch);
+  const DeviceGuard device(p.a.cuda_device);
+  launch_forward<E, Tile>(m, scores, p, shape, splits, RowSplits<M>{partial, splits}, out, launch);
+  combine_splits<E>(m, partial, splits, shape, rows, output_rows(out), launch);
+}
+
+}  // namespace monoidreduce::sm80

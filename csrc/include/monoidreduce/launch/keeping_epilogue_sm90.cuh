@@ -1,0 +1,30 @@
+// Launches kernel/keeping_epilogue_sm90.cuh.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/launch/contraction_sm90.cuh"
+#include "monoidreduce/launch/fold_epilogue.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm90 {
+
+// As fold_contraction, and stores the weights of the first columns.
+template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
+void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
+                  const KeptWeights<M::kScores, Tile::kColumns>& kept, const Launch& launch) {
+  const FoldEpilogue<M, Scores, Rows> fold{
+      m, scores, rows, row_order(p), static_cast<int>(p.columns()), static_cast<typename M::State*>(partial)};
+  TensorView weights[M::kScores];
+  for (int n = 0; n < M::kScores; ++n) {
+    weights[n] = p.a;
+    weights[n].dtype = DType::kFloat16, weights[n].data = kept.weights[n];
+    weights[n].size[3] = kept.columns, weights[n].stride[2] = kept.pitch, weights[n].stride[3] = 1;
+  }
+  const KeepingEpilogue<M, Scores, Rows, Tile::kColumns> epilogue{fold, kept, stores_for(Tile{}, weights)};
+  fold_contraction<E, Tile>(epilogue, fold, p, launch);
+}
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,29 @@
+// Launches kernel/payload_epilogue.cuh.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/payload_epilogue.cuh"
+#include "monoidreduce/launch/contraction_schedule.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce {
+
+// The weights of all elements and, for a problem with a second product, the derivatives with respect to the first one.
+//   outs   [1, 1, rows, columns] each, of the element type
+//   sums   of the derivatives over 16 rows each, [rows / 16, columns] of whole tiles; or absent
+template <class E, class Tile, PayloadMonoid M, class Scores>
+void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
+                     const TensorView (&outs)[Tile::kScores], const TensorView& sums, const Launch& launch) {
+  using Stores = typename Tile::template Stores<Tile::kScores>;
+  const PayloadEpilogue<E, M, Scores, Stores> epilogue{
+      m,
+      scores,
+      {static_cast<float*>(sums.data), sums.stride[0], static_cast<int>(p.rows())},
+      stores_for(Tile{}, outs)};
+  static_assert(Tile::kScratch == 0);
+  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "payload_weights", launch);
+}
+
+}  // namespace monoidreduce

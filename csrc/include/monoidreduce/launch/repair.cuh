@@ -1,0 +1,47 @@
+// Launches kernel/repair.cuh.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/repair.cuh"
+#include "monoidreduce/launch/fold_shape.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce {
+
+// Both launch nothing where every row keeps every column.
+template <PayloadMonoid M, class Rows>
+void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
+                    const Launch& launch) {
+  if (!is_partial(p)) return;
+  const RepairArguments arguments{.rows = device_tensor(p.a),
+                                  .columns = device_tensor(p.b),
+                                  .payload = device_tensor(p.payload),
+                                  .bias = device_tensor(p.bias),
+                                  .out = device_tensor(out),
+                                  .range = p.range};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device), 256,
+                0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
+}
+
+template <PayloadMonoid M, class Rows>
+void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
+                     const RowMarks& marks, const Launch& launch) {
+  if (!is_partial(p)) return;
+  const RepairArguments arguments{.rows = device_tensor(p.a),
+                                  .columns = device_tensor(p.b),
+                                  .payload = device_tensor(p.payload),
+                                  .bias = device_tensor(p.bias),
+                                  .grad_out = device_tensor(wanted.grad_out),
+                                  .d_rows = device_tensor(wanted.d_a),
+                                  .d_columns = device_tensor(wanted.d_b),
+                                  .d_payload = device_tensor(wanted.d_payload),
+                                  .range = p.range};
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("repair_backward", &repair_backward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device),
+                256, 0, launch.stream, arguments, m, Score<float>(p.score), rows, marks);
+}
+
+}  // namespace monoidreduce

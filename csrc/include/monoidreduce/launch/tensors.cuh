@@ -1,0 +1,49 @@
+// Tensors of the host, as kernels take them.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/block/matrix.cuh"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/row_fragment.cuh"
+#include "monoidreduce/kernel/row_order.cuh"
+#include "monoidreduce/kernel/strided_lines.cuh"
+#include "monoidreduce/launch/dense_lines.h"
+
+namespace monoidreduce {
+
+inline Tensor device_tensor(const TensorView& t) {
+  Tensor to{.data = static_cast<char*>(t.data), .dtype = t.dtype};
+  for (int axis = 0; axis < 4; ++axis) {
+    const int own = axis + t.rank - 4;  // axes that a lower rank lacks come first, of size 1
+    to.size[axis] = own < 0 ? 1 : t.size[own];
+    to.stride[axis] = own < 0 ? 0 : t.stride[own] * item_size(t.dtype);
+  }
+  return to;
+}
+
+inline StridedLines strided_lines(const TensorView& t) {
+  require_dense_lines(t);
+  const std::int64_t bytes = item_size(t.dtype);
+  return {static_cast<char*>(t.data),
+          {t.stride[0] * bytes, t.stride[1] * bytes, t.stride[2] * bytes},
+          static_cast<int>(t.size[2]),
+          static_cast<int>(t.size[3])};
+}
+
+inline OutputRows output_rows(const TensorView& t) {
+  return {t.data,
+          {t.stride[0], t.stride[1], t.stride[2]},
+          static_cast<int>(t.size[3]),
+          t.dtype != DType::kFloat32};
+}
+
+// order: FoldProblem::order; rows: places from first on.
+inline RowOrder row_order(const TensorView& order, std::int64_t rows, std::int64_t first = 0) {
+  const auto* const places = static_cast<const std::int64_t*>(order.data);
+  return {places ? places + first : nullptr, places ? places + (order.size[0] - 1) : nullptr,
+          static_cast<int>(rows), static_cast<int>(first)};
+}
+inline RowOrder row_order(const FoldProblem& p) { return row_order(p.order, p.rows(), p.first_place); }
+
+}  // namespace monoidreduce

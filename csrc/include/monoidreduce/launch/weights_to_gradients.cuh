@@ -1,0 +1,21 @@
+// Launches kernel/weights_to_gradients.cuh.
+#pragma once
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/kernel/weights_to_gradients.cuh"
+#include "monoidreduce/launch/launch.h"
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+
+namespace monoidreduce::sm90 {
+
+// p: the problem of the fold, with all of its rows.
+template <class E, int kScores, int kTileColumns, class Rows>
+void weights_to_gradients(const KeptWeights<kScores, kTileColumns>& kept, const Rows& rows,
+                          const FoldProblem& p, const Launch& launch) {
+  const DeviceGuard guard(p.a.cuda_device);
+  launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, kTileColumns, Rows>,
+                blocks_for(p.rows()), 256, 0, launch.stream, kept, row_order(p), rows);
+}
+
+}  // namespace monoidreduce::sm90
