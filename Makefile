@@ -104,9 +104,11 @@ $(VENV)/cute.done: $(VENV)/created.done
 	$(PIP) install --quiet --no-deps nvidia-cutlass==4.2.0.0
 	@touch $@
 
-# The compiler of programs that are made while they run, for a test of the wrappers of instructions.
+# The compiler of programs that are made while they run, for tests of device code: the newest, and in a folder of its own
+# the oldest.
 $(VENV)/nvrtc.done: $(VENV)/created.done pyproject.toml
 	$(PIP) install --quiet --group nvrtc
+	$(PIP) install --quiet --upgrade --target $(VENV)/nvrtc-oldest --group nvrtc-oldest
 	@touch $@
 
 # The wheel is built from the source distribution, both in isolated environments.

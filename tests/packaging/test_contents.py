@@ -53,6 +53,8 @@ HEADERS = """
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/rows.h
+    rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h rtc/limits
+    rtc/type_traits
     warp/lanes.cuh
 """
 CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"

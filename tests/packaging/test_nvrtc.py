@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-from pathlib import Path
-
+import nvrtc
 import pytest
+from nvrtc import INCLUDE, Nvrtc
 
-import monoidreduce as mr
-
-INCLUDE = Path(mr.get_include())
 HEADERS = sorted(p.stem for p in (INCLUDE / "monoidreduce/arch").iterdir())
 
 # What the kernel below calls of each header, and the instruction that it becomes.
@@ -135,45 +130,9 @@ extern "C" __global__ void kernel(float* x, unsigned* words{map}) {{
 """
 
 
-class Nvrtc:
-    """NVRTC of the wheel nvidia-cuda-nvrtc, which a torch for CUDA brings too."""
-
-    def __init__(self, library: Path) -> None:
-        # NVRTC asks for its second library by name alone: one that is loaded is found.
-        (builtins,) = library.parent.glob("libnvrtc-builtins.so.*")
-        ctypes.CDLL(str(builtins))
-        self._library = ctypes.CDLL(str(library))
-
-    def compile(self, source: str, arch: str) -> str:
-        """The PTX of a source that compiles, to machine code too."""
-        program = ctypes.c_void_p()
-        assert (
-            self._library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), None, 0, None, None) == 0
-        )
-        options = [f"--gpu-architecture={arch}", "--std=c++20", f"--include-path={INCLUDE}"]
-        arguments = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        result = self._library.nvrtcCompileProgram(program, len(options), arguments)
-        assert result == 0, self._text("ProgramLog", program)
-        ptx = self._text("PTX", program)
-        self._library.nvrtcDestroyProgram(ctypes.byref(program))
-        return ptx
-
-    def _text(self, what: str, program: ctypes.c_void_p) -> str:
-        size = ctypes.c_size_t()
-        assert getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)) == 0
-        text = ctypes.create_string_buffer(size.value)
-        assert getattr(self._library, f"nvrtcGet{what}")(program, text) == 0
-        return text.value.decode()
-
-
 @pytest.fixture(scope="module")
-def nvrtc() -> Nvrtc:
-    wheels = importlib.util.find_spec("nvidia")
-    folders = (wheels and wheels.submodule_search_locations) or []
-    found = [library for folder in folders for library in Path(folder).glob("*/lib/libnvrtc.so.*")]
-    if not found:
-        pytest.skip("no NVRTC: pip install --group nvrtc")
-    return Nvrtc(max(found))
+def newest() -> Nvrtc:
+    return nvrtc.newest()
 
 
 def test_every_wrapper_has_its_kernel() -> None:
@@ -182,8 +141,10 @@ def test_every_wrapper_has_its_kernel() -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("header", HEADERS)
-def test_header_compiles_alone(nvrtc: Nvrtc, header: str, arch: str) -> None:
+def test_header_compiles_alone(newest: Nvrtc, header: str, arch: str) -> None:
     calls = SM80.get(header, {}) | (HOPPER.get(header, {}) if arch == "sm_90a" else {})
     parameter = ", const __grid_constant__ TensorMap map" if header == "tma" else ""
-    ptx = nvrtc.compile(KERNEL.format(header=header, map=parameter, calls="\n  ".join(calls)), arch)
+    source = KERNEL.format(header=header, map=parameter, calls="\n  ".join(calls))
+    options = ["--std=c++20", f"--gpu-architecture={arch}", f"--include-path={INCLUDE}"]
+    ptx = newest.compile(source, options)
     assert [instruction for instruction in calls.values() if instruction not in ptx] == []
