@@ -2,7 +2,7 @@
 #pragma once
 
 #define launch_kernel launch_undescribed
-#include_next "monoidreduce/kernel/launch.cuh"
+#include_next "monoidreduce/launch/launch_kernel.cuh"
 #undef launch_kernel
 
 #include "launches/parameters.h"
