@@ -106,7 +106,7 @@ class Calls {
   }
 
  private:
-  // The same arguments, of which all but the first have defaults. The results need not be there yet.
+  // The same arguments, with defaults: the results need not be there yet.
   template <class Call>
   void define_tier(Tier (*tier_of)(const Call&, const Launch&)) {
     const auto& description = kDescription<Call>;
