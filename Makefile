@@ -50,7 +50,7 @@ docs: $(VENV)/docs.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done
+test: lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done $(VENV)/integrations.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"
@@ -109,6 +109,11 @@ $(VENV)/cute.done: $(VENV)/created.done
 $(VENV)/nvrtc.done: $(VENV)/created.done pyproject.toml
 	$(PIP) install --quiet --group nvrtc
 	$(PIP) install --quiet --upgrade --target $(VENV)/nvrtc-oldest --group nvrtc-oldest
+	@touch $@
+
+# Libraries that the integrations are for. They take the torch that is there.
+$(VENV)/integrations.done: $(VENV)/torch.done pyproject.toml
+	$(PIP) install --quiet --group integrations
 	@touch $@
 
 # The wheel is built from the source distribution, both in isolated environments.

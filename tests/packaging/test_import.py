@@ -64,6 +64,11 @@ def test_import_starts_nothing_and_writes_nothing():
     assert run_python(WATCHED_IMPORT) == "[]"
 
 
+def test_import_loads_no_library_that_an_integration_is_for():
+    code = "import sys, monoidreduce; print({'transformers', 'peft', 'accelerate'} & set(sys.modules))"
+    assert run_python(code) == "set()"
+
+
 def test_import_leaves_ctrl_c_to_the_program():
     code = "import signal, monoidreduce; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert run_python(code) == "True"

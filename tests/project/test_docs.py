@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Suffixes of the modules whose exports are public.
 PUBLIC = ("", ".nn", ".monoids", ".reference", ".plan", ".io", ".hardware")
+# These import a library of their own. They are looked at where it is installed.
+INTEGRATIONS = ("transformers",)
 
 _REFERENCE = re.compile(r"^::: (\S+)$", re.M)
 _TITLE = re.compile(r"# (\d+)\. (.+)\n\n\*\*Status\*\*: ((?:.+\n)+)")
@@ -53,8 +56,11 @@ def test_index_lists_every_decision() -> None:
 
 
 def _resolved(path: str) -> object:
-    """What a dotted path of the reference names."""
+    """What a dotted path of the reference names, None for that of an integration that can not be imported."""
     module, _, name = path.rpartition(".")
+    _, _, library = module.partition(".integrations.")
+    if library and find_spec(library) is None:
+        return None
     return getattr(importlib.import_module(module), name)
 
 
@@ -64,7 +70,8 @@ def test_reference_has_every_public_name() -> None:
     documented = [_resolved(path) for page in pages for path in _REFERENCE.findall(page.read_text("utf-8"))]
     assert documented
     missing = []
-    for suffix in PUBLIC:
+    installed = [f".integrations.{library}" for library in INTEGRATIONS if find_spec(library)]
+    for suffix in (*PUBLIC, *installed):
         module = importlib.import_module(f"monoidreduce{suffix}")
         for name in module.__all__:
             exported = getattr(module, name)

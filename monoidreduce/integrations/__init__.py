@@ -1,0 +1,1 @@
+"""Adapters to training libraries. Each module imports its library. `import monoidreduce` imports none."""

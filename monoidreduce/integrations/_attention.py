@@ -1,0 +1,232 @@
+"""transformers' attention and mask interfaces over `mr.attention`.
+
+transformers calls the mask function once per forward pass and kind of layer, and hands what it returns to the
+attention function of every layer. A mask is one of:
+
+- None: causal with as many keys as queries, one query that sees every key, or a layer that is not causal.
+- a Band: which keys lie near enough, and which are padding. Nothing of queries times keys is stored.
+- a tensor [B, 1, M, N], where nothing less says it: packed sequences, chunks, static caches, masks of users.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+from monoidreduce._validate import mismatch
+from monoidreduce.functional import attention
+
+# Arguments of other parts of a model that reach its attention, and say nothing of the result.
+UNRELATED = frozenset(
+    (
+        "cache_position",
+        "ignore_index",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "seq_idx",
+        "shift_labels",
+        "use_cache",
+    )
+)
+
+
+class Band(NamedTuple):
+    """A mask: `window` of `mr.attention` around the key that a query is aligned with, less the padding."""
+
+    window: tuple[int | None, int | None]
+    keys: Tensor | None  # [B, N] bool, False at padding
+
+    # generate() makes masks before it calls a model with a static cache. It takes them for tensors, and the
+    # model hands the one that it got to its own mask function.
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def contiguous(self) -> Band:
+        return self
+
+
+def attention_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | Band | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    config: Any = None,
+    **options: Any,
+) -> Band | Tensor | None:
+    """The mask of one kind of layer, as `AttentionMaskInterface` calls for it.
+
+    Where transformers allows a mask to be skipped, it is causal or bidirectional, with a window of local_size
+    or none, and with the padding that attention_mask [B, all keys] has. Query i is at q_offset + i, and key j
+    at kv_offset + j. Other masks, and those of static caches, whose last key is not the last query's, are
+    made of mask_function.
+    """
+    if isinstance(attention_mask, Band):
+        return attention_mask
+    plain = allow_is_causal_skip or allow_is_bidirectional_skip
+    chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
+    # A bidirectional mask without a window needs no alignment: it is that of cross attention too.
+    aligned = not isinstance(q_offset, Tensor) and q_offset + q_length == kv_offset + kv_length
+    aligned = aligned or (allow_is_bidirectional_skip and local_size is None)
+    if not plain or chunked or not aligned:
+        options |= {"allow_is_causal_skip": allow_is_causal_skip, "config": config}
+        options |= {"allow_is_bidirectional_skip": allow_is_bidirectional_skip}
+        lengths = batch_size, q_length, kv_length, q_offset, kv_offset
+        return sdpa_mask(*lengths, mask_function, attention_mask, local_size, **options)  # type: ignore[no-any-return]
+    keys = _padding(attention_mask, kv_offset, kv_length)
+    if local_size is not None and local_size >= kv_length:
+        local_size = None
+    window: tuple[int | None, int | None]
+    if allow_is_causal_skip:
+        window = None if local_size is None else local_size - 1, 0
+        implied = q_length in (1, kv_length)
+    else:
+        window = local_size, local_size
+        implied = getattr(config, "is_causal", False) is False  # else the layer takes None for causal
+    return None if keys is None and local_size is None and implied else Band(window, keys)
+
+
+def _padding(mask: Tensor | None, offset: int, length: int) -> Tensor | None:
+    """Which of the keys are not padding [B, length], None if all are. Keys beyond the mask are padding."""
+    if mask is None:
+        return None
+    keys = mask[:, offset : offset + length]
+    keys = nn.functional.pad(keys, (0, length - keys.shape[1])) if keys.shape[1] < length else keys
+    if torch.compiler.is_compiling() or (keys.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return keys  # whose values can not be read
+    return None if keys.all() else keys
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Band | Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer, as `AttentionInterface` calls for it.
+
+    Args:
+        module: the layer. Its `is_causal` is what a mask of None means, unless is_causal is given.
+        query: [B, H, M, F].
+        key, value: [B, Hkv, N, F] and [B, Hkv, N, D].
+        attention_mask: what `attention_mask` above returned, or a mask [B or 1, H or 1, M, N], bool or
+            additive, which is then all that limits the keys.
+        sliding_window: of the layer. The mask has it already.
+        s_aux: [H] sinks, one more score of each row, whose value is 0.
+        position_bias: [B or 1, H, M, N], added to the scores before the mask.
+        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences begin, and the end. Each is a
+            call of its own, for which the host waits for the lengths.
+
+    Returns:
+        [B, M, H, D], and None in place of the weights.
+
+    Raises:
+        ValueError, TypeError: an argument that would change the result is not supported.
+    """
+    if dropout:
+        raise ValueError(mismatch("dropout", "0: set attention_dropout of the model's config to 0", dropout))
+    if others.get("output_attentions"):
+        expected = 'None or False: monoidreduce stores no weights (attn_implementation="eager" does)'
+        raise ValueError(mismatch("output_attentions", expected, others["output_attentions"]))
+    for name, given in others.items():
+        if name not in UNRELATED and given is not None and given is not False:
+            raise TypeError(mismatch(name, "None: monoidreduce's attention has no such argument", given))
+
+    rows, columns = query.shape[2], key.shape[2]
+    bias = position_bias
+    window: tuple[int | None, int | None] = None, None
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if causal and 1 < rows < columns:  # a static cache that was empty: its other keys are not there yet
+            key, value, columns = key[:, :, :rows], value[:, :, :rows], rows
+            bias = bias if bias is None else bias[..., :rows]
+        if sliding_window is not None and sliding_window < columns and rows > 1:
+            expected = f"a mask of this window, or one of at least the {columns} keys"
+            raise ValueError(mismatch("sliding_window", expected, f"{sliding_window} and no mask"))
+        window = None, 0 if causal else None
+    elif isinstance(attention_mask, Band):
+        window = attention_mask.window
+        if attention_mask.keys is not None:
+            bias = _masked(bias, attention_mask.keys[:, None, None, :])
+    elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
+        bias = _masked(bias, attention_mask)
+    else:
+        given = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask)
+        raise TypeError(mismatch("attention_mask", "None or a tensor [B, 1, M, N]", given))
+
+    sequences = [(0, rows, 0, columns)]
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        sequences = _sequences(cu_seq_lens_q, cu_seq_lens_k, rows, columns)
+    outs = []
+    for q0, q1, k0, k1 in sequences:
+        out, lse = attention(
+            query[:, :, q0:q1],
+            key[:, :, k0:k1],
+            value[:, :, k0:k1],
+            scale=scaling,
+            window=window,
+            softcap=softcap,
+            bias=None if bias is None else _part(bias, q0, q1, k0, k1),
+            return_lse=True,
+        )
+        if s_aux is not None:
+            share = torch.sigmoid(lse - s_aux.to(lse.dtype)[:, None])  # of all weights but the sink's
+            out = (out * share[..., None]).to(out.dtype)
+        outs.append(out)
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def _masked(bias: Tensor | None, mask: Tensor) -> Tensor:
+    """Both, broadcast: what is added to the scores, and a mask that is bool or is added too."""
+    if bias is None:
+        return mask
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
+
+
+def _part(bias: Tensor, q0: int, q1: int, k0: int, k1: int) -> Tensor:
+    """Rows and columns of a bias, whose axes of size 1 are broadcast."""
+    bias = bias[..., q0:q1, :] if bias.shape[-2] > 1 else bias
+    return bias[..., k0:k1] if bias.shape[-1] > 1 else bias
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph can not read where sequences begin
+def _sequences(
+    of_queries: Tensor | None, of_keys: Tensor | None, rows: int, columns: int
+) -> list[tuple[int, int, int, int]]:
+    """The ranges of queries and of keys of each sequence."""
+    if of_queries is None or of_keys is None:
+        name = "cu_seq_lens_q" if of_queries is None else "cu_seq_lens_k"
+        raise ValueError(mismatch(name, "a tensor [sequences + 1], as the other's is given", None))
+    q, k = of_queries.tolist(), of_keys.tolist()
+    for name, starts, end in (("cu_seq_lens_q", q, rows), ("cu_seq_lens_k", k, columns)):
+        if starts[:1] != [0] or starts[-1] != end or starts != sorted(starts) or len(starts) != len(q):
+            expected = f"{len(q)} numbers that ascend from 0 to {end}"
+            raise ValueError(mismatch(name, expected, starts))
+    return list(zip(q[:-1], q[1:], k[:-1], k[1:], strict=True))

@@ -1,0 +1,769 @@
+"""Models of transformers, made from configs, beside their own eager attention and loss.
+
+The rule: a loss differs by at most 2e-6 of it. A parameter's gradient differs by at most 2e-6 of its largest
+element or, if that is more, of a tenth of the largest element of all gradients. Some gradients are sums over
+all tokens that nearly cancel: eager's own gradient of a sink differs by 2.0e-6 of it from float64's.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from packaging.version import Version
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import monoidreduce as mr
+
+transformers = pytest.importorskip("transformers", minversion="5.4")
+
+from monoidreduce.integrations import _attention  # noqa: E402
+from monoidreduce.integrations.transformers import apply, register  # noqa: E402
+
+# 5.4 has ModernBERT and T5 without its AttentionInterface, and experts that torch.compile does not take.
+needs_newer = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"), reason="transformers 5.4 has not what is tested"
+)
+
+VOCABULARY = 301
+TOLERANCE = 2e-6
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.12,  # so that attention is far from uniform
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+WINDOW = {"sliding_window": 6}
+MLA = {
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "first_k_dense_replace": 1,
+}
+# The name of the classes, and what its config has beside COMMON.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "qwen2": ("Qwen2", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "mistral": ("Mistral", WINDOW),
+    "gemma2": (
+        "Gemma2",
+        {
+            **WINDOW,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **WINDOW,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "gpt_oss": ("GptOss", {**WINDOW, "head_dim": 16, "num_local_experts": 3, "num_experts_per_tok": 2}),
+    "deepseek_v3": ("DeepseekV3", MLA),
+    "cohere": ("Cohere", {"logit_scale": 0.3}),
+    "granite": ("Granite", {"logits_scaling": 3.0, "initializer_range": 0.1}),
+    "mixtral": ("Mixtral", {"num_local_experts": 2, "output_router_logits": True}),
+}
+MAIN = tuple(FAMILIES)[:8]
+
+
+def made(family: str, **options: Any) -> Any:
+    """A model with eager attention, in training."""
+    name, own = FAMILIES[family]
+    config_class = getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
+    config = config_class(**{**COMMON, **own, **options}, attn_implementation="eager")
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "sinks" in parameter_name or "bias" in parameter_name:
+                parameter.normal_(std=1.0 if "sinks" in parameter_name else 0.1)
+    return model.train()
+
+
+def applied(model: Any, **options: bool) -> Any:
+    return apply(copy.deepcopy(model), **options)
+
+
+def batch(case: str = "plain") -> dict[str, Tensor]:
+    """Of 24 tokens: two sequences, one of them padded on the left or none, or three that are packed."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (2, 12), generator=generator)
+    labels = ids.clone()
+    labels[1, 3:5] = -100
+    if case == "padded":
+        mask = torch.ones_like(ids)
+        mask[0, :4] = 0
+        labels[0, :5] = -100
+        return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+    if case == "packed":
+        positions = torch.cat([torch.arange(5), torch.arange(12), torch.arange(7)])[None]
+        return {"input_ids": ids.view(1, -1), "labels": labels.view(1, -1), "position_ids": positions}
+    return {"input_ids": ids, "labels": labels}
+
+
+def gradients_of(model: Any) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def step(model: Any, called: Any = None, **inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and the gradients of the parameters. `called` is what is called in the model's place."""
+    model.zero_grad()
+    loss = (model if called is None else called)(use_cache=False, **inputs).loss
+    loss.backward()
+    return loss.detach(), gradients_of(model)
+
+
+def assert_same_step(ours: tuple[Tensor, dict[str, Tensor]], eager: tuple[Tensor, dict[str, Tensor]]) -> None:
+    """By the rule."""
+    assert abs(ours[0] - eager[0]) <= TOLERANCE * eager[0].abs(), f"{ours[0]} for {eager[0]}"
+    assert ours[1].keys() == eager[1].keys() and eager[1]
+    least = max(gradient.abs().max() for gradient in eager[1].values()) / 10
+    for name, gradient in eager[1].items():
+        error, largest = (ours[1][name] - gradient).abs().max(), gradient.abs().max().clamp(min=least)
+        assert error <= TOLERANCE * largest, f"{name}: {error / largest:.2e}"
+
+
+@pytest.fixture
+def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The masks that layers are given."""
+    given: list[Any] = []
+    attention_forward = _attention.attention_forward
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        given.append(arguments[4])
+        return attention_forward(*arguments, **options)
+
+    monkeypatch.setattr("monoidreduce.integrations.transformers.attention_forward", noting)
+    yield given
+    monkeypatch.undo()
+    register()
+
+
+class LargeTensors(TorchDispatchMode):
+    """Counts results with an axis of all classes that are no parameter's: logits and what is made of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, list[int]]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, Tensor) and tensor.shape[-1:] == (VOCABULARY,) and tensor.dim() > 1:
+                self.found.append((str(function), list(tensor.shape)))
+        return result
+
+
+# ---- training
+
+
+@pytest.mark.parametrize("case", ["plain", "padded", "packed"])
+@pytest.mark.parametrize("family", MAIN)
+def test_loss_and_gradients_are_those_of_eager(family: str, case: str, masks: list[Any]) -> None:
+    eager = made(family)
+    ours = applied(eager)
+    inputs = batch(case)
+    expected = step(eager, **inputs)
+    for _ in range(2):  # the second knows what the model does to its logits
+        assert_same_step(step(ours, **inputs), expected)
+    stored = [mask for mask in masks if isinstance(mask, Tensor)]
+    assert len(masks) == 2 * eager.config.num_hidden_layers
+    assert len(stored) == (len(masks) if case == "packed" and family != "gpt_oss" else 0)
+
+
+@pytest.mark.parametrize("family", ["cohere", "granite", "mixtral"])
+def test_scaled_logits_and_losses_of_routers(family: str) -> None:
+    eager = made(family)
+    ours = applied(eager)
+    inputs = batch()
+    for _ in range(2):
+        assert_same_step(step(ours, **inputs), step(eager, **inputs))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_no_logits_are_made(family: str) -> None:
+    ours, inputs = applied(made(family)), batch()
+    with LargeTensors() as large:
+        out = ours(**inputs)
+        out.loss.backward()
+    assert out.logits is None and "logits" not in out
+    assert large.found == []
+    with LargeTensors() as large:
+        ours(**inputs, skip_logits=False)
+    assert large.found != []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_items_in_batch": 7},
+        {"num_items_in_batch": torch.tensor(7)},
+        {"ignore_index": 5},
+        {"shift_labels": torch.arange(24).view(2, 12)},
+        {"logits_to_keep": 4},
+        {"logits_to_keep": torch.tensor([1, 2, 7, 11])},
+    ],
+    ids=lambda options: " ".join(f"{name}={value}" for name, value in options.items()),
+)
+def test_arguments_of_the_loss(options: dict[str, Any]) -> None:
+    eager = made("gemma2")
+    ours = applied(eager)
+    inputs = batch()
+    if "logits_to_keep" in options:
+        inputs["labels"] = inputs["labels"][:, -4:]
+    if "ignore_index" in options:
+        inputs["labels"] = inputs["labels"].clamp(min=0).index_fill(1, torch.tensor([3]), 5)
+    assert_same_step(step(ours, **inputs, **options), step(eager, **inputs, **options))
+
+
+def test_a_wrong_number_of_labels_is_an_error() -> None:
+    with pytest.raises(ValueError, match="target: expected shape"):
+        applied(made("llama"))(**batch(), logits_to_keep=4)
+
+
+def test_a_batch_without_targets_has_loss_0() -> None:
+    ours, inputs = applied(made("llama")), batch()
+    loss, gradients = step(ours, **inputs | {"labels": torch.full_like(inputs["labels"], -100)})
+    assert loss == 0 and all(not g.any() for g in gradients.values())
+
+
+def test_logits_where_they_are_wanted() -> None:
+    eager = made("gemma2")
+    ours = applied(eager)
+    inputs = batch()
+    without = {"input_ids": inputs["input_ids"]}
+
+    def same(model_inputs: dict[str, Any], **options: Any) -> None:
+        out, expected = ours(**model_inputs, **options), eager(**model_inputs)
+        torch.testing.assert_close(out.logits, expected.logits, atol=2e-5, rtol=2e-5)
+        assert (out.loss is None) == (expected.loss is None)
+
+    same(without)
+    same(inputs, skip_logits=False)
+    eager.eval(), ours.eval()
+    same(inputs)
+    same(without)
+    out = ours(**inputs, skip_logits=True)
+    assert out.logits is None
+    torch.testing.assert_close(out.loss, eager(**inputs).loss)
+
+
+def test_positional_labels_and_tuples() -> None:
+    eager = made("llama")
+    ours = applied(eager)
+    inputs = batch()
+    given = inputs["input_ids"], None, None, None, None, inputs["labels"], False
+    (loss,) = ours(*given, return_dict=False)
+    torch.testing.assert_close(loss, eager(*given).loss)
+
+
+def test_a_copy_of_a_model_has_a_loss_of_its_own() -> None:
+    """As the reference model of a preference loss."""
+    first = applied(made("llama"))
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        first.lm_head.weight.zero_()
+    inputs = batch()
+    loss, gradients = step(second, **inputs)
+    assert_same_step((loss, gradients), step(made("llama"), **inputs))
+    assert all(p.grad is None for p in first.parameters())
+
+
+def test_apply_twice_is_apply_once() -> None:
+    ours = applied(made("llama"))
+    forward = ours.forward.__func__
+    apply(ours)
+    assert ours.forward.__func__ is forward
+
+
+def test_the_signature_of_a_model_stays() -> None:
+    """Trainers read it to see which columns of a data set a model takes."""
+    eager = made("llama")
+    assert inspect.signature(applied(eager).forward) == inspect.signature(eager.forward)
+
+
+def test_hooks_of_accelerate() -> None:
+    """Which replace forward, as on models that are spread over devices."""
+    hooks = pytest.importorskip("accelerate.hooks")
+    eager = made("llama")
+    hooked = copy.deepcopy(eager)
+    for module in hooked.modules():
+        hooks.add_hook_to_module(module, hooks.AlignDevicesHook("cpu", io_same_device=True))
+    apply(hooked)
+    assert inspect.signature(hooked.forward) == inspect.signature(eager.forward)
+    inputs = batch()
+    given = inputs["input_ids"], None, None, None, None, inputs["labels"]
+    torch.testing.assert_close(hooked(*given).loss, eager(*given).loss)
+    assert_same_step(step(hooked, **inputs), step(eager, **inputs))
+
+
+# ---- generation and masks
+
+
+def greedy(model: Any, inputs: dict[str, Any], **options: Any) -> Tensor:
+    model.eval()
+    return model.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=None, **options)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", MAIN)
+def test_greedy_tokens_are_those_of_eager(family: str, cache: str, padded: bool) -> None:
+    eager = made(family)
+    inputs = batch("padded" if padded else "plain")
+    prompt = {"input_ids": inputs["input_ids"]}
+    prompt["attention_mask"] = inputs.get("attention_mask", torch.ones_like(prompt["input_ids"]))
+    expected = greedy(eager, prompt, cache_implementation=cache)
+    assert torch.equal(greedy(applied(eager), prompt, cache_implementation=cache), expected)
+    assert len(expected[:, 12:].unique()) >= 4
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("cache", ["DynamicCache", "StaticCache"])
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral"])
+def test_prompts_in_parts(family: str, cache: str, padded: bool) -> None:
+    """Several queries after keys in a cache, as in chunked prefill and speculative decoding."""
+    eager = made(family).eval()
+    inputs = batch("padded" if padded else "plain")
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+
+    def logits(model: Any) -> Tensor:
+        options = {"max_cache_len": 16} if cache == "StaticCache" else {}
+        past = getattr(transformers, cache)(config=model.config, **options)
+        parts = []
+        for begin, end in ((0, 5), (5, 9), (9, 12)):
+            seen = None if mask is None else mask[:, :end]
+            positions = torch.arange(begin, end)[None].expand(2, -1)
+            part = {"attention_mask": seen, "position_ids": positions, "past_key_values": past}
+            parts.append(model(ids[:, begin:end], **part).logits)
+        return torch.cat(parts, 1)
+
+    with torch.no_grad():
+        ours, expected = logits(applied(eager)), logits(eager)
+    rows = slice(None) if mask is None else mask.bool()
+    torch.testing.assert_close(ours[rows], expected[rows], atol=2e-5, rtol=2e-5)
+
+
+def test_masks_of_users() -> None:
+    eager = made("llama")
+    ours = applied(eager)
+    inputs = batch()
+    allowed = torch.ones(12, 12, dtype=torch.bool).tril()
+    allowed[7:, :3] = False
+    added = torch.zeros(12, 12).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    expected = step(eager, **inputs, attention_mask=added.expand(2, 1, 12, 12))
+    for mask in (allowed, added):
+        assert_same_step(step(ours, **inputs, attention_mask=mask.expand(2, 1, 12, 12)), expected)
+
+
+def test_lengths_of_packed_sequences(masks: list[Any]) -> None:
+    """cu_seq_lens, as the collator without padding gives them, with or without position_ids."""
+    eager = made("mistral")
+    ours = applied(eager)
+    inputs = batch("packed")
+    expected = step(eager, **inputs)
+    bounds = torch.tensor([0, 5, 17, 24], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 12, "max_length_k": 12}
+    assert_same_step(step(ours, **inputs, **lengths), expected)
+    assert all(isinstance(mask, Tensor) for mask in masks)
+    register()
+
+
+def test_packed_sequences_of_a_model_whose_masks_do_not_know_them() -> None:
+    """transformers makes gpt-oss no masks of packed position_ids. The lengths keep the sequences apart."""
+    eager = made("gpt_oss")
+    inputs = batch("packed")
+    bounds = [0, 5, 17, 24]
+    inputs["labels"][:, bounds[:-1]] = -100
+    lengths = {"cu_seq_lens_q": torch.tensor(bounds), "cu_seq_lens_k": torch.tensor(bounds)}
+    ours = step(applied(eager), **inputs, **lengths, num_items_in_batch=20)
+    eager.zero_grad()
+    loss = sum(
+        eager(**{name: t[:, begin:end] for name, t in inputs.items()}, num_items_in_batch=20).loss
+        for begin, end in pairwise(bounds)
+    )
+    loss.backward()
+    assert_same_step(ours, (loss.detach(), gradients_of(eager)))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"cu_seq_lens_q": [0, 5, 24]}, "cu_seq_lens_k: expected"),
+        ({"cu_seq_lens_q": [0, 5, 23], "cu_seq_lens_k": [0, 5, 23]}, "cu_seq_lens_q: expected"),
+        ({"cu_seq_lens_q": [0, 9, 5, 24], "cu_seq_lens_k": [0, 9, 5, 24]}, "cu_seq_lens_q: expected"),
+        ({"cu_seq_lens_q": [0, 5, 24], "cu_seq_lens_k": [0, 5, 9, 24]}, "cu_seq_lens_k: expected"),
+    ],
+)
+def test_wrong_lengths_of_packed_sequences(bounds: dict[str, list[int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        applied(made("llama"))(**batch("packed"), **{name: torch.tensor(b) for name, b in bounds.items()})
+
+
+def test_chunked_attention() -> None:
+    """Llama 4's, whose masks are stored."""
+    config = transformers.Llama4TextConfig(
+        **COMMON, head_dim=8, attention_chunk_size=5, num_local_experts=2, intermediate_size_mlp=48,
+        attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    eager = transformers.Llama4ForCausalLM(config).train()
+    inputs = batch()
+    assert_same_step(step(applied(eager), **inputs), step(eager, **inputs))
+
+
+# ---- other models
+
+
+def encoder(name: str) -> Any:
+    known = {key: value for key, value in COMMON.items() if key != "num_key_value_heads"}
+    known |= {"local_attention": 6} if name == "ModernBert" else {}
+    dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = getattr(transformers, f"{name}Config")(**known, **dropout, attn_implementation="eager")
+    torch.manual_seed(0)
+    return getattr(transformers, f"{name}ForMaskedLM")(config).train()
+
+
+@pytest.mark.parametrize("case", ["plain", "padded"])
+@pytest.mark.parametrize("name", ["Bert", pytest.param("ModernBert", marks=needs_newer)])
+def test_encoders(name: str, case: str, masks: list[Any]) -> None:
+    eager = encoder(name)
+    ours = applied(eager, loss=False)
+    inputs = batch(case)
+    ours.zero_grad(), eager.zero_grad()
+    results = []
+    for one in (ours, eager):
+        loss = one(**inputs).loss
+        loss.backward()
+        results.append((loss.detach(), gradients_of(one)))
+    assert_same_step(*results)
+    assert not any(isinstance(mask, Tensor) for mask in masks) and masks
+
+
+def test_decoders_that_are_not_causal() -> None:
+    """As embedding models use them."""
+    eager = made("llama", is_causal=False)
+    inputs = batch()
+    assert_same_step(step(applied(eager), **inputs), step(eager, **inputs))
+
+
+@needs_newer
+def test_position_biases() -> None:
+    """Of T5, which are learned, with cross attention."""
+    config = transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0,
+        decoder_start_token_id=0, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    eager = transformers.T5ForConditionalGeneration(config).train()
+    ours = applied(eager, loss=False)
+    inputs = batch("padded")
+    assert_same_step(step(ours, **inputs), step(eager, **inputs))
+
+
+# ---- what is around a model
+
+
+def test_gradient_checkpointing() -> None:
+    eager = made("gemma2")
+    ours = applied(eager)
+    inputs = batch("padded")
+    ours.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert_same_step(step(ours, **inputs), step(eager, **inputs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["gemma2", pytest.param("gpt_oss", marks=needs_newer)])
+def test_compiled_without_graph_breaks(family: str) -> None:
+    eager = made(family, num_hidden_layers=1)
+    ours = applied(eager)
+    inputs = batch("padded")
+    torch.compiler.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    expected = step(eager, **inputs)
+    for _ in range(2):
+        assert_same_step(step(ours, compiled, **inputs), expected)
+
+
+def test_autocast() -> None:
+    eager = made("llama")
+    ours = applied(eager)
+    inputs = batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, gradients = step(ours, **inputs)
+    expected, expected_gradients = step(eager, **inputs)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, atol=0.0, rtol=0.02)
+    for name, gradient in expected_gradients.items():
+        assert (gradients[name] - gradient).norm() < 0.1 * gradient.norm(), name
+
+
+def test_a_trainer(tmp_path: Any) -> None:
+    """Which divides by the number of targets of all batches that it accumulates."""
+    pytest.importorskip("accelerate")
+    inputs = batch()
+    examples = [
+        {
+            "input_ids": inputs["input_ids"][i % 2],
+            "labels": inputs["labels"][i % 2, : 12 - i].tolist() + i * [-100],
+        }
+        for i in range(8)
+    ]
+    losses = []
+    for model in (made("llama"), applied(made("llama"))):
+        options = transformers.TrainingArguments(
+            tmp_path, max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=2, use_cpu=True,
+            report_to="none", save_strategy="no", logging_steps=1, disable_tqdm=True, learning_rate=1e-2,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, options, train_dataset=examples)
+        trainer.train()
+        losses.append([log["loss"] for log in trainer.state.log_history if "loss" in log])
+        assert trainer.evaluate(examples)["eval_loss"] < losses[-1][0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and len(losses[0]) == 2
+
+
+@pytest.fixture
+def one_process(tmp_path: Any) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+    gc.collect()
+
+
+@pytest.mark.parametrize("head_apart", [True, False], ids=["head apart", "head in the root"])
+def test_fully_sharded(head_apart: bool, one_process: None) -> None:
+    """FSDP2: the head's weight is whole only while its forward and backward run."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    eager = made("gemma2")
+    ours = applied(eager)
+    mesh = init_device_mesh("cpu", (1,))
+    parts = [*ours.model.layers, *([ours.lm_head] if head_apart else []), ours]
+    for part in parts:
+        fully_shard(part, mesh=mesh)
+    inputs = batch("padded")
+    expected = step(eager, **inputs)
+    for _ in range(2):
+        loss, gradients = step(ours, **inputs)
+        assert_same_step((loss, {name: g.full_tensor() for name, g in gradients.items()}), expected)
+
+
+# ---- PEFT
+
+
+def adapted(model: Any, **options: Any) -> Any:
+    """With adapters whose gradients are not 0."""
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, **options)
+    torch.manual_seed(2)
+    result = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in result.named_parameters():
+            if "lora_B" in name or "modules_to_save" in name:
+                parameter.normal_(std=0.1)
+    return result.train()
+
+
+@pytest.mark.parametrize("first", ["apply", "adapt"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj", "v_proj"]},
+        {"target_modules": ["q_proj", "lm_head"]},
+        {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ],
+    ids=["layers", "head", "saved head"],
+)
+def test_adapters(options: dict[str, Any], first: str) -> None:
+    eager = adapted(made("llama"), **options)
+    ours = (
+        apply(adapted(made("llama"), **options))
+        if first == "adapt"
+        else adapted(applied(made("llama")), **options)
+    )
+    inputs = batch("padded")
+    with LargeTensors() as large:
+        mine = step(ours, **inputs)
+    assert [found for found in large.found if found[1] == [2, 12, VOCABULARY]] == []
+    assert_same_step(mine, step(eager, **inputs))
+    with eager.disable_adapter(), ours.disable_adapter():
+        without = ours(**inputs).loss
+        torch.testing.assert_close(without, eager(**inputs).loss)
+    assert abs(without - mine[0]) > 1e-3
+
+
+def test_merged_adapters() -> None:
+    ours = apply(adapted(made("llama"), target_modules=["lm_head"]))
+    inputs = batch()
+    expected = ours(**inputs).loss
+    with ours.disable_adapter():
+        without = ours(**inputs).loss
+    ours.merge_adapter()
+    torch.testing.assert_close(ours(**inputs).loss, expected)
+    with ours.disable_adapter():
+        torch.testing.assert_close(ours(**inputs).loss, without)
+    assert abs(without - expected) > 1e-3
+
+
+def test_adapters_of_another_kind_on_the_head() -> None:
+    ours = apply(adapted(made("llama"), target_modules=["lm_head"], use_dora=True))
+    with pytest.raises(TypeError, match="lm_head: expected a plain LoRA"):
+        ours(**batch())
+
+
+# ---- what is refused
+
+
+def layer(**attributes: Any) -> nn.Module:
+    module = nn.Module()
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"dropout": 0.1}, ValueError, r"dropout: expected 0"),
+        ({"output_attentions": True}, ValueError, "output_attentions: expected None or False"),
+        ({"head_mask": torch.ones(2)}, TypeError, "head_mask: expected None"),
+        ({"cache": object()}, TypeError, "cache: expected None"),
+        ({"sliding_window": 3}, ValueError, "sliding_window: expected a mask of this window"),
+        ({"attention_mask": torch.ones(5, 5)}, TypeError, r"attention_mask: expected None or a tensor"),
+        ({"attention_mask": "causal"}, TypeError, r"attention_mask: expected None or a tensor"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_arguments_of_attention_that_are_refused(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    q = torch.randn(5, 2, 5, 8)
+    with pytest.raises(error, match=message):
+        _attention.attention_forward(layer(), q, q, q, arguments.pop("attention_mask", None), **arguments)
+
+
+def test_dropout_and_weights_of_models_are_refused() -> None:
+    ours = applied(made("llama", attention_dropout=0.1))
+    with pytest.raises(ValueError, match="dropout: expected 0"):
+        ours(**batch())
+    with pytest.raises(ValueError, match="output_attentions"):
+        ours.eval()(**batch(), output_attentions=True)
+    assert ours(**batch()).logits is not None
+
+
+class Clipped(transformers.LlamaForCausalLM):
+    """Does to its logits what a loss without logits does not know."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **options: Any) -> Any:
+        logits = self.operation(self.lm_head(self.model(input_ids, **options).last_hidden_state))
+        loss = self.loss_function(logits, labels, self.config.vocab_size)
+        return transformers.modeling_outputs.CausalLMOutput(loss=loss, logits=logits)
+
+
+@pytest.mark.parametrize(
+    ("operation", "message"),
+    [
+        (lambda logits: logits.clamp(-1, 1), "logits.clamp: the head computes a loss, not logits"),
+        (
+            torch.relu,
+            "logits: expected scaling by numbers and a softcap of the logits before the loss, got relu",
+        ),
+        (lambda logits: logits[..., :7], "logits: expected scaling"),
+        (lambda logits: logits * torch.ones(()), "logits: expected scaling"),
+        (lambda logits: logits / torch.ones(()), "logits: expected scaling"),
+        (lambda logits: logits + 1, "logits: expected scaling"),
+        (lambda logits: logits.tanh().tanh(), "tanh of tanh"),
+    ],
+)
+def test_other_operations_on_logits_are_refused(operation: Callable[[Any], Any], message: str) -> None:
+    model = Clipped(transformers.LlamaConfig(**COMMON)).train()
+    model.operation = operation
+    inputs = batch()
+    with pytest.raises((TypeError, AttributeError), match=message):
+        apply(model)(**inputs)
+    model.operation = torch.relu
+    assert model(**inputs, skip_logits=False).logits.shape == (2, 12, VOCABULARY)
+
+
+def test_models_that_are_refused() -> None:
+    with pytest.raises(TypeError, match="model: expected a PreTrainedModel"):
+        apply(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="model: expected a head and labels"):
+        apply(made("llama").model)
+    with pytest.raises(TypeError, match="loss_function: expected ForCausalLMLoss, got ForMaskedLMLoss"):
+        apply(encoder("Bert"))
+    with pytest.raises(TypeError, match="loss: expected"):
+        apply(made("llama"), loss=1)
+    odd = made("llama")
+    odd.lm_head = nn.Sequential(odd.lm_head)
+    with pytest.raises(TypeError, match=r"lm_head: expected a torch\.nn\.Linear or its LoRA, got Sequential"):
+        apply(odd)(**batch())
+    with pytest.raises(TypeError, match="AttentionInterface"):
+        apply(
+            transformers.MptForCausalLM(
+                transformers.MptConfig(vocab_size=9, d_model=8, n_heads=2, n_layers=1)
+            )
+        )
+
+
+def test_each_part_alone() -> None:
+    attention = applied(made("llama"), loss=False)
+    assert attention.config._attn_implementation == "monoidreduce"
+    assert attention(**batch()).logits is not None
+    loss = applied(made("llama"), attention=False)
+    assert loss.config._attn_implementation == "eager"
+    assert loss(**batch()).logits is None
+
+
+def test_a_model_made_with_the_registered_name() -> None:
+    register()
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**COMMON, attn_implementation="monoidreduce")
+    )
+    before = mr._C.path_counts()
+    model(**batch())
+    assert sum(mr._C.path_counts().values()) > sum(before.values())
+
+
+def test_the_guides_examples_run() -> None:
+    names: dict[str, object] = {}
+    guide = (Path(__file__).parents[2] / "docs/integrations.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        exec(compile(block, "docs/integrations.md", "exec"), names)
