@@ -82,3 +82,28 @@ def test_reference_has_every_public_name() -> None:
             if callable(exported) and not inspect.getdoc(exported):
                 missing.append(f"{module.__name__}.{name} has no docstring")
     assert missing == []
+
+
+def _definition(function: str) -> re.Pattern[str]:
+    """Where a function, a kernel or a struct of functions is defined, in Python or C++."""
+    python, struct = rf"\s*def {function}\(", rf"\s*struct {function}\b"
+    typed = rf"(?!\s*(?:return|//|#)).*[\w>&*)] {function}\("  # the type that it returns, then its name
+    kernel = rf"\s+{function}\(const __grid_constant__"
+    return re.compile(rf"^(?:{python}|{struct}|{typed}|{kernel})", re.M)
+
+
+def test_walks_name_functions_that_exist() -> None:
+    """Each hop of the walks of docs/architecture.md is a function that is defined in that file."""
+    page = (ROOT / "docs/architecture.md").read_text("utf-8")
+    hops = re.findall(r"^(\d+)\. `(\w+)` in `([^`]+)`", page, re.M)
+    assert [number for number, *_ in hops].count("1") == 2 and len(hops) > 20
+    missing = [
+        f"{function} in {path}"
+        for _, function, path in hops
+        if not _definition(function).search((ROOT / path).read_text("utf-8"))
+    ]
+    assert missing == []
+
+
+def test_architecture_is_short() -> None:
+    assert len((ROOT / "docs/architecture.md").read_text("utf-8").splitlines()) <= 200
