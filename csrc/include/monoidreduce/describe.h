@@ -66,6 +66,10 @@ struct Shape {
   }
 };
 
+// As a name: nvcc writes `T Call::*` for the host's compiler in a way that it warns of.
+template <class Call, class T>
+using Member = T Call::*;
+
 // What is the same for the tensors of all calls.
 struct TensorTraits {
   const char* name;
@@ -76,7 +80,7 @@ struct TensorTraits {
 };
 template <class Call>
 struct TensorField : TensorTraits {
-  TensorView Call::* member;
+  Member<Call, TensorView> member;
   void (*rule)(const Call&) = nullptr;
 
   constexpr TensorField maybe() const { return {{name, shape, type, kind, false, contiguous}, member, rule}; }
@@ -116,7 +120,7 @@ constexpr TensorField<Call> scratch(const char* name, TensorView Call::* member)
 template <class Call, class T>
 struct OptionField {
   const char* name;
-  T Call::* member;
+  Member<Call, T> member;
   const char* expected = "";
   bool (*holds)(T) = nullptr;
   void (*rule)(const Call&) = nullptr;
@@ -145,7 +149,7 @@ constexpr auto workspace(std::int64_t Call::* member) {
 template <class Call, class Enum>
 struct ChoiceField {
   const char* name;
-  Enum Call::* member;
+  Member<Call, Enum> member;
   const char* expected;
   const char* const* choices;
   int count;
@@ -159,7 +163,7 @@ constexpr ChoiceField<Call, Enum> choice(const char* name, Enum Call::* member, 
 // A field of a struct within a call: the options that several calls share.
 template <class Call, class Options, class Field>
 struct NestedField : Field {
-  Options Call::* within;
+  Member<Call, Options> within;
 };
 template <class Call, class Options>
 constexpr auto options(Options Call::* within) {
