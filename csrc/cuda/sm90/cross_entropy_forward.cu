@@ -1,5 +1,7 @@
 #include "../cross_entropy_passes.cuh"
 #include "../linear_losses.h"
+#include "monoidreduce/launch/contraction_sm90.cuh"
+#include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {

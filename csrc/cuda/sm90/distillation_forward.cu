@@ -1,6 +1,8 @@
 #include "../distillation_passes.cuh"
 #include "../gathered_rows.h"
 #include "../linear_losses.h"
+#include "monoidreduce/launch/contraction_sm90.cuh"
+#include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {
