@@ -11,7 +11,8 @@ import pytest
 import monoidreduce as mr
 
 INCLUDE = Path(mr.get_include())
-HEADERS = sorted(str(p.relative_to(INCLUDE)) for p in INCLUDE.rglob("*.h"))
+# rtc/ has stand-ins for NVRTC, on whose include path alone it is (test_nvrtc_kernels.py).
+HEADERS = sorted(str(p.relative_to(INCLUDE)) for p in INCLUDE.rglob("*.h") if p.parent.name != "rtc")
 COMPILER = os.environ.get("CXX", "c++")
 FLAGS = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
 
