@@ -339,8 +339,7 @@ Tier forward(const LinearCrossEntropy& c, const Tensors& t) {
   if (tier.name != "simt") pad_cross_entropy(t, tier, x);
   x.scratch = t.scratch(tier, c.dtype);
   x.order = ordered(c.ordered, tier, t, x.target, {}, c.rows);
-  if (x.order.present() && x.kept.present())
-    x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
+  if (x.order.present()) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
   cross_entropy_forward(x, launch);
   return tier;
 }
@@ -468,7 +467,7 @@ Tier forward(const LinearDistillation& c, const Tensors& t) {
   if (tier.name != "simt") pad_distillation(t, tier, x);
   x.scratch = t.scratch(tier, c.dtype);
   x.order = ordered(c.masked, tier, t, {}, x.mask, c.rows);
-  if (x.order.present() && x.kept.present()) {
+  if (x.order.present()) {
     x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
     x.teacher_gathered = t("teacher_gathered", c.dtype, {c.rows * 5 / 8, x.teacher_x.size[1]});
   }
