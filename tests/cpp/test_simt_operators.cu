@@ -25,8 +25,6 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-DType accumulation(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-
 using Gradients = std::vector<std::pair<const char*, const HostTensor*>>;  // name and expected values
 
 // Runs a backward pass three times: with atomics, and twice in the deterministic mode, which may give neither
