@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +12,18 @@ from torch import Tensor
 import monoidreduce as mr
 from bench.harness import Case, Contender, on_tier
 
-WORKSPACES = {"monoidreduce, 32 MiB": 32 << 20, "monoidreduce, 1 GiB": 1 << 30}  # beside the default, 128 MiB
+# Beside the default, 128 MiB.
+WORKSPACES = {f"monoidreduce, {size} MiB": size << 20 for size in (32, 256, 384, 512, 1024)}
+SMOOTHING = 0.1
 
 
 def torch_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     """Stores the logits."""
     return F.cross_entropy(F.linear(x, weight), target)
+
+
+def torch_smoothed(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), target, label_smoothing=SMOOTHING)
 
 
 def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -72,9 +79,13 @@ def case(
     D: int,
     std: float = 1.0,
     ignored: float = 0.0,
+    smoothing: bool = False,
     target: float | None = None,
 ) -> Case:
-    """N tokens of width D over V classes; std: standard deviation of logits; ignored: share of tokens."""
+    """N tokens of width D over V classes; std: standard deviation of logits; ignored: share of tokens.
+
+    smoothing: of the labels, by 0.1, for ours and torch's alone.
+    """
     products = 2 * N * V * D  # FLOPs of the logits
 
     def inputs() -> tuple[Tensor, ...]:
@@ -83,16 +94,20 @@ def case(
         classes = torch.randint(V, (N,), device=device)
         return x, weight, torch.where(torch.rand(N, device=device) < ignored, -100, classes)
 
-    contenders: dict[str, Contender] = {"monoidreduce": mr.linear_cross_entropy, "torch": torch_loss}
-    if hasattr(torch.nn, "LinearCrossEntropyOptions"):
+    own = functools.partial(mr.linear_cross_entropy, label_smoothing=SMOOTHING if smoothing else 0.0)
+    theirs = torch_smoothed if smoothing else torch_loss
+    contenders: dict[str, Contender] = {"monoidreduce": own, "torch": theirs}
+    if hasattr(torch.nn, "LinearCrossEntropyOptions") and not smoothing:
         contenders["torch chunked"] = torch_chunked
-    if device.type == "cuda":
+    if device.type == "cuda" and smoothing:
+        contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
+    elif device.type == "cuda":
         workspaces = {**WORKSPACES, "monoidreduce, 2NV": 2 * N * V}
         for name, size in workspaces.items():
-            contenders[name] = functools.partial(mr.linear_cross_entropy, workspace=size)
-        contenders["monoidreduce, sm80"] = on_tier(mr.linear_cross_entropy, "sm80")
+            contenders[name] = functools.partial(own, workspace=size)
+        contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
         contenders |= {
-            "torch.compile": torch.compile(torch_loss, dynamic=False),
+            "torch.compile": torch.compile(theirs, dynamic=False),
             "cut-cross-entropy": cut_cross_entropy,
             "Liger": liger,
             "Liger scaled": liger_scaled,
@@ -105,7 +120,8 @@ def case(
         device=device,
         parameters={"N": N, "V": V, "D": D}
         | ({} if std == 1.0 else {"std": std})
-        | ({"ignored": ignored} if ignored else {}),
+        | ({"ignored": ignored} if ignored else {})
+        | ({"smoothing": SMOOTHING} if smoothing else {}),
         inputs=inputs,
         leaves=2,
         output=(),
@@ -127,7 +143,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             *({"N": 8192, "V": V, "D": 4096} for V in (32768, 65536, 262144)),
         ]
         all_count = [case(torch.bfloat16, device, **size) for size in sizes]
-        return [*all_count, case(torch.bfloat16, device, N=8192, V=128256, D=4096, ignored=0.5)]
+        options: list[dict[str, Any]] = [{"ignored": 0.5}, {"smoothing": True}]
+        return [*all_count, *(case(torch.bfloat16, device, **sizes[0], **option) for option in options)]
     return [
         case(torch.float32, device, N=1024, V=32000, D=512, target=1.2),
         case(torch.bfloat16, device, N=1024, V=32000, D=512, target=1.0),

@@ -42,7 +42,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/mlp_gradient.cu
     csrc/cuda/sm80/mlp_hidden.cu)
 
-# The same, for each architecture by itself: from 9.0 on these add to memory (arch/reduce_add.cuh), or widen bfloat16, in
+# The same, for each architecture by itself: from 9.0 on these add to memory (device/arch/reduce_add.cuh), or widen bfloat16, in
 # other instructions.
 set(MONOIDREDUCE_CUDA_ARCH_SOURCES
     csrc/cuda/scale_rows.cu

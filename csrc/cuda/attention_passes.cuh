@@ -2,9 +2,9 @@
 #pragma once
 
 #include "element.h"
-#include "monoidreduce/block/fast_real.cuh"
-#include "monoidreduce/block/fragment_scores.cuh"
-#include "monoidreduce/kernel/turns.cuh"
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/block/fragment_scores.cuh"
+#include "monoidreduce/device/schedule/turns.cuh"
 #include "monoidreduce/launch/repair.cuh"
 #include "monoidreduce/launch/row_residuals.cuh"
 #include "monoidreduce/launch/tensors.cuh"

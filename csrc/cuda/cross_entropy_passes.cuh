@@ -4,7 +4,7 @@
 
 #include "element.h"
 #include "gathered_rows.h"
-#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoidreduce/launch/fold_epilogue.cuh"
 #include "monoidreduce/launch/gradient_epilogue.cuh"
 #include "monoidreduce/ops/cross_entropy.h"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "element.h"
-#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoidreduce/launch/fold_epilogue.cuh"
 #include "monoidreduce/launch/gradient_epilogue.cuh"
 #include "monoidreduce/ops/distillation.h"

@@ -3,9 +3,9 @@
 
 #include "element.h"
 #include "mlp.h"
-#include "monoidreduce/arch/async_copy.cuh"
-#include "monoidreduce/block/fast_real.cuh"
-#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/device/arch/async_copy.cuh"
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/ops/mlp.h"
 #include "operator.h"

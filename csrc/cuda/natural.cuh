@@ -1,9 +1,9 @@
-// Between bits (block/fast_real.cuh) and natural units, for numbers of a row. In double: it costs nothing, and a
+// Between bits (device/block/fast_real.cuh) and natural units, for numbers of a row. In double: it costs nothing, and a
 // log-sum-exp keeps both of its words.
 #pragma once
 
-#include "monoidreduce/block/fast_real.cuh"
-#include "monoidreduce/block/fold_fragment.cuh"
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/block/fold_fragment.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
 
 namespace monoidreduce::cuda {
@@ -24,7 +24,7 @@ __device__ __forceinline__ LogNumber<Bits> bits(LogNumber<float> lse) {
   return {x.high, fabsf(x.high) < kFarthestLow ? x.low : 0.f};
 }
 
-// Is a row's log-sum-exp so large that its scores must be rounded (block/fold_fragment.cuh). Not if it is the largest number or
+// Is a row's log-sum-exp so large that its scores must be rounded (device/block/fold_fragment.cuh). Not if it is the largest number or
 // infinite: then its scores weigh nothing, or are beside one of +inf.
 template <class R>
 __device__ __forceinline__ bool is_far(LogNumber<R> lse) {

@@ -1,5 +1,5 @@
+#include "monoidreduce/device/warp/lanes.cuh"
 #include "monoidreduce/launch/launch_kernel.cuh"
-#include "monoidreduce/warp/lanes.cuh"
 #include "operator.h"
 
 namespace monoidreduce::cuda {

@@ -3,7 +3,7 @@
 #include <cute/tensor.hpp>
 
 #include "check.h"
-#include "monoidreduce/block/shared_tile.cuh"
+#include "monoidreduce/device/block/shared_tile.cuh"
 
 namespace monoidreduce {
 namespace {

@@ -1,6 +1,6 @@
 // The last round of jobs in parts: every tile in one part, shares as even as they may be, one part of a block for others to join,
 // and no parts where they would lengthen the work.
-#include "monoidreduce/kernel/last_round.h"
+#include "monoidreduce/device/schedule/last_round.h"
 
 #include <algorithm>
 #include <vector>

@@ -1,12 +1,12 @@
-// Operands of a warp's products as the kernels from sm_80 on have them (block/warp_operand.cuh), each with probe matrices: from
+// Operands of a warp's products as the kernels from sm_80 on have them (device/block/warp_operand.cuh), each with probe matrices: from
 // tiles that were copied or written from registers, or from there; with their depth along lines or elements. No Python:
 //   nvcc -std=c++20 -O2 -arch=native -Icsrc/include tests/cpp/test_operands_sm80.cu -o test_operands_sm80
 //   ./test_operands_sm80
 #include <iostream>
 #include <type_traits>
 
-#include "monoidreduce/block/copy_tile.cuh"
-#include "monoidreduce/block/warp_operand.cuh"
+#include "monoidreduce/device/block/copy_tile.cuh"
+#include "monoidreduce/device/block/warp_operand.cuh"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"
 #include "operand_probes.h"

@@ -5,15 +5,15 @@
 #include <iostream>
 #include <type_traits>
 
-#include "monoidreduce/arch/warpgroup.cuh"
-#include "monoidreduce/block/fragment.cuh"
-#include "monoidreduce/kernel/schedule.cuh"
+#include "monoidreduce/device/arch/warpgroup.cuh"
+#include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/launch/tensor_map.cuh"
 #include "operand_probes.h"
 
 namespace monoidreduce::test {
 
-// Of a tile with the depth along its width, or along its rows (block/shared_tile.cuh). Left ones also from a fragment in
+// Of a tile with the depth along its width, or along its rows (device/block/shared_tile.cuh). Left ones also from a fragment in
 // registers; right ones also along rows of a tile that fragments were stored to.
 enum class Left { kAlongWidth, kAlongRows, kRegisters };
 enum class Right { kAlongWidth, kAlongRows, kStored };

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "../../csrc/cuda/engine.h"
-#include "monoidreduce/block/tile.cuh"
+#include "monoidreduce/device/block/tile.cuh"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/rows.h"
 #include "simt_reference.h"

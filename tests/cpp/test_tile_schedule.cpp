@@ -1,6 +1,6 @@
 // The contraction's schedule: every tile once, turns that are full but for the last, and a combine that reads every
 // partial state of a row once.
-#include "monoidreduce/kernel/tile_schedule.cuh"
+#include "monoidreduce/device/schedule/tile_schedule.cuh"
 
 #include <algorithm>
 #include <set>

@@ -23,26 +23,34 @@ PYTHON = """
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
 """
 HEADERS = """
-    activation.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h pull.h rows.h score.h
-    tensor_view.h traits.h
-    arch/approximate.cuh arch/async_copy.cuh arch/barrier.cuh arch/cluster.cuh arch/element.cuh
-    arch/flag.cuh arch/mma.cuh arch/reduce_add.cuh arch/shared_memory.cuh arch/tma.cuh arch/warpgroup.cuh
-    arch/wgmma.cuh
-    block/accumulate.cuh block/bias_tile.cuh block/copy_tile.cuh block/elements.cuh block/fast_real.cuh
-    block/fold_fragment.cuh block/fragment.cuh block/fragment_scores.cuh block/matrix.cuh
-    block/pull_fragment.cuh block/ring.cuh block/shared_tile.cuh block/tile.cuh block/warp_operand.cuh
+    activation.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h pull.h rows.h
+    score.h tensor_view.h traits.h
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
     cpu/thread_pool.h cpu/tiles.h
-    kernel/combine_splits.cuh kernel/contraction_sm80.cuh kernel/contraction_sm90.cuh
-    kernel/fold_backward_pass_sm90.cuh kernel/fold_backward_simt.cuh kernel/fold_backward_sm80.cuh
-    kernel/fold_backward_sm90.cuh kernel/fold_epilogue.cuh kernel/fold_few_rows_sm90.cuh
-    kernel/fold_forward_simt.cuh kernel/fold_forward_sm80.cuh kernel/fold_forward_sm90.cuh
-    kernel/gradient_epilogue.cuh kernel/handover.cuh kernel/keeping_epilogue_sm90.cuh kernel/kept.cuh
-    kernel/last_round.h kernel/packed_schedule.cuh kernel/packing.h kernel/parts.h
-    kernel/payload_epilogue.cuh kernel/product_epilogue_sm90.cuh kernel/quad_stores_sm80.cuh
-    kernel/repair.cuh kernel/row_fragment.cuh kernel/row_order.cuh kernel/row_prologue.cuh
-    kernel/row_residuals.cuh kernel/schedule.cuh kernel/slab_stores_sm90.cuh kernel/strided_lines.cuh
-    kernel/tile_schedule.cuh kernel/turns.cuh kernel/weights_to_gradients.cuh
+    device/arch/approximate.cuh device/arch/async_copy.cuh device/arch/barrier.cuh device/arch/cluster.cuh
+    device/arch/element.cuh device/arch/flag.cuh device/arch/mma.cuh device/arch/reduce_add.cuh
+    device/arch/shared_memory.cuh device/arch/tma.cuh device/arch/warpgroup.cuh device/arch/wgmma.cuh
+    device/block/accumulate.cuh device/block/bias_tile.cuh device/block/copy_tile.cuh
+    device/block/elements.cuh device/block/fast_real.cuh device/block/fold_fragment.cuh
+    device/block/fragment.cuh device/block/fragment_scores.cuh device/block/matrix.cuh
+    device/block/pull_fragment.cuh device/block/ring.cuh device/block/shared_tile.cuh
+    device/block/tile.cuh device/block/warp_operand.cuh
+    device/contraction/contraction_sm80.cuh device/contraction/contraction_sm90.cuh
+    device/contraction/fold_epilogue.cuh device/contraction/gradient_epilogue.cuh
+    device/contraction/keeping_epilogue_sm90.cuh device/contraction/payload_epilogue.cuh
+    device/contraction/product_epilogue_sm90.cuh device/contraction/quad_stores_sm80.cuh
+    device/contraction/row_order.cuh device/contraction/slab_stores_sm90.cuh
+    device/contraction/weights_to_gradients.cuh
+    device/resident/combine_splits.cuh device/resident/fold_backward_pass_sm90.cuh
+    device/resident/fold_backward_sm80.cuh device/resident/fold_backward_sm90.cuh
+    device/resident/fold_few_rows_sm90.cuh device/resident/fold_forward_sm80.cuh
+    device/resident/fold_forward_sm90.cuh device/resident/kept.cuh device/resident/repair.cuh
+    device/resident/row_fragment.cuh device/resident/row_residuals.cuh device/resident/strided_lines.cuh
+    device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
+    device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
+    device/schedule/tile_schedule.cuh device/schedule/turns.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/row_prologue.cuh
+    device/warp/lanes.cuh
     launch/combine_splits.cuh launch/contraction_schedule.cuh launch/contraction_sm80.cuh
     launch/contraction_sm90.cuh launch/dense_lines.h launch/fold_backward_pass_sm90.cuh
     launch/fold_backward_simt.cuh launch/fold_backward_sm80.cuh launch/fold_backward_sm90.cuh
@@ -53,10 +61,10 @@ HEADERS = """
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
-    ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/rows.h
-    rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h rtc/limits
-    rtc/type_traits
-    warp/lanes.cuh
+    ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h
+    ops/rows.h
+    rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
+    rtc/limits rtc/type_traits
 """
 CMAKE_PACKAGE = "monoidreduceConfig.cmake monoidreduceConfigVersion.cmake"
 BUILD = """

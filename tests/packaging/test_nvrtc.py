@@ -6,7 +6,7 @@ import nvrtc
 import pytest
 from nvrtc import INCLUDE, Nvrtc
 
-HEADERS = sorted(p.stem for p in (INCLUDE / "monoidreduce/arch").iterdir())
+HEADERS = sorted(p.stem for p in (INCLUDE / "monoidreduce/device/arch").iterdir())
 
 # What the kernel below calls of each header, and the instruction that it becomes.
 SM80 = {
@@ -113,7 +113,7 @@ HOPPER = {
     },
 }
 KERNEL = """
-#include "monoidreduce/arch/{header}.cuh"
+#include "monoidreduce/device/arch/{header}.cuh"
 
 namespace monoidreduce::arch {{
 template <int kSize>

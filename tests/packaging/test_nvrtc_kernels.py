@@ -25,15 +25,16 @@ OPTIONS = [
 ]
 DEVICE_HEADERS = sorted(
     str(header.relative_to(INCLUDE))
-    for folder in ("arch", "warp", "block", "kernel", "monoids")
-    for header in (LIBRARY / folder).iterdir()
+    for folder in (*(LIBRARY / "device").iterdir(), LIBRARY / "monoids")
+    for header in folder.iterdir()
 )
+KERNELS = {Path(header).stem: header for header in DEVICE_HEADERS}
 PREAMBLE = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "monoidreduce/block/fast_real.cuh"
-#include "monoidreduce/block/fragment_scores.cuh"
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoids.cuh"
 #include "rows.cuh"
 
@@ -49,7 +50,7 @@ using B = BiasedScores<F, __half>;
 
 
 class Kernel(NamedTuple):
-    """Headers of kernel/, and kernels that they have."""
+    """Headers of device/, and kernels that they have."""
 
     headers: str
     instances: tuple[str, ...]
@@ -213,7 +214,7 @@ def oldest() -> Nvrtc:
 
 
 def compile_kernel(compiler: Nvrtc, kernel: Kernel, architecture: str) -> None:
-    includes = "".join(f'#include "monoidreduce/kernel/{header}.cuh"\n' for header in kernel.headers.split())
+    includes = "".join(f'#include "{KERNELS[header]}"\n' for header in kernel.headers.split())
     options = [*OPTIONS, f"--gpu-architecture={architecture}"]
     ptx = compiler.compile(includes + PREAMBLE, options, kernel.instances)
     assert len(re.findall(r"\.entry ", ptx)) >= len(kernel.instances)
@@ -228,7 +229,7 @@ def names(kernels: Iterable[Kernel]) -> set[str]:
 def test_every_kernel_has_its_instance() -> None:
     declared = {
         name
-        for header in LIBRARY.glob("kernel/*")
+        for header in LIBRARY.glob("device/*/*")
         for name in re.findall(
             r"__global__ void (?:__\w+__\([^()]*(?:\([^()]*\))?[^()]*\)\s+)*(\w+)\(", header.read_text()
         )

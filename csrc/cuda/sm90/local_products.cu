@@ -1,6 +1,6 @@
 #include "../element.h"
 #include "../linear_losses.h"
-#include "monoidreduce/kernel/product_epilogue_sm90.cuh"
+#include "monoidreduce/device/contraction/product_epilogue_sm90.cuh"
 #include "monoidreduce/launch/contraction_schedule.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/ops/rows.h"

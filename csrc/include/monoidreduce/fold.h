@@ -1,4 +1,4 @@
-// A fold problem as plain data, the input of both engines (cpu/fold.h, kernel/*.cuh). Nothing here owns memory.
+// A fold problem as plain data, the input of both engines (cpu/fold.h, device/). Nothing here owns memory.
 //
 //   X_ij  = score(<a_i, b_j>, bias_ij)         for the columns j in range of row i
 //   P_i   = fold_j lift(X_ij)

@@ -57,7 +57,7 @@ MR_HD R largest() {
   return R(kLargest<Scalar<R>>);
 }
 
-// What a score of 1 is in natural units. (Bits, of block/fast_real.cuh, has its own.)
+// What a score of 1 is in natural units. (Bits, of device/block/fast_real.cuh, has its own.)
 template <class R>
 MR_HD R unit_of_scores() {
   return R(1);

@@ -1,10 +1,10 @@
-// Launches kernel/combine_splits.cuh.
+// Launches device/resident/combine_splits.cuh.
 #pragma once
 
 #include <cstdint>
 
+#include "monoidreduce/device/resident/combine_splits.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/combine_splits.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 

@@ -1,8 +1,8 @@
 // The schedule of a contraction's tiles (tile_schedule.cuh) on a GPU.
 #pragma once
 
+#include "monoidreduce/device/schedule/tile_schedule.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/tile_schedule.cuh"
 #include "monoidreduce/launch/launch_kernel.cuh"
 
 namespace monoidreduce {

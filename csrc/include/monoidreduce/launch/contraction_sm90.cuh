@@ -1,8 +1,8 @@
-// Launches kernel/contraction_sm90.cuh.
+// Launches device/contraction/contraction_sm90.cuh.
 #pragma once
 
+#include "monoidreduce/device/contraction/contraction_sm90.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/contraction_sm90.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensor_map.cuh"

@@ -1,11 +1,11 @@
-// Launches kernel/fold_backward_simt.cuh.
+// Launches device/simt/fold_backward_simt.cuh.
 #pragma once
 
 #include <algorithm>
 #include <array>
 
+#include "monoidreduce/device/simt/fold_backward_simt.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/fold_backward_simt.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"

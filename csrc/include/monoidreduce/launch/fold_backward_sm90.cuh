@@ -1,11 +1,11 @@
-// Launches kernel/fold_backward_sm90.cuh.
+// Launches device/resident/fold_backward_sm90.cuh.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "monoidreduce/device/resident/fold_backward_sm90.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/fold_backward_sm90.cuh"
 #include "monoidreduce/launch/fold_shape.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"

@@ -1,10 +1,10 @@
-// Launches kernel/fold_epilogue.cuh.
+// Launches device/contraction/fold_epilogue.cuh.
 #pragma once
 
 #include <cstdint>
 
+#include "monoidreduce/device/contraction/fold_epilogue.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/fold_epilogue.cuh"
 #include "monoidreduce/launch/contraction_schedule.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"

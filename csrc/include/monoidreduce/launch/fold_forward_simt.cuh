@@ -1,8 +1,8 @@
-// Launches kernel/fold_forward_simt.cuh.
+// Launches device/simt/fold_forward_simt.cuh.
 #pragma once
 
+#include "monoidreduce/device/simt/fold_forward_simt.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/fold_forward_simt.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"

@@ -1,10 +1,10 @@
-// Launches kernel/fold_forward_sm80.cuh.
+// Launches device/resident/fold_forward_sm80.cuh.
 #pragma once
 
 #include <cstdint>
 
+#include "monoidreduce/device/resident/fold_forward_sm80.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/fold_forward_sm80.cuh"
 #include "monoidreduce/launch/combine_splits.cuh"
 #include "monoidreduce/launch/fold_shape.cuh"
 #include "monoidreduce/launch/launch.h"

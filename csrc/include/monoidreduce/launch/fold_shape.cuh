@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/schedule.cuh"
 
 namespace monoidreduce {
 

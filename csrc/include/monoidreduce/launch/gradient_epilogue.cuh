@@ -1,8 +1,8 @@
-// Launches kernel/gradient_epilogue.cuh.
+// Launches device/contraction/gradient_epilogue.cuh.
 #pragma once
 
+#include "monoidreduce/device/contraction/gradient_epilogue.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/gradient_epilogue.cuh"
 #include "monoidreduce/launch/contraction_schedule.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"

@@ -1,8 +1,8 @@
-// Launches kernel/keeping_epilogue_sm90.cuh.
+// Launches device/contraction/keeping_epilogue_sm90.cuh.
 #pragma once
 
+#include "monoidreduce/device/contraction/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/fold_epilogue.cuh"
 #include "monoidreduce/launch/launch.h"

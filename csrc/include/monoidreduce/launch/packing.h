@@ -6,9 +6,9 @@
 #include <limits>
 #include <optional>
 
+#include "monoidreduce/device/schedule/packing.h"
+#include "monoidreduce/device/schedule/parts.h"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/packing.h"
-#include "monoidreduce/kernel/parts.h"
 
 namespace monoidreduce {
 

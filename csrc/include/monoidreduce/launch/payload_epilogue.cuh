@@ -1,8 +1,8 @@
-// Launches kernel/payload_epilogue.cuh.
+// Launches device/contraction/payload_epilogue.cuh.
 #pragma once
 
+#include "monoidreduce/device/contraction/payload_epilogue.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/payload_epilogue.cuh"
 #include "monoidreduce/launch/contraction_schedule.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"

@@ -1,8 +1,8 @@
-// Launches kernel/repair.cuh.
+// Launches device/resident/repair.cuh.
 #pragma once
 
+#include "monoidreduce/device/resident/repair.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/repair.cuh"
 #include "monoidreduce/launch/fold_shape.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"

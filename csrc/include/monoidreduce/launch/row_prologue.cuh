@@ -1,7 +1,7 @@
-// Launches kernel/row_prologue.cuh.
+// Launches device/simt/row_prologue.cuh.
 #pragma once
 
-#include "monoidreduce/kernel/row_prologue.cuh"
+#include "monoidreduce/device/simt/row_prologue.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"

@@ -1,10 +1,10 @@
-// Launches kernel/row_residuals.cuh.
+// Launches device/resident/row_residuals.cuh.
 #pragma once
 
 #include <cstdint>
 #include <type_traits>
 
-#include "monoidreduce/kernel/row_residuals.cuh"
+#include "monoidreduce/device/resident/row_residuals.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 

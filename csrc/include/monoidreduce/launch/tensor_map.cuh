@@ -3,8 +3,8 @@
 
 #include <cuda.h>
 
-#include "monoidreduce/arch/tma.cuh"
-#include "monoidreduce/block/bias_tile.cuh"
+#include "monoidreduce/device/arch/tma.cuh"
+#include "monoidreduce/device/block/bias_tile.cuh"
 #include "monoidreduce/launch/dense_lines.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/tensor_view.h"
@@ -55,13 +55,13 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
   return map;
 }
 
-// As operands are read, in lines of 128 bytes (block/shared_tile.cuh).
+// As operands are read, in lines of 128 bytes (device/block/shared_tile.cuh).
 inline arch::TensorMap tensor_map(const TensorView& t, int box_rows, int box_heads = 1) {
   require_dense_lines(t);
   return encode_map(t, box_rows, 128, box_heads);
 }
 
-// As biases of scores are read (block/bias_tile.cuh), of element type B, in tiles of `lines` lines; void for none.
+// As biases of scores are read (device/block/bias_tile.cuh), of element type B, in tiles of `lines` lines; void for none.
 template <class B>
 BiasSource bias_source(const TensorView& bias, int lines) {
   if constexpr (std::is_void_v<B>) {

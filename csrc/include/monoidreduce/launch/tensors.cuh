@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "monoidreduce/block/matrix.cuh"
+#include "monoidreduce/device/block/matrix.cuh"
+#include "monoidreduce/device/contraction/row_order.cuh"
+#include "monoidreduce/device/resident/row_fragment.cuh"
+#include "monoidreduce/device/resident/strided_lines.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/row_fragment.cuh"
-#include "monoidreduce/kernel/row_order.cuh"
-#include "monoidreduce/kernel/strided_lines.cuh"
 #include "monoidreduce/launch/dense_lines.h"
 
 namespace monoidreduce {

@@ -1,8 +1,8 @@
-// Launches kernel/weights_to_gradients.cuh.
+// Launches device/contraction/weights_to_gradients.cuh.
 #pragma once
 
+#include "monoidreduce/device/contraction/weights_to_gradients.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/kernel/weights_to_gradients.cuh"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"

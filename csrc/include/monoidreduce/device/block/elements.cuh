@@ -1,0 +1,59 @@
+// From dot products to the elements of a tile: which of them take part, and their scores. All in the element
+// view (tile.cuh).
+#pragma once
+
+#include "monoidreduce/device/block/tile.cuh"
+#include "monoidreduce/device/warp/lanes.cuh"
+#include "monoidreduce/score.h"
+
+namespace monoidreduce {
+
+// The elements of a tile that take part. The others are skipped: no monoid sees them, and nothing is
+// multiplied by what their columns hold.
+struct Validity {
+  unsigned bits;   // of the calling thread's elements
+  bool any, full;  // does the tile have any, does it have all: the same for the whole block
+
+  __device__ bool operator[](int n) const { return bits >> n & 1; }
+};
+
+// Of the tile at (row0, column0) of a [rows, columns] problem; active: does the calling thread's row take
+// part. Also fills memory.valid if the tile is not full. Starts with a barrier; memory.valid may be read
+// after the next one.
+template <class T>
+__device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const ColumnRange& range,
+                                               const Matrix<T>& bias, bool active, std::int64_t columns,
+                                               std::int64_t row0, std::int64_t column0) {
+  const std::int64_t row = row0 + element_row();
+  const auto in_tile = [column0](std::int64_t column) {
+    const std::int64_t c = column - column0;
+    return static_cast<int>(c < 0 ? 0 : c < kTile ? c : kTile);
+  };
+  const int begin = active ? in_tile(range.begin(row)) : 0,
+            end = active ? in_tile(range.end(row, columns)) : 0;
+  unsigned bits = 0;
+#pragma unroll
+  for (int n = 0; n < kLaneElements; ++n) {
+    const int c = element_column(n);
+    bits |= unsigned{begin <= c && c < end} << n;
+  }
+  if (bias.tensor.dtype == DType::kBool) {
+#pragma unroll 1
+    for (int n = 0; n < kLaneElements; ++n) {
+      if ((bits >> n & 1) && *bias.at(row, column0 + element_column(n)) == 0) bits &= ~(1u << n);
+    }
+  }
+  Validity valid{bits, true, true};
+  valid.full = __syncthreads_and(bits == (1u << kLaneElements) - 1);
+  if (!valid.full) {
+    std::uint64_t of_row = 0;
+#pragma unroll
+    for (int n = 0; n < kLaneElements; ++n) of_row |= std::uint64_t{valid[n]} << element_column(n);
+    of_row = reduce_lanes<kRowLanes>(of_row, [](std::uint64_t a, std::uint64_t b) { return a | b; });
+    if (threadIdx.x % kRowLanes == 0) memory.valid[element_row()] = of_row;
+    valid.any = __syncthreads_or(bits != 0);
+  }
+  return valid;
+}
+
+}  // namespace monoidreduce

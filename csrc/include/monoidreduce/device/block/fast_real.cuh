@@ -1,0 +1,91 @@
+// The real types of monoids in the tensor-core kernels. Arithmetic is in float. Functions take one or two instructions,
+// except the logarithm, which is computed once per row.
+//
+// Bits is for monoids made of exponentials of scores and logarithms of masses. It works in the base-2 domain: scores are in
+// units of log 2, exp and log have base 2, and so do frames and log-sum-exps (natural = bits * ln 2). The factor log2(e)
+// is part of the score's scale.
+//
+// Fast<E> is in natural units. Its functions are as accurate as the element type E, to which weights are rounded.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "monoidreduce/device/arch/approximate.cuh"
+#include "monoidreduce/math.h"
+
+namespace monoidreduce {
+
+template <class Functions>
+struct FastReal {
+  float x;
+
+  FastReal() = default;
+  template <class T>
+    requires std::is_arithmetic_v<T>
+  __host__ __device__ __forceinline__ constexpr FastReal(T value) : x(static_cast<float>(value)) {}
+
+  MR_HD friend FastReal operator+(FastReal a, FastReal b) { return a.x + b.x; }
+  MR_HD friend FastReal operator-(FastReal a, FastReal b) { return a.x - b.x; }
+  MR_HD friend FastReal operator*(FastReal a, FastReal b) { return a.x * b.x; }
+  __device__ __forceinline__ friend FastReal operator/(FastReal a, FastReal b) {
+    return a.x * arch::reciprocal(b.x);
+  }
+  MR_HD friend FastReal operator-(FastReal a) { return -a.x; }
+  MR_HD friend bool operator<(FastReal a, FastReal b) { return a.x < b.x; }
+  MR_HD friend bool operator<=(FastReal a, FastReal b) { return a.x <= b.x; }
+  MR_HD friend bool operator>(FastReal a, FastReal b) { return a.x > b.x; }
+  MR_HD friend bool operator==(FastReal a, FastReal b) { return a.x == b.x; }
+  MR_HD friend bool operator!=(FastReal a, FastReal b) { return a.x != b.x; }
+
+  // If one operand is NaN, returns the other.
+  __device__ __forceinline__ friend FastReal max(FastReal a, FastReal b) { return fmaxf(a.x, b.x); }
+  __device__ __forceinline__ friend FastReal abs(FastReal a) { return fabsf(a.x); }
+  __device__ __forceinline__ friend FastReal exp(FastReal a) { return Functions::exp(a.x); }
+  // The rest is dropped: rounding the weight to an operand is a larger error.
+  __device__ __forceinline__ friend FastReal exp(FastReal a, FastReal) { return exp(a); }
+  __device__ __forceinline__ friend FastReal log(FastReal a) { return Functions::log(a.x); }
+  __device__ __forceinline__ friend FastReal tanh(FastReal a) { return Functions::tanh(a.x); }
+  __device__ __forceinline__ friend FastReal sigmoid(FastReal a) { return Functions::sigmoid(a.x); }
+  __device__ __forceinline__ friend FastReal erf(FastReal a) { return erff(a.x); }
+};
+
+template <class Functions>
+struct RealTraits<FastReal<Functions>> {
+  using Scalar = float;
+  using Index = std::int32_t;
+  using Mask = bool;
+};
+
+struct BaseTwo {
+  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x); }
+  // Called once per row. An approximation's error of 2^-22 would be visible in a log-sum-exp.
+  __device__ __forceinline__ static float log(float x) { return ::log2f(x); }
+  // Of a number without a unit.
+  __device__ __forceinline__ static float tanh(float x) {
+    return 1.f - 2.f * arch::reciprocal(1.f + arch::exp2(x * float(2 * kLog2E)));
+  }
+};
+using Bits = FastReal<BaseTwo>;
+template <>
+MR_HD Bits unit_of_scores<Bits>() {
+  return kLn2;
+}
+
+template <class E>
+struct Natural {
+  // tanh.approx is good to 2^-11: enough for bfloat16, which keeps 8 bits, not for float16.
+  static constexpr bool kCoarse = std::is_same_v<E, __nv_bfloat16>;
+  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
+  __device__ __forceinline__ static float log(float x) { return ::logf(x); }  // accurate, as of BaseTwo
+  __device__ __forceinline__ static float sigmoid(float x) {
+    return kCoarse ? 0.5f + 0.5f * arch::tanh(0.5f * x) : arch::reciprocal(1.f + exp(-x));
+  }
+  __device__ __forceinline__ static float tanh(float x) {
+    return kCoarse ? arch::tanh(x) : 2.f * arch::reciprocal(1.f + exp(-2.f * x)) - 1.f;
+  }
+};
+template <class E>
+using Fast = FastReal<Natural<E>>;
+
+}  // namespace monoidreduce

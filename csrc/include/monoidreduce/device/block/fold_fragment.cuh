@@ -1,0 +1,205 @@
+// A monoid's fold of a warpgroup's fragment of scores, in place of single elements.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/warp/lanes.cuh"
+#include "monoidreduce/monoid.h"
+
+namespace monoidreduce {
+
+inline constexpr int kLanesOfRow = 4;
+
+// The columns of a tile that a row keeps: [begin, begin + count), counted from the thread's first column.
+struct Kept {
+  int begin;
+  unsigned count;
+  __device__ __forceinline__ bool operator()(int i) const {
+    return static_cast<unsigned>(i / 4 * 8 + i % 2 - begin) < count;
+  }
+};
+
+// Masks a tile: replaces the scores (or dot products, if kMonotone) that a row does not keep by m.absent(), a score without
+// weight. A monoid without such a score gets only columns that every row keeps, and columns beyond the last, whose
+// payload is 0.
+template <PayloadMonoid M, int kSize>
+__device__ __forceinline__ void mask_fragment(const M& m, const Kept (&kept)[2], float (&tile)[kSize]) {
+  if constexpr (requires { m.absent(); }) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      if (!kept[row_of_element(i)](i)) tile[i] = m.absent().x;
+    }
+  }
+}
+
+// Sets the elements that a row does not keep to 0.
+template <int kSize>
+__device__ __forceinline__ void clear_fragment(const Kept (&kept)[2], float (&tile)[kSize]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    if (!kept[row_of_element(i)](i)) tile[i] = 0.f;
+  }
+}
+
+// Whether all elements of the calling thread are finite.
+template <int kSize>
+__device__ __forceinline__ bool is_finite(const float (&tile)[kSize]) {
+  float probe = 0.f;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) probe += tile[i] * 0.f;
+  return probe == 0.f;
+}
+
+// From here on it matters that a frame is a rounded score, and the scores in a multiply-add are not.
+inline constexpr float kFarScore = 1 << 22;
+
+// The largest scores of the thread's two rows, whole rows of the tile. Returns whether they are so large that all scores
+// must be rounded.
+//
+// Scores: fragment_scores.cuh. Where scores grow with dot products, the largest dot product has the frame of the row, and
+// a score is not rounded before the frame is taken from it: one multiply-add does both.
+template <class R, class Scores, int kSize>
+__device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kSize], const Scores& scores) {
+  float largest[2] = {-INFINITY, -INFINITY};
+  bool far = false;
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    float& dot = largest[row_of_element(i)];
+    dot = fmaxf(dot, tile[i]);
+  }
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const R dot(reduce_lanes<kLanesOfRow>(largest[row], [](float a, float b) { return fmaxf(a, b); }));
+    top[row] = scores.rounded(dot);
+    far |= fabsf(top[row].x) >= kFarScore && top[row].x != -INFINITY;
+  }
+  return __any_sync(0xffffffffu, far);
+}
+
+// Brings the states of the thread's two rows into frames that a tile fits. scale: what the payload sums so far must be
+// multiplied by. Returns whether the tile's scores must be rounded.
+template <PayloadMonoid M, class Scores, int kSize>
+__device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&state)[2],
+                                               const float (&tile)[kSize], const Scores& scores,
+                                               typename M::Real (&scale)[2]) {
+  using R = typename M::Real;
+  if constexpr (std::is_empty_v<typename M::Frame>) {
+    return false;
+  } else {
+    R top[2];
+    const bool far = find_largest(top, tile, scores);
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      const auto before = m.frame_of(state[row]);
+      const auto frame = m.join(before, m.frame(Element<R>{top[row], R(0), 0, -1}));
+      scale[row] = m.rescale(before, frame);
+      state[row] = m.reframe(state[row], frame);
+    }
+    return far;
+  }
+}
+
+// Turns a tile into the payload's weights in the frames of its rows, and adds their mass: a state holds that of the thread's
+// own columns.
+template <PayloadMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
+                                               float (&tile)[kSize], const Scores& scores) {
+  using R = typename M::Real;
+  with_named(m, [&](const auto& m) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      typename M::State& row = state[row_of_element(i)];
+      const Element<R> e{scores.value(R(tile[i]), i), R(0), 0, -1};
+      tile[i] = m.weight(e, m.frame_of(row)).x;
+      row = m.accumulate(row, e);
+    }
+  });
+}
+
+// Dot products become rounded scores, where scores grow with them: all others are scores already.
+template <class R, class Scores, int kSize>
+__device__ __forceinline__ void round_scores(float (&tile)[kSize], const Scores& scores) {
+  if constexpr (Scores::kMonotone) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) tile[i] = scores.rounded(R(tile[i])).x;
+  }
+}
+// The policy of a tile after that, if it was rounded.
+template <class Scores>
+__device__ __forceinline__ decltype(auto) after_rounding(const Scores& scores, bool rounded) {
+  if constexpr (Scores::kMonotone)
+    return scores.of_scores(rounded);
+  else
+    return (scores);
+}
+
+// Folds a tile into the states of the thread's two rows and turns it into the payload's weights. scale: as of
+// frame_fragment.
+template <PayloadMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
+                                              const Scores& scores, typename M::Real (&scale)[2]) {
+  if (frame_fragment(m, state, tile, scores, scale) && Scores::kMonotone) {
+    round_scores<typename M::Real>(tile, scores);
+    weigh_fragment(m, state, tile, after_rounding(scores, true));
+  } else {
+    weigh_fragment(m, state, tile, after_rounding(scores, false));
+  }
+}
+
+// Folds a tile into the states of the thread's two rows where there is no payload: of one score an element, or two.
+// column0: of the tile; columns: that there are; label: of each row, or -1.
+template <FramedMonoid M, class Scores, int kSize>
+__device__ __forceinline__ void accumulate_fragment(const M& m, typename M::State (&state)[2],
+                                                    float (&tile)[M::kScores][kSize], const Scores& scores,
+                                                    int column0, int columns, const int (&label)[2]) {
+  using R = typename M::Real;
+  constexpr int kColumns = kSize * 2, kOther = M::kScores - 1;
+  const auto absent = [&](int i) { return column0 + fragment_column(i) >= columns; };
+  const bool full = column0 + kColumns <= columns;
+  if (!full) {
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        if (absent(i)) tile[n][i] = -INFINITY;
+      }
+    }
+  }
+  R top[M::kScores][2];
+  bool far = false;
+#pragma unroll
+  for (int n = 0; n < M::kScores; ++n) far |= find_largest(top[n], tile[n], scores);
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    const Element<R> largest{top[0][row], top[kOther][row], 0, -1};
+    state[row] = m.reframe(state[row], m.join(m.frame_of(state[row]), m.frame(largest)));
+  }
+
+  // Most tiles hold no row's label: there nothing is compared with it.
+  const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
+  if (full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
+    with_named(m, [&](const auto& m) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        typename M::State& row = state[row_of_element(i)];
+        row = m.accumulate(row, {scores.value(R(tile[0][i]), i), scores.value(R(tile[kOther][i]), i), 0, -1});
+      }
+    });
+  } else {
+    with_named(m, [&](const auto& m) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        const int r = row_of_element(i);
+        // A choice between two states: a branch for each element made kernels spill registers.
+        const auto with =
+            m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
+                                    column0 + fragment_column(i), label[r]});
+        state[r] = absent(i) ? state[r] : with;
+      }
+    });
+  }
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,235 @@
+// The GEMM main loop on Hopper, for widths that do not fit into shared memory. Tiles of rows and of columns both stream over
+// the width, and an epilogue takes the finished tile of dot products from the registers.
+//
+// A cluster of two blocks computes 2 x 128 rows by kColumns columns at a time. Each block loads half of the columns, by TMA
+// multicast to both. A block is warp-specialized: one producer warpgroup, and two consumers of 64 rows each. The second
+// consumer is a few steps behind the first, so that one multiplies while the other is in its epilogue.
+#pragma once
+
+#include "monoidreduce/device/arch/warpgroup.cuh"
+#include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/contraction/row_order.cuh"
+#include "monoidreduce/device/contraction/slab_stores_sm90.cuh"
+#include "monoidreduce/device/schedule/schedule.cuh"
+#include "monoidreduce/device/schedule/tile_schedule.cuh"
+
+namespace monoidreduce::sm90 {
+
+// kScores products a tile, each into kColumns / 2 registers of a consumer's thread, out of 240. kRowsTransposed: rows lie side
+// by side, [width, rows], and an order is one of the width.
+template <int kColumns_, int kStages_, int kScores_ = 1, bool kRowsTransposed_ = false>
+struct ContractionTile {
+  static constexpr int kColumns = kColumns_, kStages = kStages_, kScores = kScores_;
+  static constexpr bool kRowsTransposed = kRowsTransposed_;
+  static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
+  static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
+  static constexpr int kShares = 1;                  // consumers with the same rows
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kScratch = 0;
+  static constexpr int kLead = 2;  // steps that the first consumer is ahead
+  template <int kOuts>
+  using Stores = SlabStores<kOuts>;
+  // Lines of a box of columns: a block loads half of them, or half of their elements.
+  MR_HD static constexpr int column_lines(bool transposed) {
+    return (transposed ? kSlab : kColumns) / kBlocks;
+  }
+};
+
+template <int kScores>
+struct ContractionArguments {
+  arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
+  int steps[kScores];                               // of 64 elements of the width
+  bool transposed[kScores];                         // do columns lie side by side, [width, columns]
+  TileSchedule schedule;                            // of all rows
+  RowOrder order;
+};
+
+template <class Tile, class Epilogue>
+struct alignas(kSharedAlignment) ContractionMemory {
+  unsigned char rows[Tile::kStages][SharedTile<Tile::kRows, kSlab>::kBytes];
+  unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
+  typename Epilogue::Memory epilogue;
+  Ring<Tile::kStages> ring;
+};
+
+// Steps of the width, of those elements that count. One at least: the others are 0 then.
+template <class Tile>
+__device__ __forceinline__ int steps_of(const ContractionArguments<Tile::kScores>& p, int score,
+                                        int counted) {
+  return Tile::kRowsTransposed ? ::max((counted + kSlab - 1) / kSlab, 1) : p.steps[score];
+}
+
+// Loads the stages of every tile of the cluster. Called by one thread per block.
+template <class Tile, class Memory>
+__device__ __forceinline__ void produce(const ContractionArguments<Tile::kScores>& p,
+                                        const TileSchedule& schedule, int counted, Memory& memory,
+                                        int cluster, int block) {
+  using RowsTile = SharedTile<Tile::kRows, kSlab>;
+  using ColumnsTile = SharedTile<Tile::kColumns, kSlab>;
+  constexpr int kAll = (1 << Tile::kBlocks) - 1;
+  RingPosition<Tile::kStages> at;
+#pragma unroll 1
+  for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
+    const int row0 = group.row_block() * Tile::kRowBlock + block * Tile::kRows;
+#pragma unroll 1
+    for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
+      const int column0 = p.schedule.column_tile(group, tile) * Tile::kColumns;
+#pragma unroll
+      for (int score = 0; score < Tile::kScores; ++score) {
+        const arch::TensorMap &rows = p.rows[score], &columns = p.columns[score];
+#pragma unroll 1
+        for (int step = 0; step < steps_of<Tile>(p, score, counted); ++step) {
+          arch::Mbarrier* const arrived = memory.ring.acquire(at, RowsTile::kBytes + ColumnsTile::kBytes);
+          if constexpr (Tile::kRowsTransposed) {
+            using Slabs = SharedTile<kSlab, Tile::kRows>;
+            Slabs{memory.rows[at.stage]}.load(rows, {row0, step * kSlab, 0, 0}, arrived);
+          } else {
+            RowsTile{memory.rows[at.stage]}.load(rows, {step * kSlab, row0, 0, 0}, arrived);
+          }
+          // The block's half of the columns, for both blocks.
+          const int line = block * Tile::column_lines(p.transposed[score]);
+          unsigned char* const to = memory.columns[at.stage] + line * kLineBytes;
+          if (p.transposed[score]) {
+#pragma unroll
+            for (int slab = 0; slab < Tile::kColumns / kSlab; ++slab)
+              arch::load_to_blocks(to + slab * kSlab * kLineBytes, columns,
+                                   {column0 + slab * kSlab, step * kSlab + line, 0, 0}, arrived, kAll);
+          } else {
+            arch::load_to_blocks(to, columns, {step * kSlab, column0 + line, 0, 0}, arrived, kAll);
+          }
+          at.advance();
+        }
+      }
+    }
+  }
+}
+
+// A warpgroup that multiplies, and its place in the ring.
+template <class E, class Tile, class Memory>
+struct Multiplier {
+  Memory& memory;
+  const int warpgroup;
+  RingPosition<Tile::kStages> at;
+  static constexpr int kTurn = 1;  // the named barrier at which the second consumer waits for the first
+
+  __device__ __forceinline__ void release(RingPosition<Tile::kStages> stage) {
+    const int thread = threadIdx.x % kWarpgroup;
+    if (thread < Tile::kBlocks) memory.ring.release(stage, thread);
+  }
+
+  // dots = rows . columns^T of a tile, 64 x kColumns.
+  template <int kScore>
+  __device__ __forceinline__ void run(float (&dots)[Tile::kColumns / 2],
+                                      const ContractionArguments<Tile::kScores>& p, int counted) {
+    const int steps = steps_of<Tile>(p, kScore, counted);
+    // With fewer steps than stages, the first consumer could be more than a tile ahead.
+    const bool staggered = kScore == 0 && steps >= Tile::kStages;
+    if (staggered && warpgroup == 1) arch::sync_threads(kTurn, 2 * kWarpgroup);
+    RingPosition<Tile::kStages> before = at;
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      memory.ring.wait(at);
+      if (p.transposed[kScore]) {
+        multiply<true>(dots, step == 0);
+      } else {
+        multiply<false>(dots, step == 0);
+      }
+      if (step > 0) {
+        arch::wait_products<1>();
+        release(before);
+      }
+      if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kTurn, 2 * kWarpgroup);
+      before = at;
+      at.advance();
+    }
+    arch::wait_products<0>();
+    arch::pin(dots);
+    release(before);
+  }
+
+ private:
+  // Of the stage that has arrived. The sums start at 0 where it is the first.
+  template <bool kTransposed>
+  __device__ __forceinline__ void multiply(float (&dots)[Tile::kColumns / 2], bool first) const {
+    using Rows = std::conditional_t<Tile::kRowsTransposed, AlongRows<kSlab>, AlongWidth<Tile::kRows>>;
+    using Columns = std::conditional_t<kTransposed, AlongRows<kSlab>, AlongWidth<Tile::kColumns>>;
+    static_assert(kFragmentRows == kSlab);  // a warpgroup's rows are as many lines, or a slab
+    const Rows rows(arch::shared_address(memory.rows[at.stage]) + warpgroup * kFragmentRows * kLineBytes);
+    const Columns columns(arch::shared_address(memory.columns[at.stage]));
+    arch::pin(dots);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kSlab / kProductDepth; ++k)
+      arch::Wgmma<E, Tile::kColumns>::template shared<Tile::kRowsTransposed, kTransposed>(
+          dots, rows[k], columns[k], !first || k != 0);
+    arch::commit_products();
+  }
+};
+
+// The epilogue is passed by value and has these members:
+//
+//   Memory                             its shared memory
+//   Work begin(row0)                   a thread's data for the warpgroup's 64 rows from row0 on, kept while the cluster works
+//                                      on these rows
+//   tile(work, dots, row0, column0, memory, warpgroup)   called for each tile: dots[kScores][kColumns / 2]
+//   end(work, place)                   called after the last tile of these rows; place: the index of row0 in
+//                                      [groups, clusters, shares, kRowBlock]
+//   finish()                           called before the block ends
+template <class E, class Tile, class Epilogue>
+__global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
+    contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
+                       const __grid_constant__ Epilogue epilogue) {
+  extern __shared__ unsigned char shared_bytes[];
+  using Memory = ContractionMemory<Tile, Epilogue>;
+  auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
+                                            (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  const int counted = p.order.counted();
+  // Each role computes this for itself: a value shared by both would be spilled for both.
+  const auto find_schedule = [&] {
+    return Tile::kRowsTransposed
+               ? p.schedule
+               : p.schedule.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
+  };
+  if (threadIdx.x == 0) {
+    memory.ring.init(Tile::kBlocks * Tile::kConsumers);
+    arch::fence_init();
+  }
+  arch::arrive_cluster();
+  arch::wait_cluster();
+
+  const int cluster = blockIdx.x / Tile::kBlocks, block = arch::block_of_cluster();
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == Tile::kConsumers) {
+    arch::release_registers<24>();
+    if (threadIdx.x % kWarpgroup < 32 && arch::elect())
+      produce<Tile>(p, find_schedule(), counted, memory, cluster, block);
+    __syncwarp();
+  } else {
+    arch::take_registers<240>();
+    const TileSchedule schedule = find_schedule();
+    Multiplier<E, Tile, Memory> multiplier{memory, warpgroup, {}};
+#pragma unroll 1
+    for (auto group = schedule.first(cluster); group.count > 0; group = schedule.next(group)) {
+      const int row0_of_block = block * Tile::kRows + warpgroup * kFragmentRows;
+      const int row0 = group.row_block() * Tile::kRowBlock + row0_of_block;
+      auto work = epilogue.begin(row0);
+#pragma unroll 1
+      for (int tile = group.start; tile < p.schedule.tiles(group); tile += p.schedule.clusters) {
+        float dots[Tile::kScores][Tile::kColumns / 2];
+        multiplier.template run<0>(dots[0], p, counted);
+        if constexpr (Tile::kScores == 2) multiplier.template run<1>(dots[1], p, counted);
+        epilogue.tile(work, dots, row0, p.schedule.column_tile(group, tile) * Tile::kColumns, memory.epilogue,
+                      warpgroup);
+      }
+      const std::int64_t slot = std::int64_t{group.index} * p.schedule.clusters + group.start;
+      epilogue.end(work, slot * Tile::kRowBlock + row0_of_block);
+    }
+    epilogue.finish();
+  }
+  // A block must not exit while other blocks of the cluster still signal its barriers.
+  arch::arrive_cluster();
+  arch::wait_cluster();
+}
+
+}  // namespace monoidreduce::sm90

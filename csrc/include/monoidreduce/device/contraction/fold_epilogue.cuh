@@ -1,0 +1,79 @@
+// The fold as an epilogue of the contraction (contraction_sm{80,90}.cuh). A cluster folds the tiles of its rows in registers
+// and stores partial states of each row. A second kernel combines them in a fixed order: on one device the result has the
+// same bits every time.
+#pragma once
+
+#include "monoidreduce/device/block/fold_fragment.cuh"
+#include "monoidreduce/device/contraction/row_order.cuh"
+#include "monoidreduce/device/schedule/tile_schedule.cuh"
+#include "monoidreduce/device/warp/lanes.cuh"
+
+namespace monoidreduce {
+
+// partial: [groups, clusters, shares, rows of a row block]; a cluster's place in a group is its start.
+// Rows: label(row).
+template <class M, class Scores, class Rows>
+struct FoldEpilogue {
+  struct Memory {};
+  struct Work {
+    typename M::State state[2];
+    int label[2];
+  };
+  M m;
+  Scores scores;
+  Rows rows;
+  RowOrder order;
+  int columns;
+  typename M::State* partial;
+
+  __device__ __forceinline__ Work begin(int row0) const {
+    Work work;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int place = row0 + fragment_row(r);
+      work.state[r] = m.identity();
+      work.label[r] = place < order.rows ? static_cast<int>(rows.label(order[place])) : -1;
+    }
+    return work;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, float (&dots)[M::kScores][kSize], int row0, int column0,
+                                       Memory&, int) const {
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
+    accumulate_fragment(m, work.state, dots, scores, column0, columns, work.label);
+  }
+  __device__ __forceinline__ void end(const Work& work, std::int64_t place) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto whole = reduce_lanes<kLanesOfRow>(
+          work.state[r], [&](const auto& s, const auto& t) { return combine(m, s, t); });
+      if (threadIdx.x % kLanesOfRow == 0) partial[place + fragment_row(r)] = whole;
+    }
+  }
+  __device__ __forceinline__ void finish() const {}
+};
+
+// Calls rows.store(row, state) with the state of the whole row, or rows.skip(row) if the row is not active. One thread per
+// row. Tile is a parameter so that tiers compiled for different architectures have different kernels.
+template <class M, class Tile, class Rows>
+__global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule of_all,
+                                const __grid_constant__ RowOrder order, const typename M::State* partial,
+                                const __grid_constant__ Rows rows) {
+  const int place = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), counted = order.counted();
+  if (place >= order.rows) return;
+  if (place >= counted) return rows.skip(order[place]);
+  const TileSchedule schedule = of_all.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
+  const auto group = schedule.group_of(place / Tile::kRowBlock);
+  typename M::State state = m.identity();
+  for (int start = group.start; start < schedule.clusters; start += group.count) {
+    for (int share = 0; share < Tile::kShares; ++share) {
+      const std::int64_t slot =
+          (std::int64_t{group.index} * schedule.clusters + start) * Tile::kShares + share;
+      state = combine(m, state, partial[slot * Tile::kRowBlock + place % Tile::kRowBlock]);
+    }
+  }
+  rows.store(order[place], state);
+}
+
+}  // namespace monoidreduce

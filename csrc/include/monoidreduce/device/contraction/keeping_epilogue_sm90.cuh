@@ -1,0 +1,99 @@
+// The fold (fold_epilogue.cuh), which also stores the weight of each element, so that backward need not recompute the
+// scores. A weight is measured in a frame of its row and tile. Once the products P_i are known, the weights become local
+// gradients (dlogits) in place (weights_to_gradients.cuh).
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "monoidreduce/device/contraction/contraction_sm90.cuh"
+#include "monoidreduce/device/contraction/fold_epilogue.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce::sm90 {
+
+// Weights are stored in float16, which has three more bits of precision than bfloat16. They are at most 2^15 times the
+// frame's. Below a row's largest weights, the range goes down by a factor of 2^-40.
+inline constexpr float kBitsAboveFrame = 15;
+
+// The stored weights of the first columns, and the frames in which they are measured, in base 2; one array of each per
+// score. Rows are in the order in which they are computed (row_order.cuh).
+template <int kScores, int kTileColumns>
+struct KeptWeights {
+  __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
+  float* frames[kScores];    // [rows, tiles]
+  std::int64_t pitch = 0;
+  int columns = 0;
+
+  __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
+  // The weights of the rows from this one on.
+  KeptWeights from(std::int64_t row) const {
+    KeptWeights part = *this;
+    for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * tiles();
+    return part;
+  }
+};
+
+// M: a monoid over Bits whose weights are those of one LogSumExp per score; the second has the frame q.
+template <class M, class Scores, class Rows, int kTileColumns>
+struct KeepingEpilogue {
+  using R = typename M::Real;
+  using Memory = SlabMemory;
+  using Work = typename FoldEpilogue<M, Scores, Rows>::Work;
+  FoldEpilogue<M, Scores, Rows> fold;
+  KeptWeights<M::kScores, kTileColumns> kept;
+  SlabStores<M::kScores> stores;  // of the weights
+
+  __device__ __forceinline__ Work begin(int row0) const { return fold.begin(row0); }
+
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, float (&dots)[M::kScores][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kSlabs = kSize * 2 / kSlab;
+    typename FoldEpilogue<M, Scores, Rows>::Memory none;
+    fold.tile(work, dots, row0, column0, none, warpgroup);
+    if (column0 >= kept.columns) return;
+    R frames[M::kScores][2];
+#pragma unroll
+    for (int n = 0; n < M::kScores; ++n) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const R frame = LogSumExp<R>::origin(frame_of(fold.m.frame_of(work.state[r]), n));
+        frames[n][r] = frame - R(kBitsAboveFrame);
+        const int place = row0 + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kTileColumns] = frames[n][r].x;
+      }
+    }
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+#pragma unroll
+      for (int n = 0; n < M::kScores; ++n) {
+        float weights[kSlabElements];
+#pragma unroll
+        for (int i = 0; i < kSlabElements; ++i) {
+          // Rounded: the frame is, and for large scores the fold rounds them too.
+          const R score = fold.scores.rounded(R(dots[n][slab * kSlabElements + i]));
+          weights[i] = exp(score - frames[n][row_of_element(i)]).x;
+        }
+        std::uint32_t words[kSlabElements / 2];
+        round_fragment<__half>(words, weights);
+        stores.template store<kSlabs * M::kScores>(words, n, row0, column0 + slab * kSlab,
+                                                   slab * M::kScores + n, memory, warpgroup);
+      }
+    }
+  }
+  __device__ __forceinline__ void end(const Work& work, std::int64_t place) const { fold.end(work, place); }
+  __device__ __forceinline__ void finish() const { stores.finish(); }
+
+ private:
+  template <class Frame>
+  __device__ __forceinline__ static R frame_of(const Frame& frame, int score) {
+    if constexpr (M::kScores == 1) {
+      return frame;
+    } else {
+      return score == 0 ? frame.p : frame.q;
+    }
+  }
+};
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,156 @@
+// Epilogues of the contraction (contraction_sm90.cuh) for matrix products of local gradients.
+#pragma once
+
+#include "monoidreduce/device/contraction/row_order.cuh"
+#include "monoidreduce/device/contraction/slab_stores_sm90.cuh"
+
+namespace monoidreduce::sm90 {
+
+// By rows, in their order: [rows], or absent for 1.
+struct RowFactors {
+  const float* factors;
+  RowOrder order;
+
+  struct OfThread {
+    float factor[2];
+  };
+  __device__ __forceinline__ OfThread of(int row0) const {
+    OfThread own{1.f, 1.f};
+    if (factors == nullptr) return own;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) own.factor[r] = factors[::min(row0 + fragment_row(r), order.rows - 1)];
+    return own;
+  }
+};
+
+// Elements [first, first + kSize) of a thread's, multiplied: 0 by 0, where they are NaN too.
+template <int kSize, int kAll>
+__device__ __forceinline__ void scaled_part(float (&part)[kSize], const float (&dots)[1][kAll], int first,
+                                            const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) {
+    const float by = factor[row_of_element(i)];
+    part[i] = by == 0.f ? 0.f : dots[0][first + i] * by;
+  }
+}
+
+// Rounds, and stores to a tensor [1, 1, rows, columns] of the element type. scale: one number for all, or null for 1. order:
+// that of the width, which products are sums over; of none that count they are 0, whatever memory holds.
+template <class E>
+struct StoreEpilogue {
+  using Memory = SlabMemory;
+  struct Work {
+    float scale[2];
+  };
+  const float* scale;
+  RowOrder order;
+  SlabStores<1> stores;
+
+  __device__ __forceinline__ Work begin(int) const {
+    const float all = order.counted() == 0 ? 0.f : scale == nullptr ? 1.f : *scale;
+    return {all, all};
+  }
+  template <int kSize>
+  __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kSlabs = kSize / kSlabElements;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      float part[kSlabElements];
+      scaled_part(part, dots, slab * kSlabElements, work.scale);
+      std::uint32_t words[kSlabElements / 2];
+      round_fragment<E>(words, part);
+      stores.template store<kSlabs>(words, 0, row0, column0 + slab * kSlab, slab, memory, warpgroup);
+    }
+  }
+  __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
+  __device__ __forceinline__ void finish() const { stores.finish(); }
+};
+
+// Multiplies rows by their factors, rounds them, and stores each that counts where it belongs, row order[i] of a tensor
+// [1, 1, rows, columns] of the element type.
+template <class E>
+struct ScatterEpilogue {
+  using Memory = SlabMemory;
+  using Work = RowFactors::OfThread;
+  RowFactors factors;
+  arch::TensorMap out;  // boxes of a line
+
+  __device__ __forceinline__ Work begin(int row0) const { return factors.of(row0); }
+  template <int kSize>
+  __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kSlabs = kSize / kSlabElements;
+    const RowOrder& order = factors.order;
+    const int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * kSlabBoxRows + lane;
+    const bool stores = lane < kSlabBoxRows && row0 + line < order.counted();
+    const int row = stores ? static_cast<int>(order[row0 + line]) : 0;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      unsigned char* const staging = memory.slabs[warpgroup][slab % 2];
+      float part[kSlabElements];
+      scaled_part(part, dots, slab * kSlabElements, work.factor);
+      std::uint32_t words[kSlabElements / 2];
+      round_fragment<E>(words, part);
+      if (slab > 0 || kSlabs % 2 == 0) {
+        arch::wait_stores_read<1>();
+      } else {
+        arch::wait_stores_read<0>();  // the last store of the tile before had the same slab
+      }
+      __syncwarp();
+      store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
+      arch::fence_async_shared();
+      __syncwarp();
+      if (stores)
+        arch::store_streaming(out, {column0 + slab * kSlab, row, 0, 0}, staging + line * kLineBytes);
+      arch::commit_stores();
+    }
+  }
+  __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+};
+
+// Multiplies rows by their factors, and adds to a tensor of floats [1, 1, rows, columns], 32 columns at a time, by TMA
+// reduce-add. Each element is added to once, so no order matters.
+struct AddEpilogue {
+  using Memory = SlabMemory;
+  using Work = RowFactors::OfThread;
+  static constexpr int kColumns = kSlabOf<float>;
+  RowFactors factors;
+  arch::TensorMap sums;  // boxes of kSlabBoxRows lines
+
+  __device__ __forceinline__ Work begin(int row0) const { return factors.of(row0); }
+  template <int kSize>
+  __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kElements = kFragmentRows * kColumns / kWarpgroup;  // of a thread
+    constexpr int kParts = kSize / kElements;
+    static_assert(kParts % 2 == 0);
+    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
+    const bool leads = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int n = 0; n < kParts; ++n) {
+      unsigned char* const staging = memory.slabs[warpgroup][n % 2];
+      float part[kElements];
+      scaled_part(part, dots, n * kElements, work.factor);
+      if (leads) arch::wait_stores_read<1>();
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < kElements; i += 2) {
+        const int column = fragment_column(i);
+        unsigned char* const to = staging + place_of(fragment_row(row_of_element(i)), column / 4);
+        *reinterpret_cast<float2*>(to + column % 4 * sizeof(float)) = {part[i], part[i + 1]};
+      }
+      arch::fence_async_shared();
+      __syncwarp();
+      if (leads) {
+        arch::reduce_add(sums, {column0 + n * kColumns, row0 + line, 0, 0}, staging + line * kLineBytes);
+        arch::commit_stores();
+      }
+    }
+  }
+  __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+};
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,51 @@
+// Stores rounded fragments from registers to a tensor, 64 columns at a time, through shared memory and TMA.
+#pragma once
+
+#include "monoidreduce/device/arch/tma.cuh"
+#include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/schedule/schedule.cuh"
+
+namespace monoidreduce::sm90 {
+
+inline constexpr int kSlabBoxRows = kFragmentRows / 4;  // that a warp stores, a box of the tensor map
+
+struct alignas(kSharedAlignment) SlabMemory {
+  // Two buffers per warpgroup: its warps fill one while TMA still reads the other.
+  unsigned char slabs[2][2][kFragmentRows * kLineBytes];
+};
+
+// To kOuts tensors [1, 1, rows, columns].
+template <int kOuts_>
+struct SlabStores {
+  static constexpr int kOuts = kOuts_;
+  using Memory = SlabMemory;
+  arch::TensorMap outs[kOuts];
+
+  // The warp's lines of a slab at (row0, column) of the n-th tensor. store: which of the kStores of a tile.
+  template <int kStores>
+  __device__ __forceinline__ void store(const std::uint32_t (&words)[kSlabElements / 2], int n, int row0,
+                                        int column, int store, Memory& memory, int warpgroup) const {
+    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
+    unsigned char* const staging = memory.slabs[warpgroup][store % 2];
+    const bool leads = threadIdx.x % 32 == 0;
+    if (leads) {
+      // With an odd number of stores per tile, the last of one tile and the first of the next use the same buffer.
+      if (store == 0 && kStores % 2 != 0) {
+        arch::wait_stores_read<0>();
+      } else {
+        arch::wait_stores_read<1>();
+      }
+    }
+    __syncwarp();
+    store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
+    arch::fence_async_shared();
+    __syncwarp();
+    if (leads) {
+      arch::store_streaming(outs[n], {column, row0 + line, 0, 0}, staging + line * kLineBytes);
+      arch::commit_stores();
+    }
+  }
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+};
+
+}  // namespace monoidreduce::sm90

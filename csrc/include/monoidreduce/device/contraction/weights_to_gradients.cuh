@@ -1,0 +1,73 @@
+// Turns the weights that a fold stored (keeping_epilogue_sm90.cuh) into local gradients (dlogits) in place, once the
+// products P_i are known:
+//
+//   D(P_i, X_ij) = sum_n factor_in share_ijn + addend_i,   share = weight * 2^(frame - log-sum-exp)
+//
+// The column of the row's label gets another addend. Weights are read as float16, gradients written in the element type.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/contraction/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce::sm90 {
+
+// The terms of a row's local gradients. Log-sum-exps are in base 2.
+template <int kScores>
+struct RowTerms {
+  LogNumber<Bits> lse[kScores];
+  float factor[kScores];
+  float addend = 0.f, at_label = 0.f;
+  int label = -1;
+};
+
+// The stored weights of a row, one block per row. Lines of weights are in the order of rows and padded to whole vectors.
+// Rows: active(row), else the row's gradients are 0; and terms(row).
+template <class E, int kScores, int kTileColumns, class Rows>
+__global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores, kTileColumns> kept,
+                                            const __grid_constant__ RowOrder order,
+                                            const __grid_constant__ Rows rows) {
+  constexpr int kVector = 8;
+  union Vector {
+    uint4 words;
+    __half2 weights[kVector / 2];
+    E gradients[kVector];
+  };
+  const std::int64_t place = blockIdx.x, row = order[static_cast<int>(place)];
+  const auto line = [&](int n) { return kept.weights[n] + place * kept.pitch; };
+  const bool active = rows.active(row);
+  const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
+  for (int column = threadIdx.x * kVector; column < kept.columns; column += blockDim.x * kVector) {
+    float gradients[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) gradients[i] = terms.addend;
+    if (active) {
+#pragma unroll
+      for (int n = 0; n < kScores; ++n) {
+        const float frame = kept.frames[n][place * kept.tiles() + column / kTileColumns];
+        const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
+        const float factor = terms.factor[n] * exp2f((frame - high) - terms.lse[n].low.x);
+        Vector in;
+        in.words = *reinterpret_cast<const uint4*>(line(n) + column);
+#pragma unroll
+        for (int i = 0; i < kVector / 2; ++i) {
+          const float2 weights = __half22float2(in.weights[i]);
+          gradients[2 * i] += factor * weights.x;
+          gradients[2 * i + 1] += factor * weights.y;
+        }
+      }
+    }
+    Vector out;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (column + i == terms.label) gradients[i] = terms.at_label;
+      if (column + i >= kept.columns) gradients[i] = 0.f;
+      out.gradients[i] = static_cast<E>(gradients[i]);
+    }
+    *reinterpret_cast<uint4*>(line(0) + column) = out.words;
+  }
+}
+
+}  // namespace monoidreduce::sm90

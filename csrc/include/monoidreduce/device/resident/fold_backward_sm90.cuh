@@ -1,0 +1,589 @@
+// The backward pass of a fold with a payload on Hopper: a tile of columns stays, the rows stream.
+//
+//   scores^T  = columns . rows^T          u^T = payload . grad_out^T        from shared memory
+//   weights^T, dz^T                       the monoid's pull, in registers
+//   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
+//   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by TMA (reduce-add), in any order
+//                                         or one tile of columns after another; or not here but in fold_backward_pass
+//
+// Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads and adds. Columns are shared by a group of
+// heads: their gradients are summed in registers over all of these heads.
+//
+// The kernel is persistent: a block takes one tile of columns after another, and parts of the last ones (last_round.h). A
+// job's first rows are loaded while the gradients of the job before are stored.
+//
+// In deterministic mode tiles of columns add in a fixed order, and no job is split. The last rows go first, because all
+// tiles of a causal head keep those.
+#pragma once
+
+#include "monoidreduce/device/arch/warpgroup.cuh"
+#include "monoidreduce/device/block/bias_tile.cuh"
+#include "monoidreduce/device/block/fold_fragment.cuh"
+#include "monoidreduce/device/block/fragment_scores.cuh"
+#include "monoidreduce/device/block/matrix.cuh"
+#include "monoidreduce/device/block/pull_fragment.cuh"
+#include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/resident/kept.cuh"
+#include "monoidreduce/device/resident/row_residuals.cuh"
+#include "monoidreduce/device/schedule/handover.cuh"
+#include "monoidreduce/device/schedule/parts.h"
+#include "monoidreduce/device/schedule/schedule.cuh"
+#include "monoidreduce/device/schedule/turns.cuh"
+
+namespace monoidreduce::sm90 {
+
+// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not at all, because
+// fold_backward_pass computes it.
+enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
+
+// Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its
+// gradient lie with their columns adjacent, [payload width, columns]. kStays: does a block take one job after another, for which
+// activations leave too few registers. kHasParts: and at last parts of some (backward_last_round).
+template <int kWidth_, int kRows_, bool kTransposed_, RowSums kRowSums>
+struct BackwardTile {
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr bool kAddsRows = kRowSums != RowSums::kElsewhere, kInTurn = kRowSums == RowSums::kInTurn;
+  static constexpr bool kStays = !kTransposed, kHasParts = kStays && !kInTurn;
+  static constexpr int kWidth = kWidth_, kRows = kRows_, kStages = 2;
+  static constexpr int kConsumers = 2, kColumns = kFragmentRows * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  // The number of warps that add to d_rows. In turn, a warp signals the next block only after its reduce-add has completed,
+  // so each consumer has a warp of its own. (H100, width 128, causal, 8k and 16k: one warp 2.82 and 5.2 ms, two 2.70 and 5.0.
+  // In any order two are no faster.)
+  static constexpr int kAddingWarps = kInTurn ? kConsumers : kAddsRows ? 1 : 0;
+  // A consumer's share of d_rows: a slab of the width, or half of the rows where there is only one.
+  static constexpr int kSharedRows = kWidth == kSlab ? kRows / 2 : kRows;
+  static_assert(kWidth == kSlab || kWidth == 2 * kSlab);
+  static_assert(kRows % kSlab == 0);
+  static_assert(kStays || !kInTurn);
+
+  // The first row of a job's n-th tile.
+  __device__ __forceinline__ static int row0(const ColumnJob& job, int n) {
+    return (job.first_tile + (kInTurn ? job.tiles - 1 - n : n)) * kRows;
+  }
+};
+
+// The data that consumers store for a part of a job: their gradients of columns and payload.
+template <class Tile>
+using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, Tile::kWidth / 4>;
+
+template <class Tile>
+struct BackwardArguments {
+  arch::TensorMap rows, grad_out, columns, payload;  // boxes of kRows, kRows, kColumns, kColumns lines
+  arch::TensorMap d_rows;                            // float; boxes of kSharedRows lines
+  arch::TensorMap d_columns, d_payload;              // boxes of 64 lines; transposed, of kWidth
+  float* d_column_bias;                              // [columns], written; or null
+  RowResiduals residuals;
+  RowMarks marks;
+  Turns turns;
+  FoldShape shape;
+  JobNumbers jobs;
+  ColumnHandover<Tile> parts;
+  BiasSource bias;  // boxes of kRows lines; or nothing
+};
+
+// B: element type of the biases of scores, or void.
+template <class Tile, class B>
+struct alignas(kSharedAlignment) BackwardMemory {
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
+  using RowsTile = SharedTile<Tile::kRows, Tile::kWidth>;
+  using PayloadTile =
+      std::conditional_t<Tile::kTransposed, SharedTile<Tile::kWidth, Tile::kColumns>, ColumnsTile>;
+  static constexpr int kFloatLine = kLineBytes / sizeof(float);  // of d_rows
+  static constexpr int kDzBytes = SharedTile<Tile::kColumns, Tile::kRows>::kBytes;
+  static constexpr int kOperands = 2 * ColumnsTile::kBytes +
+                                   Tile::kStages * (2 * RowsTile::kBytes + kDzBytes + 2 * Tile::kRows * 4) +
+                                   Tile::kConsumers * Tile::kSharedRows * kSlab * 4;
+
+  unsigned char columns[ColumnsTile::kBytes], payload[ColumnsTile::kBytes];  // then their gradients
+  unsigned char rows[Tile::kStages][RowsTile::kBytes], grad_out[Tile::kStages][RowsTile::kBytes];
+  unsigned char dz[Tile::kStages][kDzBytes];
+  // Of a consumer: lines of 32 floats, 64 of the width in two slabs.
+  float d_rows[Tile::kConsumers][kSlab / kFloatLine][Tile::kSharedRows][kFloatLine];
+  [[no_unique_address]] BiasRings<B, Tile::kConsumers, Tile::kRows, kFragmentRows, kOperands> biases;
+  float product[Tile::kStages][Tile::kRows], upstream[Tile::kStages][Tile::kRows];
+  ColumnJob job;  // whose columns are there; less than no tiles: there are no more
+  Ring<Tile::kStages> row_ring, grad_ring;
+  Ring<1> column_ring;
+
+  // By one thread, before any other uses it.
+  __device__ __forceinline__ void init() {
+    row_ring.init(Tile::kConsumers);
+    grad_ring.init(Tile::kConsumers);
+    column_ring.init(Tile::kConsumers + Tile::kAddingWarps);
+    biases.init();
+    arch::fence_init();
+  }
+};
+
+// Named barriers: both consumers; and of each, its share of d_rows is complete, or has been read.
+inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
+
+// Loads the tiles of every job of the block. One thread. kResiduals: does the monoid's pull read anything of the rows.
+template <bool kResiduals, class Tile, class B>
+__device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, BackwardMemory<Tile, B>& memory) {
+  using RowsTile = typename BackwardMemory<Tile, B>::RowsTile;
+  using ColumnsTile = typename BackwardMemory<Tile, B>::ColumnsTile;
+  using PayloadTile = typename BackwardMemory<Tile, B>::PayloadTile;
+  constexpr int kValueBytes = kResiduals ? Tile::kRows * sizeof(float) : 0;
+  RingPosition<1> columns_at;
+  RingPosition<Tile::kStages> at;
+  typename decltype(memory.biases)::Position bias_at;
+#pragma unroll 1
+  for (int number = p.jobs.first(); number < p.jobs.end(); number = p.jobs.next(number)) {
+    const ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
+    const auto load_columns = [&] {
+      arch::Mbarrier* const arrived =
+          memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] { memory.job = job; });
+      columns_at.advance();
+      const arch::Box columns{0, job.column0, job.column_head, job.batch};
+      ColumnsTile{memory.columns}.load(p.columns, columns, arrived);
+      const arch::Box payload =
+          Tile::kTransposed ? arch::Box{job.column0, 0, job.column_head, job.batch} : columns;
+      PayloadTile{memory.payload}.load(p.payload, payload, arrived);
+    };
+    // The first tile of rows finds room before the columns do, whose place the last job's gradients leave through.
+    bool first = true;
+    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+#pragma unroll 1
+      for (int n = 0; n < job.tiles; ++n) {
+        const int row0 = Tile::row0(job, n);
+        const arch::Box box{0, row0, head, job.batch};
+        arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+        RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
+        if constexpr (kResiduals)
+          arch::load(memory.product[at.stage], p.residuals.product + values + row0, kValueBytes, arrived);
+        arrived = memory.grad_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+        RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
+        if constexpr (kResiduals)
+          arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
+        if (first) load_columns(), first = false;
+        if constexpr (!std::is_void_v<B>) {
+          memory.biases.load(p.bias, bias_at, [&](int w) {
+            return arch::Box{job.column0 + w * kFragmentRows, row0, head, job.batch};
+          });
+        }
+        at.advance();
+      }
+    }
+    if (first) load_columns();
+  }
+  memory.column_ring.acquire(columns_at, 0, [&] { memory.job.tiles = -1; });
+}
+
+// Adds the consumers' shares of d_rows to global memory. Called by each of the warps that add.
+template <class Tile, class Memory>
+__device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
+  constexpr int kThreads = kWarpgroup + 32;
+  const auto each_share = [&](auto&& run) {
+#pragma unroll
+    for (int w = 0; w < Tile::kConsumers; w += Tile::kAddingWarps)
+      run(Tile::kAddingWarps == 1 ? w : adding_warp);
+  };
+  each_share([](int w) { arch::arrive_threads(kShareFree + w, kThreads); });
+#pragma unroll 1
+  for (RingPosition<1> columns_at;; columns_at.advance()) {
+    memory.column_ring.wait(columns_at);
+    const ColumnJob job = memory.job;
+    __syncwarp();
+    if (arch::elect()) memory.column_ring.release(columns_at);
+    if (job.tiles < 0) return;
+    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+      const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
+#pragma unroll 1
+      for (int n = 0; n < job.tiles; ++n) {
+        const int row0 = Tile::row0(job, n);
+        each_share([&](int w) {
+          if constexpr (Tile::kInTurn) {
+            // Behind the tiles of columns before this one that rows of the tile keep.
+            p.turns.await(batch_head, row0, w,
+                          job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns);
+            arch::fence_async_global();
+          }
+          arch::sync_threads(kShareReady + w, kThreads);
+          if (arch::elect()) {
+            const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
+                      row = row0 + (Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0);
+#pragma unroll
+            for (int slab = 0; slab < 2; ++slab)
+              arch::reduce_add(p.d_rows, {inner + slab * 32, row, head, job.batch}, memory.d_rows[w][slab]);
+            arch::commit_stores();
+            arch::wait_stores_read<0>();
+          }
+          __syncwarp();
+          arch::arrive_threads(kShareFree + w, kThreads);
+          if constexpr (Tile::kInTurn) {
+            if (arch::elect()) arch::wait_stores<0>();
+            p.turns.pass(batch_head, row0, w);
+          }
+        });
+      }
+    }
+  }
+}
+
+// Adds the gradients by the biases of a transposed fragment to global memory. Where all rows share a bias, a tile's rows are
+// summed first.
+struct BiasGradient {
+  const Tensor& to;
+  const bool owned;  // is nothing added to an element but once
+  char* at[2];       // of the thread's two columns
+  const float factor;
+  const int rows;  // from the thread's first one on
+  Kept kept[2];
+  float sums[2] = {0.f, 0.f};
+
+  template <class Scores>
+  __device__ __forceinline__ BiasGradient(const Scores& scores, const FoldShape& shape, int batch, int head,
+                                          int row0, int column0)
+      : to(scores.d_bias),
+        owned(scores.owns_d_bias),
+        factor(1.f / scores.natural_scale),
+        rows(shape.rows - row0 - fragment_column(0)) {
+    const Matrix<float> matrix(to, batch, head);
+    find_kept_rows(kept, shape, row0, column0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) at[r] = matrix.at(row0 + fragment_column(0), column0 + fragment_row(r));
+  }
+  __device__ __forceinline__ void operator()(int i, float g) {
+    const int r = row_of_element(i), down = i / 4 * 8 + i % 2;
+    if (!kept[r](i) || down >= rows) return;
+    float* const element = reinterpret_cast<float*>(at[r] + down * to.stride[2]);
+    if (owned) {
+      *element = g * factor;
+    } else if (to.stride[2] == 0) {
+      sums[r] += g;
+    } else {
+      atomicAdd(element, g * factor);
+    }
+  }
+  __device__ __forceinline__ void finish() const {
+    if (owned || to.stride[2] != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = reduce_lanes<kLanesOfRow>(sums[r], [](float a, float b) { return a + b; });
+      if (threadIdx.x % kLanesOfRow == 0 && kept[r].count > 0)
+        atomicAdd(reinterpret_cast<float*>(at[r]), sum * factor);
+    }
+  }
+};
+
+template <class E, class Tile, PayloadMonoid M, class Scores>
+struct BackwardConsumer {
+  using R = typename M::Real;
+  static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns;
+  static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
+  using Memory = BackwardMemory<Tile, BiasElement<Scores>>;
+
+  const M& m;
+  const Scores& scores;
+  const BackwardArguments<Tile>& p;
+  Memory& memory;
+  const int warpgroup;
+
+  RingPosition<1> columns_at{};
+  RingPosition<Tile::kStages> at{};
+  typename decltype(Memory::biases)::Position bias_at{};
+
+  float d_columns[kWidth / 2], d_payload[kWidth / 2];
+  float d_bias[2];  // of the thread's own rows, where it is wanted
+
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
+  __device__ __forceinline__ bool bias_wanted() const { return kBiasedByColumn<Scores> && p.d_column_bias; }
+
+  // product^T = own 64 of a tile of columns . rows^T; asynchronous. kAdjacent: does the tile of columns lie with its
+  // columns adjacent.
+  template <bool kAdjacent>
+  __device__ __forceinline__ void multiply_transposed(float (&product)[kRows / 2],
+                                                      const unsigned char* of_columns,
+                                                      const unsigned char* of_rows) {
+    using Left = std::conditional_t<kAdjacent, AlongRows<kWidth>, AlongWidth<kColumns>>;
+    const int own = kAdjacent ? warpgroup * kWidth * kLineBytes : warpgroup * kFragmentRows * kLineBytes;
+    const Left left(arch::shared_address(of_columns) + own);
+    const AlongWidth<kRows> right(arch::shared_address(of_rows));
+    arch::pin(product);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kWidth / kProductDepth; ++k)
+      arch::Wgmma<E, kRows>::template shared<kAdjacent, false>(product, left[k], right[k], k > 0);
+    arch::commit_products();
+  }
+  // sum += operand . rows, the operand from registers; asynchronous.
+  __device__ __forceinline__ void accumulate(float (&sum)[kWidth / 2],
+                                             const std::uint32_t (&operand)[kRows / 4],
+                                             const unsigned char* of_rows) {
+    const AlongRows<kRows> right(arch::shared_address(of_rows));
+    arch::pin(sum);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kRows / kProductDepth; ++k)
+      arch::Wgmma<E, kWidth>::template registers<true>(sum, &operand[4 * k], right[k], true);
+    arch::commit_products();
+  }
+  // This consumer's share of d_rows^T = columns^T . dz^T; asynchronous.
+  __device__ __forceinline__ void multiply_share(float (&share)[Tile::kSharedRows / 2],
+                                                 const unsigned char* dz) {
+    const int width_slab = kWidth == kSlab ? 0 : warpgroup, row_slab = kWidth == kSlab ? warpgroup : 0;
+    const AlongRows<kColumns> left(arch::shared_address(memory.columns) + width_slab * kColumns * kLineBytes);
+    const int row = row_slab * Tile::kSharedRows;
+    const AlongRows<kColumns> right(arch::shared_address(dz) + row / kSlab * kColumns * kLineBytes +
+                                    row % kSlab * static_cast<int>(sizeof(E)));
+    arch::pin(share);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kColumns / kProductDepth; ++k)
+      arch::Wgmma<E, Tile::kSharedRows>::template shared<true, true>(share, left[k], right[k], k > 0);
+    arch::commit_products();
+  }
+
+  // One tile of rows of one head.
+  __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0) {
+    const int own_column0 = job.column0 + warpgroup * kFragmentRows;
+    float dots[kRows / 2], u[kRows / 2];
+    memory.row_ring.wait(at);
+    multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
+    memory.grad_ring.wait(at);
+    multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[at.stage]);
+    arch::wait_products<0>();
+    arch::pin(dots);
+    arch::pin(u);
+
+    const float *product = memory.product[at.stage] + fragment_column(0),
+                *upstream = memory.upstream[at.stage] + fragment_column(0);
+    const auto residual = [&](int i) {
+      const int row = i / 4 * 8 + i % 2;
+      if constexpr (kResiduals) {
+        return RowResidual<M>{{R(product[row]), R(0)}, R(upstream[row])};
+      } else {
+        return RowResidual<M>{};
+      }
+    };
+    const bool full = p.shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
+    const auto pull = [&](const auto& scores, auto&& see) {
+      scores.prepare_transposed(dots, row0, own_column0);
+      pull_fragment(m, scores, residual, dots, u, see);
+      if (!full) {
+        Kept kept[2];
+        find_kept_rows(kept, p.shape, row0, own_column0);
+        clear_fragment(kept, dots);
+        clear_fragment(kept, u);
+      }
+      scores.finish_transposed(dots, u, row0, own_column0);
+    };
+    if constexpr (kBiasedByTile<Scores>) {
+      using Biases = typename decltype(Memory::biases)::Tile::OfColumns;
+      const auto own_scores =
+          scores.pulled(Biases(memory.biases.wait(warpgroup, bias_at), scores.rows_share));
+      if (scores.d_bias.data) {
+        BiasGradient gradient(scores, p.shape, job.batch, head, row0, own_column0);
+        pull(own_scores, gradient);
+        gradient.finish();
+      } else {
+        pull(own_scores, Unseen{});
+      }
+      memory.biases.release(warpgroup, bias_at);
+    } else {
+      pull(scores, Unseen{});
+    }
+    if (bias_wanted()) {
+#pragma unroll
+      for (int i = 0; i < kRows / 2; ++i) d_bias[row_of_element(i)] += u[i];
+    }
+    std::uint32_t weights[kRows / 4], dz[kRows / 4];
+    round_fragment<E>(weights, dots);
+    round_fragment<E>(dz, u);
+    if constexpr (!Tile::kAddsRows) {
+      accumulate(d_payload, weights, memory.grad_out[at.stage]);
+      accumulate(d_columns, dz, memory.rows[at.stage]);
+      arch::wait_products<1>();
+      if (leads()) memory.grad_ring.release(at);
+      arch::wait_products<0>();
+      arch::pin(d_columns);
+      arch::pin(d_payload);
+      if (leads()) memory.row_ring.release(at);
+      return;
+    }
+    store_fragment<kColumns>(arch::shared_address(memory.dz[at.stage]), warpgroup * kFragmentRows, dz);
+
+    accumulate(d_payload, weights, memory.grad_out[at.stage]);
+    arch::fence_async_shared();
+    arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
+    float share[Tile::kSharedRows / 2];
+    multiply_share(share, memory.dz[at.stage]);
+    arch::wait_products<1>();
+    if (leads()) memory.grad_ring.release(at);
+    accumulate(d_columns, dz, memory.rows[at.stage]);
+    arch::wait_products<1>();
+    arch::pin(share);
+    if ((p.shape.sieved || (!full && !p.shape.band.all())) && !is_finite(share)) mark_rows(job, head, row0);
+    arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
+    store_share(share);
+    arch::fence_async_shared();
+    arch::arrive_threads(kShareReady + warpgroup, kWarpgroup + 32);
+    arch::wait_products<0>();
+    arch::pin(d_columns);
+    arch::pin(d_payload);
+    if (leads()) memory.row_ring.release(at);
+  }
+
+  // A share is 64 of the width x rows; in memory it lies as rows, swizzled, in two slabs of 32 of the width. A thread's
+  // elements 8 apart in width or 1 in row differ in the chunk that they go to, so no two of a warp share a bank.
+  __device__ __forceinline__ void store_share(const float (&share)[Tile::kSharedRows / 2]) {
+    const int width = fragment_row(0), row = fragment_column(0);
+    const arch::SharedAddress at = arch::shared_address(memory.d_rows[warpgroup]) +
+                                   (width / 32 * Tile::kSharedRows + row) * kLineBytes +
+                                   ((width % 32 / 4) ^ (row % 8)) * 16 + width % 4 * 4;
+#pragma unroll
+    for (int i = 0; i < Tile::kSharedRows / 2; ++i) {
+      const arch::SharedAddress other = at ^ (row_of_element(i) * 2 * 16) ^ (i % 2 * (kLineBytes | 16));
+      arch::store(other + i / 4 * 8 * kLineBytes, share[i]);
+    }
+  }
+
+  // The next job, when its columns are there.
+  __device__ __forceinline__ const ColumnJob& receive() {
+    memory.column_ring.wait(columns_at);
+    return memory.job;  // where it is: registers are few
+  }
+
+  // All tiles of rows of a job.
+  __device__ __forceinline__ void run(const ColumnJob& job) {
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
+    d_bias[0] = d_bias[1] = 0.f;
+    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+#pragma unroll 1
+      for (int n = 0; n < job.tiles; ++n) {
+        run_tile(job, head, Tile::row0(job, n));
+        at.advance();
+      }
+    }
+  }
+
+  // The rows whose gradients the share goes to.
+  __device__ __forceinline__ void mark_rows(const ColumnJob& job, int head, int row0) const {
+    const int row = row0 + (kWidth == kSlab ? warpgroup * Tile::kSharedRows : 0);
+    p.marks.row(std::int64_t{job.batch} * p.shape.heads + head, row) = 1.f;
+  }
+
+  // Called when the columns are no longer needed, and the results stored through their memory have been read: frees it.
+  __device__ __forceinline__ void release_columns() {
+    if (leads()) {
+      arch::wait_stores_read<0>();
+      memory.column_ring.release(columns_at);
+    }
+    columns_at.advance();
+  }
+
+  // Stores the gradients of the columns, through the shared memory of the columns' tiles.
+  __device__ __forceinline__ void store_columns(const ColumnJob& job) {
+    // The other consumer's last product has read the columns.
+    arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
+    std::uint32_t rounded[kWidth / 4];
+    const int first = warpgroup * kFragmentRows;
+    if (p.shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
+      const std::int64_t column_head =
+          std::int64_t{job.batch} * (p.shape.heads / p.shape.group) + job.column_head;
+      if (job.column0 + first < p.shape.columns) p.marks.column(column_head, job.column0 + first) = 1.f;
+    }
+    round_fragment<E>(rounded, d_columns);
+    store_fragment<kColumns>(arch::shared_address(memory.columns), first, rounded);
+    round_fragment<E>(rounded, d_payload);
+    if constexpr (Tile::kTransposed) {
+      store_fragment_transposed(arch::shared_address(memory.payload) + warpgroup * kWidth * kLineBytes,
+                                rounded);
+    } else {
+      store_fragment<kColumns>(arch::shared_address(memory.payload), first, rounded);
+    }
+    if (bias_wanted()) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float sum = reduce_lanes<kLanesOfRow>(d_bias[r], [](float a, float b) { return a + b; });
+        const int column = job.column0 + first + fragment_row(r);
+        if (threadIdx.x % kLanesOfRow == 0 && column < p.shape.columns) p.d_column_bias[column] = sum;
+      }
+    }
+    arch::fence_async_shared();
+    arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);
+    if (leads()) {
+      for (int slab = 0; slab < kWidth / kSlab; ++slab) {
+        const arch::Box at{slab * kSlab, job.column0 + first, job.column_head, job.batch};
+        const int offset = (slab * kColumns + first) * kLineBytes;
+        arch::store(p.d_columns, at, memory.columns + offset);
+        if constexpr (!Tile::kTransposed) arch::store(p.d_payload, at, memory.payload + offset);
+      }
+      if constexpr (Tile::kTransposed) {
+        arch::store(p.d_payload, {job.column0 + first, 0, job.column_head, job.batch},
+                    memory.payload + warpgroup * kWidth * kLineBytes);
+      }
+      arch::commit_stores();
+    }
+  }
+
+  // For a part of a job: stores its sums, or joins all parts if it has the job's last tile. Returns whether they are joined.
+  __device__ __forceinline__ bool join_parts(const JobParts& of_job) {
+    constexpr int kOfOne = kWidth / 2 / 4;
+    const ColumnHandover<Tile>& parts = p.parts;
+    const auto part = [&](int n) -> float* {
+      return n < kOfOne ? &d_columns[4 * n] : &d_payload[4 * (n - kOfOne)];
+    };
+    if (static_cast<int>(blockIdx.x) != of_job.last_block) {
+      parts.leave([&](int n) {
+        const float* const own = part(n);
+        return float4{own[0], own[1], own[2], own[3]};
+      });
+      arch::sync_threads(kOneConsumer + warpgroup, kWarpgroup);  // all have read which job it is
+      return false;
+    }
+#pragma unroll 1
+    for (int block = of_job.first_block; block < of_job.last_block; ++block) {
+      const float4* const other = parts.take(block);
+#pragma unroll
+      for (int n = 0; n < 2 * kOfOne; ++n) {
+        const float4 quad = other[n * ColumnHandover<Tile>::kThreads];
+        float* const own = part(n);
+        own[0] += quad.x, own[1] += quad.y, own[2] += quad.z, own[3] += quad.w;
+      }
+    }
+    return true;
+  }
+};
+
+template <class E, class Tile, PayloadMonoid M, class Scores>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_backward_kernel(const __grid_constant__ BackwardArguments<Tile> p, const __grid_constant__ M m,
+                         const __grid_constant__ Scores scores) {
+  extern __shared__ unsigned char shared_bytes[];
+  using Consumer = BackwardConsumer<E, Tile, M, Scores>;
+  auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
+      shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) memory.init();
+  __syncthreads();
+
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == Tile::kConsumers) {
+    arch::release_registers<24>();
+    const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
+    if (warp == 0) {
+      if (arch::elect()) produce<Consumer::kResiduals>(p, memory);
+    } else if constexpr (Tile::kAddsRows) {
+      if (warp <= Tile::kAddingWarps) add_rows<Tile>(p, memory, warp - 1);
+    }
+  } else {
+    arch::take_registers<240>();
+    Consumer consumer{m, scores, p, memory, warpgroup};
+    do {
+      const ColumnJob& job = consumer.receive();
+      if (job.tiles < 0) break;
+      consumer.run(job);
+      if (!Tile::kHasParts || job.parts.whole() || consumer.join_parts(job.parts))
+        consumer.store_columns(job);
+      consumer.release_columns();
+    } while (Tile::kStays);
+    if constexpr (Tile::kAddsRows)
+      arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);  // the last share's
+  }
+}
+
+}  // namespace monoidreduce::sm90

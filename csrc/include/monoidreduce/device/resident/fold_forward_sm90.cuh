@@ -1,0 +1,334 @@
+// The forward fold on Hopper for widths that fit: a tile of rows stays in shared memory, columns and payload stream.
+//
+//   scores = rows . columns^T    from shared memory              fold: scores become weights, in registers
+//   sums  += weights . payload   weights from registers
+//
+// The kernel is warp-specialized and persistent. A producer warpgroup loads by TMA; the consumer warpgroups own 64 rows each.
+// A consumer computes the scores of the next tile while it folds this one. Consumers alternate (ping-pong): one multiplies
+// while another folds.
+//
+// This continues from one job to the next. Each consumer has its own buffer for its rows, so one may finish its rows while
+// another begins the next job. Results are stored through the buffer of the rows.
+#pragma once
+
+#include "monoidreduce/device/arch/warpgroup.cuh"
+#include "monoidreduce/device/block/bias_tile.cuh"
+#include "monoidreduce/device/block/fold_fragment.cuh"
+#include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/device/resident/row_fragment.cuh"
+#include "monoidreduce/device/schedule/schedule.cuh"
+
+namespace monoidreduce::sm90 {
+
+// Rows and columns of a tile, widths rounded up to whole slabs. Registers of a consumer's thread: kPayloadWidth / 2 of
+// sums, kColumns / 2 of scores and kColumns / 4 of weights, out of 255 (one consumer), 240 (two) or 160 (three).
+// kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
+template <int kWidth_, int kPayloadWidth_, int kColumns_, int kConsumers_, int kStages_,
+          bool kTransposed_ = false>
+struct ForwardTile {
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kWidth = kWidth_, kPayloadWidth = kPayloadWidth_, kColumns = kColumns_;
+  static constexpr int kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr int kRows = kFragmentRows * kConsumers;
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+};
+
+struct ForwardArguments {
+  arch::TensorMap rows, columns, payload;  // boxes: a consumer's, kColumns, kColumns or kPayloadWidth lines
+  arch::TensorMap rounded;                 // out, of a warp's lines; not where out is of floats
+  OutputRows out;
+  unsigned long long* counter;  // RowSchedule::counter
+  FoldShape shape;
+  BiasSource bias;  // boxes of a consumer's lines; or nothing
+};
+
+template <class Tile>
+using PayloadTile =
+    std::conditional_t<Tile::kTransposed,
+                       SharedTile<Tile::kPayloadWidth, (Tile::kColumns + kSlab - 1) / kSlab * kSlab>,
+                       SharedTile<Tile::kColumns, Tile::kPayloadWidth>>;
+
+inline constexpr int kWarpRows = kFragmentRows / 4;
+
+// B: element type of the biases of scores, or void.
+template <class Tile, class B, class Job_>
+struct alignas(kSharedAlignment) ForwardMemory {
+  using Job = Job_;
+  using Rows = SharedTile<kFragmentRows, Tile::kWidth>;
+  static_assert(Tile::kPayloadWidth <= Tile::kWidth);  // results have room in the rows' place
+  static constexpr int kStreamed =
+      Tile::kStages * (SharedTile<Tile::kColumns, Tile::kWidth>::kBytes + PayloadTile<Tile>::kBytes);
+  // Buffers of a consumer's rows: two if they fit, so that the next job's rows are loaded while this job's are in use.
+  static constexpr int kPlaces = std::is_void_v<B> && Tile::kConsumers > 1 &&
+                                         kStreamed + 2 * Tile::kConsumers* Rows::kBytes <= kSharedBytes
+                                     ? 2
+                                     : 1;
+  static constexpr int kRowStages = kPlaces * Tile::kConsumers;
+  static constexpr int kOperands = kRowStages * Rows::kBytes + kStreamed;
+
+  unsigned char rows[kRowStages][Rows::kBytes];
+  unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, Tile::kWidth>::kBytes];
+  unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
+  [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
+  Job job[kRowStages];        // whose rows are there; less than no tiles: there are no more
+  Ring<kRowStages> row_ring;  // the consumers' places in turn
+  Ring<Tile::kStages> column_ring, payload_ring;
+
+  // By one thread, before any other uses it.
+  __device__ __forceinline__ void init() {
+    constexpr int kWarps = 4;  // of a consumer
+    row_ring.init(kWarps);
+    column_ring.init(Tile::kConsumers);
+    payload_ring.init(Tile::kConsumers);
+    biases.init();
+    arch::fence_init();
+  }
+};
+
+// Loads the tiles of every job of the block. One thread.
+template <class Tile, class B, class Schedule>
+__device__ __forceinline__ void produce(const ForwardArguments& p, const Schedule& schedule,
+                                        ForwardMemory<Tile, B, typename Schedule::Job>& memory) {
+  using Memory = ForwardMemory<Tile, B, typename Schedule::Job>;
+  using RowsTile = typename Memory::Rows;
+  using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
+  RingPosition<Memory::kRowStages> row_at;
+  RingPosition<Tile::kStages> at;
+  typename decltype(memory.biases)::Position bias_at;
+  int index = blockIdx.x;
+  for (; index < schedule.jobs(); index = schedule.next(index)) {
+    const auto job = schedule(index);
+    const int column_head = job.head / p.shape.group;
+    const auto load_columns = [&](int tile) {
+      const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
+      ColumnsTile{memory.columns[at.stage]}.load(p.columns, box,
+                                                 memory.column_ring.acquire(at, ColumnsTile::kBytes));
+      if constexpr (!std::is_void_v<B>) {
+        memory.biases.load(p.bias, bias_at, [&](int w) {
+          return arch::Box{box.row, job.row0 + w * kFragmentRows, job.head, job.batch};
+        });
+      }
+      const arch::Box payload_box = Tile::kTransposed ? arch::Box{box.row, 0, column_head, job.batch} : box;
+      PayloadTile<Tile>{memory.payload[at.stage]}.load(
+          p.payload, payload_box, memory.payload_ring.acquire(at, PayloadTile<Tile>::kBytes));
+      at.advance();
+    };
+    const auto load_rows = [&] {
+      constexpr int kBytesOfLine = RowsTile::kBytes / kFragmentRows;
+#pragma unroll 1
+      for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
+        RowsTile{memory.rows[row_at.stage]}.load(
+            p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch},
+            memory.row_ring.acquire(row_at, kBytesOfLine * (schedule.lines() / Tile::kConsumers),
+                                    [&] { memory.job[row_at.stage] = job; }));
+      }
+    };
+    // Loads in the order in which buffers become free. With a second buffer, rows come first. Else columns do, because the
+    // rows' buffer is in use until the last job's result is stored.
+    if (Memory::kPlaces == 2) load_rows();
+    if (job.tiles > 0) load_columns(job.first_tile);
+    if (Memory::kPlaces == 1) load_rows();
+#pragma unroll 1
+    for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
+  }
+#pragma unroll 1
+  for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
+    memory.row_ring.acquire(row_at, 0, [&] { memory.job[row_at.stage].tiles = -1; });
+}
+
+// A consumer, with the rows of one job.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Job>
+struct Consumer {
+  using R = typename M::Real;
+  static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
+  static constexpr int kTurn = 1;  // named barrier kTurn + w lets consumer w issue its products
+  using Memory = ForwardMemory<Tile, BiasElement<Scores>, Job>;
+  using BiasPosition = typename decltype(Memory::biases)::Position;
+
+  const M& m;
+  const Scores& scores_of;
+  const FoldShape& shape;
+  Memory& memory;
+  const int warpgroup;
+  RingPosition<Memory::kRowStages> row_at{warpgroup, 0};
+  RingPosition<Tile::kStages> at{};
+  BiasPosition bias_at{};
+
+  float scores[kColumns / 2];
+  float sums[kPayloadWidth / 2];
+  std::uint32_t weights[kColumns / 4];
+  typename M::State state[2];
+  R scale[2];
+
+  __device__ __forceinline__ bool leads() const { return threadIdx.x % kWarpgroup == 0; }
+
+  // The next job, when its rows are there.
+  __device__ __forceinline__ Job receive() {
+    memory.row_ring.wait(row_at);
+    return memory.job[row_at.stage];
+  }
+  // Called by each warp when it needs the rows and their buffer no longer: frees the buffer.
+  __device__ __forceinline__ void release_rows() {
+    __syncwarp();
+    if (arch::elect()) {
+      arch::wait_stores_read<0>();
+      memory.row_ring.release(row_at);
+    }
+    for (int w = 0; w < Tile::kConsumers; ++w) row_at.advance();
+  }
+
+  // scores = rows . columns^T; asynchronous.
+  __device__ __forceinline__ void multiply_scores() {
+    const AlongWidth<kFragmentRows> rows(arch::shared_address(memory.rows[row_at.stage]));
+    const AlongWidth<kColumns> columns(arch::shared_address(memory.columns[at.stage]));
+    memory.column_ring.wait(at);
+    arch::pin(scores);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < Tile::kWidth / kProductDepth; ++k)
+      arch::Wgmma<E, kColumns>::template shared<false, false>(scores, rows[k], columns[k], k > 0);
+    arch::commit_products();
+  }
+  // sums += weights . payload; asynchronous.
+  __device__ __forceinline__ void multiply_payload(RingPosition<Tile::kStages> at) {
+    using Operand = std::conditional_t<Tile::kTransposed, AlongWidth<kPayloadWidth>, AlongRows<kColumns>>;
+    const Operand payload(arch::shared_address(memory.payload[at.stage]));
+    memory.payload_ring.wait(at);
+    arch::pin(sums);
+    arch::fence_products();
+#pragma unroll
+    for (int k = 0; k < kColumns / kProductDepth; ++k)
+      arch::Wgmma<E, kPayloadWidth>::template registers<!Tile::kTransposed>(sums, &weights[4 * k], payload[k],
+                                                                            true);
+    arch::commit_products();
+  }
+
+  __device__ __forceinline__ void fold(const Job& job, int tile) {
+    arch::pin(scores);
+    const auto fold = [&](const auto& scores_of) {
+      fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
+    };
+    if constexpr (kBiasedByTile<Scores>) {
+      using Biases = typename decltype(Memory::biases)::Tile::OfRows;
+      fold(scores_of.folded(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
+      memory.biases.release(warpgroup, bias_at);
+    } else {
+      fold(scores_of);
+    }
+  }
+  // A single consumer has nobody to alternate with.
+  __device__ __forceinline__ void wait_turn() {
+    if constexpr (Tile::kConsumers > 1) arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_turn() {
+    if constexpr (Tile::kConsumers > 1)
+      arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+  }
+
+  // Folds all column tiles of a job. Afterwards state is that of the whole rows.
+  __device__ __forceinline__ void run(const Job& job) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) state[r] = m.identity(), scale[r] = R(1);
+#pragma unroll
+    for (float& sum : sums) sum = 0.f;
+    if (job.tiles == 0) return;
+
+    wait_turn();
+    multiply_scores();
+    end_turn();
+    arch::wait_products<0>();
+    if (leads()) memory.column_ring.release(at);
+    fold(job, job.first_tile);
+    round_fragment<E>(weights, scores);
+#pragma unroll 1
+    for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
+      const RingPosition<Tile::kStages> before = at;
+      at.advance();
+      wait_turn();
+      multiply_scores();
+      multiply_payload(before);
+      end_turn();
+      arch::wait_products<1>();
+      if (leads()) memory.column_ring.release(at);
+      fold(job, tile);
+      arch::wait_products<0>();
+      arch::pin(sums);
+      if (leads()) memory.payload_ring.release(before);
+      rescale_fragment<M>(sums, scale);
+      round_fragment<E>(weights, scores);
+    }
+    multiply_payload(at);
+    join_lanes(m, state);
+    arch::wait_products<0>();
+    arch::pin(sums);
+    if (leads()) memory.payload_ring.release(at);
+    at.advance();
+  }
+
+  // Stores the result of a job, through the buffer of the rows. No other warp reads a warp's lines there, so warps do not
+  // wait for each other.
+  template <class Rows>
+  __device__ __forceinline__ void store_rounded(const Rows& rows, const ForwardArguments& p) {
+    normalise_sums(m, state, sums, rows);
+    const Job job = memory.job[row_at.stage];  // again: registers are few before
+    const int first = warpgroup * kFragmentRows;
+    unsigned char* const place = memory.rows[row_at.stage];
+#pragma unroll
+    for (int slab = 0; slab < kPayloadWidth / kSlab; ++slab) {
+      std::uint32_t rounded[kSlabElements / 2];
+      round_fragment<E>(rounded,
+                        reinterpret_cast<const float (&)[kSlabElements]>(sums[slab * kSlabElements]));
+      store_fragment<kFragmentRows>(
+          arch::shared_address(place) + slab * SharedTile<kFragmentRows, kSlab>::kBytes, 0, rounded);
+    }
+    arch::fence_async_shared();
+    __syncwarp();
+    if (arch::elect()) {
+      const int line = fragment_row(0) / kWarpRows * kWarpRows;
+#pragma unroll
+      for (int slab = 0; slab < kPayloadWidth / kSlab; ++slab) {
+        arch::store(p.rounded, {slab * kSlab, job.row0 + first + line, job.head, job.batch},
+                    place + (slab * kFragmentRows + line) * kLineBytes);
+      }
+      arch::commit_stores();
+    }
+    finish_states(m, state, sums, shape, job, first, rows);
+  }
+};
+
+// Rows: as finish_rows (row_fragment.cuh) takes them.
+template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
+                        const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
+  extern __shared__ unsigned char shared_bytes[];
+  using Worker = Consumer<E, Tile, M, Scores, RowJob>;
+  using Schedule = RowSchedule<Tile::kRows, Tile::kColumns>;
+  auto& memory = *reinterpret_cast<typename Worker::Memory*>(
+      shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
+  if (threadIdx.x == 0) memory.init();
+  __syncthreads();
+
+  const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == Tile::kConsumers) {
+    arch::release_registers<Tile::kConsumers == 2 ? 24 : 32>();
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, Schedule{p.shape, p.counter}, memory);
+  } else {
+    arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
+    Worker consumer{m, scores, p.shape, memory, warpgroup};
+    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
+    while (true) {
+      const RowJob job = consumer.receive();
+      if (job.tiles < 0) break;
+      consumer.run(job);
+      if (Rows::kRounded || p.out.rounded)
+        consumer.store_rounded(rows, p);
+      else
+        finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows,
+                       p.out);
+      consumer.release_rows();
+    }
+  }
+}
+
+}  // namespace monoidreduce::sm90

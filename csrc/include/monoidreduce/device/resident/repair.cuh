@@ -1,0 +1,191 @@
+// Recomputes results that masking made NaN. With a mask (a window, or a bool bias) the tensor cores multiply excluded
+// elements by 0, and 0 times infinity or NaN is NaN.
+//
+// So where a mask excludes some column of a tile, the fold's kernels mark results that are not finite. After them, these
+// kernels recompute the marked results from the elements that are kept. A warp takes one row or column; its lanes share the
+// width. If all inputs are finite, nothing is marked and the kernels end at once. A row whose result is truly NaN ends at
+// its first NaN.
+#pragma once
+
+#include "monoidreduce/device/block/matrix.cuh"
+#include "monoidreduce/device/resident/row_residuals.cuh"
+#include "monoidreduce/device/warp/lanes.cuh"
+#include "monoidreduce/pull.h"
+#include "monoidreduce/score.h"
+
+namespace monoidreduce {
+
+inline constexpr int kWarp = 32, kLaneWidth = 8;  // elements of a lane: widths up to 256
+
+// A row of up to 256 elements, spread over the lanes of a warp.
+struct WarpRow {
+  float x[kLaneWidth];
+
+  __device__ __forceinline__ static WarpRow zero() { return {}; }
+  __device__ __forceinline__ static WarpRow read(const Matrix<float>& m, std::int64_t row) {
+    WarpRow v = zero();
+#pragma unroll
+    for (int n = 0; n < kLaneWidth; ++n) {
+      const int k = threadIdx.x % kWarp + n * kWarp;
+      if (k < m.width()) v.x[n] = m.read(row, k);
+    }
+    return v;
+  }
+  __device__ __forceinline__ void write(const Matrix<float>& m, std::int64_t row) const {
+#pragma unroll
+    for (int n = 0; n < kLaneWidth; ++n) {
+      const int k = threadIdx.x % kWarp + n * kWarp;
+      if (k < m.width()) m.write(row, k, x[n]);
+    }
+  }
+  __device__ __forceinline__ float dot(const WarpRow& other) const {
+    float sum = 0.f;
+#pragma unroll
+    for (int n = 0; n < kLaneWidth; ++n) sum += x[n] * other.x[n];
+    return reduce_lanes<kWarp>(sum, [](float a, float b) { return a + b; });
+  }
+  // Whether all elements are NaN, which no addition changes.
+  __device__ __forceinline__ bool is_lost(int width) const {
+    bool lost = true;
+#pragma unroll
+    for (int n = 0; n < kLaneWidth; ++n)
+      lost = lost && (isnan(x[n]) || int(threadIdx.x % kWarp) + n * kWarp >= width);
+    return __all_sync(0xffffffffu, lost);
+  }
+  // this = this * scale + weight * other
+  __device__ __forceinline__ void add(float scale, float weight, const WarpRow& other) {
+#pragma unroll
+    for (int n = 0; n < kLaneWidth; ++n) x[n] = x[n] * scale + weight * other.x[n];
+  }
+};
+
+struct RepairArguments {
+  Tensor rows, columns, payload, bias, out;       // of the forward pass
+  Tensor grad_out, d_rows, d_columns, d_payload;  // of the backward pass
+  ColumnRange range;
+};
+
+__device__ __forceinline__ std::int64_t warp_of_grid() {
+  return (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
+}
+__device__ __forceinline__ std::int64_t warps_of_grid() {
+  return std::int64_t{gridDim.x} * blockDim.x / kWarp;
+}
+
+// marked(row): whether the result of this flat row was not finite. Rows: RowPolicy. R: double, as a row's mass is one long sum.
+template <PayloadMonoid M, class Rows>
+__global__ void __launch_bounds__(256)
+    repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
+                          const __grid_constant__ Score<typename M::Real> score,
+                          const __grid_constant__ Rows rows) {
+  using R = typename M::Real;
+  const std::int64_t heads = p.rows.size[1], count = p.rows.size[2], columns = p.columns.size[2];
+  const std::int64_t group = heads / p.columns.size[1], all = p.rows.size[0] * heads * count;
+  const auto repair_row = [&](std::int64_t flat) {
+    const std::int64_t row = flat % count, head = flat / count % heads, batch = flat / count / heads;
+    const Matrix<float> b(p.columns, batch, head / group), v(p.payload, batch, head / group);
+    const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
+    const Matrix<float> bias(p.bias, batch, head);
+    typename M::State state = m.identity();
+    WarpRow sum = WarpRow::zero();
+#pragma unroll 1
+    for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
+      if (!leaves(bias, row, j)) continue;
+      const Element<R> e{score.value(R(a.dot(WarpRow::read(b, j))), R(score_bias(bias, row, j))), R(0), 0,
+                         -1};
+      const auto before = m.frame_of(state), frame = m.join(before, m.frame(e));
+      state = m.accumulate(m.reframe(state, frame), e);
+      sum.add(float(m.rescale(before, frame)), float(m.weight(e, frame)), WarpRow::read(v, j));
+      if (isnan(m.mass(state))) break;
+    }
+    const R mass = m.mass(state);
+    WarpRow out = WarpRow::zero();
+    if (mass != R(0)) out.add(1.f, float(R(1) / mass), sum);
+    out.write(Matrix<float>(p.out, batch, head), row);
+    if (threadIdx.x % kWarp == 0) rows.store(flat, m.project(state));
+  };
+  // A warp looks at 32 rows at once, and mostly finds none marked.
+  for (std::int64_t first = warp_of_grid() * kWarp; first < all; first += warps_of_grid() * kWarp) {
+    const std::int64_t own = first + threadIdx.x % kWarp;
+    unsigned marked = __ballot_sync(0xffffffffu, own < all && rows.marked(own));
+    for (; marked; marked &= marked - 1) repair_row(first + __ffs(marked) - 1);
+  }
+}
+
+// Recomputes the gradients of marked rows and columns.
+template <PayloadMonoid M, class Rows>
+__global__ void __launch_bounds__(256)
+    repair_backward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
+                           const __grid_constant__ Score<float> score, const __grid_constant__ Rows rows,
+                           const __grid_constant__ RowMarks marks) {
+  const std::int64_t heads = p.rows.size[1], row_count = p.rows.size[2], column_heads = p.columns.size[1],
+                     columns = p.columns.size[2], group = heads / column_heads;
+  struct Pulled {
+    float dot, weight;
+  };
+  const auto pull_one = [&](std::int64_t flat_row, float bias, const WarpRow& a, const WarpRow& g,
+                            const WarpRow& b, const WarpRow& v) {
+    const float dot = a.dot(b);
+    const Element<float> e{score.value(dot, bias), 0.f, 0, -1};
+    const auto pulled = pull(m, e, rows.product(flat_row), rows.upstream(flat_row), g.dot(v));
+    return Pulled{pulled.score * score.slope(dot, bias) * score.scale, pulled.weight};
+  };
+  const auto repair_row = [&](std::int64_t batch, std::int64_t head, std::int64_t row) {
+    const Matrix<float> columns_of(p.columns, batch, head / group), payload(p.payload, batch, head / group);
+    const WarpRow a = WarpRow::read(Matrix<float>(p.rows, batch, head), row);
+    const WarpRow g = WarpRow::read(Matrix<float>(p.grad_out, batch, head), row);
+    const Matrix<float> bias(p.bias, batch, head);
+    WarpRow d_row = WarpRow::zero();
+#pragma unroll 1
+    for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
+      if (!leaves(bias, row, j)) continue;
+      const WarpRow b = WarpRow::read(columns_of, j), v = WarpRow::read(payload, j);
+      const std::int64_t flat_row = (batch * heads + head) * row_count + row;
+      d_row.add(1.f, pull_one(flat_row, score_bias(bias, row, j), a, g, b, v).dot, b);
+      if (d_row.is_lost(p.rows.size[3])) break;
+    }
+    d_row.write(Matrix<float>(p.d_rows, batch, head), row);
+  };
+  const auto repair_column = [&](std::int64_t batch, std::int64_t column_head, std::int64_t column) {
+    const WarpRow b = WarpRow::read(Matrix<float>(p.columns, batch, column_head), column);
+    const WarpRow v = WarpRow::read(Matrix<float>(p.payload, batch, column_head), column);
+    WarpRow d_column = WarpRow::zero(), d_payload = WarpRow::zero();
+#pragma unroll 1
+    for (std::int64_t head = column_head * group; head < (column_head + 1) * group; ++head) {
+      const Matrix<float> rows_of(p.rows, batch, head), grads(p.grad_out, batch, head),
+          bias(p.bias, batch, head);
+#pragma unroll 1
+      for (std::int64_t row = 0; row < row_count; ++row) {
+        if (column < p.range.begin(row) || column >= p.range.end(row, columns) || !leaves(bias, row, column))
+          continue;
+        const WarpRow a = WarpRow::read(rows_of, row), g = WarpRow::read(grads, row);
+        const Pulled pulled =
+            pull_one((batch * heads + head) * row_count + row, score_bias(bias, row, column), a, g, b, v);
+        d_column.add(1.f, pulled.dot, a);
+        d_payload.add(1.f, pulled.weight, g);
+        if (d_column.is_lost(p.rows.size[3]) && d_payload.is_lost(p.payload.size[3])) break;
+      }
+    }
+    d_column.write(Matrix<float>(p.d_columns, batch, column_head), column);
+    d_payload.write(Matrix<float>(p.d_payload, batch, column_head), column);
+  };
+  // A warp looks at one mark, of RowMarks::kUnit rows or columns.
+  const std::int64_t row_marks = p.rows.size[0] * heads * marks.row_units;
+  const std::int64_t column_marks = p.rows.size[0] * column_heads * marks.column_units;
+  for (std::int64_t n = warp_of_grid(); n < row_marks; n += warps_of_grid()) {
+    if (marks.rows[n] == 0.f) continue;
+    const std::int64_t batch_head = n / marks.row_units, first = n % marks.row_units * RowMarks::kUnit;
+#pragma unroll 1
+    for (std::int64_t row = first; row < first + RowMarks::kUnit && row < row_count; ++row)
+      repair_row(batch_head / heads, batch_head % heads, row);
+  }
+  for (std::int64_t n = warp_of_grid(); n < column_marks; n += warps_of_grid()) {
+    if (marks.columns[n] == 0.f) continue;
+    const std::int64_t batch_head = n / marks.column_units, first = n % marks.column_units * RowMarks::kUnit;
+#pragma unroll 1
+    for (std::int64_t column = first; column < first + RowMarks::kUnit && column < columns; ++column)
+      repair_column(batch_head / column_heads, batch_head % column_heads, column);
+  }
+}
+
+}  // namespace monoidreduce

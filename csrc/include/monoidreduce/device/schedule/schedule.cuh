@@ -1,0 +1,221 @@
+// The tile scheduler of the fused kernels: which jobs a block takes, in which order. Kernels are persistent.
+//
+// A job (work tile) is a tile of rows, or of columns, of one batch and head. Heads are grouped into sections whose operands
+// fit into the L2 cache together. In a section the longest jobs come first, so that the last ones to start are short.
+//
+// Blocks take jobs of different lengths from an atomic counter, as well as jobs of columns that wait for each other
+// (turns.cuh). Other jobs have a fixed order, and the last of them may be split between blocks (last_round.h).
+#pragma once
+
+#include <algorithm>
+
+#include "monoidreduce/device/schedule/last_round.h"
+#include "monoidreduce/score.h"
+
+namespace monoidreduce {
+
+inline constexpr int kWarpgroup = 128;
+inline constexpr int kSharedAlignment = 1024;  // of the swizzle
+
+// ColumnRange in 32 bits, its shift included: a row keeps the columns [row - left, row + right] within the tensor. kFar
+// means no bound.
+struct Band {
+  static constexpr int kFar = 1 << 30;  // sums of two row or column indices fit an int
+  int left, right;
+
+  explicit Band(const ColumnRange& range)
+      : left(range.left == ColumnRange::kUnbounded ? kFar : clamp(range.left - range.shift)),
+        right(range.right == ColumnRange::kUnbounded ? kFar : clamp(range.right + range.shift)) {}
+  __device__ __forceinline__ bool all() const { return left == kFar && right == kFar; }
+  __device__ __forceinline__ int begin(int row) const { return ::max(row - left, 0); }
+  __device__ __forceinline__ int end(int row, int columns) const {
+    return ::max(::min(row + right + 1, columns), 0);
+  }
+
+ private:
+  static int clamp(std::int64_t x) {
+    return static_cast<int>(x < -kFar ? std::int64_t{-kFar} : x > kFar ? std::int64_t{kFar} : x);
+  }
+};
+
+struct FoldShape {
+  int batch, heads, group;  // group: heads that share a column head
+  int rows, columns;
+  Band band;
+  bool sieved;          // a bias excludes elements
+  bool batches_follow;  // jobs go through the batches of a head first; else through the heads of a batch
+  int section;          // the number of batch-heads of a section
+
+  // The batch and head of a batch-head; heads: the number of (column) heads.
+  __device__ __forceinline__ int batch_of(int batch_head, int heads) const {
+    return batches_follow ? batch_head % batch : batch_head / heads;
+  }
+  __device__ __forceinline__ int head_of(int batch_head, int heads) const {
+    return batches_follow ? batch_head / batch : batch_head % heads;
+  }
+  __device__ __forceinline__ bool partial() const { return sieved || !band.all(); }
+  // Whether all these rows keep all these columns.
+  __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
+    return band.begin(row0 + row_count - 1) <= column0 && column0 + column_count <= band.end(row0, columns);
+  }
+};
+
+// A job whose lines are rows of one head. (The lines of a PackedJob are rows of several heads.)
+struct RowJob {
+  int batch, head, row0;
+  int first_tile, tiles;  // of columns
+
+  __device__ __forceinline__ int row_of(int line) const { return row0 + line; }
+  __device__ __forceinline__ int head_of(int) const { return head; }
+  // Of so many lines, from one on whose row is the first of theirs.
+  __device__ __forceinline__ int rows_of(int lines) const { return lines; }
+  __device__ __forceinline__ bool has(const FoldShape& shape, int line) const {
+    return row_of(line) < shape.rows;
+  }
+};
+
+template <int kRows, int kColumns>
+struct RowSchedule {
+  using Job = RowJob;
+  const FoldShape& shape;
+  unsigned long long* counter = nullptr;  // in global memory, 0 at first; or null
+
+  __device__ __forceinline__ int row_tiles() const { return (shape.rows + kRows - 1) / kRows; }
+  __device__ __forceinline__ int jobs() const { return shape.batch * shape.heads * row_tiles(); }
+  // Of a tile.
+  __device__ __forceinline__ int lines() const { return kRows; }
+  // The job after this one for the calling block.
+  __device__ __forceinline__ int next(int index) const {
+    return gridDim.x + (counter ? static_cast<int>(atomicAdd(counter, 1ull)) : index);
+  }
+  __device__ __forceinline__ RowJob operator()(int index) const {
+    const int row_tiles = this->row_tiles(), section = index / (shape.section * row_tiles);
+    const int first_head = section * shape.section, within = index - first_head * row_tiles;
+    const int heads_here = ::min(shape.section, shape.batch * shape.heads - first_head);
+    const int rank = within / heads_here, batch_head = first_head + within % heads_here;
+    // With the end of a row's columns bounded, later rows have more of them.
+    const int row_tile = shape.band.right < Band::kFar ? row_tiles - 1 - rank : rank;
+    const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
+    const int first_tile = shape.band.begin(row0) / kColumns;
+    const int end_tile = (shape.band.end(last_row, shape.columns) + kColumns - 1) / kColumns;
+    return {shape.batch_of(batch_head, shape.heads), shape.head_of(batch_head, shape.heads), row0, first_tile,
+            ::max(end_tile - first_tile, 0)};
+  }
+};
+
+// One of so many splits of a job's tiles: as many as the others have, the last ones' fewer or none.
+struct TileSplit {
+  int share, begin, tiles;  // tiles: of the job
+  __device__ __forceinline__ TileSplit(int tiles, int split, int splits)
+      : share((tiles + splits - 1) / splits), begin(::min(split * share, tiles)), tiles(tiles) {}
+  __device__ __forceinline__ int count() const { return ::min(share, tiles - begin); }
+};
+
+// A split of the columns of a tile of rows.
+struct SplitJob : RowJob {
+  int split;
+};
+
+template <int kRows, int kColumns>
+struct SplitSchedule {
+  const FoldShape& shape;
+  int splits;
+
+  // Tiles of rows that read the same columns follow one another.
+  __device__ __forceinline__ SplitJob operator()(int index) const {
+    const RowSchedule<kRows, kColumns> whole{shape};
+    SplitJob job{whole(index % whole.jobs()), index / whole.jobs()};
+    const TileSplit own(job.tiles, job.split, splits);
+    job.first_tile += own.begin, job.tiles = own.count();
+    return job;
+  }
+};
+
+// The blocks that have a part of a job; none where it is whole.
+struct JobParts {
+  int first_block = -1, last_block = -1;
+  __device__ __forceinline__ bool whole() const { return first_block < 0; }
+};
+
+// The numbers of the jobs of the calling block: those of whole ones, and then those of its parts of the last round. With a
+// counter a block's jobs come after all that have been taken, and these are under way.
+struct JobNumbers {
+  unsigned* counter;  // in global memory, 0 at first; or null
+  int whole;          // jobs
+  LastRound last;
+
+  JobNumbers(std::int64_t jobs, const LastRound& last, unsigned* counter)
+      : counter(counter), whole(static_cast<int>(jobs) - last.jobs), last(last) {}
+
+  // Blocks of the grid.
+  unsigned blocks(int multiprocessors) const {
+    return static_cast<unsigned>(std::min(std::max(whole, last.blocks), multiprocessors));
+  }
+  __device__ __forceinline__ int end() const { return whole + 2 * last.blocks; }
+  __device__ __forceinline__ int first() const { return or_part(counter ? taken() : blockIdx.x); }
+  __device__ __forceinline__ int next(int number) const {
+    if (number < whole) return or_part(counter ? taken() : number + gridDim.x);
+    return which(number) == 1 ? number + 1 : end();
+  }
+  __device__ __forceinline__ bool is_part(int number) const { return number >= whole; }
+  __device__ __forceinline__ LastRound::Part part(int number) const {
+    return last.part(blockIdx.x, which(number));
+  }
+  __device__ __forceinline__ JobParts blocks_of(int part_job) const {
+    return {last.first_block(part_job), last.last_block(part_job)};
+  }
+
+ private:
+  __device__ __forceinline__ int taken() const { return static_cast<int>(atomicAdd(counter, 1u)); }
+  // A block's second part comes first: it does not end its job (handover.cuh).
+  __device__ __forceinline__ int which(int number) const { return 1 - (number - whole) % 2; }
+  // The number, if it is a whole job's, else that of the block's next part, if it has any.
+  __device__ __forceinline__ int or_part(int number) const {
+    if (number < whole) return number;
+    if (static_cast<int>(blockIdx.x) >= last.blocks) return end();
+    return whole + 2 * blockIdx.x + (last.part(blockIdx.x, 1).tiles > 0 ? 0 : 1);
+  }
+};
+
+// A tile of columns and the rows that keep any of them, for every head of its group.
+struct ColumnJob {
+  int batch, column_head, column0;
+  int first_tile, tiles;  // of rows, a head
+  JobParts parts{};
+
+  // One of several parts of the rows.
+  __device__ __forceinline__ void take_part(int part, int parts) {
+    const auto begin_of = [&](int n) { return static_cast<int>(std::int64_t{tiles} * n / parts); };
+    const int begin = begin_of(part), end = begin_of(part + 1);
+    first_tile += begin, tiles = end - begin;
+  }
+};
+
+template <int kRows, int kColumns>
+__device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, int index) {
+  const int column_heads = shape.heads / shape.group, all = shape.batch * column_heads;
+  const int column_tiles = (shape.columns + kColumns - 1) / kColumns;
+  const int section = index / (shape.section * column_tiles), first_head = section * shape.section;
+  const int within = index - first_head * column_tiles, heads_here = ::min(shape.section, all - first_head);
+  const int rank = within / heads_here, batch_head = first_head + within % heads_here;
+  // With the end of a row's columns bounded, early columns have more rows, and go first.
+  const int column0 = rank * kColumns, last_column = ::min(column0 + kColumns, shape.columns) - 1;
+  const int begin = ::max(column0 - shape.band.right, 0);
+  const int end = ::min(last_column + shape.band.left + 1, shape.rows);
+  const int first_tile = begin / kRows;
+  return {shape.batch_of(batch_head, column_heads), shape.head_of(batch_head, column_heads), column0,
+          first_tile, ::max((end + kRows - 1) / kRows - first_tile, 0)};
+}
+// One of those that the calling block takes.
+template <int kRows, int kColumns>
+__device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, const JobNumbers& numbers,
+                                                int number) {
+  if (!numbers.is_part(number)) return column_job<kRows, kColumns>(shape, number);
+  const LastRound::Part part = numbers.part(number);
+  ColumnJob job = column_job<kRows, kColumns>(shape, numbers.whole + part.job);
+  job.first_tile += part.first_tile, job.tiles = part.tiles;
+  job.parts = numbers.blocks_of(part.job);
+  return job;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,228 @@
+// The backward fold on any GPU: any monoid, any element type, width and strides.
+//
+// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij), so a tile of 64 x 64 elements needs only its own rows, its
+// own columns and the final products. It computes its scores again, pulls the upstream gradient through D and
+// multiplies:
+//   dz_ij = pull(X_ij, P_i, g_i, u_ij)   u = G V^T       w_ij = the element's share of the output
+//   d_a += dz B    d_b += dz^T A    d_payload += w^T G    d_bias += dz
+// Its operands come in pairs, rows with columns: (A, B), and (other A, other B) or (G, V). A pair is
+// multiplied into a tile of dot products; the tile becomes gradients or weights; and these, multiplied with
+// the one operand, are the gradient of the other.
+//
+// One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with
+// atomics, whose order changes from run to run. The deterministic mode computes every tile once per kind of
+// gradient: a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias, in each
+// of which one block owns what it adds to.
+#pragma once
+
+#include "monoidreduce/device/block/accumulate.cuh"
+#include "monoidreduce/device/block/elements.cuh"
+#include "monoidreduce/pull.h"
+#include "monoidreduce/traits.h"
+
+namespace monoidreduce {
+namespace simt {
+
+struct OperandPair {
+  Tensor rows, columns;      // [B, H, M, K] [B, Hc, N, K]
+  Tensor d_rows, d_columns;  // the same shapes; absent: not wanted
+};
+
+struct PullArguments {
+  OperandPair pair[2];
+  int pairs;
+  Tensor bias, d_bias;  // [B, H, M, N]
+  ColumnRange range;
+  bool whole;
+};
+
+// A tile of elements has five coordinates. Query head = column head * group + member.
+struct Walk {
+  enum Axis { kBatch, kColumnHead, kMember, kRowTile, kColumnTile, kAxes };
+  std::int64_t extent[kAxes];
+  bool looped[kAxes];  // does one block walk this axis, in order; else it is spread over the grid
+  bool exclusive;      // a block alone adds to what it adds to
+
+  MR_HD std::int64_t count(bool of_looped) const {
+    std::int64_t n = 1;
+    for (int axis = 0; axis < kAxes; ++axis) n *= looped[axis] == of_looped ? extent[axis] : 1;
+    return n;
+  }
+};
+
+// Where a tile is.
+struct TilePlace {
+  std::int64_t batch, head, column_head, row0, column0;
+};
+
+// The tile that is step number step of a job, the last axis fastest.
+__device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job, std::int64_t step) {
+  std::int64_t at[Walk::kAxes];
+#pragma unroll
+  for (int axis = Walk::kAxes - 1; axis >= 0; --axis) {
+    const bool looped = walk.looped[axis];
+    const std::int64_t number = looped ? step : job, rest = number / walk.extent[axis];
+    at[axis] = number - rest * walk.extent[axis];
+    step = looped ? rest : step;
+    job = looped ? job : rest;
+  }
+  return {at[Walk::kBatch], at[Walk::kColumnHead] * walk.extent[Walk::kMember] + at[Walk::kMember],
+          at[Walk::kColumnHead], at[Walk::kRowTile] * kTile, at[Walk::kColumnTile] * kTile};
+}
+
+// Pulls the upstream gradient through every element of the tile, in place. Before: dot products of the first
+// pair in memory.first, of the second pair in memory.second. After: the gradient by what goes into the
+// softcap (by a bias outside of it, where that is wanted) in memory.first, that of the second score or the
+// weights in memory.second. 0 where an element is not valid.
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m,
+                                              const PullArguments& p, const Score<typename M::Real>& score,
+                                              const Rows& rows, const TilePlace& at, std::int64_t flat_row,
+                                              Validity valid) {
+  using T = typename M::Real;
+  const std::int64_t row = at.row0 + element_row();
+  const Matrix<T> bias(p.bias, at.batch, at.head);
+  const bool slope_wanted = score.bias_inside || p.d_bias.data == nullptr;
+  typename M::Output product{};
+  typename M::Upstream upstream{};
+  Index<T> label{};
+  if (valid.bits) {
+    product = rows.product(flat_row);
+    upstream = rows.upstream(flat_row);
+    label = static_cast<Index<T>>(rows.label(flat_row));
+  }
+  // A row all of whose columns are in this tile takes its centre from them (share_of_mean).
+  if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
+    const std::int64_t columns = p.pair[0].columns.size[2];
+    const bool within = at.column0 <= p.range.begin(row) && p.range.end(row, columns) <= at.column0 + kTile;
+    if (p.pairs == 2 && p.whole && __any_sync(~0u, valid.bits && within)) {
+      T mean = T(0);
+#pragma unroll 1
+      for (int n = 0; n < kLaneElements; ++n) {
+        const std::int64_t column = at.column0 + element_column(n);
+        const int place = element_column(n) * kPitch + element_row();
+        if (!valid[n]) continue;
+        const Element<T> e{score.value(memory.first[place], score_bias(bias, row, column)), T(0),
+                           static_cast<Index<T>>(column), label};
+        mean += share_of_mean(m, e, product, memory.second[place]);
+      }
+      mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
+      if (valid.bits && within) upstream = rows.of_product(flat_row) - mean;
+    }
+  }
+  with_named(m, [&](const auto& m) {
+#pragma unroll 2
+    for (int n = 0; n < kLaneElements; ++n) {
+      const int place = element_column(n) * kPitch + element_row();
+      const std::int64_t column = at.column0 + element_column(n);
+      T first = T(0), second = T(0);
+      if (valid[n]) {
+        const T dot = memory.first[place], bias_value = score_bias(bias, row, column);
+        const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
+        Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label};
+        if constexpr (kPayload) {
+          const auto pulled = pull(m, e, product, upstream, second_dot);
+          first = pulled.score;
+          second = pulled.weight;
+        } else {
+          if constexpr (M::kScores == 2) e.other = score.value(second_dot, T(0));
+          const Gradient<T> pulled = pull(m, e, product, upstream);
+          first = pulled.score;
+          if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
+        }
+        if (slope_wanted) first *= score.slope(dot, bias_value);
+      }
+      memory.first[place] = first;
+      if (p.pairs == 2) memory.second[place] = second;
+    }
+  });
+}
+
+// to += scale times the tile in memory.first (its transpose, along the rows) times 64 rows of from.
+template <class T>
+__device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<T>& to, std::int64_t to_row,
+                                            T scale, const Matrix<T, true>& from, std::int64_t from_row,
+                                            bool along_rows, bool full, bool exclusive) {
+#pragma unroll 1
+  for (std::int64_t k = 0; k < to.width(); k += kTile) {
+    ThreadTile<T> sum;
+    clear<T>(sum);
+    multiply_tile(sum, memory, along_rows, full, from, from_row, k);
+    add_tile(to, to_row, k, sum, scale, exclusive);
+  }
+}
+
+// Everything that one tile of elements adds to the wanted gradients.
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, const M& m,
+                                          const PullArguments& p, const Score<typename M::Real>& score,
+                                          const Rows& rows, const TilePlace& at, bool exclusive) {
+  using T = typename M::Real;
+  const Tensor& a = p.pair[0].rows;
+  const std::int64_t row = at.row0 + element_row(),
+                     flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
+  const bool active = row < a.size[2] && rows.active(flat_row);
+  const Validity valid = find_valid(memory, p.range, Matrix<T>(p.bias, at.batch, at.head), active,
+                                    p.pair[0].columns.size[2], at.row0, at.column0);
+  if (!valid.any) return;
+
+#pragma unroll 1
+  for (int n = 0; n < p.pairs; ++n) {
+    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.pair[n].rows, at.batch, at.head),
+                  at.row0, Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
+  }
+  __syncthreads();
+  pull_elements<kPayload>(memory, m, p, score, rows, at, flat_row, valid);
+  __syncthreads();
+
+  if (p.d_bias.data) {
+    add_broadcast_tile(Matrix<T>(p.d_bias, at.batch, at.head), at.row0, at.column0, memory.first, exclusive);
+  }
+  // The second tile makes room for what is staged, and takes the place of the first when that is done with.
+  ThreadTile<T> second;
+  if constexpr (kPayload || M::kScores == 2) get_tile(second, memory.second);
+  __syncthreads();
+#pragma unroll 1
+  for (int n = 0; n < p.pairs; ++n) {
+    const OperandPair& pair = p.pair[n];
+    const T scale = kPayload && n == 1 ? T(1) : score.scale;
+    if constexpr (kPayload || M::kScores == 2) {
+      if (n == 1) put_tile(memory.first, second);
+    }
+#pragma unroll 1
+    for (int side = 0; side < 2; ++side) {
+      const bool of_rows = side == 0;
+      const Tensor& wanted = of_rows ? pair.d_rows : pair.d_columns;
+      const std::int64_t wanted_head = of_rows ? at.head : at.column_head,
+                         from_head = of_rows ? at.column_head : at.head;
+      const std::int64_t wanted_row = of_rows ? at.row0 : at.column0,
+                         from_row = of_rows ? at.column0 : at.row0;
+      if (wanted.data == nullptr) continue;
+      if (!of_rows) transpose_tile(memory.first);
+      add_product(memory, Matrix<T>(wanted, at.batch, wanted_head), wanted_row, scale,
+                  Matrix<T, true>(of_rows ? pair.columns : pair.rows, at.batch, from_head), from_row,
+                  !of_rows, valid.full, exclusive);
+    }
+  }
+}
+
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+    fold_backward(const __grid_constant__ M m, const __grid_constant__ PullArguments p,
+                  const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows,
+                  const __grid_constant__ Walk walk) {
+  extern __shared__ __align__(32) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<TileMemory<typename M::Real>*>(shared_bytes);
+  const std::int64_t jobs = walk.count(false), steps = walk.count(true);
+#pragma unroll 1
+  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+#pragma unroll 1
+    for (std::int64_t step = 0; step < steps; ++step) {
+      pull_tile<kPayload>(memory, m, p, score, rows, place_of(walk, job, step), walk.exclusive);
+    }
+  }
+}
+
+}  // namespace simt
+
+}  // namespace monoidreduce

@@ -1,0 +1,191 @@
+// The forward fold on any GPU: any monoid, any element type, width and strides.
+//
+// A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time:
+// scores by a product, then the fold, four lanes a row. The lanes combine their states when the walk ends.
+// With a payload, the lanes of a row agree on a frame at every tile, because they all weigh into the same
+// payload sums, which are the product of the tile of weights and the payload. A payload wider than 128 is cut
+// into slices for different blocks, each of which computes the scores again.
+#pragma once
+
+#include "monoidreduce/device/block/elements.cuh"
+#include "monoidreduce/traits.h"
+
+namespace monoidreduce {
+
+namespace simt {
+
+struct ForwardArguments {
+  Tensor rows[2], columns[2];  // of each score
+  Tensor payload, bias;
+  Tensor out, out_bias;
+  ColumnRange range;
+};
+
+inline constexpr int kPayloadTiles = 2;  // that a block sums: 32 registers a thread (float), 64 (double)
+inline constexpr int kSlice = kPayloadTiles * kTile;
+
+// Scores in place of dot products: tile and, for a monoid of two scores, other_tile.
+template <Monoid M, class T>
+__device__ __forceinline__ void score_elements(const Score<T>& score, const Matrix<T>& bias, Validity valid,
+                                               std::int64_t row0, std::int64_t column0, T* tile,
+                                               T* other_tile) {
+#pragma unroll 4
+  for (int n = 0; n < kLaneElements; ++n) {
+    if (!valid[n]) continue;
+    const int at = element_column(n) * kPitch + element_row();
+    tile[at] = score.value(tile[at], score_bias(bias, row0 + element_row(), column0 + element_column(n)));
+    if constexpr (M::kScores == 2) other_tile[at] = score.value(other_tile[at], T(0));
+  }
+}
+
+// Folds the valid elements of the calling thread into its state: fold_tile, with elements missing. With a
+// payload the lanes of the row join their frames first; weigh(n, weight) takes the weight of element n in the
+// new frame, 0 if it is not valid, and the result is what earlier payload sums are multiplied by.
+template <bool kPayload, Monoid M, class ElementAt, class Weigh>
+__device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M::State& state,
+                                                          Validity valid, const ElementAt& element,
+                                                          const Weigh& weigh) {
+  using T = typename M::Real;
+  if constexpr (!FramedMonoid<M>) {
+#pragma unroll 4
+    for (int n = 0; n < kLaneElements; ++n) {
+      if (valid[n]) state = combine(m, state, m.lift(element(n)));
+    }
+    return T(1);
+  } else {
+    const auto before = m.frame_of(state);
+    auto frame = before;
+#pragma unroll 4
+    for (int n = 0; n < kLaneElements; ++n) {
+      if (valid[n]) frame = m.join(frame, m.frame(element(n)));
+    }
+    if constexpr (kPayload)
+      frame = reduce_lanes<kRowLanes>(frame, [&](const auto& f, const auto& g) { return m.join(f, g); });
+    state = m.reframe(state, frame);
+    with_named(m, [&](const auto& m) {
+#pragma unroll 4
+      for (int n = 0; n < kLaneElements; ++n) {
+        T weight = T(0);
+        if (valid[n]) {
+          state = m.accumulate(state, element(n));
+          if constexpr (kPayload) weight = m.weight(element(n), frame);
+        }
+        if constexpr (kPayload) weigh(n, weight);
+      }
+    });
+    if constexpr (kPayload) {
+      return m.rescale(before, frame);
+    } else {
+      return T(1);
+    }
+  }
+}
+
+template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
+    fold_forward(const __grid_constant__ M m, const __grid_constant__ ForwardArguments p,
+                 const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows) {
+  using T = typename M::Real;
+  extern __shared__ __align__(32) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<TileMemory<T>*>(shared_bytes);
+  const std::int64_t heads = p.rows[0].size[1], row_count = p.rows[0].size[2], columns = p.columns[0].size[2];
+  const std::int64_t group = heads / p.columns[0].size[1];
+  const std::int64_t payload_width = kPayload ? p.payload.size[3] : 0;
+  const std::int64_t row_tiles = divide_up(row_count, kTile);
+  const std::int64_t slices = payload_width > 0 ? divide_up(payload_width, kSlice) : 1;
+  const std::int64_t jobs = p.rows[0].size[0] * heads * row_tiles * slices;
+
+#pragma unroll 1
+  for (std::int64_t job = blockIdx.x; job < jobs; job += gridDim.x) {
+    const std::int64_t slice = job % slices, row_tile = job / slices % row_tiles,
+                       head_of_batch = job / slices / row_tiles;
+    const std::int64_t batch = head_of_batch / heads, head = head_of_batch % heads,
+                       column_head = head / group;
+    const std::int64_t row0 = row_tile * kTile, slice0 = slice * kSlice;
+    const Matrix<T> bias(p.bias, batch, head);
+
+    // The calling thread's row, in the element view.
+    const std::int64_t row = row0 + element_row(), flat_row = head_of_batch * row_count + row;
+    const bool row_exists = row < row_count, first_lane = threadIdx.x % kRowLanes == 0;
+    const Index<T> label = row_exists ? static_cast<Index<T>>(rows.label(flat_row)) : Index<T>(-1);
+    typename M::State state = m.identity();
+    ThreadTile<T> sum[kPayloadTiles];
+#pragma unroll
+    for (int g = 0; g < kPayloadTiles; ++g) clear<T>(sum[g]);
+
+    const std::int64_t last_row = min(row0 + kTile, row_count) - 1;
+    const std::int64_t end_column = p.range.end(last_row, columns);
+#pragma unroll 1
+    for (std::int64_t column0 = p.range.begin(row0) / kTile * kTile; column0 < end_column; column0 += kTile) {
+      const Validity valid = find_valid(memory, p.range, bias, row_exists, columns, row0, column0);
+      if (!valid.any) continue;
+
+#pragma unroll 1
+      for (int n = 0; n < M::kScores; ++n) {
+        multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.rows[n], batch, head), row0,
+                      Matrix<T>(p.columns[n], batch, column_head), column0);
+      }
+      __syncthreads();
+
+      score_elements<M>(score, bias, valid, row0, column0, memory.first, memory.second);
+      const auto element = [&](int n) {
+        const int at = element_column(n) * kPitch + element_row();
+        return Element<T>{memory.first[at], M::kScores == 2 ? memory.second[at] : T(0),
+                          static_cast<Index<T>>(column0 + element_column(n)), label};
+      };
+      const auto weigh = [&](int n, T weight) {
+        memory.first[element_column(n) * kPitch + element_row()] = weight;
+      };
+      const T scale = fold_elements<kPayload>(m, state, valid, element, weigh);
+
+      if constexpr (kPayload) {
+        if (first_lane) memory.row_value[element_row()] = scale;
+        __syncthreads();
+#pragma unroll
+        for (int g = 0; g < kPayloadTiles; ++g) {
+          const std::int64_t k = slice0 + g * kTile;
+          if (k >= payload_width) continue;
+          // The tile's own sums, added once: they lose fewer digits than one long sum.
+          ThreadTile<T> product;
+          clear<T>(product);
+          multiply_tile(product, memory, false, valid.full, Matrix<T, true>(p.payload, batch, column_head),
+                        column0, k);
+#pragma unroll
+          for (int i = 0; i < kThreadRows; ++i)
+#pragma unroll
+            for (int j = 0; j < kThreadColumns; ++j)
+              sum[g][i][j] = sum[g][i][j] * memory.row_value[product_row(i)] + product[i][j];
+        }
+      }
+    }
+
+    state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
+    if (slice == 0 && row_exists && first_lane) rows.store(flat_row, m.project(state));
+    if constexpr (kPayload) {
+      __syncthreads();
+      if (first_lane) memory.row_value[element_row()] = m.mass(state);
+      const Matrix<T> out(p.out, batch, head);
+#pragma unroll
+      for (int g = 0; g < kPayloadTiles; ++g) {
+        put_tile(memory.first, sum[g]);
+        __syncthreads();
+#pragma unroll 1
+        for (int at = threadIdx.x; at < kTile * kTile; at += kThreads) {
+          const int r = at / kTile, c = at % kTile;
+          const std::int64_t k = slice0 + g * kTile + c;
+          if (row0 + r >= row_count || k >= payload_width) continue;
+          T value = memory.first[c * kPitch + r];
+          if constexpr (M::kNormalized)
+            value = memory.row_value[r] == T(0) ? T(0) : value / memory.row_value[r];
+          if (p.out_bias.data) value += Matrix<T>(p.out_bias, 0, 0).read(0, k);
+          out.write(row0 + r, k, value);
+        }
+        __syncthreads();
+      }
+    }
+  }
+}
+
+}  // namespace simt
+
+}  // namespace monoidreduce
