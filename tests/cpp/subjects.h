@@ -20,9 +20,7 @@ std::string with_real(const std::string& name, const std::string& argument = "")
 
 template <class M>
 Subject log_sum_exp() {
-  Subject s = subject<M>(with_real<M>("LogSumExp"));
-  s.neutral_at_minus_infinity = true;
-  return s;
+  return subject<M>(with_real<M>("LogSumExp"));
 }
 
 template <class M>
@@ -67,7 +65,7 @@ Subject weighted_sum() {
 template <class M>
 Subject log_weighted_sum() {
   Subject s = subject<M>(with_real<M>("LogWSum"));
-  s.neutral_at_minus_infinity = true;
+  s.absent = -std::numeric_limits<double>::infinity();
   return s;
 }
 

@@ -8,6 +8,9 @@ namespace {
 static_assert(PayloadMonoid<LogSumExp<float>> && PayloadMonoid<Sum<double, Gelu>>);
 static_assert(FramedMonoid<CrossEntropy<float>> && FramedMonoid<LogWSum<double>>);
 static_assert(FramedMonoid<Distillation<float, DistillationLoss::kReverseKL>>);
+static_assert(MaskableMonoid<LogSumExp<float>> && MonotoneMonoid<CrossEntropy<float>> &&
+              MonotoneMonoid<LogWSum<double>>);
+static_assert(TileMonoid<LogSumExp<float>> && TileMonoid<Sum<float>> && !MaskableMonoid<Sum<float>>);
 static_assert(Monoid<WSum<float>> && !FramedMonoid<WSum<float>> && Monoid<ArgMax<double>> &&
               !FramedMonoid<ArgMax<double>>);
 

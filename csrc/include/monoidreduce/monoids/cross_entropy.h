@@ -44,6 +44,7 @@ struct CrossEntropy {
   using Output = ClassStatistics<R>;
   using Upstream = ClassUpstream<R>;
   static constexpr int kScores = 1;
+  static constexpr bool kMonotone = true;
   MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(0), Index<R>(0)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {

@@ -8,13 +8,10 @@
 
 namespace monoidreduce {
 
-// Scores::chain and unit: fragment_scores.cuh.
 // The gradients by the first kOuts of an element's scores, to as many tensors [rows, columns]. Stores: how a tile gets there
 // (slab_stores_sm90.cuh, quad_stores_sm80.cuh).
-//
-// Rows: label(row); product(row), in the units of M; far(product), must scores be rounded; upstream(row, unit), by the dot
-// product where unit is the scores' (fragment_scores.cuh).
-template <class E, class M, class Scores, class Rows, class Stores>
+template <class E, Monoid M, FragmentScores<M> Scores, LocalGradientRows<M> Rows, FragmentStores Stores>
+  requires PulledScores<Scores, M>
 struct GradientEpilogue {
   using R = typename M::Real;
   using Memory = typename Stores::Memory;
