@@ -40,32 +40,18 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
   const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
   const Kept kept = kept_of(x, states);
   float* const miss = kept.frames[0] + problem.rows() * kept.tiles();  // a number a row
-  const CrossEntropyRows<float, double> rows = rows_of(x);
-  const CrossEntropyTerms terms{{.target = rows.target,
-                                 .target_stride = rows.target_stride,
-                                 .ignore_index = rows.ignore_index,
-                                 .classes = rows.classes,
-                                 .rule = rows.rule,
-                                 .loss = nullptr,
-                                 .lse = rows.lse,
-                                 .lse_low = rows.lse_low,
-                                 .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0},
-                                 .grad_lse = {}},
-                                miss};
+  const auto rows = cross_entropy_rows<float, double>(x);
+  CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss};
+  terms.rows.grad_loss = {static_cast<float*>(x.kept_upstream.data), 0};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    const auto fold = [&](auto m) {
+    with_cross_entropy<Bits, true>(x, [&](const auto& m) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
         fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
                               kept.from(part.first_place), launch);
       });
-    };
-    if (x.options.label_smoothing != 0) {
-      fold(CrossEntropy<Bits>{});
-    } else {
-      fold(CrossEntropy<Bits, false>{});
-    }
+    });
     weights_to_gradients<E>(kept, terms, problem, launch);
   });
 }

@@ -34,9 +34,12 @@ MR_HD R hit(const Element<R>& e, R x) {
   return select(e.column == e.label, x, R(-0.f));
 }
 
-// kWithSum: whether to compute the mean; else it is 0.
-template <class R, bool kWithSum = true>
-struct CrossEntropy {
+// The fold of them, by which scores the mean is of.
+enum class ClassMean { kNone, kOfAll };
+
+template <class R, ClassMean kMean>
+struct ClassFold {
+  static constexpr bool kWithSum = kMean != ClassMean::kNone;
   LogSumExp<R> softmax;
   using Real = R;
   using Frame = R;
@@ -69,6 +72,12 @@ struct CrossEntropy {
             s.count + Index<R>(kWithSum ? 1 : 0)};
   }
 };
+
+template <class R>
+struct CrossEntropy : ClassFold<R, ClassMean::kOfAll> {};
+// Without label smoothing. The mean is 0.
+template <class R>
+struct HardCrossEntropy : ClassFold<R, ClassMean::kNone> {};
 
 // loss = (1 - smoothing) (lse - target) + smoothing (lse - mean) + z_loss lse^2, for one row. Natural units.
 template <class T>

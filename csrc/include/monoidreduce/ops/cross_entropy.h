@@ -4,6 +4,7 @@
 #include "monoidreduce/describe.h"
 #include "monoidreduce/error.h"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/ops/matrix.h"
 #include "monoidreduce/ops/rows.h"
 
@@ -170,6 +171,68 @@ template <class Call>
                 .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true}};
   if constexpr (requires { x.order; }) p.order = x.order;
   return p;
+}
+
+// Its rows. U: the type in which forward computes the statistics; they are stored as T.
+template <class T, class U = T>
+struct CrossEntropyRows {
+  const std::int64_t* target;  // [rows]
+  std::int64_t target_stride, ignore_index;
+  std::int64_t classes;
+  CrossEntropyLoss<T> rule;
+  T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
+  RowVector<T> grad_loss, grad_lse;
+  using Output = typename CrossEntropy<T>::Output;
+  using Upstream = typename CrossEntropy<T>::Upstream;
+
+  MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
+  MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
+  MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
+  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
+  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < classes; }
+  MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
+    const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
+    const LogNumber<T> kept = rounded<T>(p.lse);
+    lse[row] = kept.high, lse_low[row] = kept.low;
+    loss[row] = ignored(row) ? T(0) : valid(row) ? T(wide.value(p)) : T(NAN);
+  }
+  MR_HD Output product(std::int64_t row) const {
+    return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
+  }
+  MR_HD Upstream upstream(std::int64_t row) const {
+    const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
+    return rule.upstream(lse[row], T(classes), g, grad_lse[row]);
+  }
+};
+
+// The rows of a call, forward or backward.
+template <class T, class U = T, class Call>
+[[gnu::always_inline]] inline CrossEntropyRows<T, U> cross_entropy_rows(const Call& x) {
+  CrossEntropyRows<T, U> rows{
+      .target = static_cast<const std::int64_t*>(x.target.data),
+      .target_stride = x.target.stride[0],
+      .ignore_index = x.options.ignore_index,
+      .classes = x.weight.size[0],
+      .rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss)},
+      .loss = nullptr,
+      .lse = static_cast<T*>(x.lse.data),
+      .lse_low = static_cast<T*>(x.lse_low.data),
+      .grad_loss = {},
+      .grad_lse = {}};
+  if constexpr (requires { x.loss; }) rows.loss = static_cast<T*>(x.loss.data);
+  if constexpr (requires { x.classes; }) rows.classes = x.classes;
+  if constexpr (requires { x.grad_loss; })
+    rows.grad_loss = row_vector<T>(x.grad_loss), rows.grad_lse = row_vector<T>(x.grad_lse);
+  return rows;
+}
+
+// Calls run(monoid) with the monoid of a call. kMeanIfUsed: is there a kernel of its own where the mean is not used.
+template <class R, bool kMeanIfUsed, class Call, class Run>
+[[gnu::always_inline]] inline void with_cross_entropy(const Call& x, Run run) {
+  if constexpr (kMeanIfUsed) {
+    if (x.options.label_smoothing == 0) return run(HardCrossEntropy<R>{});
+  }
+  run(CrossEntropy<R>{});
 }
 
 }  // namespace monoidreduce
