@@ -299,7 +299,9 @@ def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
         backward = _C.cross_entropy_backward_tier(
             *operands, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
         )
-        keeps = bias is None and call["softcap"] is None
+        keeps = losses.scores_can_be_kept(
+            bias, call["class_weight"], call["softcap"] or 0, call["label_smoothing"]
+        )
         kept = 0
         if keeps and losses.can_keep(x, workspace, logit_scale):
             kept = losses.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]))

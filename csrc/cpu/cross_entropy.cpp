@@ -8,7 +8,7 @@ inline namespace MR_CPU_ISA {
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_cross_entropy<T, false>(x, [&](const auto& m) {
+    with_cross_entropy<T>(x, [&](const auto& m) {
       fold_forward(m, cross_entropy_problem(x), cross_entropy_rows<T>(x), {}, launch.threads);
     });
   });
@@ -24,7 +24,7 @@ void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch)
                                   .d_other_b = {},
                                   .d_payload = {},
                                   .d_bias = as_column_bias(x.d_bias, x.x.size[0])};
-    with_cross_entropy<T, false>(x, [&](const auto& m) {
+    with_cross_entropy<T>(x, [&](const auto& m) {
       fold_backward(m, cross_entropy_problem(x), cross_entropy_rows<T>(x), gradients, launch.threads);
     });
   });

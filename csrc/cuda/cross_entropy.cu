@@ -34,7 +34,7 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   if (tier.name != kSimt) return count_tier("cross_entropy_forward", tier, x.x.dtype);
   with_accumulation(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    with_cross_entropy<T, false>(x, [&](const auto& m) {
+    with_cross_entropy<T>(x, [&](const auto& m) {
       fold_forward<false>(m, cross_entropy_problem(x), cross_entropy_rows<T>(x), {}, launch);
     });
   });
@@ -58,7 +58,7 @@ void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch)
     using T = decltype(zero);
     const FoldGradients wanted{
         .d_a = as_rows(x.d_x), .d_b = as_rows(x.d_weight), .d_bias = as_column_bias(x.d_bias, x.x.size[0])};
-    with_cross_entropy<T, false>(x, [&](const auto& m) {
+    with_cross_entropy<T>(x, [&](const auto& m) {
       fold_backward<false>(m, cross_entropy_problem(x), cross_entropy_rows<T>(x), wanted, launch);
     });
   });

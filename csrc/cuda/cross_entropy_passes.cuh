@@ -17,10 +17,17 @@ struct CrossEntropyResults {
   CrossEntropyRows<float, double> rows;
   float* miss;  // [rows], the target's share less 1, which digits of a share near 1 would not tell; or null
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
-  template <class State>
-  __device__ void store(std::int64_t row, const State& s) const {
-    const auto p =
-        CrossEntropy<double>{}.project({natural(s.lse), natural(s.target), natural(s.sum), s.count});
+  template <class Count>
+  __device__ void store(std::int64_t row, const ClassState<Bits, Count>& s) const {
+    const auto project = [&](const auto& m, auto count) {
+      return m.project({natural(s.lse), natural(s.target), natural(s.sum), count});
+    };
+    ClassStatistics<double> p;
+    if constexpr (std::is_same_v<Count, Bits>) {
+      p = project(WeightedCrossEntropy<double>{}, double{s.count.x});
+    } else {
+      p = project(CrossEntropy<double>{}, s.count);
+    }
     rows.store(row, p);
     if (miss != nullptr) miss[row] = static_cast<float>(::expm1((p.target - p.lse.high) - p.lse.low));
   }
@@ -55,12 +62,13 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     };
-    if (x.bias.present() || x.options.softcap != 0) {
+    if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
-      return with_cross_entropy<Bits, false>(x, [&](const auto& m) { run(m, scores); });
+      return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
     }
     const ScaledScores<Bits> scores(problem.score, kLog2E);
-    with_cross_entropy<Bits, true>(x, [&](const auto& m) { run(m, scores); });
+    if (x.options.label_smoothing != 0) return run(CrossEntropy<Bits>{}, scores);
+    run(HardCrossEntropy<Bits>{}, scores);
   });
 }
 
@@ -114,13 +122,14 @@ void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launc
                                       static_cast<int>(problem.columns())};
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    const auto run = [&](const auto& scores) {
-      with_cross_entropy<Bits, false>(x, [&](const auto& m) {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
-      });
+    const auto run = [&](const auto& m, const auto& scores) {
+      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
     };
-    if (x.bias.present() || x.options.softcap != 0) return run(logit_scores<E>(problem, x.bias));
-    run(ScaledScores<Bits>(problem.score, kLog2E));
+    if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
+      const auto scores = logit_scores<E>(problem, x.bias);
+      return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
+    }
+    run(CrossEntropy<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E));
   });
 }
 

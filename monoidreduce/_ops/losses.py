@@ -44,11 +44,15 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
     return None if reduction == "none" else losses.new_empty(())
 
 
-def _count(counted: Tensor | None, reduction: str, like: Tensor) -> Tensor | None:
-    """Of how many tokens a mean is, at least 1, where the host does not know it."""
+def _count(
+    counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
+) -> Tensor | None:
+    """Of how many tokens a mean is, at least 1, where the host does not know it; or the sum of their weights."""
     if counted is None or reduction != "mean":
         return None
-    return counted.sum(dtype=like.dtype).clamp_(min=1)
+    if weights is None:
+        return counted.sum(dtype=like.dtype).clamp_(min=1)
+    return torch.where(counted.any(), weights.sum(), 1)
 
 
 def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str) -> Tensor:
@@ -103,21 +107,46 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 # Linear cross entropy
 
 
+def scores_can_be_kept(
+    bias: Tensor | None, class_weight: Tensor | None, softcap: float, label_smoothing: float
+) -> bool:
+    """May a forward pass keep local gradients, as far as the terms of its logits and its loss go."""
+    return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
+
+
 def _kept_of_cross_entropy(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
+    class_weight: Tensor | None,
     logit_scale: float,
     softcap: float,
+    label_smoothing: float,
     keep: bool,
     x_differentiated: bool,
     workspace: int | None,
 ) -> Tensor:
-    """What a forward pass keeps of local gradients: none where there is a bias or softcap."""
+    """What a forward pass keeps of local gradients."""
     classes = 0
-    if keep and bias is None and softcap == 0 and can_keep(x, workspace, logit_scale):
+    keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
+    if keep and can_keep(x, workspace, logit_scale):
         classes = kept_classes(x, weight, workspace, x_differentiated)
     return _empty_kept(x, classes)
+
+
+def _with_mean(class_weight: Tensor | None, like: Tensor) -> Tensor | None:
+    """[V] -> [V + 1] in the dtype of statistics: the weights, and last their mean."""
+    if class_weight is None:
+        return None
+    weights = class_weight.to(like.dtype)
+    return torch.cat((weights, weights.mean(0, keepdim=True)))
+
+
+def _target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
+    """The weight of each token's target, 0 where it is ignored. An invalid target, on a GPU, has any."""
+    if class_weights is None:
+        return None
+    return torch.where(counted, class_weights[target.clamp(0, len(class_weights) - 1)], 0)
 
 
 def cross_entropy_results(
@@ -125,6 +154,7 @@ def cross_entropy_results(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    class_weight: Tensor | None,
     reduction: str,
     logit_scale: float,
     softcap: float,
@@ -139,7 +169,18 @@ def cross_entropy_results(
     """The loss; the log-sum-exps of tokens in two words; what is kept."""
     lse = statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
-    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    kept = _kept_of_cross_entropy(
+        x,
+        weight,
+        bias,
+        class_weight,
+        logit_scale,
+        softcap,
+        label_smoothing,
+        keep,
+        x_differentiated,
+        workspace,
+    )
     return loss, lse, torch.empty_like(lse), kept
 
 
@@ -157,6 +198,7 @@ def cross_entropy_forward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    class_weight: Tensor | None,
     reduction: str,
     logit_scale: float,
     softcap: float,
@@ -171,8 +213,20 @@ def cross_entropy_forward(
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    kept = _kept_of_cross_entropy(
+        x,
+        weight,
+        bias,
+        class_weight,
+        logit_scale,
+        softcap,
+        label_smoothing,
+        keep,
+        x_differentiated,
+        workspace,
+    )
     scratch = first_kept = kept_for = order = gathered = None
+    class_weights = _with_mean(class_weight, lse)
     if kept.numel():
         first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
     if x.is_cuda:
@@ -190,6 +244,7 @@ def cross_entropy_forward(
         weight,
         bias,
         target,
+        class_weights,
         losses,
         reduced,
         lse,
@@ -199,7 +254,7 @@ def cross_entropy_forward(
         kept_for,
         order,
         gathered,
-        reduction == "mean",
+        reduction == "mean" and class_weight is None,
         logit_scale,
         softcap,
         ignore_index,
@@ -207,6 +262,10 @@ def cross_entropy_forward(
         z_loss,
         *launch(x),
     )
+    if class_weights is not None and reduced is not None:
+        counted = target != ignore_index
+        count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
+        reduced = reduced if count is None else reduced / count
     return losses if reduced is None else reduced, lse, lse_low, kept
 
 
@@ -217,6 +276,7 @@ def cross_entropy_backward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    class_weight: Tensor | None,
     lse: Tensor,
     lse_low: Tensor,
     kept: Tensor,
@@ -233,9 +293,9 @@ def cross_entropy_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
-    counted, count = target != ignore_index, None
+    counted, class_weights = target != ignore_index, _with_mean(class_weight, lse)
     if grad_loss is not None:
-        count = _count(counted, reduction, lse)
+        count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -281,6 +341,7 @@ def cross_entropy_backward(
                     weight[part],
                     None if bias is None else bias[part],
                     target,
+                    class_weights,
                     grad_loss,
                     grad_lse,
                     lse,
@@ -307,6 +368,7 @@ def cross_entropy_backward(
         weight,
         bias,
         target,
+        class_weights,
         grad_loss,
         grad_lse,
         lse,
@@ -324,14 +386,14 @@ def cross_entropy_backward(
 
 register(
     "linear_cross_entropy",
-    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
     "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
     "int? workspace",
     outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
-    constants="target",
+    constants="target, class_weight",
     forward=cross_entropy_forward,
     fake=cross_entropy_results,
     backward=cross_entropy_backward,

@@ -43,6 +43,24 @@ Subject cross_entropy() {
   return s;
 }
 
+// Weights of as many classes as rows of the suite have columns, in the monoid's real type.
+template <class M>
+Subject weighted_cross_entropy() {
+  using R = typename M::Real;
+  static const std::vector<R> weights = [] {
+    Random random(12);
+    std::vector<R> list(kLongest + 4);
+    for (R& weight : list) weight = static_cast<R>(std::fabs(normal(random)));
+    list[1] = 0;
+    return list;
+  }();
+  M m{};
+  m.softmax.weight = weights.data(), m.softmax.columns = static_cast<std::int64_t>(weights.size());
+  Subject s = subject<M>(with_real<M>("WeightedCrossEntropy"), m);
+  s.objective = cross_entropy<CrossEntropy<R>>().objective;
+  return s;
+}
+
 template <class M>
 Subject distillation(const char* loss) {
   Subject s = subject<M>(with_real<M>("Distillation", loss));

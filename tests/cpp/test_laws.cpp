@@ -143,6 +143,8 @@ int main() {
   check_sum<Gelu>("Gelu", checks);
   check_sum<GeluTanh>("GeluTanh", checks);
   check_both(cross_entropy<CrossEntropy<float>>(), cross_entropy<CrossEntropy<double>>(), checks);
+  check_both(weighted_cross_entropy<WeightedCrossEntropy<float>>(),
+             weighted_cross_entropy<WeightedCrossEntropy<double>>(), checks);
   check_distillation<DistillationLoss::kCrossEntropy>("cross entropy", checks);
   check_distillation<DistillationLoss::kForwardKL>("forward KL", checks);
   check_distillation<DistillationLoss::kReverseKL>("reverse KL", checks);

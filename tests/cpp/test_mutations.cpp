@@ -266,6 +266,27 @@ struct ProjectSwapsParts : Classes {
   }
 };
 
+using WeighedClasses = WeightedCrossEntropy<double>;
+
+struct WeightNotInSum : WeighedClasses {
+  State accumulate(State s, E e) const {
+    const State with = WeighedClasses::accumulate(s, e);
+    return {with.lse, with.target, s.sum + (e.score - softmax.origin(s.lse.frame)), with.count};
+  }
+};
+struct WeightNotInGradient : WeighedClasses {
+  Gradient<double> local_gradient(E e, Output p, Upstream g) const {
+    return {g.lse * softmax.share(e, p.lse) + hit(e, g.target) + g.sum, 0};
+  }
+};
+struct WeightsNotCounted : WeighedClasses {
+  State accumulate(State s, E e) const {
+    State with = WeighedClasses::accumulate(s, e);
+    with.count = s.count + 1;
+    return with;
+  }
+};
+
 // ---- Distillation
 
 template <DistillationLoss kLoss>
@@ -585,6 +606,9 @@ std::vector<Mutation> mutations() {
       {"sum not moved with the frame", cross_entropy<SumNotMovedWithFrame>(), "accumulate"},
       {"sum skips the target", cross_entropy<SumSkipsTarget>(), "accumulate"},
       {"parts swapped", cross_entropy<ProjectSwapsParts>(), "local gradient"},
+      {"weight not in the sum", weighted_cross_entropy<WeightNotInSum>(), "accumulate"},
+      {"weight not in D", weighted_cross_entropy<WeightNotInGradient>(), "local gradient"},
+      {"weights not counted", weighted_cross_entropy<WeightsNotCounted>(), "accumulate"},
 
       {"tie keeps the first", arg_max<TieKeepsFirst>(), "commutativity"},
       {"NaN ignored", arg_max<NanIgnored>(), "NaN"},

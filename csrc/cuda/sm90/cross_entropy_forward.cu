@@ -46,12 +46,17 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    with_cross_entropy<Bits, true>(x, [&](const auto& m) {
+    const auto fold = [&](const auto& m) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
         fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
                               kept.from(part.first_place), launch);
       });
-    });
+    };
+    if (x.options.label_smoothing != 0) {
+      fold(CrossEntropy<Bits>{});
+    } else {
+      fold(HardCrossEntropy<Bits>{});
+    }
     weights_to_gradients<E>(kept, terms, problem, launch);
   });
 }

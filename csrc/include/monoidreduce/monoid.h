@@ -105,6 +105,10 @@ template <class M>
 concept TileMonoid = PayloadMonoid<M> && MonotoneMonoid<M> &&
                      (MaskableMonoid<M> || (!M::kNormalized && std::is_empty_v<typename M::Frame>));
 
+// Whether a monoid reads Element::column where no row's label is: tensor-core kernels leave it 0 there otherwise.
+template <class M>
+inline constexpr bool kReadsColumns = requires { requires M::kReadsColumns; };
+
 // The state of the elements of both a and b.
 template <Monoid M>
 MR_HD typename M::State combine(const M& m, const typename M::State& a, const typename M::State& b) {

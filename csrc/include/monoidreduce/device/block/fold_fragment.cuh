@@ -177,9 +177,9 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
     state[row] = m.reframe(state[row], m.join(m.frame_of(state[row]), m.frame(largest)));
   }
 
-  // Most tiles hold no row's label: there nothing is compared with it.
+  // Most tiles hold no row's label: there nothing is compared with it, and columns are not computed.
   const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
-  if (full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
+  if (!kReadsColumns<M> && full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
     with_named(m, [&](const auto& m) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {

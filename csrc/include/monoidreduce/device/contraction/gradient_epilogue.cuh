@@ -50,7 +50,8 @@ struct GradientEpilogue {
 #pragma unroll
     for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
     const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
-    const bool plain = !work.far && !__any_sync(0xffffffffu, here(work.label[0]) || here(work.label[1]));
+    const bool plain = !kReadsColumns<M> && !work.far &&
+                       !__any_sync(0xffffffffu, here(work.label[0]) || here(work.label[1]));
 #pragma unroll
     for (int slab = 0; slab < kColumns / kSlab; ++slab) {
 #pragma unroll
