@@ -174,9 +174,9 @@ def linear_cross_entropy(
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices.
 
     x [..., D], weight [V, D], bias [V], class_weight [V], target [...] -> the loss (per token for
-    reduction="none", else a scalar), and the lse [...] of every token when return_lse, in the statistics dtype.
-    A target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its token NaN
-    elsewhere.
+    reduction="none", else a scalar), and the lse [...] of every token when return_lse, in the statistics
+    dtype. A target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its token
+    NaN elsewhere.
     """
     logits = (x @ weight.mT).to(_statistics_dtype(x)) * logit_scale
     if bias is not None:

@@ -47,7 +47,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
 def _count(
     counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
 ) -> Tensor | None:
-    """Of how many tokens a mean is, at least 1, where the host does not know it; or the sum of their weights."""
+    """What a mean divides by where the host does not know it: the number of tokens, or their weights' sum."""
     if counted is None or reduction != "mean":
         return None
     if weights is None:

@@ -1,4 +1,4 @@
-"""A type that a kernel cannot use is refused by NVRTC with a message that names the concept it fails (traits.h)."""
+"""A type that a kernel cannot use is refused by NVRTC, and the message names the concept (traits.h)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ CASES = {
     "scores without heads": Wrong(
         "fold_forward_sm80",
         "",
-        "sm80::fold_forward_kernel<E, sm80::ForwardTile<64, 64, 2, 2, 3>, M, LogitScores<Bits, E>, ResidentRows<M>>",
+        "sm80::fold_forward_kernel<E, sm80::ForwardTile<64, 64, 2, 2, 3>, M, LogitScores<Bits, E>, "
+        "ResidentRows<M>>",
         "ScoresOfHeads",
     ),
     "a tile of another tier": forward("", "ForwardTiling", tile="sm80::ForwardTile<64, 64, 2, 2, 3>"),

@@ -44,7 +44,10 @@ def tensors(function: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8)
         return (q, k, k), {"bias": torch.randn(5, 7)}
     if function is mr.linear_cross_entropy:
-        return (x, weight, torch.tensor([0, 2, 4, 6, 10])), {"bias": torch.randn(11), "class_weight": torch.rand(11)}
+        return (x, weight, torch.tensor([0, 2, 4, 6, 10])), {
+            "bias": torch.randn(11),
+            "class_weight": torch.rand(11),
+        }
     return (x, weight, torch.randn(5, 6), torch.randn(11, 6)), {"mask": torch.rand(5) < 0.5}
 
 

@@ -65,13 +65,12 @@ struct ClassFold {
   Classes<R> softmax;
   using Real = R;
   using Frame = R;
-  using Count = typename Classes<R>::Count;
-  using State = ClassState<R, Count>;
+  using State = ClassState<R, typename Classes<R>::Count>;
   using Output = ClassStatistics<R>;
   using Upstream = ClassUpstream<R>;
   static constexpr int kScores = 1;
   static constexpr bool kMonotone = true;
-  MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(0), Count(0)}; }
+  MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(0), typename Classes<R>::Count(0)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
     const R count = R(s.count), mean = select(count == R(0), s.sum, s.sum / count);  // the sum: 0, or NaN
