@@ -135,18 +135,18 @@ def _kept_of_cross_entropy(
 
 
 def _with_mean(class_weight: Tensor | None, like: Tensor) -> Tensor | None:
-    """[V] -> [V + 1] in the dtype of statistics: the weights, and last their mean."""
+    """[V] -> their mean, then the weights, in whole tiles of classes, in the dtype of statistics."""
     if class_weight is None:
         return None
     weights = class_weight.to(like.dtype)
-    return torch.cat((weights, weights.mean(0, keepdim=True)))
+    return torch.cat((weights.mean(0, keepdim=True), weights, weights.new_zeros(-len(weights) % 256)))
 
 
 def _target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
     """The weight of each token's target, 0 where it is ignored. An invalid target, on a GPU, has any."""
     if class_weights is None:
         return None
-    return torch.where(counted, class_weights[target.clamp(0, len(class_weights) - 1)], 0)
+    return torch.where(counted, class_weights[target.clamp(-1, len(class_weights) - 2) + 1], 0)
 
 
 def cross_entropy_results(

@@ -55,7 +55,7 @@ Subject weighted_cross_entropy() {
     return list;
   }();
   M m{};
-  m.softmax.weight = weights.data(), m.softmax.columns = static_cast<std::int64_t>(weights.size());
+  m.softmax.weight = weights.data();
   Subject s = subject<M>(with_real<M>("WeightedCrossEntropy"), m);
   s.objective = cross_entropy<CrossEntropy<R>>().objective;
   return s;

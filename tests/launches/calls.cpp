@@ -317,7 +317,7 @@ void fill_cross_entropy(const LinearCrossEntropy& c, const Tensors& t, Arguments
   x.weight = weight_of(t, "weight", c.dtype, c.classes, c.width, c.transposed);
   if (c.biased) x.bias = t("bias", c.dtype, {c.classes});
   x.target = t("target", kInt64, {c.rows});
-  if (c.weighted) x.class_weight = t("class_weight", accumulation(c.dtype), {c.classes + 1});
+  if (c.weighted) x.class_weight = t("class_weight", accumulation(c.dtype), {class_weights(c.classes)});
   x.lse = t("lse", accumulation(c.dtype), {c.rows});
   x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
   x.options = {.logit_scale = 0.5, .softcap = c.softcap, .label_smoothing = c.smoothing, .z_loss = 1e-4};

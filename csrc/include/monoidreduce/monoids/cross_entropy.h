@@ -50,14 +50,10 @@ struct NoClasses : LogSumExp<R> {
 };
 template <class R>
 struct WeightedClasses : LogSumExp<R> {
-  const Scalar<R>* weight;  // [columns]
-  std::int64_t columns;     // a tile of scores may have more
+  const Scalar<R>* weight;  // of each column, and those beyond the last that a tile of scores has
   using Count = R;
   MR_HD R weigh(const Element<R>& e, R x) const { return count(e) * x; }
-  MR_HD R count(const Element<R>& e) const {
-    const std::int64_t column = first_lane(e.column);
-    return R(weight[column < columns ? column : columns - 1]);
-  }
+  MR_HD R count(const Element<R>& e) const { return R(weight[first_lane(e.column)]); }
 };
 
 template <class R, template <class> class Classes>

@@ -29,10 +29,12 @@ constexpr auto cross_entropy_operands() {
   return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
                 optional("bias", &Call::bias, "V"));
 }
-// The weights of all classes, and last their mean. A slice of the classes (CrossEntropyLocalGradient) has more of them.
+// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes
+// (CrossEntropyLocalGradient) comes with those of all.
+constexpr std::int64_t class_weights(std::int64_t classes) { return 1 + (classes + 255) / 256 * 256; }
 template <class Call>
 constexpr auto class_weight_of(std::string_view classes) {
-  const Axis weights{.name = "V + 1", .of = classes, .follows = [](std::int64_t v) { return v + 1; }};
+  const Axis weights{.name = "1 + 256 ceil(V / 256)", .of = classes, .follows = &class_weights};
   return optional("class_weight", &Call::class_weight, {weights}, Type::kAccumulation).dense();
 }
 // Upstream gradients and row statistics.
@@ -159,8 +161,9 @@ inline void check_slice(const CrossEntropyLocalGradient& x) {
   require(x.first_class >= 0 && x.first_class + x.weight.size[0] <= x.classes,
           "first_class: expected one of ", x.classes, " with ", x.weight.size[0], " from it on, got ",
           x.first_class);
-  require(!x.class_weight.present() || x.class_weight.size[0] == x.classes + 1, "class_weight: expected ",
-          x.classes, " weights and their mean, got shape [", x.class_weight.size[0], "]");
+  require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(x.classes),
+          "class_weight: expected ", x.classes, " weights and their mean, got shape [",
+          x.class_weight.size[0], "]");
 }
 constexpr auto describe(const CrossEntropyLocalGradient*) {
   using X = CrossEntropyLocalGradient;
@@ -195,7 +198,7 @@ struct CrossEntropyRows {
   std::int64_t target_stride, ignore_index;
   std::int64_t classes;
   CrossEntropyLoss<T> rule;
-  const T* class_weight;    // [classes + 1], the last their mean; null: all are 1
+  const T* class_weight;    // class_weight_of; null: all are 1
   T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
   RowVector<T> grad_loss, grad_lse;
   using Output = typename CrossEntropy<T>::Output;
@@ -209,7 +212,7 @@ struct CrossEntropyRows {
   template <class R>
   MR_HD RowWeights<R> weights(std::int64_t row) const {
     if (!class_weight || !valid(row)) return {};
-    return {R(class_weight[label(row)]), R(class_weight[classes])};
+    return {R(class_weight[1 + label(row)]), R(class_weight[0])};
   }
   MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
     const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
@@ -253,8 +256,7 @@ template <class R, class Call, class Run>
 [[gnu::always_inline]] inline void with_cross_entropy(const Call& x, Run run) {
   if (weighs_all(x)) {
     WeightedCrossEntropy<R> m{};
-    m.softmax.weight = static_cast<const Scalar<R>*>(x.class_weight.data);
-    m.softmax.columns = x.weight.size[0];
+    m.softmax.weight = static_cast<const Scalar<R>*>(x.class_weight.data) + 1;
     if constexpr (requires { x.first_class; }) m.softmax.weight += x.first_class;
     return run(m);
   }
