@@ -20,12 +20,14 @@ Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& la
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
-  const Tier tier = cuda::cross_entropy_forward_tier(x, launch);
+  Tier tier = cuda::cross_entropy_forward_tier(x, launch);
   require(tier.name == kSm90 || !x.kept.present(),
           "kept: expected none on a tier other than sm90, got a tensor");
   require(tier.name == kSm90 || !x.order.present(),
           "order: expected none on a tier other than sm90, got a tensor");
   require_scratch(x.scratch, tier);
+  // A row's sums of weights are more than sm_80's tile has registers for: its kernel would spill 116 bytes.
+  if (tier.name == kSm80 && weighs_all(x)) tier = {kSimt, "label smoothing has weights of classes"};
   if (tier.name == kSm80) sm80::cross_entropy_forward(x, launch);
   if constexpr (kWithSm90) {
     if (tier.name == kSm90) sm90::cross_entropy_forward(x, launch);

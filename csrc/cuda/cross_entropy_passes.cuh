@@ -51,7 +51,8 @@ LogitScores<Bits, E> logit_scores(const FoldProblem& p, const TensorView& bias) 
   return {p.score, kLog2E, static_cast<const E*>(bias.data), bias.stride[0], static_cast<int>(p.columns())};
 }
 
-template <class Tile>
+// kWeighted: has the tile registers for the sums of weights of classes (weighs_all).
+template <class Tile, bool kWeighted>
 void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
   const CrossEntropyResults results{cross_entropy_rows<float, double>(x), nullptr};
@@ -64,7 +65,10 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
     };
     if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
-      return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
+      if constexpr (kWeighted)
+        return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
+      else
+        return run(CrossEntropy<Bits>{}, scores);
     }
     const ScaledScores<Bits> scores(problem.score, kLog2E);
     if (x.options.label_smoothing != 0) return run(CrossEntropy<Bits>{}, scores);

@@ -17,7 +17,7 @@ std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
 }
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
-  cross_entropy_forward_pass<Tile>(x, launch);
+  cross_entropy_forward_pass<Tile, false>(x, launch);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {

@@ -74,7 +74,7 @@ std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
   if (x.kept.present()) return cross_entropy_forward_keeping(x, launch);
-  cross_entropy_forward_pass<Tile>(x, launch);
+  cross_entropy_forward_pass<Tile, true>(x, launch);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
