@@ -102,6 +102,7 @@ void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& lau
   run_on_cuda<cuda::logsumexp_local_gradient>(x, launch);
 }
 void scale_rows(const RowScaling& x, const Launch& launch) { run_on_cuda<cuda::scale_rows>(x, launch); }
+void copy_fitted(const FittedCopy& x, const Launch& launch) { run_on_cuda<cuda::copy_fitted>(x, launch); }
 void order_rows(const RowOrdering& x, const Launch& launch) { run_on_cuda<cuda::order_rows>(x, launch); }
 void rows_product(const RowsProduct& x, const Launch& launch) { run_on_cuda<cuda::rows_product>(x, launch); }
 void columns_product(const ColumnsProduct& x, const Launch& launch) {

@@ -34,6 +34,7 @@ void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Laun
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch);
 void scale_rows(const RowScaling& x, const Launch& launch);
+void copy_fitted(const FittedCopy& x, const Launch& launch);
 void order_rows(const RowOrdering& x, const Launch& launch);
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);

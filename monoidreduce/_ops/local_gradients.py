@@ -126,9 +126,9 @@ def room_to_gather(*operands: Tensor) -> list[Tensor]:
     return [rows.new_empty((min(len(rows), fitting), rows.shape[1])) for rows in operands]
 
 
-def gather_rows(rows: Tensor, order: Tensor) -> Tensor:
-    """The rows in this order, those that do not count as zeros."""
-    return _scale_rows(rows, None, torch.empty_like(rows), order)
+def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:
+    """out, with the rows in this order, those that do not count as zeros."""
+    return _scale_rows(rows, None, out, order)
 
 
 def _scale_rows(
@@ -180,6 +180,8 @@ class Head:
     Local gradients are computed in memory that has no other use yet: where the gradients of columns to come
     will be, or that of the rows, which is rounded at the end. They have up to `own_columns` columns of their
     own where that is more; with numbers of columns, whose sums need memory too, they are never of more.
+    Gathered rows take the place of the rows' gradient where the gradients of the kept columns, which are
+    written last, have room enough for local gradients.
 
     hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
     kept: of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one, 0 for rows that
@@ -228,13 +230,23 @@ class Head:
             self.scale = self.factor[:1] if uniform else None
         self.gathers = order is not None and not whole
         if order is not None and not whole:
-            self.rows = gather_rows(self.rows, order)
+            gathered = self.room
+            if gathered is not None and self._columns_in_kept_gradients() >= _COLUMNS_TO_RECOMPUTE_IN:
+                self.room = None
+            else:
+                gathered = torch.empty_like(self.rows)
+            self.rows = gather_rows(self.rows, order, gathered)
         self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
             new = rows.new_empty if order is None else rows.new_zeros
             self.partial_sums = new((groups, self.own_columns), dtype=torch.float32)
+
+    def _columns_in_kept_gradients(self) -> int:
+        """Of how many columns the gradients of the kept columns have room for local gradients."""
+        rows, width = self.rows.shape
+        return 0 if self.d_columns is None else self.first * width // max(rows, 1)
 
     def fitting(self, stop: int) -> int:
         """Of how many columns before `stop` there is room for local gradients."""
@@ -308,8 +320,10 @@ class Head:
                 upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
         elif order is None:
             return self.rows, scale
-        room = torch.empty_like(self.rows) if self.room is None else self.room  # it has nothing to hold now
-        return _scale_rows(self.rows, upstream, room, order), scale
+        out = self.rows if self.gathers else self.room  # which have nothing to hold now
+        return _scale_rows(
+            self.rows, upstream, torch.empty_like(self.rows) if out is None else out, order
+        ), scale
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""
