@@ -29,7 +29,6 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce._ops.registry import register
 
-
 # So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
 # small difference of dP and delta. The backward pass then computes the output again, in float32.
 _FEW_KEYS = 128
