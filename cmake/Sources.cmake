@@ -31,6 +31,7 @@ set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 # Compiled by nvcc when CUDA is on, for all architectures at once: kernels in code that is the same for each.
 set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/attention.cu
+    csrc/cuda/copy_fitted.cu
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
     csrc/cuda/reduce_losses.cu

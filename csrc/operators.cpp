@@ -204,6 +204,7 @@ void reduce_losses(const LossReduction& x, const Launch& launch) {
   cpu::engine_for(x.losses.dtype).reduce_losses(x, launch);
 }
 void scale_rows(const RowScaling& x, const Launch& launch) { run_on_cuda<cuda::scale_rows>(x, launch); }
+void copy_fitted(const FittedCopy& x, const Launch& launch) { run_on_cuda<cuda::copy_fitted>(x, launch); }
 void order_rows(const RowOrdering& x, const Launch& launch) { run_on_cuda<cuda::order_rows>(x, launch); }
 void rows_product(const RowsProduct& x, const Launch& launch) {
   run_product<sm90::rows_product>(x, rows_product_problem(x), launch);

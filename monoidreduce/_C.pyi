@@ -510,6 +510,14 @@ def scale_rows(
     deterministic: bool = False,
     tf32: bool = False,
 ) -> None: ...
+def copy_fitted(
+    x: Tensor,
+    out: Tensor,
+    threads: int,
+    stream: int,
+    deterministic: bool = False,
+    tf32: bool = False,
+) -> None: ...
 def order_rows(
     order: Tensor,
     target: Tensor | None,

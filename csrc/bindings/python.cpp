@@ -104,6 +104,7 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&logsumexp_backward);
   calls.define(&logsumexp_local_gradient);
   calls.define(&scale_rows);
+  calls.define(&copy_fitted);
   calls.define(&order_rows);
   calls.define(&rows_product);
   calls.define(&columns_product);

@@ -56,6 +56,7 @@ void columns_product(const ColumnsProduct& x, const Launch& launch);
 // Of all GPUs.
 void reduce_losses(const LossReduction& x, const Launch& launch);
 void scale_rows(const RowScaling& x, const Launch& launch);
+void copy_fitted(const FittedCopy& x, const Launch& launch);
 void order_rows(const RowOrdering& x, const Launch& launch);
 
 }  // namespace monoidreduce::cuda

@@ -27,6 +27,10 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce._ops.registry import register
 
+# So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
+# small difference of dP and delta. The backward pass then computes the output again, in float32.
+_FEW_KEYS = 128
+
 
 def score_scale(q: Tensor, scale: float | None) -> float:
     return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -182,6 +186,8 @@ def attention_backward(
         plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums)
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
+        if k.shape[2] <= _FEW_KEYS and q.element_size() == 2:
+            out, *_ = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
         grad_out, q, k, v, out = _readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)

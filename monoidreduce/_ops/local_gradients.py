@@ -96,9 +96,9 @@ def room_to_gather(*operands: Tensor) -> list[Tensor]:
     return [rows.new_empty((min(len(rows), fitting), rows.shape[1])) for rows in operands]
 
 
-def gather_rows(rows: Tensor, order: Tensor) -> Tensor:
-    """The rows in this order, those that do not count as zeros."""
-    return _scale_rows(rows, None, torch.empty_like(rows), order)
+def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:
+    """out, with the rows in this order, those that do not count as zeros."""
+    return _scale_rows(rows, None, out, order)
 
 
 def _scale_rows(
@@ -147,6 +147,9 @@ class Head:
     summed in float32. A number of a column has a sum of local gradients that are not rounded: the kernel
     leaves that of 16 rows.
 
+    Gathered rows take the place of the rows' gradient where the gradients of the kept columns, which are
+    written last, have room enough for local gradients.
+
     own_columns: of so many columns the workspace has room for local gradients (slices.py: Space).
     clusters: the plan's (_C.Plan); 0: torch multiplies, which takes all rows, else this library, which leaves
     out those that do not count.
@@ -178,12 +181,11 @@ class Head:
         first = self.kept.shape[1]
         whole = first == len(columns)
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
-        # The memory of the rows' gradient. A forward pass that kept local gradients counted on it.
-        self.room = rows.new_empty(rows.shape) if needed[0] or (first and not whole) else None
-        self.d_rows = self.room if needed[0] else None
-        own = min(own_columns, -(-len(columns) // TILE_COLUMNS) * TILE_COLUMNS)
-        shape, has_rows = (len(rows), *columns.shape), self.room is not None
-        self.space = Space(*shape, own, first, writes_columns=needed[1], has_rows=has_rows, sums=needed[2])
+        self.gathers = order is not None and not whole
+        self.space = space = Space.of(len(rows), *columns.shape, own_columns, first, needed, self.gathers)
+        room = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
+        self.room = room if space.has_rows else None
+        self.d_rows = room if needed[0] else None
         self.row_sums: Tensor | None = None  # if all is kept nothing is added, and a row is rounded once
         if needed[0] and not whole:
             self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
@@ -196,15 +198,15 @@ class Head:
             self.upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
             self.factor = self.over * self.upstream
             self.scale = self.factor[:1] if uniform else None
-        self.gathers = order is not None and not whole
         if order is not None and not whole:
-            self.rows = gather_rows(self.rows, order)
+            gathered = room if space.gathers_in_rows and room is not None else torch.empty_like(self.rows)
+            self.rows = gather_rows(self.rows, order, gathered)
         self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
             new = rows.new_empty if order is None else rows.new_zeros
-            self.partial_sums = new((groups, own), dtype=torch.float32)
+            self.partial_sums = new((groups, space.own), dtype=torch.float32)
 
     def local(self, part: slice) -> Tensor:
         """Where the local gradients of a slice are computed."""
@@ -269,8 +271,10 @@ class Head:
                 upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
         elif order is None:
             return self.rows, scale
-        room = torch.empty_like(self.rows) if self.room is None else self.room  # it has nothing to hold now
-        return _scale_rows(self.rows, upstream, room, order), scale
+        out = self.rows if self.gathers else self.room  # which have nothing to hold now
+        return _scale_rows(
+            self.rows, upstream, torch.empty_like(self.rows) if out is None else out, order
+        ), scale
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""

@@ -494,7 +494,7 @@ def distillation_backward(
                 )
                 teacher_x = teacher.rows
             elif order is not None and not whole:
-                teacher_x = gather_rows(teacher_x, order)
+                teacher_x = gather_rows(teacher_x, order, torch.empty_like(teacher_x))
 
             def store(part: slice) -> None:
                 _C.distillation_local_gradient(

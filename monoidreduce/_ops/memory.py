@@ -66,6 +66,13 @@ def mapped(t: Tensor) -> Tensor:
     return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
 
 
+def fit(t: Tensor, out: Tensor) -> Tensor:
+    """out, with t in it: the last two axes cut or filled up with zeros to out's sizes."""
+    leading = (None,) * (4 - t.dim())
+    _C.copy_fitted(t[leading], out[leading], 1, current_stream(t.device.index))
+    return out
+
+
 def padded(t: Tensor, axes: int = 1) -> Tensor:
     """The tensor as tensor-core kernels read it: as it is, or a copy whose last axes have sizes that are
     multiples of 8. Zeros do not change a product."""
@@ -75,13 +82,7 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
     sizes = [*t.shape]
     for axis in short:
         sizes[axis] += -sizes[axis] % 8
-    padded = given = t.new_empty(sizes)
-    for axis in short:
-        size = t.shape[axis]
-        given.narrow(axis, size, -size % 8).zero_()
-        given = given.narrow(axis, 0, size)
-    given.copy_(t)
-    return padded
+    return fit(t, t.new_empty(sizes))
 
 
 def is_mapped_weight(t: Tensor, plan: _C.Plan) -> bool:
@@ -129,16 +130,15 @@ def no_gradient(of: Sequence[Tensor | None]) -> Tensor:
 
 
 def _cut(result: Tensor, like: Tensor) -> Tensor:
-    """The first elements of each axis, in the shape and dtype of `like`, in one pass."""
+    """The first elements of the last axes, in the shape and dtype of `like`, in one pass."""
     if result.shape == like.shape:
         return result if result.dtype == like.dtype else result.to(like.dtype)
-    first = result[tuple(slice(size) for size in like.shape)]
-    return like.new_empty(like.shape).copy_(first)
+    return fit(result, like.new_empty(like.shape))
 
 
 def first(width: int, out: Tensor) -> Tensor:
     """The first elements of a result's rows, in memory of their own."""
-    return out[..., :width].clone(memory_format=torch.contiguous_format)
+    return fit(out, out.new_empty((*out.shape[:-1], width)))
 
 
 def launch(on: Tensor) -> tuple[int, int]:

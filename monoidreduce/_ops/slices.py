@@ -51,6 +51,7 @@ class Space:
         first: column from which on they are computed; those before were kept.
         writes_columns: are there to be gradients of the columns.
         has_rows: is there the memory of the rows' gradient.
+        gathers_in_rows: or does that have the gathered rows.
         sums: are there sums of local gradients, which need memory too: of at most `own` columns.
     """
 
@@ -61,7 +62,24 @@ class Space:
     first: int
     writes_columns: bool
     has_rows: bool
+    gathers_in_rows: bool
     sums: bool
+
+    @classmethod
+    def of(
+        cls, rows: int, columns: int, width: int, own: int, first: int, needed: list[bool], gathers: bool
+    ) -> Space:
+        """needed: gradients of rows, of columns and sums. gathers: are the rows to be gathered.
+
+        A forward pass that kept some local gradients counted on the memory of the rows' gradient. Gathered
+        rows take it where the gradients of the kept columns have room enough.
+        """
+        rows_memory = needed[0] or 0 < first < columns
+        in_kept = first * width // max(rows, 1) if needed[1] else 0
+        gathers_in_rows = rows_memory and gathers and in_kept >= _COLUMNS_TO_RECOMPUTE_IN
+        own = min(own, -(-columns // TILE_COLUMNS) * TILE_COLUMNS)
+        has_rows = rows_memory and not gathers_in_rows
+        return cls(rows, columns, width, own, first, needed[1], has_rows, gathers_in_rows, needed[2])
 
     def fitting(self, stop: int) -> int:
         """Of how many columns before `stop` there is room."""

@@ -499,3 +499,13 @@ def test_offsets_past_32_bits(gpu: torch.device, memory: None) -> None:
     many = [torch.randn(1, heads, rows, width, device=gpu, dtype=torch.bfloat16) for _ in range(3)]
     out = mr.attention(*many, causal=True)
     assert torch.equal(out[:, -last:], mr.attention(*(t[:, -last:].clone() for t in many), causal=True))
+
+
+@pytest.mark.parametrize("keys", [6, 128])
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_saturated_rows_of_few_keys(dtype: torch.dtype, keys: int, tier: str, gpu: torch.device) -> None:
+    """Where one weight is almost 1 the rounding of the output would be most of the gradients of q and k."""
+    inputs = attention_inputs(1, 4, 4, 300, keys, 64, 64, dtype=torch.float32, device=gpu)
+    inputs = {name: (t * 6 if name in "qk" else t).to(dtype) for name, t in inputs.items()}
+    with takes({f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")}):
+        check_operator("attention", inputs)

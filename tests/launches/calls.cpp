@@ -770,6 +770,10 @@ void run_row_calls(Recorder& recorder) {
     order_rows({.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})}, launch);
     return Plan{};
   });
+  recorder.run("copy_fitted", [&](const Tensors& t) {
+    copy_fitted({.x = t("x", kFloat32, {2, 3, 500, 64}), .out = t("out", kBFloat16, {2, 3, 500, 59})}, launch);
+    return Plan{};
+  });
   for (const DType from : {kBFloat16, kFloat16, kFloat32}) {
     for (const DType to : {kBFloat16, kFloat16, kFloat32}) {
       recorder.run(message("scale_rows ", name(from), " to ", name(to)), [&](const Tensors& t) {

@@ -178,7 +178,7 @@ def test_kept_local_gradients_are_multiplied_after_the_others(
 
 def test_slices_fill_the_last_turn_of_tiles() -> None:
     """On 66 clusters 32 blocks of rows by 33 tiles of columns are 16 turns, and 33 by 16 are 8."""
-    space = Space(ROWS, 128256, 4096, own=0, first=0, writes_columns=True, has_rows=True, sums=False)
+    space = Space.of(ROWS, 128256, 4096, 0, 0, [True, True, False], gathers=False)
     tiles, stop = [], space.columns
     for part in slices([space], clusters=66):
         assert part.stop == stop and 0 < stop - part.start <= space.fitting(stop)

@@ -78,7 +78,7 @@ SOURCES = """
     bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
     cpu/fold_tiles.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
-    cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu
+    cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/engine.h cuda/gathered_rows.h
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu

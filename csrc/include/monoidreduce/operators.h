@@ -69,6 +69,8 @@ void distillation_local_gradient(const DistillationLocalGradient& x, const Launc
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
 // Gathers, multiplies or scatters rows for the products with local gradients.
 void scale_rows(const RowScaling& x, const Launch& launch);
+// Pads or cuts a tensor for the tensor cores.
+void copy_fitted(const FittedCopy& x, const Launch& launch);
 // Finds the active rows, for kernels that skip the others.
 void order_rows(const RowOrdering& x, const Launch& launch);
 // Matrix products of local gradients, only on GPUs whose kernels multiply (Capabilities).
