@@ -152,9 +152,9 @@ def explain(
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp"; a module of
             `monoidreduce.nn`; or a `functools.partial` of one of them.
         arguments, options: those of the call, tensors by position or by name.
-        hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It need
-            not be there, and the tensors may be on any device, "meta" too. A build without CUDA explains what
-            one for all GPUs would run. None: the device of the tensors.
+        hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
+            need not be there, and the tensors may be on any device, "meta" too. A build without
+            CUDA explains what one for all GPUs would run. None: the device of the tensors.
 
     Raises:
         TypeError, ValueError: the call would, op is none of these, or the tensors are on another device than
@@ -165,7 +165,9 @@ def explain(
     dtype = _checked_dtype(operator, call)
     device, tiles, in_parts = _leading(call).device, None, False
     if hardware is None and device.type not in ("cpu", "cuda"):
-        raise ValueError(mismatch("tensors", "tensors on the CPU or on a GPU, or the name of hardware", device))
+        raise ValueError(
+            mismatch("tensors", "tensors on the CPU or on a GPU, or the name of hardware", device)
+        )
     if hardware is not None or device.type == "cuda":
         if hardware is None and not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
@@ -277,9 +279,7 @@ def _plans(
     workspace = call.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
     mode: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
-    tensors = {
-        name: t.detach().to(dtype) for name, t in call.items() if name in OPERANDS[operator].values()
-    }
+    tensors = {name: t.detach().to(dtype) for name, t in call.items() if name in OPERANDS[operator].values()}
     if operator == "attention":
         q, k, v = tensors.values()
         bias, scale = call["bias"], call["scale"]
@@ -299,21 +299,21 @@ def _plans(
             copies = [f"bias is copied: its strides are {bias.stride()}, not {LINES}"]
             return forward, backward, _copies(forward, backward, tensors) + copies
         return forward, backward, _copies(forward, backward, tensors)
-    x, *others = tensors.values()
-    tensors[next(iter(tensors))] = x = x.reshape(-1, x.shape[-1])
+    rows = next(iter(tensors))
+    tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])
     if operator == "mlp":
         bias1 = None if call["bias1"] is None else call["bias1"].detach().to(dtype)
         forward, backward = (
-            mlp.plan_mlp(plan, x, *others, bias1, None, gpu)
+            mlp.plan_mlp(plan, x, tensors["w1"], tensors["w2"], bias1, None, gpu)
             for plan in (_C.plan_mlp_forward, _C.plan_mlp_backward)
         )
         return forward, backward, _copies(forward, backward, tensors)
     if operator == "logsumexp_matmul":
         scale = float(call["scale"])
-        forward = _C.plan_logsumexp_forward(x, *others, scale=scale, gpu=gpu)
-        backward = _C.plan_logsumexp_backward(x, *others, scale=scale, workspace=workspace, **mode)
+        forward = _C.plan_logsumexp_forward(x, tensors["b"], scale=scale, gpu=gpu)
+        backward = _C.plan_logsumexp_backward(x, tensors["b"], scale=scale, workspace=workspace, **mode)
         return forward, backward, _copies(forward, backward, tensors)
-    weight, differentiated = others[0], _wanted(call["x"], call["weight"])
+    weight, differentiated = tensors["weight"], _wanted(call["x"], call["weight"])
     if operator == "linear_cross_entropy":
         bias, scale = call["bias"], float(call["logit_scale"])
         operands = (x, weight, None if bias is None else bias.detach().to(dtype))
@@ -321,12 +321,12 @@ def _plans(
         backward = _C.plan_cross_entropy_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
         keeps, width = bias is None and call["softcap"] is None, 0
     else:
-        teacher_x = others[1].reshape(-1, others[1].shape[-1])
-        tensors["teacher_x"] = teacher_x
-        operands, scale = (x, weight, teacher_x, others[2]), float(call["temperature"])
+        teacher_x, scale = tensors["teacher_x"], float(call["temperature"])
+        tensors["teacher_x"] = teacher_x = teacher_x.reshape(-1, teacher_x.shape[-1])
+        heads = (x, weight, teacher_x, tensors["teacher_weight"])
         of_head = workspace // 2 if call["teacher_grad"] else workspace
-        forward = _C.plan_distillation_forward(*operands, temperature=scale, gpu=gpu)
-        backward = _C.plan_distillation_backward(*operands, temperature=scale, workspace=of_head, **mode)
+        forward = _C.plan_distillation_forward(*heads, temperature=scale, gpu=gpu)
+        backward = _C.plan_distillation_backward(*heads, temperature=scale, workspace=of_head, **mode)
         keeps, width = call["loss"] != "reverse_kl" and not call["teacher_grad"], teacher_x.shape[1]
     reasons = _copies(forward, backward, tensors)
     if forward.keeps:

@@ -63,9 +63,9 @@ class Hardware:
 
     def facts(self) -> _C.DeviceFacts:
         """What plans of kernels depend on. Raises ValueError for what is no GPU of NVIDIA's."""
-        if self.capability is None or None in (self.multiprocessors, self.l2, self.shared):
+        if self.capability is None:
             raise ValueError(mismatch("hardware", "a GPU of NVIDIA's", self.name))
-        return _C.DeviceFacts(*self.capability, self.multiprocessors, self.l2, self.shared)
+        return _C.DeviceFacts(*self.capability, self.multiprocessors or 0, self.l2 or 0, self.shared or 0)
 
 
 _ENTRIES = (

@@ -6,6 +6,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,9 +59,9 @@ def plan_forward(
     gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
     """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
-    results = (None,) * 4
-    options = (scale, softcap, left, right, False, allows_tf32(q), gpu)
-    return _C.plan_attention_forward(q, k, v, bias, *results, *options)
+    results, mode = (None,) * 4, (False, allows_tf32(q), gpu)
+    arguments: Any = (q, k, v, bias, *results, scale, softcap, left, right, *mode)
+    return _C.plan_attention_forward(*arguments)
 
 
 def plan_backward(
@@ -78,11 +79,10 @@ def plan_backward(
 ) -> _C.Plan:
     """The same. sums: is a gradient of the bias wanted that several scores share."""
     results = (None,) * 7  # of the forward pass, and gradients
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    options = (scale, softcap, left, right, True, deterministic, allows_tf32(q), gpu)
-    return _C.plan_attention_backward(
-        q, k, v, bias, grad_out, *results, bias if sums else None, None, *options
-    )
+    mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
+    options, d_bias = (scale, softcap, left, right, True), bias if sums else None
+    arguments: Any = (q, k, v, bias, grad_out, *results, d_bias, None, *options, *mode)
+    return _C.plan_attention_backward(*arguments)
 
 
 def _readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:

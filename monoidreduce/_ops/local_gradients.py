@@ -182,7 +182,8 @@ class Head:
         whole = first == len(columns)
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
         self.gathers = order is not None and not whole
-        self.space = space = Space.of(len(rows), *columns.shape, own_columns, first, needed, self.gathers)
+        count, width = columns.shape
+        self.space = space = Space.of(len(rows), count, width, own_columns, first, needed, self.gathers)
         room = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
         self.room = room if space.has_rows else None
         self.d_rows = room if needed[0] else None

@@ -593,9 +593,7 @@ def logsumexp_backward(
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
         deterministic = torch.are_deterministic_algorithms_enabled()
-        plan = _C.plan_logsumexp_backward(
-            a, b, scale=scale, workspace=workspace, deterministic=deterministic
-        )
+        plan = _C.plan_logsumexp_backward(a, b, scale=scale, workspace=workspace, deterministic=deterministic)
         if plan.tensor_cores:
             inputs = (a, b)
             a, b = padded(a), padded_weight(b, plan)

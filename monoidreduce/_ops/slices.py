@@ -1,4 +1,4 @@
-"""Which columns' local gradients a forward pass keeps, and in which slices a backward pass computes the others.
+"""Which columns' local gradients a forward pass keeps, and in which slices backward computes the others.
 
 Arithmetic alone. A slice's local gradients lie where there is no other use for memory yet: where the
 gradients of columns to come will be, or that of the rows, which is rounded at the end; or in the workspace.
@@ -44,7 +44,7 @@ def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scor
 
 @dataclass(frozen=True)
 class Space:
-    """The memory for local gradients [rows, columns], of 16 bits, of two matrices [rows, width], [columns, width].
+    """The memory for local gradients [rows, columns] of two matrices, [rows, width] and [columns, width].
 
     Attributes:
         own: columns that the workspace has room for.
@@ -89,7 +89,7 @@ class Space:
         return max(self.own, to_come, self.width if self.has_rows else 0)
 
     def place(self, part: slice) -> str:
-        """Where a slice lies that fits: in the gradients of "columns" to come, that of the "rows", or "own"."""
+        """Where a slice that fits lies: in gradients of "columns" to come, that of the "rows", or "own"."""
         pitch = -(-(part.stop - part.start) // 8) * 8
         if self.writes_columns and part.start * self.width >= self.rows * pitch:
             return "columns"
@@ -97,7 +97,7 @@ class Space:
 
 
 def slices(spaces: Sequence[Space], clusters: int) -> Iterator[slice]:
-    """The slices that have room in each space, the last columns first: whole tiles, of as many as fit at least 3/4.
+    """The slices that have room in each space, last columns first: whole tiles, at least 3/4 of what fits.
 
     clusters: of two multiprocessors, that this library's kernels multiply with; 0: torch multiplies.
     """

@@ -78,9 +78,7 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
     """Of five tiles; in the forward pass each takes the place of two."""
     monkeypatch.setattr(slices, "_BYTES_TO_RECOMPUTE_IN", 0)
     inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
-    assert slices.columns_to_keep(513, 1111, options["workspace"], scores=2) == min(
-        tiles // 2 * 256, 1111
-    )
+    assert slices.columns_to_keep(513, 1111, options["workspace"], scores=2) == min(tiles // 2 * 256, 1111)
     check_operator("linear_distillation", inputs, options)
     check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
 

@@ -771,7 +771,8 @@ void run_row_calls(Recorder& recorder) {
     return Plan{};
   });
   recorder.run("copy_fitted", [&](const Tensors& t) {
-    copy_fitted({.x = t("x", kFloat32, {2, 3, 500, 64}), .out = t("out", kBFloat16, {2, 3, 500, 59})}, launch);
+    copy_fitted({.x = t("x", kFloat32, {2, 3, 500, 64}), .out = t("out", kBFloat16, {2, 3, 500, 59})},
+                launch);
     return Plan{};
   });
   for (const DType from : {kBFloat16, kFloat16, kFloat32}) {

@@ -134,6 +134,7 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         local_gradients, "_scale_rows", lambda rows, factor, out, order: out.copy_(rows * factor[:, None])
     )
 
+
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
 @pytest.mark.parametrize("uniform", (False, True), ids=("of_rows", "uniform"))
 @pytest.mark.parametrize("kept_tiles", (1, 20))

@@ -56,7 +56,8 @@ HEADERS = """
     launch/fold_backward_simt.cuh launch/fold_backward_sm80.cuh launch/fold_backward_sm90.cuh
     launch/fold_epilogue.cuh launch/fold_few_rows_sm90.cuh launch/fold_forward_simt.cuh
     launch/fold_forward_sm80.cuh launch/fold_forward_sm90.cuh launch/fold_shape.cuh
-    launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/last_round.h launch/launch.h launch/launch_kernel.cuh
+    launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/last_round.h launch/launch.h
+    launch/launch_kernel.cuh
     launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
