@@ -14,9 +14,6 @@ from torch import Tensor
 from monoidreduce import _C, _torch_private
 from monoidreduce._torch_private import current_stream
 
-SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
-HOPPER = "sm90"
-
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -24,7 +21,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def allows_tf32(x: Tensor) -> bool:
     """Whether torch would let a GPU round x to tf32, as the factor of a matrix product."""
-    return x.dtype == torch.float32 and x.is_cuda and _torch_private.allows_tf32()
+    return x.dtype == torch.float32 and _torch_private.allows_tf32()
 
 
 def statistics(like: Tensor, *shape: int) -> Tensor:
@@ -88,18 +85,18 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
     return fit(t, t.new_empty(sizes))
 
 
-def is_mapped_weight(t: Tensor, tier: str) -> bool:
-    """Do the contraction kernels read weights [V, D] as they lie: row by row or, on Hopper, as [D, V]."""
-    return is_mapped(t) or (tier == HOPPER and is_mapped(t.mT))
+def is_mapped_weight(t: Tensor, plan: _C.Plan) -> bool:
+    """Do a plan's kernels read weights [V, D] as they lie: row by row or, where they can, as [D, V]."""
+    return is_mapped(t) or (plan.transposed and is_mapped(t.mT))
 
 
-def padded_weight(t: Tensor, tier: str) -> Tensor:
-    """The weights, or a copy, as the contraction kernels read them."""
-    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, tier) else padded(t)
+def padded_weight(t: Tensor, plan: _C.Plan) -> Tensor:
+    """The weights, or a copy, as a plan's kernels read them."""
+    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, plan) else padded(t)
 
 
 def is_mapped_bias(bias: Tensor) -> bool:
-    """Do Hopper's kernels read a bias [B, H, M, N] as it lies: rows dense, all else on 16 bytes."""
+    """Are the rows of a bias [B, H, M, N] dense and all else on 16 bytes, as kernels read it in tiles."""
     step = 16 // bias.element_size()
     strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
     dense = bias.stride(-1) == 1 or bias.shape[-1] == 1
@@ -107,7 +104,7 @@ def is_mapped_bias(bias: Tensor) -> bool:
 
 
 def mapped_bias(bias: Tensor) -> Tensor:
-    """The bias, or a copy, as Hopper's kernels read it."""
+    """The bias, or a copy, as kernels read it in tiles."""
     if is_mapped_bias(bias):
         return bias
     step = 16 // bias.element_size()
@@ -146,4 +143,4 @@ def first(width: int, out: Tensor) -> Tensor:
 
 def launch(on: Tensor) -> tuple[int, int]:
     """The threads of the CPU engine, or a GPU's stream."""
-    return torch.get_num_threads(), current_stream(on.device.index) if on.is_cuda else 0
+    return (1, current_stream(on.device.index)) if on.is_cuda else (torch.get_num_threads(), 0)
