@@ -186,7 +186,7 @@ def attention_backward(
         plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums)
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
-        if k.shape[2] <= _FEW_KEYS and q.element_size() == 2:
+        if k.shape[2] <= _FEW_KEYS and q.element_size() == 2 and not unrounded:
             out, *_ = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
         grad_out, q, k, v, out = _readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
