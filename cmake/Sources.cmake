@@ -9,6 +9,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
+    csrc/cpu/statistics.cpp
     csrc/cpu/mlp.cpp)
 
 # Compiled once, for the oldest processor of the family: argument checks, the choice of device and instruction set.
@@ -31,6 +32,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/mlp_forward.cu
     csrc/cuda/mlp_parts.cu
     csrc/cuda/order_rows.cu
+    csrc/cuda/statistics.cu
     csrc/cuda/tier.cu
     csrc/cuda/sm80/attention_forward.cu
     csrc/cuda/sm80/cross_entropy_forward.cu

@@ -92,6 +92,13 @@ void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch) {
   run<&Engine::logsumexp_backward, cuda::logsumexp_backward>(x, launch);
 }
 
+void statistics_forward(const StatisticsForward& x, const Launch& launch) {
+  run<&Engine::statistics_forward, cuda::statistics_forward>(x, launch);
+}
+void statistics_backward(const StatisticsBackward& x, const Launch& launch) {
+  run<&Engine::statistics_backward, cuda::statistics_backward>(x, launch);
+}
+
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
   run_on_cuda<cuda::cross_entropy_local_gradient>(x, launch);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "monoidreduce/instructions.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
 #include "tensor_caster.h"
@@ -36,6 +37,14 @@ py::dict build_info() {
                   "cuda_version"_a = text_or_none(MONOIDREDUCE_BUILD_CUDA_VERSION),
                   "cuda_architectures"_a = split(MONOIDREDUCE_BUILD_CUDA_ARCHS),
                   "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
+}
+
+// What Python writes programs for (monoidreduce/program/bytecode.py).
+py::dict program_limits() {
+  py::list instructions;
+  for (const char* name : kInstructionNames) instructions.append(name);
+  return py::dict("instructions"_a = py::tuple(instructions), "block_registers"_a = kBlockRegisters,
+                  "row_registers"_a = kRowRegisters, "fields"_a = kStateFields);
 }
 
 // (rows, columns) that the CPU engine computes at a time, forward and backward.
@@ -72,6 +81,8 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&logsumexp_forward, &logsumexp_forward_tier);
   calls.define(&logsumexp_backward, &logsumexp_backward_tier);
   calls.define(&logsumexp_local_gradient);
+  calls.define(&statistics_forward);
+  calls.define(&statistics_backward);
   calls.define(&scale_rows);
   calls.define(&order_rows);
   calls.define(&rows_product);
@@ -89,6 +100,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_isas", &cpu_isas);
   m.def("cpu_tiles", &tiles_of, "a"_a, "b"_a, "other_a"_a, "other_b"_a, "payload"_a, "bias_gradient"_a,
         "threads"_a);
+  m.attr("PROGRAM") = program_limits();
   m.def("path_counts", &path_counts);
 }
 

@@ -16,6 +16,8 @@ void mlp_forward(const MlpForward& x, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch);
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch);
+void statistics_forward(const StatisticsForward& x, const Launch& launch);
+void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 
 Tier attention_forward_tier(const AttentionForward& x, const Launch& launch);
 Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch);

@@ -23,6 +23,7 @@
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/rows.h"
+#include "monoidreduce/ops/statistics.h"
 
 namespace monoidreduce {
 
@@ -39,6 +40,8 @@ void mlp_forward(const MlpForward& x, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch);
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch);
+void statistics_forward(const StatisticsForward& x, const Launch& launch);
+void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 
 // The backend of a call and the reason for it: the instruction set on the CPU; "simt", "sm80" or "sm90" on CUDA. The
 // caller asks before the backward pass, because it allocates the gradients; they may still be absent then.
