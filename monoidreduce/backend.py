@@ -206,6 +206,36 @@ def explain(op: str | Callable[..., Any], /, *arguments: Any, **options: Any) ->
     )
 
 
+def explain_statistics(name: str, operands: Sequence[Tensor | None], operations: int) -> Explanation:
+    """What a call of `monoidreduce.statistics` would run.
+
+    name: of the function. operands: a, b, other_a, other_b. operations: of its program.
+    """
+    a = operands[0]
+    assert a is not None
+    if a.device.type != "cpu":
+        raise RuntimeError(
+            f"{name}: expected tensors on the CPU, got one on {a.device}: it has no kernels there"
+        )
+    path = f"cpu/{_C.cpu_isa_of(a)}/{_name(a.dtype)}"
+    tiles: Any = _C.cpu_tiles
+    folded = [None if t is None else t.detach()[None, None] for t in operands]
+    return Explanation(
+        operator=name,
+        forward=f"statistics_forward/{path}",
+        backward=f"statistics_backward/{path}",
+        architecture=_architecture(a.device),
+        tiles=tiles(*folded, payload=None, bias_gradient=False, threads=torch.get_num_threads()),
+        workspace=None,
+        deterministic=True,
+        reasons=(
+            f"the function is a program of {operations} operations, which the CPU engine interprets",
+            "the gradient by data of rows or of columns is one more forward pass each",
+            f"the inputs are {_name(a.dtype)}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+        ),
+    )
+
+
 def _resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name of the operator that a call runs, and all its arguments by name, in the operator's order."""
     if isinstance(op, functools.partial):

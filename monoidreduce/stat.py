@@ -7,7 +7,8 @@
     count(condition)                    of how many columns it holds
 
 Weights may be of any size: exponentials are taken from the largest log weight. An element of log weight -inf
-is not there. Of no column a log-sum-exp is -inf, a mean, a total and a count 0, a largest -inf with column -1.
+is not there. Of no column a log-sum-exp is -inf; a mean, a total and a count are 0; a largest is -inf, its
+column -1.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Extremum(NamedTuple):
     """
 
     value: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # not that of a tuple
 
 
 @contextmanager
@@ -76,7 +77,9 @@ class _KnownLater:
     """No part of an expression: every operator says so."""
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _known_later
-    __pow__ = __rpow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __float__ = _known_later
+    __pow__ = __rpow__ = __neg__ = __abs__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __float__ = (
+        _known_later
+    )
     __array_priority__ = 1
 
     @classmethod

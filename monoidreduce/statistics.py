@@ -35,9 +35,9 @@ def statistics(function: Callable[..., dict[str, Any]]) -> Statistics:
 
         s = token_stats(hidden, head_weight, label=tokens)  # a NamedTuple of [...] tensors
 
-    The function is traced, not called for each element: it sees one score, and returns a dict of statistics of
-    `monoidreduce.stat`. Its gradient is derived. A number that it reads is a constant of the program; a tensor
-    is data, indexed by `row`, `label`, `head` and `batch`, or by `column`. See docs/statistics.md.
+    The function is traced, not called for each element: it sees one score, and returns a dict of statistics
+    of `monoidreduce.stat`. Its gradient is derived. A number that it reads is a constant of the program. A
+    tensor is data, indexed by `row`, `label`, `head` and `batch`, or by `column`. See docs/statistics.md.
 
     Args:
         function: its arguments are among score, other, row, column, label, head, batch and the names of data
@@ -59,6 +59,7 @@ class Statistics:
         self._function = function
         self._names = arguments(function)
         self._last: tuple[Captures, tuple[Any, ...], Traced] | None = None
+        self._result: Any = None  # the NamedTuple of the last trace, where a compiler finds it
 
     def __repr__(self) -> str:
         return f"<statistics {self._function.__qualname__}>"
@@ -103,7 +104,11 @@ class Statistics:
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
         values, _, indices = torch.ops.monoidreduce.statistics.default(
-            *call.operands, *call.data_of(traced, tensors), traced.text, call.scale, workspace_bytes(workspace)
+            *call.operands,
+            *call.data_of(traced, tensors),
+            traced.text,
+            call.scale,
+            workspace_bytes(workspace),
         )
         return call.named(traced, values, indices)
 
@@ -128,13 +133,18 @@ class Statistics:
         dtype = accumulation_dtype(call.a.dtype)
 
         def scores(rows: Tensor, columns: Tensor) -> Tensor:
-            return rows.to(dtype) @ columns.to(dtype).T * call.scale
+            return reader.scores(rows, columns, dtype, call.scale)
 
         def leaf(node: tuple[Any, ...]) -> Any:
             name, *number = node
             if name == "other":
                 return scores(call.operands[2], call.operands[3])
-            data = {"row": of_rows, "column": of_columns, "row_index": row_index, "column_index": column_index}
+            data = {
+                "row": of_rows,
+                "column": of_columns,
+                "row_index": row_index,
+                "column_index": column_index,
+            }
             vector = data[name][number[0]]
             return vector[:, None] if name in ("row", "row_index") else vector
 
@@ -158,7 +168,7 @@ class Statistics:
         from monoidreduce import backend
 
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
-        return backend.explain_statistics(repr(self), call.a, len(self._traced(call)[0].program.nodes))
+        return backend.explain_statistics(repr(self), call.operands, len(self._traced(call)[0].program.nodes))
 
     def _traced(self, call: _Call) -> tuple[Traced, tuple[Tensor, ...]]:
         """The function as it is traced for a call, and the tensors that it captured."""
@@ -179,7 +189,7 @@ class Statistics:
             if captures.complete and not traced.reads and of_kinds == kinds and captures.same(of.values):
                 return traced
         traced = trace(self._function, dict(rows), dict(columns))
-        self._last = captures, kinds, traced
+        self._last, self._result = (captures, kinds, traced), traced.result
         return traced
 
 
@@ -201,12 +211,12 @@ class _Call:
         self.of, names = of, of._names
         self.given = a
         if ("other" in names) != (other_a is not None) or (other_a is None) != (other_b is None):
-            expected = "two tensors, for the argument other" if "other" in names else "none: no argument is other"
+            expected = (
+                "two tensors, for the argument other" if "other" in names else "none: no argument is other"
+            )
             given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
             raise ValueError(mismatch("other_a, other_b", expected, given))
-        a, b, other_a, other_b = _operands(
-            ("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b
-        )
+        a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
         sizes: dict[str, int] = {}
         self.a, self.b = _rows("a", a, "D"), b
         check_axes("a", self.a, ("rows", "D"), sizes)
@@ -242,7 +252,7 @@ class _Call:
         check_tensor("label", label)
         if label.dtype not in INTEGERS:
             raise TypeError(mismatch("label", "an integer dtype", label.dtype))
-        return _per_row("label", label, self.given).long()
+        return torch.Tensor.long(_per_row("label", label, self.given))
 
     def _datum(self, which: str, name: str, tensor: Any, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"
@@ -276,18 +286,19 @@ class _Call:
     def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
         name, *rest = source
         if name == "argument":
-            return (self.row if kind.startswith("row") else self.column)[rest[0]]
+            data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
+            return data[rest[0]]
         if name == "label":
             assert self.label is not None
             return self.label
         if name in ("row", "head", "batch"):
-            *_, of_row = (1, 1, 1, *self.given.shape[:-1])
             number = torch.arange(len(self.a), device=self.a.device)
+            *leading, _ = self.given.shape
             if name == "row":
-                return number % max(of_row, 1)
-            heads = number // max(of_row, 1)
-            count = max(self.given.shape[1], 1)
-            return heads % count if name == "head" else heads // count
+                return number % leading[-1] if len(leading) > 1 and leading[-1] else number
+            _, heads, rows = leading
+            number = number // max(rows, 1)
+            return number % max(heads, 1) if name == "head" else number // max(heads, 1)
         from monoidreduce.program.reader import evaluate
 
         number_of_tensor, indices = rest
@@ -314,7 +325,7 @@ class _Call:
                 value = -values[at[0]] if kind == "smallest" else values[at[0]]
                 index = indices[at[1]]
                 results.append(Extremum(_like_rows(value, self.given), _like_rows(index, self.given)))
-        return traced.result(*results)
+        return self.of._result(*results)
 
 
 def _traced_now(of: Statistics, *kinds: Any) -> tuple[Traced, tuple[tuple[str, Any], ...]]:

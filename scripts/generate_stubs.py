@@ -31,6 +31,7 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+PROGRAM: dict[str, Any]
 
 def build_info() -> dict[str, Any]: ...
 def cpu_isa() -> str: ...

@@ -29,9 +29,7 @@ class _Writer:
     A value is a node's number, or a name. Registers of a block are given when all instructions are known.
     """
 
-    def __init__(
-        self, nodes: Sequence[Node], roots: Iterable[int], data: tuple[int, int, int, int]
-    ) -> None:
+    def __init__(self, nodes: Sequence[Node], roots: Iterable[int], data: tuple[int, int, int, int]) -> None:
         """data: how many reals and integers a call has of rows, and of columns."""
         self.nodes, self.data = nodes, data
         self.of_element: set[int] = set()

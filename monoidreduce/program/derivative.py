@@ -89,10 +89,10 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         pull = OPERATIONS[name].pull
         if pull is None:
             continue
-        terms = pull(adjoint[number], node(number), *map(node, args))
-        for argument, term in zip(args, terms, strict=True):
-            if term is not None and node(argument).constant is None:
-                add(argument, term)
+        pulled = pull(adjoint[number], node(number), *map(node, args))
+        for argument, by_argument in zip(args, pulled, strict=True):
+            if by_argument is not None and node(argument).constant is None:
+                add(argument, by_argument)
 
     of_leaf = {program.nodes[i]: x.number for i, x in adjoint.items() if program.nodes[i][0] in LEAVES}
     return Gradient(

@@ -171,7 +171,7 @@ class Expression:
     def __rmod__(self, other: Any) -> Expression:
         return self._integers("mod", other, self)
 
-    def _integers(self, name: str, x: Any, y: Any) -> Expression:
+    def _integers(self, name: str, x: Any, y: Any) -> Any:
         """Both rounded down, as Python's and torch's."""
         x, y = self.graph.expression(x), self.graph.expression(y)
         if (x.kind, y.kind) != ("index", "index"):
@@ -220,7 +220,7 @@ class Expression:
 
     # Comparisons.
 
-    def _compare(self, name: str, x: Any, y: Any) -> Expression:
+    def _compare(self, name: str, x: Any, y: Any) -> Any:
         graph = self.graph
         x, y = graph.expression(x), graph.expression(y)
         if x.kind == y.kind == "bool" and name == "eq":
@@ -250,7 +250,7 @@ class Expression:
 
     # Conditions.
 
-    def _logical(self, name: str, x: Any, y: Any) -> Expression:
+    def _logical(self, name: str, x: Any, y: Any) -> Any:
         x, y = self.graph.expression(x), self.graph.expression(y)
         if (x.kind, y.kind) != ("bool", "bool"):
             raise TraceError("&, | and ^ are of conditions: write comparisons in parentheses")
@@ -278,7 +278,7 @@ class Expression:
             raise TraceError("~ is of a condition")
         return self.graph.apply("not", self)
 
-    def where(self, condition: Any, x: Any, y: Any) -> Expression:
+    def where(self, condition: Any, x: Any, y: Any) -> Any:
         """x where the condition holds, else y."""
         graph = self.graph
         condition, x, y = graph.expression(condition), graph.expression(x), graph.expression(y)

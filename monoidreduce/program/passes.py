@@ -12,6 +12,7 @@ from torch import Tensor
 from monoidreduce import _C
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.program.bytecode import backward_code, forward_code
+from monoidreduce.program.chunked import Chunked
 from monoidreduce.program.derivative import column_sums, row_sums
 from monoidreduce.program.derivative import gradient as derived
 from monoidreduce.program.program import Program, parse
@@ -80,6 +81,9 @@ def forward(
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if a.is_cuda:
+        operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
+        return Chunked(program, operands, data, scale, workspace).forward()
     return _fold(parse(program), a, b, other_a, other_b, row, column, row_index, column_index, scale)
 
 
@@ -107,6 +111,9 @@ def backward(
     operands = (a, b, other_a, other_b)
     inputs = (*operands, row, column)
     counts = (_count(row), _count(row_index))
+    if a.is_cuda:
+        chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
+        return rounded(chunked.backward(known, known_index, counts, needed), inputs, needed[:6])
     d_operands = [
         gradient(t, wanted) if t is not None else None for t, wanted in zip(operands, needed, strict=False)
     ]
@@ -142,9 +149,13 @@ def _totals(
     """The totals of a derived program. data: reals of rows, of columns, integers of rows, of columns."""
     pruned, kept = program.pruned()
     kinds = ("row", "column", "row_index", "column_index")
-    used = [None if t is None or not kept[kind] else t[kept[kind]] for kind, t in zip(kinds, data, strict=True)]
+    used = [
+        None if t is None or not kept[kind] else t[kept[kind]] for kind, t in zip(kinds, data, strict=True)
+    ]
+    a, b, other_a, other_b = operands
     if pruned.scores == 1:
-        operands = (*operands[:2], None, None)
-    totals, _, _ = _fold(pruned, *operands, *used, scale)  # type: ignore[arg-type]
+        other_a = other_b = None
+    row, column, row_index, column_index = used
+    assert a is not None and b is not None
+    totals, _, _ = _fold(pruned, a, b, other_a, other_b, row, column, row_index, column_index, scale)
     return totals
-

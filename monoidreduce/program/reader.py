@@ -13,7 +13,7 @@ from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import Program, operands, reachable
 
-__all__ = ["evaluate", "statistics"]
+__all__ = ["evaluate", "scores", "statistics", "with_scores"]
 
 
 def evaluate(
@@ -41,19 +41,34 @@ def evaluate(
     return values
 
 
-def statistics(program: Program, score: Tensor, leaf: Callable[[Node], Tensor]) -> tuple[Tensor, Tensor]:
-    """The statistics of the rows of scores [rows, columns]: values [values, rows] and indices [indices, rows].
+def scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+    """scale rows @ columns^T, in this dtype also under autocast."""
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows.to(dtype) @ columns.to(dtype).T * scale
 
-    leaf: the values of leaves but "score" and "position", broadcastable to the scores.
+
+def with_scores(score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0) -> Callable[[Node], Tensor]:
+    """The values of all leaves, of scores whose first column has that number."""
+
+    def of(node: Node) -> Tensor:
+        if node[0] == "position":
+            return torch.arange(first, first + score.shape[1], device=score.device)
+        return score if node[0] == "score" else leaf(node)
+
+    return of
+
+
+def statistics(
+    program: Program, score: Tensor, leaf: Callable[[Node], Tensor], first: int = 0
+) -> tuple[Tensor, Tensor]:
+    """The statistics of scores [rows, columns]: values [values, rows] and indices [indices, rows].
+
+    leaf: the values of leaves but "score" and "position", broadcastable to the scores. first: the number of
+        the first column.
     """
     rows, columns = score.shape
 
-    def of(node: Node) -> Tensor:
-        if node[0] == "score":
-            return score
-        return torch.arange(columns, device=score.device) if node[0] == "position" else leaf(node)
-
-    found = evaluate(program.nodes, program.roots, of, score)
+    found = evaluate(program.nodes, program.roots, with_scores(score, leaf, first), score)
     element = {number: found[number].expand(rows, columns) for number in program.roots}
     values: list[Tensor] = []
     for log_weight, *means in program.softmaxes:
@@ -61,13 +76,13 @@ def statistics(program: Program, score: Tensor, leaf: Callable[[Node], Tensor]) 
         values.append(of_weight.logsumexp(1))
         absent = of_weight == -math.inf
         share = of_weight.masked_fill(absent.all(1, keepdim=True), 0.0).softmax(1)
-        values.extend((share * element[of_mean]).masked_fill(absent, 0.0).sum(1) for of_mean in means)
+        values.extend((share * element[of_mean].masked_fill(absent, 0.0)).sum(1) for of_mean in means)
     values.extend(element[number].sum(1) for number in program.totals)
     indices: list[Tensor] = []
     for number in program.largest:
         value, index = _largest(element[number])
         values.append(value)
-        indices.append(index)
+        indices.append(torch.where(index < 0, index, index + first))
     indices.extend(element[number].sum(1) for number in program.counts)
     return (
         torch.stack(values) if values else score.new_empty(0, rows),

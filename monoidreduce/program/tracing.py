@@ -9,10 +9,8 @@ from __future__ import annotations
 import keyword
 import math
 import types
-from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -22,14 +20,14 @@ from monoidreduce import stat
 from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Expression, Graph, Node
-from monoidreduce.program.program import Program, reachable
+from monoidreduce.program.program import Program, named, reachable
 
 __all__ = ["Captures", "Source", "Traced", "trace"]
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
 
-# Where a datum comes from: ("argument", name), one of ROW_INDICES, or ("tensor", number, nodes of its indices).
+# Where a datum is from: ("argument", name), one of ROW_INDICES, ("tensor", number, nodes of its indices).
 Source = tuple[Any, ...]
 
 
@@ -150,9 +148,13 @@ def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
 
 
 # Of a tensor: what its values and its gradient do not enter.
-_HARMLESS = tuple(
-    getattr(getattr(Tensor, name), "__get__", None) for name in ("dtype", "shape", "device", "is_cuda", "ndim")
-) + (Tensor.dim, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.is_complex)
+_HARMLESS = (
+    *(
+        getattr(getattr(Tensor, name), "__get__", None)
+        for name in ("dtype", "shape", "device", "is_cuda", "ndim")
+    ),
+    *(Tensor.dim, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.is_complex),
+)
 
 
 def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mapping[str, str]) -> Traced:
@@ -185,11 +187,6 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
     except TypeError as error:
         raise (graph.error or error) from None
     return _traced(graph, function.__name__, _checked(function, result, at))
-
-
-@lru_cache(256)
-def _named(name: str, fields: tuple[str, ...]) -> Any:
-    return namedtuple(name, fields)  # noqa: PYI024 - its fields are known now
 
 
 def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> dict[str, stat.Statistic]:
@@ -254,7 +251,7 @@ def _traced(graph: Trace, function: str, results: dict[str, stat.Statistic]) -> 
         program.text,
         {kind: tuple(graph.sources[kind][k] for k in numbers) for kind, numbers in kept.items()},
         tuple(outputs.values()),
-        _named(function, tuple(outputs)),
+        named(function, tuple(outputs)),
         nodes,
         {kind: tuple(sources) for kind, sources in graph.sources.items()},
         tuple(graph.tensors),
@@ -263,7 +260,14 @@ def _traced(graph: Trace, function: str, results: dict[str, stat.Statistic]) -> 
 
 
 # What a function reads besides its arguments. Modules of functions do not change.
-_CONSTANT_MODULES = {"torch", "math", "monoidreduce", "torch.nn.functional", "torch.special", "monoidreduce.stat"}
+_CONSTANT_MODULES = {
+    "torch",
+    "math",
+    "monoidreduce",
+    "torch.nn.functional",
+    "torch.special",
+    "monoidreduce.stat",
+}
 _PLAIN = (bool, int, float, str, type(None), Tensor)
 
 

@@ -28,37 +28,36 @@ def _one_beside(x: Expression) -> Expression | None:
     return left if right.constant == 1 and name == "add" else None
 
 
-def _log1p(x: Any) -> Expression:
+def _log1p(x: Any) -> Any:
     name, *args = x.graph.nodes[x.number]
     return x.graph.apply("log1pexp", Expression(x.graph, args[0])) if name == "exp" else _apply("log1p", x)
 
 
-def _log(x: Any) -> Expression:
+def _log(x: Any) -> Any:
     beside_one = _one_beside(x)
     return _apply("log", x) if beside_one is None else _log1p(beside_one)
 
 
-def _apply(name: str, x: Any) -> Expression:
-    result: Expression = x.graph.apply(name, x.graph.real(x))
-    return result
+def _apply(name: str, x: Any) -> Any:
+    return x.graph.apply(name, x.graph.real(x))
 
 
-def _clamp(x: Any, min: Any = None, max: Any = None) -> Expression:
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
     if min is not None:
         x = x.where(x < min, min, x)
     return x if max is None else x.where(x > max, max, x)
 
 
-def _relu(x: Any) -> Expression:
+def _relu(x: Any) -> Any:
     return x.where(x <= 0, 0.0, x)
 
 
-def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Expression:
+def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     scaled = x.graph.real(x) * beta
     return x.where(scaled > threshold, x, x.graph.apply("log1pexp", scaled) / beta)
 
 
-def _gelu(x: Any, approximate: str = "none") -> Expression:
+def _gelu(x: Any, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1.0 + _apply("tanh", math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     if approximate != "none":
@@ -66,16 +65,15 @@ def _gelu(x: Any, approximate: str = "none") -> Expression:
     return 0.5 * x * (1.0 + _apply("erf", x * math.sqrt(0.5)))
 
 
-def _larger(name: str, x: Any, y: Any) -> Expression:
+def _larger(name: str, x: Any, y: Any) -> Any:
     graph = x.graph
     y = graph.expression(y)
     if x.kind == y.kind == "index":
         return x.where(x < y if name == "minimum" else y < x, x, y)
-    result: Expression = graph.apply(name, graph.real(x), graph.real(y))
-    return result
+    return graph.apply(name, graph.real(x), graph.real(y))
 
 
-def _floor_or_quotient(x: Any, y: Any, rounding_mode: str | None = None) -> Expression:
+def _floor_or_quotient(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
         return x / y
     if rounding_mode == "floor":
@@ -83,15 +81,15 @@ def _floor_or_quotient(x: Any, y: Any, rounding_mode: str | None = None) -> Expr
     raise TraceError(f"div: rounding_mode: expected None or 'floor', got {rounding_mode!r}")
 
 
-def _scaled_sum(x: Any, y: Any, alpha: float = 1) -> Expression:
+def _scaled_sum(x: Any, y: Any, alpha: float = 1) -> Any:
     return x + y if alpha == 1 else x + y * alpha
 
 
-def _as_real(x: Any, *dtype: Any, **options: Any) -> Expression:
+def _as_real(x: Any, *dtype: Any, **options: Any) -> Any:
     return x.where(x, 1.0, 0.0) if x.kind == "bool" else x.graph.real(x)
 
 
-def _to(x: Any, dtype: Any = None, *rest: Any, **options: Any) -> Expression:
+def _to(x: Any, dtype: Any = None, *rest: Any, **options: Any) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise TraceError("to: expected a dtype")
     if dtype.is_floating_point:
@@ -101,14 +99,14 @@ def _to(x: Any, dtype: Any = None, *rest: Any, **options: Any) -> Expression:
     return _as_integer(x)
 
 
-def _as_integer(x: Any) -> Expression:
+def _as_integer(x: Any) -> Any:
     if x.kind == "real":
         raise TraceError("a real number to an integer: there is no rounding in kernel code")
     return x.where(x, 1, 0) if x.kind == "bool" else x
 
 
 # Builders by the name that torch's function or method has. The first argument is an expression.
-BUILDERS: dict[str, Callable[..., Expression]] = {
+BUILDERS: dict[str, Callable[..., Any]] = {
     **{name: partial(_apply, name) for name in ("exp", "expm1", "sqrt", "tanh", "erf", "sigmoid")},
     "abs": lambda x: abs(x),
     "add": _scaled_sum,
@@ -167,8 +165,6 @@ OTHER_NAMES = {
     "clip": "clamp",
     "divide": "div",
     "expit": "sigmoid",
-    "fmax": "maximum",
-    "fmin": "minimum",
     "greater": "gt",
     "greater_equal": "ge",
     "less": "lt",
@@ -180,7 +176,6 @@ OTHER_NAMES = {
     "subtract": "sub",
     "true_divide": "div",
 }
-del OTHER_NAMES["fmax"], OTHER_NAMES["fmin"]  # these drop NaN
 METHODS = {**BUILDERS, **{other: BUILDERS[name] for other, name in OTHER_NAMES.items()}}
 FUNCTIONS = {
     getattr(owner, name): builder
@@ -191,29 +186,33 @@ FUNCTIONS = {
 INDEXING = (Tensor.__getitem__, torch._C.TensorBase.__getitem__)
 
 
-def method(of: Expression, name: str) -> Callable[..., Expression]:
+def method(of: Expression, name: str) -> Callable[..., Any]:
     if name not in METHODS:
         listed = ", ".join(sorted(METHODS))
         raise TraceError(f"a value of one element has no .{name}; it has {listed}")
     return partial(_build, name, METHODS[name], of)
 
 
-def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Expression:
+def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What torch's function is, one of whose arguments is an expression."""
     if function in INDEXING:
         return _gather(*args)
     name = getattr(function, "__name__", str(function))
     builder = FUNCTIONS.get(function)
     if builder is None:
-        module = (getattr(function, "__module__", None) or "torch").replace("torch._C._nn", "torch.nn.functional")
+        module = (getattr(function, "__module__", None) or "torch").replace(
+            "torch._C._nn", "torch.nn.functional"
+        )
         listed = ", ".join(sorted(BUILDERS))
         raise TraceError(f"{module}.{name} has no kernel code; there are: {listed}")
     return _build(name, builder, *args, **options)
 
 
-def _build(name: str, builder: Callable[..., Expression], *args: Any, **options: Any) -> Expression:
+def _build(name: str, builder: Callable[..., Any], *args: Any, **options: Any) -> Any:
     if "input" in options:
         args = (options.pop("input"), *args)
+    if options.get("inplace") is False:
+        del options["inplace"]
     graphs = [arg.graph for arg in (*args, *options.values()) if isinstance(arg, Expression)]
     if not args or not graphs:
         raise TraceError(f"{name}: expected a value of the element first")
@@ -225,10 +224,9 @@ def _build(name: str, builder: Callable[..., Expression], *args: Any, **options:
         raise TraceError(f"{name}: {str(error).rpartition('() ')[2]}") from None
 
 
-def _gather(tensor: Any, index: Any) -> Expression:
+def _gather(tensor: Any, index: Any) -> Any:
     if isinstance(tensor, Expression):
         raise TraceError("a value of one element is a single number: it has no elements")
     indices = index if isinstance(index, tuple) else (index,)
     graph: Any = next(each.graph for each in indices if isinstance(each, Expression))
-    gathered: Expression = graph.gather(tensor, indices)
-    return gathered
+    return graph.gather(tensor, indices)

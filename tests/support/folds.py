@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -147,7 +146,8 @@ def _unary(name: str) -> Any:
 
 
 UNARY = (
-    "tanh sigmoid exp softplus abs relu square log log1p sqrt erf gelu silu logsigmoid expm1 neg reciprocal".split()
+    *("tanh", "sigmoid", "exp", "softplus", "abs", "relu", "square", "log", "log1p", "sqrt", "erf", "gelu"),
+    *("silu", "logsigmoid", "expm1", "neg", "reciprocal"),
 )
 BINARY = {
     "add": lambda x, y: x + y,
@@ -196,11 +196,21 @@ def expressions(real: tuple[str, ...]) -> st.SearchStrategy[Any]:
     return st.recursive(leaf, extend, max_leaves=8)
 
 
+class Fold:
+    """A function and how many scores it has, as a value of few words."""
+
+    def __init__(self, function: Any, scores: int) -> None:
+        self.function, self.scores = function, scores
+
+    def __repr__(self) -> str:
+        return f"Fold of {self.scores} scores"
+
+
 @st.composite
-def random_folds(draw: Any) -> tuple[Any, int]:
-    """A function of score, column, label, row data t, column data w, maybe other; and how many scores it has."""
+def random_folds(draw: Any) -> Fold:
+    """A function of one or two scores, numbers and data of a row and a column; and how many scores."""
     scores = draw(st.sampled_from((1, 1, 2)))
-    real = ("score", "other", "t", "w")[:: 1] if scores == 2 else ("score", "t", "w")
+    real = ("score", "other", "t", "w") if scores == 2 else ("score", "t", "w")
     expression = expressions(real)
     softmaxes = draw(st.lists(st.tuples(expression, st.lists(expression, max_size=3)), max_size=2))
     totals = draw(st.lists(expression, max_size=2))
@@ -218,7 +228,9 @@ def random_folds(draw: Any) -> tuple[Any, int]:
         found |= {f"total{i}": stat.total(f(e)) for i, f in enumerate(totals)}
         for i, (up, f) in enumerate(largest):
             found[f"extreme{i}"] = stat.largest(f(e)) if up else stat.smallest(f(e))
-        found |= {f"count{i}": stat.count(CONDITIONS[name](e, f(e), 0.25)) for i, (name, f) in enumerate(counts)}
+        found |= {
+            f"count{i}": stat.count(CONDITIONS[name](e, f(e), 0.25)) for i, (name, f) in enumerate(counts)
+        }
         return found
 
     def one(score, row, column, label, t, w):  # type: ignore[no-untyped-def]
@@ -228,7 +240,4 @@ def random_folds(draw: Any) -> tuple[Any, int]:
         arguments = {"score": score, "other": other, "row_number": row, "column": column}
         return build({**arguments, "label": label, "t": t, "w": w})
 
-    return (two if scores == 2 else one), scores
-
-
-assert math.isclose(1.0, 1.0)
+    return Fold(two if scores == 2 else one, scores)
