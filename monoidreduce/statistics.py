@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from itertools import count
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -14,7 +17,7 @@ from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
 from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _rows, workspace_bytes
-from monoidreduce.program.arguments import ARGUMENTS, arguments, kind_of
+from monoidreduce.program.arguments import ARGUMENTS, arguments, kind_of, names_in
 from monoidreduce.stat import Extremum
 
 if TYPE_CHECKING:
@@ -58,6 +61,9 @@ class Statistics:
         functools.update_wrapper(self, function)
         self._function = function
         self._names = arguments(function)
+        self._readers = _readers(function)
+        self._key = f"statistics {next(_numbers)}"
+        _living[self._key] = self
         self._last: tuple[Captures, tuple[Any, ...], Traced] | None = None
         self._result: Any = None  # the NamedTuple of the last trace, where a compiler finds it
 
@@ -173,8 +179,8 @@ class Statistics:
     def _traced(self, call: _Call) -> tuple[Traced, tuple[Tensor, ...]]:
         """The function as it is traced for a call, and the tensors that it captured."""
         if torch.compiler.is_dynamo_compiling():
-            traced, places = _traced_now(self, *call.kinds)
-            return traced, tuple([_read(self._function, place) for place in places])
+            traced, places = _traced_now(self._key, *call.kinds)
+            return traced, tuple([self._readers[place]() for place in places])
         traced = self._trace(*call.kinds)
         return traced, traced.tensors
 
@@ -328,13 +334,39 @@ class _Call:
         return self.of._result(*results)
 
 
-def _traced_now(of: Statistics, *kinds: Any) -> tuple[Traced, tuple[tuple[str, Any], ...]]:
+def _readers(function: Any) -> dict[tuple[str, Any], Callable[[], Any]]:
+    """Functions that return the variables that a function reads.
+
+    Compilers see in these which variable it is; that of torch 2.6 could not ask cells and dicts.
+    """
+    content = None
+    of_cell, of_global = (lambda: content).__code__, (lambda: _living).__code__
+    cells, variables = function.__closure__ or (), function.__globals__
+    return {
+        **{
+            ("closure", i): FunctionType(of_cell, globals(), "_", None, (cell,))
+            for i, cell in enumerate(cells)
+        },
+        **{
+            ("global", name): FunctionType(of_global.replace(co_names=(name,)), variables)
+            for name in names_in(function.__code__)
+        },
+    }
+
+
+# By a name, which the compiler of torch 2.6 takes for a constant.
+_living: WeakValueDictionary[str, Statistics] = WeakValueDictionary()
+_numbers = count()
+
+
+def _traced_now(key: str, *kinds: Any) -> tuple[Traced, tuple[tuple[str, Any], ...]]:
     """For a compiler: the function as of now, and where it reads the tensors that it captured.
 
     The graph holds as long as tracing gives the same program.
     """
     from monoidreduce.program.tracing import Captures
 
+    of = _living[key]
     traced = of._trace(*kinds)
     places = Captures(of._function).places(traced.tensors)
     _torch_private.guard(lambda: of._trace(*kinds).text == traced.text)
@@ -342,8 +374,3 @@ def _traced_now(of: Statistics, *kinds: Any) -> tuple[Traced, tuple[tuple[str, A
 
 
 _torch_private.mark_constant(_traced_now)
-
-
-def _read(function: Any, place: tuple[str, Any]) -> Any:
-    kind, at = place
-    return function.__closure__[at].cell_contents if kind == "closure" else function.__globals__[at]

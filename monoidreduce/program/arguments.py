@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from monoidreduce.program.errors import TraceError
 
-__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of"]
+__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of", "names_in"]
 
 ARGUMENTS = ("score", "other", "row", "column", "label", "head", "batch")
 ROW_INDICES = ("row", "label", "head", "batch")
@@ -41,3 +42,12 @@ def kind_of(tensor: Tensor) -> str:
     if tensor.dtype == torch.bool:
         return "bool"
     return "real" if tensor.dtype.is_floating_point else "index"
+
+
+def names_in(code: Any) -> list[str]:
+    """The names of globals and attributes in a function's code, and in that of functions within it."""
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += names_in(constant)
+    return names

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from monoidreduce import stat
-from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of
+from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of, names_in
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, named, reachable
@@ -294,7 +294,7 @@ class Captures:
         values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         values += [_contents(cell) for cell in function.__closure__ or ()]
         variables = function.__globals__
-        values += [variables[name] for name in _names(function.__code__) if name in variables]
+        values += [variables[name] for name in names_in(function.__code__) if name in variables]
         for value in values:
             self.values.append(value)
             if isinstance(value, types.FunctionType) and not _is_ours(value):
@@ -312,7 +312,7 @@ class Captures:
         found = []
         for tensor in tensors:
             cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
-            names = [n for n in _names(function.__code__) if function.__globals__.get(n) is tensor]
+            names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
             if not cells and not names:
                 raise TraceError(
                     "under torch.compile a captured tensor is a variable of the function itself: name it so "
@@ -347,12 +347,3 @@ def _contents(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # not assigned yet
         return None
-
-
-def _names(code: Any) -> list[str]:
-    """The names of globals and attributes in a function's code, and in that of functions within it."""
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names += _names(constant)
-    return names

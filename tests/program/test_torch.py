@@ -53,27 +53,29 @@ def test_compile_of_any_size() -> None:
 
 
 FACTOR = 1.0
+BIAS = torch.tensor(0.0, requires_grad=True)
 
 
 @pytest.mark.oldest
 def test_compiled_calls_see_what_the_function_reads() -> None:
     """Numbers of closures, globals and objects, and captured tensors with their gradients."""
-    global FACTOR
+    global FACTOR, BIAS
     offset, table = 0.5, torch.randn(9, requires_grad=True)
     settings = type("Settings", (), {"power": 2})()
 
     def function(score: Any, column: Any) -> Any:
-        return dict(x=stat.total(FACTOR * score**settings.power + offset + table[column]))
+        return dict(x=stat.total(FACTOR * score**settings.power + offset + table[column] + BIAS))
 
     fold = mr.statistics(function)
     step = compiled(lambda a, b: fold(a, b).x)
     a, b = torch.randn(5, 3), torch.randn(9, 3)
 
     def check() -> None:
-        expected = (FACTOR * (a @ b.T) ** settings.power + offset + table).sum(1)
+        expected = (FACTOR * (a @ b.T) ** settings.power + offset + table + BIAS).sum(1)
         torch.testing.assert_close(step(a, b), expected)
-        (found,) = torch.autograd.grad(step(a, b).sum(), table)
+        found, of_bias = torch.autograd.grad(step(a, b).sum(), (table, BIAS))
         torch.testing.assert_close(found, torch.full((9,), 5.0))
+        assert of_bias == 45
 
     for FACTOR in (1.0, 2.0, 3.0, 1.0):
         check()
@@ -81,7 +83,7 @@ def test_compiled_calls_see_what_the_function_reads() -> None:
         check()
     settings.power = 3
     check()
-    table = torch.randn(9, requires_grad=True)
+    table, BIAS = torch.randn(9, requires_grad=True), torch.tensor(3.0, requires_grad=True)
     check()
 
 
@@ -146,7 +148,9 @@ def test_vmap_and_jacobian() -> None:
     jacobian = torch.func.jacrev(lambda x: fold(x, b, label=label).mean)(a)
     expected = torch.func.jacrev(lambda x: fold.reference(x, b, label=label).mean)(a)
     torch.testing.assert_close(jacobian, expected)
-    assert torch.autograd.gradcheck(lambda x, y: tuple(outputs_of(fold(x, y, label=label))[:4]), (call["a"], call["b"]))
+    assert torch.autograd.gradcheck(
+        lambda x, y: tuple(outputs_of(fold(x, y, label=label))[:4]), (call["a"], call["b"])
+    )
 
 
 def test_a_gradient_of_a_gradient_is_refused() -> None:
