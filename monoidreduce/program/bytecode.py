@@ -172,15 +172,11 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
     """The code of the gradients by the scores. Rows have the data that `gradient` adds."""
     program = parse(text)
     of = gradient(text, rows, row_indices)
-    roots = {k: number for k, number in enumerate((of.score, of.other)) if number is not None}
+    roots = [number for number in (of.score, of.other) if number is not None]
     known = rows + 2 * program.values + len(program.softmaxes)
     known_indices = row_indices + len(program.largest)
-    writer = _Writer(of.nodes.nodes, roots.values(), (known, known_indices, columns, column_indices))
-    results = []
-    for k in range(program.scores):
-        if k in roots:
-            results.append((k, writer.value(roots[k])))
+    writer = _Writer(of.nodes.nodes, roots, (known, known_indices, columns, column_indices))
     # The gradients lie where the scores did, so they come last.
-    for k, number in results:
+    for k, number in enumerate([writer.value(root) for root in roots]):
         writer.state("result", k, [number])
     return writer.text([0, 0, 0, 0])

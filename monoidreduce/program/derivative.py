@@ -25,15 +25,15 @@ __all__ = ["Gradient", "column_sums", "gradient", "row_sums"]
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradients of an element by its leaves, numbers of `nodes`; None where it is 0.
+    """The gradients of an element by its leaves, numbers of `nodes`; by data None where it is 0.
 
     What is known of the row comes as data of rows, behind those of the program: its values, the low words of
     the log-sum-exps, and the gradients of the values; and behind its integers, the columns of the largest.
     """
 
     nodes: Graph
-    score: int | None
-    other: int | None
+    score: int
+    other: int | None  # if there is one
     rows: tuple[int | None, ...]
     columns: tuple[int | None, ...]
 
@@ -95,10 +95,11 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
                 add(argument, by_argument)
 
     of_leaf = {program.nodes[i]: x.number for i, x in adjoint.items() if program.nodes[i][0] in LEAVES}
+    zero = graph.constant(0.0).number
     return Gradient(
         graph,
-        of_leaf.get(("score",)),
-        of_leaf.get(("other",)),
+        of_leaf.get(("score",), zero),
+        of_leaf.get(("other",), zero) if program.scores == 2 else None,
         tuple(of_leaf.get(("row", i)) for i in range(rows)),
         tuple(of_leaf.get(("column", i)) for i in range(count(program, "column"))),
     )

@@ -73,9 +73,11 @@ def statistics(
     values: list[Tensor] = []
     for log_weight, *means in program.softmaxes:
         of_weight = element[log_weight]
-        values.append(of_weight.logsumexp(1))
         absent = of_weight == -math.inf
-        share = of_weight.masked_fill(absent.all(1, keepdim=True), 0.0).softmax(1)
+        nothing = absent.all(1, keepdim=True)
+        of_weight = of_weight.masked_fill(nothing, 0.0)
+        values.append(of_weight.logsumexp(1).masked_fill(nothing[:, 0], -math.inf))
+        share = of_weight.softmax(1)
         values.extend((share * element[of_mean].masked_fill(absent, 0.0)).sum(1) for of_mean in means)
     values.extend(element[number].sum(1) for number in program.totals)
     indices: list[Tensor] = []

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import resolve_name
 
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Expression
@@ -188,7 +189,7 @@ INDEXING = (Tensor.__getitem__, torch._C.TensorBase.__getitem__)
 
 def method(of: Expression, name: str) -> Callable[..., Any]:
     if name not in METHODS:
-        listed = ", ".join(sorted(METHODS))
+        listed = ", ".join(sorted(known for known in METHODS if known[0] != "_"))
         raise TraceError(f"a value of one element has no .{name}; it has {listed}")
     return partial(_build, name, METHODS[name], of)
 
@@ -200,11 +201,9 @@ def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     name = getattr(function, "__name__", str(function))
     builder = FUNCTIONS.get(function)
     if builder is None:
-        module = (getattr(function, "__module__", None) or "torch").replace(
-            "torch._C._nn", "torch.nn.functional"
-        )
+        name = resolve_name(function) or name
         listed = ", ".join(sorted(BUILDERS))
-        raise TraceError(f"{module}.{name} has no kernel code; there are: {listed}")
+        raise TraceError(f"{name} has no kernel code; there are: {listed}")
     return _build(name, builder, *args, **options)
 
 

@@ -1,4 +1,4 @@
-"""statistics under torch.compile, export, opcheck, autocast, torch.func, fake tensors and saved-tensor hooks."""
+"""statistics under torch.compile, export, opcheck, autocast, torch.func and with fake tensors."""
 
 from __future__ import annotations
 
@@ -53,14 +53,15 @@ def test_compile_of_any_size() -> None:
 
 
 FACTOR = 1.0
-BIAS = torch.tensor(0.0, requires_grad=True)
+F64 = torch.float64
+BIAS = torch.tensor(0.0, dtype=F64, requires_grad=True)
 
 
 @pytest.mark.oldest
 def test_compiled_calls_see_what_the_function_reads() -> None:
     """Numbers of closures, globals and objects, and captured tensors with their gradients."""
     global FACTOR, BIAS
-    offset, table = 0.5, torch.randn(9, requires_grad=True)
+    offset, table = 0.5, torch.randn(9, dtype=F64, requires_grad=True)
     settings = type("Settings", (), {"power": 2})()
 
     def function(score: Any, column: Any) -> Any:
@@ -68,22 +69,25 @@ def test_compiled_calls_see_what_the_function_reads() -> None:
 
     fold = mr.statistics(function)
     step = compiled(lambda a, b: fold(a, b).x)
-    a, b = torch.randn(5, 3), torch.randn(9, 3)
+    a, b = torch.randn(5, 3, dtype=F64), torch.randn(9, 3, dtype=F64)
 
     def check() -> None:
         expected = (FACTOR * (a @ b.T) ** settings.power + offset + table + BIAS).sum(1)
         torch.testing.assert_close(step(a, b), expected)
         found, of_bias = torch.autograd.grad(step(a, b).sum(), (table, BIAS))
-        torch.testing.assert_close(found, torch.full((9,), 5.0))
+        torch.testing.assert_close(found, torch.full((9,), 5.0, dtype=F64))
         assert of_bias == 45
 
-    for FACTOR in (1.0, 2.0, 3.0, 1.0):
+    for number in (1.0, 2.0, 3.0, 1.0):
+        FACTOR = number
         check()
-    for offset in (0.0, 0.25, 0.75):
+    for number in (0.0, 0.25, 0.75):
+        offset = number
         check()
     settings.power = 3
     check()
-    table, BIAS = torch.randn(9, requires_grad=True), torch.tensor(3.0, requires_grad=True)
+    table = torch.randn(9, dtype=F64, requires_grad=True)
+    BIAS = torch.tensor(3.0, dtype=F64, requires_grad=True)
     check()
 
 

@@ -64,7 +64,7 @@ def distances(score, squares, norms):  # type: ignore[no-untyped-def]
     """Of rows to columns: data of both."""
     square = squares + norms - 2 * score
     near = stat.smallest(square)
-    return dict(kernel=stat.total(torch.exp(-0.5 * square)), near=near, within=stat.count(square < 4.0))
+    return dict(kernel=stat.total(torch.exp(-F.softplus(square))), near=near, within=stat.count(square < 4.0))
 
 
 # name -> (function, scores, row data, column data)
