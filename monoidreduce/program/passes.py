@@ -20,6 +20,10 @@ from monoidreduce.program.program import Program, parse
 __all__ = ["backward", "forward", "results"]
 
 
+def _has_kernels(a: Tensor) -> bool:
+    return not a.is_cuda
+
+
 def _count(data: Tensor | None) -> int:
     return 0 if data is None else data.shape[0]
 
@@ -81,7 +85,7 @@ def forward(
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if a.is_cuda:
+    if not _has_kernels(a):
         operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
         return Chunked(program, operands, data, scale, workspace).forward()
     return _fold(parse(program), a, b, other_a, other_b, row, column, row_index, column_index, scale)
@@ -111,7 +115,7 @@ def backward(
     operands = (a, b, other_a, other_b)
     inputs = (*operands, row, column)
     counts = (_count(row), _count(row_index))
-    if a.is_cuda:
+    if not _has_kernels(a):
         chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
         return rounded(chunked.backward(known, known_index, counts, needed), inputs, needed[:6])
     d_operands = [

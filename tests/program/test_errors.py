@@ -151,7 +151,7 @@ def bad_name(score):  # type: ignore[no-untyped-def]
 
 
 DEFINITIONS = {
-    argument: "argument(logits): arguments are among score, other, row, column, label, head, batch and the names",
+    argument: "argument(logits): arguments are among score, other, row, column, label, head, batch and",
     nothing: "nothing returned NoneType: expected a dict of statistics",
     not_a_statistic: "not_a_statistic returned x = Expression: expected a dict of statistics",
     a_softmax: "a_softmax returned x = a softmax: expected its logsumexp or a mean",
