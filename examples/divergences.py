@@ -1,4 +1,4 @@
-"""Divergences of a policy from a reference, KL both ways, chi-squared and Renyi's, in one pass over two heads.
+"""Divergences of a policy from a reference: KL both ways, chi-squared, Renyi's, in one pass over two heads.
 
 What is decorated is a function of one pair of logits. Its gradient is derived, and no matrix of tokens by
 classes is stored.

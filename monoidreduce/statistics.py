@@ -260,7 +260,7 @@ class _Call:
             raise TypeError(mismatch("label", "an integer dtype", label.dtype))
         return torch.Tensor.long(_per_row("label", label, self.given))
 
-    def _datum(self, which: str, name: str, tensor: Any, shape: Any) -> Tensor:
+    def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"
         check_tensor(named, tensor)
         if tensor.dtype not in (*INTEGERS, torch.bool):
@@ -318,7 +318,8 @@ class _Call:
             return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
 
         found = evaluate(traced.nodes, indices, leaf, self.a)
-        return tensor[tuple(found[i] for i in indices)] if indices else tensor
+        gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
+        return gathered
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
         results: list[Any] = []

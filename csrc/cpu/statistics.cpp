@@ -30,7 +30,9 @@ struct StatisticsRows : ProgramRows<ProgramFold<T>> {
     T *value = values + row, *of_low = low + row;
     std::int64_t* index = indices + row;
     const auto put = [this](auto*& to, auto x) { *to = x, to += rows; };
-    const auto put_index = [&](int field) { put(index, static_cast<std::int64_t>(ProgramFold<T>::index(p.field[field]))); };
+    const auto put_index = [&](int field) {
+      put(index, static_cast<std::int64_t>(ProgramFold<T>::index(p.field[field])));
+    };
     s.each_softmax([&](int frame, int means) {
       put(value, p.field[frame]);
       put(of_low, p.field[frame + 1]);
@@ -44,8 +46,8 @@ struct StatisticsRows : ProgramRows<ProgramFold<T>> {
 
 template <class T, class Call>
 Program<T> program_of(const Call& x) {
-  return Program<T>(x.program.data(), x.program.size(), x.row, x.row_index, x.column, x.column_index, x.a.size[0],
-                    x.b.size[0]);
+  return Program<T>(x.program.data(), x.program.size(), x.row, x.row_index, x.column, x.column_index,
+                    x.a.size[0], x.b.size[0]);
 }
 
 }  // namespace
@@ -54,8 +56,12 @@ void statistics_forward(const StatisticsForward& x, const Launch& launch) {
   with_accumulator(x.a.dtype, [&](auto zero) {
     using T = decltype(zero);
     const Program<T> program = program_of<T>(x);
-    const StatisticsRows<T> rows{{}, &program.statistics, static_cast<T*>(x.values.data), static_cast<T*>(x.low.data),
-                                 static_cast<std::int64_t*>(x.indices.data), x.a.size[0]};
+    const StatisticsRows<T> rows{{},
+                                 &program.statistics,
+                                 static_cast<T*>(x.values.data),
+                                 static_cast<T*>(x.low.data),
+                                 static_cast<std::int64_t*>(x.indices.data),
+                                 x.a.size[0]};
     program.expect_results(x.values.size[0], x.low.size[0], x.indices.size[0]);
     fold_forward<ProgramFold, T>({&program}, statistics_problem(x), rows, {}, launch.threads);
   });

@@ -6,8 +6,9 @@ namespace monoidreduce::cuda {
 namespace {
 
 [[noreturn]] void refuse(const char* name) {
-  throw Error(message(name, ": expected tensors on the CPU, got CUDA tensors. For these, call `reference` of the function, ",
-                      "which stores all scores, or monoidreduce.map_reduce"));
+  throw Error(message(
+      name, ": expected tensors on the CPU, got CUDA tensors. For these, call `reference` of the function, ",
+      "which stores all scores, or monoidreduce.map_reduce"));
 }
 
 }  // namespace

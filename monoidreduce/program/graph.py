@@ -171,14 +171,14 @@ class Expression:
     def __rmod__(self, other: Any) -> Expression:
         return self._integers("mod", other, self)
 
-    def _integers(self, name: str, x: Any, y: Any) -> Any:
+    def _integers(self, name: str, x: Any, y: Any) -> Expression:
         """Both rounded down, as Python's and torch's."""
-        x, y = self.graph.expression(x), self.graph.expression(y)
-        if (x.kind, y.kind) != ("index", "index"):
+        left, right = self.graph.expression(x), self.graph.expression(y)
+        if (left.kind, right.kind) != ("index", "index"):
             raise TraceError("// and % are of integers: row, column, label and integer data")
-        if y.constant == 0:
+        if right.constant == 0:
             raise TraceError("an integer divided by 0")
-        return self.graph.apply(f"index_{name}", x, y)
+        return self.graph.apply(f"index_{name}", left, right)
 
     def __neg__(self) -> Expression:
         if self.kind == "index":
@@ -220,15 +220,15 @@ class Expression:
 
     # Comparisons.
 
-    def _compare(self, name: str, x: Any, y: Any) -> Any:
+    def _compare(self, name: str, x: Any, y: Any) -> Expression:
         graph = self.graph
-        x, y = graph.expression(x), graph.expression(y)
-        if x.kind == y.kind == "bool" and name == "eq":
-            return (x & y) | ~(x | y)
-        x, y = x._beside(y), y._beside(x)
-        if x.kind == y.kind == "index":
-            return graph.apply(f"index_{name}", x, y)
-        return graph.apply(name, graph.real(x), graph.real(y))
+        left, right = graph.expression(x), graph.expression(y)
+        if left.kind == right.kind == "bool" and name == "eq":
+            return (left & right) | ~(left | right)
+        left, right = left._beside(right), right._beside(left)
+        if left.kind == right.kind == "index":
+            return graph.apply(f"index_{name}", left, right)
+        return graph.apply(name, graph.real(left), graph.real(right))
 
     def __lt__(self, other: Any) -> Expression:
         return self._compare("lt", self, other)
@@ -250,11 +250,11 @@ class Expression:
 
     # Conditions.
 
-    def _logical(self, name: str, x: Any, y: Any) -> Any:
-        x, y = self.graph.expression(x), self.graph.expression(y)
-        if (x.kind, y.kind) != ("bool", "bool"):
+    def _logical(self, name: str, x: Any, y: Any) -> Expression:
+        left, right = self.graph.expression(x), self.graph.expression(y)
+        if (left.kind, right.kind) != ("bool", "bool"):
             raise TraceError("&, | and ^ are of conditions: write comparisons in parentheses")
-        return self.graph.apply(name, x, y)
+        return self.graph.apply(name, left, right)
 
     def __and__(self, other: Any) -> Expression:
         return self._logical("and", self, other)
@@ -269,7 +269,7 @@ class Expression:
         return self._logical("or", other, self)
 
     def __xor__(self, other: Any) -> Expression:
-        return (self | other) & ~(self & other)
+        return self._logical("and", self | other, ~self._logical("and", self, other))
 
     __rxor__ = __xor__
 
@@ -278,22 +278,22 @@ class Expression:
             raise TraceError("~ is of a condition")
         return self.graph.apply("not", self)
 
-    def where(self, condition: Any, x: Any, y: Any) -> Any:
+    def where(self, condition: Any, x: Any, y: Any) -> Expression:
         """x where the condition holds, else y."""
         graph = self.graph
-        condition, x, y = graph.expression(condition), graph.expression(x), graph.expression(y)
-        if condition.kind != "bool":
+        holds, left, right = graph.expression(condition), graph.expression(x), graph.expression(y)
+        if holds.kind != "bool":
             raise TraceError("torch.where: expected a condition first, got a number")
-        if condition.constant is not None:
-            return x if condition.constant else y
-        if x.kind == y.kind == "bool":
-            return (condition & x) | (~condition & y)
-        x, y = x._beside(y), y._beside(x)
-        if x.number == y.number:
-            return x
-        if x.kind == y.kind == "index":
-            return graph.apply("index_where", condition, x, y)
-        return graph.apply("where", condition, graph.real(x), graph.real(y))
+        if holds.constant is not None:
+            return left if holds.constant else right
+        if left.kind == right.kind == "bool":
+            return (holds & left) | (~holds & right)
+        left, right = left._beside(right), right._beside(left)
+        if left.number == right.number:
+            return left
+        if left.kind == right.kind == "index":
+            return graph.apply("index_where", holds, left, right)
+        return graph.apply("where", holds, graph.real(left), graph.real(right))
 
     def exp(self) -> Expression:
         return self.graph.apply("exp", self.graph.real(self))

@@ -6,6 +6,8 @@ total over the rows. So both are forward passes.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from monoidreduce.program.derivative import gradient as derived
 from monoidreduce.program.program import Program, parse
 
 __all__ = ["backward", "forward", "results"]
+
+
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def _has_kernels(a: Tensor) -> bool:
@@ -112,25 +117,25 @@ def backward(
     of = parse(program)
     known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
     known_index = torch.cat([t for t in (row_index, indices[: len(of.largest)]) if t is not None])
-    operands = (a, b, other_a, other_b)
+    operands: Operands = (a, b, other_a, other_b)
     inputs = (*operands, row, column)
     counts = (_count(row), _count(row_index))
     if not _has_kernels(a):
         chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
         return rounded(chunked.backward(known, known_index, counts, needed), inputs, needed[:6])
-    d_operands = [
+    d_a, d_b, d_other_a, d_other_b = d_operands = [
         gradient(t, wanted) if t is not None else None for t, wanted in zip(operands, needed, strict=False)
     ]
+    data = (known, column, known_index, column_index)
     if any(t is not None for t in d_operands):
         code = backward_code(program, *counts, _count(column), _count(column_index))
-        data = (known, column, known_index, column_index)
-        _C.statistics_backward(*operands, *data, *d_operands, code, scale, *launch(a))
+        of_operands = (d_a, d_b, d_other_a, d_other_b)
+        _C.statistics_backward(*operands, *data, *of_operands, code, scale, *launch(a))
     d_row = d_column = None
     if needed[4] and row is not None:
         d_row = torch.zeros_like(row, memory_format=torch.contiguous_format)
         at = [k for k, number in enumerate(derived(program, *counts).rows) if number is not None]
         if at:
-            data = (known, column, known_index, column_index)
             d_row[at] = _totals(row_sums(program, *counts), operands, data, scale)
     if needed[5] and column is not None:
         d_column = torch.zeros_like(column, memory_format=torch.contiguous_format)
@@ -138,15 +143,14 @@ def backward(
         if at:
             positions = torch.arange(b.shape[0], device=b.device)[None]
             indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
-            data = (column, known, indices_of_rows, known_index)
-            exchanged = (b, a, other_b, other_a)
-            d_column[at] = _totals(column_sums(program, *counts), exchanged, data, scale)
+            exchanged = (column, known, indices_of_rows, known_index)
+            d_column[at] = _totals(column_sums(program, *counts), (b, a, other_b, other_a), exchanged, scale)
     return rounded((*d_operands, d_row, d_column), inputs, needed[:6])
 
 
 def _totals(
     program: Program,
-    operands: tuple[Tensor | None, ...],
+    operands: Operands,
     data: tuple[Tensor | None, ...],
     scale: float,
 ) -> Tensor:
@@ -160,6 +164,5 @@ def _totals(
     if pruned.scores == 1:
         other_a = other_b = None
     row, column, row_index, column_index = used
-    assert a is not None and b is not None
     totals, _, _ = _fold(pruned, a, b, other_a, other_b, row, column, row_index, column_index, scale)
     return totals

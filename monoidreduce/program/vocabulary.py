@@ -184,7 +184,6 @@ FUNCTIONS = {
     for name, builder in METHODS.items()
     if hasattr(owner, name)
 }
-INDEXING = (Tensor.__getitem__, torch._C.TensorBase.__getitem__)
 
 
 def method(of: Expression, name: str) -> Callable[..., Any]:
@@ -196,7 +195,7 @@ def method(of: Expression, name: str) -> Callable[..., Any]:
 
 def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """What torch's function is, one of whose arguments is an expression."""
-    if function in INDEXING:
+    if function is Tensor.__getitem__:
         return _gather(*args)
     name = getattr(function, "__name__", str(function))
     builder = FUNCTIONS.get(function)

@@ -59,13 +59,12 @@ enum class Instruction {
   kResult,
 };
 inline constexpr const char* kInstructionNames[] = {
-    "score",     "other",     "column",    "position",  "neg",       "abs",       "exp",
-    "expm1",     "log",       "log1p",     "log1pexp",  "sqrt",      "tanh",      "erf",
-    "sigmoid",   "add",       "sub",       "mul",       "div",       "maximum",   "minimum",
-    "share",     "where",     "lt",        "le",        "eq",        "and",       "or",
-    "not",       "to_real",   "index_add", "index_sub", "index_mul", "index_div", "index_mod",
-    "index_lt",  "index_le",  "index_eq",  "index_where", "frame",   "weight",    "mean",
-    "total",     "largest",   "count",     "result"};
+    "score",     "other",     "column",    "position", "neg",      "abs",      "exp",         "expm1",
+    "log",       "log1p",     "log1pexp",  "sqrt",     "tanh",     "erf",      "sigmoid",     "add",
+    "sub",       "mul",       "div",       "maximum",  "minimum",  "share",    "where",       "lt",
+    "le",        "eq",        "and",       "or",       "not",      "to_real",  "index_add",   "index_sub",
+    "index_mul", "index_div", "index_mod", "index_lt", "index_le", "index_eq", "index_where", "frame",
+    "weight",    "mean",      "total",     "largest",  "count",    "result"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kResult) + 1);
 
 // Registers of a block of columns come first, then those of a row. A program may have fewer.

@@ -171,7 +171,8 @@ class Program {
     };
     const bool on_state = s.operation >= Instruction::kFrame;
     const bool weight = s.operation == Instruction::kWeight;
-    if (!on_state || weight) expect(of_row ? s.to >= kBlockRegisters && s.to < registers : s.to < kBlockRegisters);
+    if (!on_state || weight)
+      expect(of_row ? s.to >= kBlockRegisters && s.to < registers : s.to < kBlockRegisters);
     expect(!(of_row && (on_state || s.operation <= Instruction::kPosition)));
     switch (s.operation) {
       case Instruction::kColumn:
@@ -191,13 +192,15 @@ class Program {
   }
 
   static Word saturated(std::int64_t x) {
-    return static_cast<Word>(std::clamp<std::int64_t>(x, std::numeric_limits<Word>::min(), std::numeric_limits<Word>::max()));
+    return static_cast<Word>(
+        std::clamp<std::int64_t>(x, std::numeric_limits<Word>::min(), std::numeric_limits<Word>::max()));
   }
 
   // Real data, then integers, each of `count` words.
   static void load(const TensorView& real, const TensorView& index, int data, std::int64_t count,
                    std::int64_t stride, Word* to) {
-    const std::int64_t reals = real.present() ? real.size[0] : 0, indices = index.present() ? index.size[0] : 0;
+    const std::int64_t reals = real.present() ? real.size[0] : 0,
+                       indices = index.present() ? index.size[0] : 0;
     expect(reals + indices == data);
     for (std::int64_t k = 0; k < data; ++k, to += stride) {
       if (k < reals) {
@@ -246,7 +249,8 @@ MR_HD Pack<T, N> log_of_each(Pack<T, N> x) {
   if constexpr (sizeof(T) == 4) {
     series = polynomial(square, {1. / 3, 1. / 5, 1. / 7, 1. / 9});
   } else {
-    series = polynomial(square, {1. / 3, 1. / 5, 1. / 7, 1. / 9, 1. / 11, 1. / 13, 1. / 15, 1. / 17, 1. / 19, 1. / 21});
+    series = polynomial(
+        square, {1. / 3, 1. / 5, 1. / 7, 1. / 9, 1. / 11, 1. / 13, 1. / 15, 1. / 17, 1. / 19, 1. / 21});
   }
   // n ln(2) in two words, of which the first has so few digits that the product is exact.
   constexpr double kHigh = sizeof(T) == 4 ? 0.693145751953125 : 0.69314718036912381649;
@@ -311,7 +315,8 @@ class Interpreter {
     scale_ = scale;
     for (std::int64_t j = 0; j < columns; j += kBlockColumns) {
       dot_ = dot + j * kPanel<T>, other_dot_ = other_dot + j * kPanel<T>, column_ = first_column + j;
-      run(program_.code(), program_.steps(), static_cast<int>(std::min<std::int64_t>(kBlockColumns, columns - j)));
+      run(program_.code(), program_.steps(),
+          static_cast<int>(std::min<std::int64_t>(kBlockColumns, columns - j)));
     }
   }
 
@@ -384,7 +389,8 @@ class Interpreter {
         for (int j = 0; j < n; ++j) {
           T value;
           std::memcpy(&value, program_.column(s.a) + column_ + j, sizeof(T));
-          for (int half = 0; half < kPacks; ++half) block_[s.to][j * kPacks + half] = Program<T>::broadcast(value);
+          for (int half = 0; half < kPacks; ++half)
+            block_[s.to][j * kPacks + half] = Program<T>::broadcast(value);
         }
         return;
       case Instruction::kPosition:
@@ -577,7 +583,8 @@ struct ProgramFold {
     const Statistics& s = program->statistics;
     State state;
     std::fill_n(state.field, kStateFields, R(-0.f));
-    s.each_softmax([&](int frame, int) { state.field[frame] = -infinity<R>(), state.field[frame + 1] = R(0); });
+    s.each_softmax(
+        [&](int frame, int) { state.field[frame] = -infinity<R>(), state.field[frame + 1] = R(0); });
     for (int k = s.first_largest(); k < s.first_count(); k += 2)
       state.field[k] = -infinity<R>(), state.field[k + 1] = word(Index<R>(kNoColumn<T>));
     for (int k = s.first_count(); k < s.fields(); ++k) state.field[k] = word(Index<R>(0));
@@ -597,7 +604,8 @@ struct ProgramFold {
       const auto take = is_larger(b.field[k], index(b.field[k + 1]), a.field[k], index(a.field[k + 1]));
       for (int i = k; i < k + 2; ++i) c.field[i] = select(take, b.field[i], a.field[i]);
     }
-    for (int k = s.first_count(); k < s.fields(); ++k) c.field[k] = word(index(a.field[k]) + index(b.field[k]));
+    for (int k = s.first_count(); k < s.fields(); ++k)
+      c.field[k] = word(index(a.field[k]) + index(b.field[k]));
     return c;
   }
   Output project(const State& state) const {
