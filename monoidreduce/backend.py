@@ -213,25 +213,25 @@ def explain_statistics(name: str, operands: Sequence[Tensor | None], operations:
     """
     a = operands[0]
     assert a is not None
-    if a.device.type != "cpu":
-        raise RuntimeError(
-            f"{name}: expected tensors on the CPU, got one on {a.device}: it has no kernels there"
-        )
-    path = f"cpu/{_C.cpu_isa_of(a)}/{_name(a.dtype)}"
-    tiles: Any = _C.cpu_tiles
+    on_cpu, dtype = a.device.type == "cpu", _name(a.dtype)
+    path = f"cpu/{_C.cpu_isa_of(a)}/{dtype}" if on_cpu else f"cuda/torch/{dtype}"
+    count: Any = _C.cpu_tiles
     folded = [None if t is None else t.detach()[None, None] for t in operands]
+    options = {"payload": None, "bias_gradient": False, "threads": torch.get_num_threads()}
     return Explanation(
         operator=name,
         forward=f"statistics_forward/{path}",
         backward=f"statistics_backward/{path}",
         architecture=_architecture(a.device),
-        tiles=tiles(*folded, payload=None, bias_gradient=False, threads=torch.get_num_threads()),
-        workspace=None,
-        deterministic=True,
+        tiles=count(*folded, **options) if on_cpu else None,
+        workspace=None if on_cpu else get_workspace(),
+        deterministic=on_cpu,
         reasons=(
-            f"the function is a program of {operations} operations, which the CPU engine interprets",
+            f"the function is a program of {operations} operations, which the CPU engine interprets"
+            if on_cpu
+            else "there are no kernels of statistics for CUDA yet: torch computes some columns at a time",
             "the gradient by data of rows or of columns is one more forward pass each",
-            f"the inputs are {_name(a.dtype)}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+            f"the inputs are {dtype}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
         ),
     )
 

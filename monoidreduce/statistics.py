@@ -110,7 +110,7 @@ class Statistics:
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
         values, _, indices = torch.ops.monoidreduce.statistics.default(
-            *call.operands,
+            *call.operands_of(traced),
             *call.data_of(traced, tensors),
             traced.text,
             call.scale,
@@ -274,6 +274,10 @@ class _Call:
         """The names of data, and of what kind each is."""
         rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
         return rows, tuple([(name, kind_of(t)) for name, t in self.column.items()])
+
+    def operands_of(self, traced: Traced) -> tuple[Any, ...]:
+        """The operands that a function uses, be there an argument or not."""
+        return self.operands if traced.program.scores == 2 else (self.a, self.b, None, None)
 
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The data of rows [data, rows] and of columns [data, V], then the integers of both."""

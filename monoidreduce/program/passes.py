@@ -90,6 +90,8 @@ def forward(
     scale: float,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if (other_a is not None) != (parse(program).scores == 2):
+        raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
     if not _has_kernels(a):
         operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
         return Chunked(program, operands, data, scale, workspace).forward()

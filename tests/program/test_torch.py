@@ -171,3 +171,15 @@ def test_fake_tensors() -> None:
         fake = {name: mode.from_tensor(t) for name, t in fake.items()}
         s = fold(**fake)
     assert s.lse.shape == (2, 6) and s.best.index.dtype == torch.int64
+
+
+def test_flops() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    fold, call = fold_inputs("distances", (4,), 10, 6)
+    constant = {"row": {"squares": torch.randn(4)}, "column": {"norms": torch.randn(10)}}
+    for data, products in (({}, 6), (constant, 4)):
+        given = {**call, **data}
+        with FlopCounterMode(display=False) as counter:
+            torch.autograd.grad(fold(**given).kernel.sum(), leaves_of(given))
+        assert counter.get_total_flops() == products * 2 * 4 * 10 * 6
