@@ -14,16 +14,12 @@ from monoidreduce import _C
 from monoidreduce._ops.local_gradients import (
     UNIT_UPSTREAM,
     Head,
-    columns_in,
-    columns_to_keep,
     gather_rows,
     multiply_local_gradients,
     order_rows,
     room_to_gather,
 )
 from monoidreduce._ops.memory import (
-    HOPPER,
-    SIMT,
     bias_gradient,
     gradient,
     launch,
@@ -33,6 +29,7 @@ from monoidreduce._ops.memory import (
     statistics,
 )
 from monoidreduce._ops.registry import choices, register
+from monoidreduce._ops.slices import columns_in, columns_to_keep
 from monoidreduce._validate import mismatch
 from monoidreduce.workspace import get_workspace
 
@@ -63,25 +60,34 @@ def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: st
 # Local gradients that forward passes of the linear losses keep
 
 
-def can_keep(x: Tensor, workspace: int | None, scale: float, other_width: int = 0) -> bool:
-    """May a forward pass that will be differentiated keep local gradients.
-
-    A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
-    """
-    if workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return _C.can_keep(x.device.index, x.shape[1], other_width, scale, deterministic)
-
-
 def kept_classes(
     x: Tensor, weight: Tensor, workspace: int | None, x_differentiated: bool, other_width: int = 0
 ) -> int:
-    """Of how many classes a forward pass that may keep local gradients has room for them in the workspace."""
+    """Of how many classes a forward pass that may keep local gradients has room for them in the workspace.
+
+    A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
+    """
     if workspace is None:
         return 0
     room = x.shape[1] if x_differentiated else 0
     return columns_to_keep(x.shape[0], weight.shape[0], workspace, room, 2 if other_width else 1)
+
+
+def _traced_kept(
+    x: Tensor,
+    weight: Tensor,
+    workspace: int | None,
+    x_differentiated: bool,
+    keep: bool,
+    scale: float,
+    other_width: int = 0,
+) -> Tensor:
+    """What a forward pass that may `keep` local gradients will keep, where it is traced."""
+    if not keep or workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+        return _empty_kept(x, 0)
+    if not _C.can_keep(x.device.index, x.shape[1], other_width, scale):
+        return _empty_kept(x, 0)
+    return _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated, other_width))
 
 
 def _empty_kept(x: Tensor, classes: int) -> Tensor:
@@ -103,23 +109,6 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 # Linear cross entropy
 
 
-def _kept_of_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    logit_scale: float,
-    softcap: float,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
-) -> Tensor:
-    """What a forward pass keeps of local gradients: none where there is a bias or softcap."""
-    classes = 0
-    if keep and bias is None and softcap == 0 and can_keep(x, workspace, logit_scale):
-        classes = kept_classes(x, weight, workspace, x_differentiated)
-    return _empty_kept(x, classes)
-
-
 def cross_entropy_results(
     x: Tensor,
     weight: Tensor,
@@ -139,7 +128,8 @@ def cross_entropy_results(
     """The loss; the log-sum-exps of tokens in two words; what is kept."""
     lse = statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
-    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
+    keep = keep and bias is None and softcap == 0
+    kept = _traced_kept(x, weight, workspace, x_differentiated, keep, logit_scale)
     return loss, lse, torch.empty_like(lse), kept
 
 
@@ -171,17 +161,18 @@ def cross_entropy_forward(
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    kept = _kept_of_cross_entropy(x, weight, bias, logit_scale, softcap, keep, x_differentiated, workspace)
-    scratch = first_kept = kept_for = order = gathered = None
-    if kept.numel():
-        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
+    plan = scratch = first_kept = kept_for = order = gathered = None
+    kept = _empty_kept(x, 0)
     if x.is_cuda:
-        tier, _, elements, *_ = _C.cross_entropy_forward_tier(
-            x, weight, bias, kept=first_kept, logit_scale=logit_scale
-        )
-        if tier != SIMT:
-            x, weight, scratch = padded(x), padded_weight(weight, tier), statistics(x, elements)
-        if tier == HOPPER and not lse_of_ignored:
+        plan = _C.plan_cross_entropy_forward(x, weight, bias, logit_scale=logit_scale)
+        if keep and bias is None and softcap == 0 and plan.keeps:
+            kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
+        if kept.numel():
+            first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
+            plan.keep(first_kept.shape[1])
+        if plan.tensor_cores:
+            x, weight, scratch = padded(x), padded_weight(weight, plan), statistics(x, plan.scratch)
+        if plan.skips_rows and not lse_of_ignored:
             order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
@@ -206,6 +197,7 @@ def cross_entropy_forward(
         label_smoothing,
         z_loss,
         *launch(x),
+        plan,
     )
     return losses if reduced is None else reduced, lse, lse_low, kept
 
@@ -238,20 +230,24 @@ def cross_entropy_backward(
         count = _count(counted, reduction, lse)
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    options, plan = (logit_scale, softcap, ignore_index, label_smoothing, z_loss), None
     if x.is_cuda:
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
         own_columns = _own_columns(workspace, kept)
-        tier, *_ = _C.cross_entropy_backward_tier(
-            x, weight, bias, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
+        plan = _C.plan_cross_entropy_backward(
+            x,
+            weight,
+            bias,
+            logit_scale=logit_scale,
+            workspace=workspace,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )
-        if tier != SIMT:
+        if plan.tensor_cores:
             inputs = (x, weight)
-            x, weight = padded(x), padded_weight(weight, tier)
+            x, weight = padded(x), padded_weight(weight, plan)
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            ordered = tier == HOPPER and not lse_of_ignored
+            ordered = plan.skips_rows and not lse_of_ignored
             uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
             if grad_loss is not None and (uniform or kept.shape[1]):
                 upstream = torch.where(counted, grad_loss, 0)
@@ -267,7 +263,7 @@ def cross_entropy_backward(
                 weight,
                 own_columns,
                 needed,
-                hopper=tier == HOPPER,
+                clusters=plan.clusters,
                 kept=kept[:, : len(weight)],
                 upstream=upstream,
                 uniform=uniform,
@@ -292,9 +288,10 @@ def cross_entropy_backward(
                     len(weight),
                     *options,
                     *launch(x),
+                    plan,
                 )
 
-            multiply_local_gradients(store, len(weight), [head])
+            multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
             dbias = None if dbias is None else dbias / logit_scale
             computed = (head.rows_gradient(), head.d_columns, dbias)
@@ -317,7 +314,7 @@ def cross_entropy_backward(
         *options,
         workspace,
         *launch(x),
-        deterministic,
+        plan,
     )
     return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
@@ -341,23 +338,6 @@ register(
 # Linear distillation
 
 
-def _kept_of_student(
-    x: Tensor,
-    weight: Tensor,
-    teacher_x: Tensor,
-    kind: str,
-    temperature: float,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
-) -> Tensor:
-    """What a forward pass keeps of local gradients: of the student's alone, and not of the reverse KL."""
-    classes, width = 0, teacher_x.shape[1]
-    if keep and kind != "reverse_kl" and can_keep(x, workspace, 1 / temperature, width):
-        classes = kept_classes(x, weight, workspace, x_differentiated, width)
-    return _empty_kept(x, classes)
-
-
 def distillation_results(
     x: Tensor,
     weight: Tensor,
@@ -374,7 +354,8 @@ def distillation_results(
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
     tokens = x.shape[0]
     loss = statistics(x, *([tokens] if reduction == "none" else []))
-    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
+    keep, width = keep and kind != "reverse_kl", teacher_x.shape[1]
+    kept = _traced_kept(x, weight, workspace, x_differentiated, keep, 1 / temperature, width)
     return loss, statistics(x, 6, tokens), kept
 
 
@@ -392,20 +373,22 @@ def distillation_forward(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
-    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
-    scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
-    if kept.numel():
-        first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
-        kept_for = losses.new_full((1,), UNIT_UPSTREAM)
+    plan = scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
+    kept = _empty_kept(x, 0)
     if x.is_cuda:
-        tier, _, elements, *_ = _C.distillation_forward_tier(
-            x, weight, teacher_x, teacher_weight, kept=first_kept, temperature=temperature
-        )
-        if tier != SIMT:
+        plan = _C.plan_distillation_forward(x, weight, teacher_x, teacher_weight, temperature=temperature)
+        if keep and kind != "reverse_kl" and plan.keeps:
+            classes = kept_classes(x, weight, workspace, x_differentiated, teacher_x.shape[1])
+            kept = _empty_kept(x, classes)
+        if kept.numel():
+            first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
+            kept_for = losses.new_full((1,), UNIT_UPSTREAM)
+            plan.keep(first_kept.shape[1])
+        if plan.tensor_cores:
             x, teacher_x = padded(x), padded(teacher_x)
-            weight, teacher_weight = padded_weight(weight, tier), padded_weight(teacher_weight, tier)
-            scratch = statistics(x, elements)
-        if tier == HOPPER and mask is not None:
+            weight, teacher_weight = padded_weight(weight, plan), padded_weight(teacher_weight, plan)
+            scratch = statistics(x, plan.scratch)
+        if plan.skips_rows and mask is not None:
             order = order_rows(x, target=None, mask=mask)
             gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
@@ -429,6 +412,7 @@ def distillation_forward(
         DISTILLATION_LOSSES.index(kind),
         temperature,
         *launch(x),
+        plan,
     )
     return losses if reduced is None else reduced, stats, kept
 
@@ -453,32 +437,31 @@ def distillation_backward(
     stats, kept = stats.contiguous(), kept.contiguous()
     count = _count(mask, reduction, stats)
     grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
-    workspace = get_workspace() if workspace is None else workspace
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    workspace, plan = get_workspace() if workspace is None else workspace, None
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
         of_head = workspace // 2 if of_teacher else workspace
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
         own_columns = _own_columns(of_head, kept)
-        tier, *_ = _C.distillation_backward_tier(
+        plan = _C.plan_distillation_backward(
             x,
             weight,
             teacher_x,
             teacher_weight,
             temperature=temperature,
             workspace=of_head,
-            deterministic=deterministic,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )
-        if tier != SIMT:
+        if plan.tensor_cores:
             inputs = (x, weight, teacher_x, teacher_weight)
             x, teacher_x = padded(x), padded(teacher_x)
-            weight, teacher_weight = padded_weight(weight, tier), padded_weight(teacher_weight, tier)
+            weight, teacher_weight = padded_weight(weight, plan), padded_weight(teacher_weight, plan)
             whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            hopper, uniform = tier == HOPPER, tier == HOPPER and reduction != "none"
+            uniform = plan.skips_rows and reduction != "none"
             if uniform or kept.shape[1]:
                 upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
-            if hopper and mask is not None:
+            if plan.skips_rows and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
             elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
                 x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
@@ -490,7 +473,7 @@ def distillation_backward(
                 weight,
                 own_columns,
                 [*needed[:2], False],
-                hopper=hopper,
+                clusters=plan.clusters,
                 kept=kept[:, : len(weight)],
                 upstream=upstream,
                 uniform=uniform,
@@ -503,7 +486,7 @@ def distillation_backward(
                     teacher_weight,
                     own_columns,
                     [*needed[2:], False],
-                    hopper=hopper,
+                    clusters=plan.clusters,
                     upstream=upstream,
                     uniform=uniform,
                     slope=1 / temperature,
@@ -511,7 +494,7 @@ def distillation_backward(
                 )
                 teacher_x = teacher.rows
             elif order is not None and not whole:
-                teacher_x = gather_rows(teacher_x, order)
+                teacher_x = gather_rows(teacher_x, order, torch.empty_like(teacher_x))
 
             def store(part: slice) -> None:
                 _C.distillation_local_gradient(
@@ -528,10 +511,11 @@ def distillation_backward(
                     DISTILLATION_LOSSES.index(kind),
                     temperature,
                     *launch(x),
+                    plan,
                 )
 
             heads = [student] if teacher is None else [student, teacher]
-            multiply_local_gradients(store, len(weight), heads)
+            multiply_local_gradients(store, heads)
             computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
             return rounded(computed, inputs, needed[:4])
@@ -555,7 +539,7 @@ def distillation_backward(
         temperature,
         workspace,
         *launch(x),
-        deterministic,
+        plan,
     )
     gradients = (dx, dweight, dteacher_x, dteacher_weight)
     return rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
@@ -585,12 +569,12 @@ def logsumexp_results(a: Tensor, b: Tensor, scale: float, workspace: int | None)
 
 def logsumexp_forward(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
     lse, lse_low = logsumexp_results(a, b, scale, workspace)
-    scratch = None
+    plan = scratch = None
     if a.is_cuda:
-        tier, _, elements, *_ = _C.logsumexp_forward_tier(a, b, scale=scale)
-        if tier != SIMT:
-            a, b, scratch = padded(a), padded_weight(b, tier), statistics(a, elements)
-    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *launch(a))
+        plan = _C.plan_logsumexp_forward(a, b, scale=scale)
+        if plan.tensor_cores:
+            a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
+    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *launch(a), plan)
     return lse, lse_low
 
 
@@ -605,27 +589,28 @@ def logsumexp_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    plan = None
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, *_ = _C.logsumexp_backward_tier(
-            a, b, scale=scale, workspace=workspace, deterministic=deterministic
-        )
-        if tier != SIMT:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        plan = _C.plan_logsumexp_backward(a, b, scale=scale, workspace=workspace, deterministic=deterministic)
+        if plan.tensor_cores:
             inputs = (a, b)
-            a, b = padded(a), padded_weight(b, tier)
+            a, b = padded(a), padded_weight(b, plan)
             own_columns = columns_in(workspace, len(a))
-            head = Head(a, b, own_columns, [*needed, False], hopper=tier == HOPPER)
+            head = Head(a, b, own_columns, [*needed, False], clusters=plan.clusters)
 
             def store(part: slice) -> None:
                 local = head.local(part)
-                _C.logsumexp_local_gradient(a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a))
+                _C.logsumexp_local_gradient(
+                    a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a), plan
+                )
 
-            multiply_local_gradients(store, len(b), [head])
+            multiply_local_gradients(store, [head])
             return rounded((head.rows_gradient(), head.d_columns), inputs, needed)
     da = gradient(a, needed[0])
     db = gradient(b, needed[1])
-    options = (scale, workspace or 0, *launch(a), deterministic)
+    options = (scale, workspace or 0, *launch(a), plan)
     _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, da, db, *options)
     return rounded((da, db), (a, b), needed)
 
