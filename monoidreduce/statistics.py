@@ -336,7 +336,8 @@ class _Call:
                 value = -values[at[0]] if kind == "smallest" else values[at[0]]
                 index = indices[at[1]]
                 results.append(Extremum(_like_rows(value, self.given), _like_rows(index, self.given)))
-        return self.of._result(*results)
+        result = self.of._result if torch.compiler.is_dynamo_compiling() else traced.result
+        return result(*results)
 
 
 def _readers(function: Any) -> dict[tuple[str, Any], Callable[[], Any]]:

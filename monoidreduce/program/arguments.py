@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,10 +46,8 @@ def kind_of(tensor: Tensor) -> str:
     return "real" if tensor.dtype.is_floating_point else "index"
 
 
-def names_in(code: Any) -> list[str]:
+@lru_cache(1024)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
     """The names of globals and attributes in a function's code, and in that of functions within it."""
-    names = list(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names += names_in(constant)
-    return names
+    within = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *chain.from_iterable(within))

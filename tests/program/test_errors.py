@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import monoidreduce as mr
+from monoidreduce import _C
+from monoidreduce.program.bytecode import forward_code
 
 stat = mr.stat
 TABLE = torch.ones(3, 4)
@@ -275,3 +277,23 @@ def test_functions_that_are_too_large(length: int) -> None:
 
     with pytest.raises(mr.TraceError, match="write two functions"):
         mr.statistics(many)(A, B)
+
+
+def test_code_that_nobody_wrote() -> None:
+    """The engine's code is checked too: no number of it makes the engine leave its memory."""
+    traced = mr.statistics(
+        lambda score, column: dict(x=stat.softmax(score * 2.0).mean(score), y=stat.largest(score))
+    )
+    traced(A, B)
+    code = forward_code(traced._last[2].program, 0, 0, 0, 0).split()
+    results = torch.empty(3, 3), torch.empty(1, 3), torch.empty(1, 3, dtype=torch.long)
+    refused = 0
+    for at in range(len(code)):
+        for number in ("-1", "0", "1", "31", "32", "191", "192", "1000000000000"):
+            changed = " ".join([*code[:at], number, *code[at + 1 :]])
+            try:
+                _C.statistics_forward(A, B, None, None, None, None, None, None, *results, changed, 1.0, 1, 0)
+            except ValueError as error:
+                assert str(error) == "program: expected the code of this version of monoidreduce"
+                refused += 1
+    assert refused > len(code)

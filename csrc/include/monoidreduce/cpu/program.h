@@ -82,6 +82,7 @@ class Program {
         *(constant_ + i) = saturated(bits);
       }
     }
+    expect(row_data_ + constants_ <= kRowRegisters);
     load(row, row_index, row_data_, rows, row_stride_, row_.get());
     load(column, column_index, column_data_, columns, columns, column_.get());
     read(row_code_, row_steps_, true);
