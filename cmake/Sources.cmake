@@ -9,6 +9,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
+    csrc/cpu/statistics.cpp
     csrc/cpu/mlp.cpp)
 
 # The plans of calls on GPUs, in every build: plain data, without CUDA.

@@ -89,6 +89,19 @@ void run(const Call& x, const Launch& launch, const Plan* given) {
   }
 }
 
+// A call that has no kernels for GPUs yet.
+template <auto kCpu, class Call>
+void run_on_cpu(const Call& x, const Launch& launch) {
+  check(launch);
+  check(x);
+  const TensorView& tensor = leading(x);
+  require(!tensor.is_cuda(), kDescription<Call>.name,
+          ": expected tensors on the CPU, got one on cuda:", tensor.cuda_device);
+  const Engine& engine = cpu::engine_for(tensor.dtype);
+  count_path(kDescription<Call>.name, "cpu", engine.isa, false, name(tensor.dtype));
+  (engine.*kCpu)(x, launch);
+}
+
 // A forward pass that keeps local gradients does a part of the backward pass.
 template <class Call>
 void count_kept(const Call& x, const char* backward) {
@@ -174,6 +187,13 @@ void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Pl
 }
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::logsumexp_backward, simt::logsumexp_backward, kNone, kNone>(x, launch, plan);
+}
+
+void statistics_forward(const StatisticsForward& x, const Launch& launch) {
+  run_on_cpu<&Engine::statistics_forward>(x, launch);
+}
+void statistics_backward(const StatisticsBackward& x, const Launch& launch) {
+  run_on_cpu<&Engine::statistics_backward>(x, launch);
 }
 
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch,

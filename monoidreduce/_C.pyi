@@ -14,6 +14,7 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+PROGRAM: dict[str, Any]
 
 class DeviceFacts:
     def __init__(
@@ -495,6 +496,45 @@ def logsumexp_local_gradient(
     threads: int,
     stream: int,
     plan: Plan | None = None,
+) -> None: ...
+def statistics_forward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    values: Tensor,
+    low: Tensor,
+    indices: Tensor,
+    program: str,
+    scale: float,
+    threads: int,
+    stream: int,
+    deterministic: bool = False,
+    tf32: bool = False,
+) -> None: ...
+def statistics_backward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    da: Tensor | None,
+    db: Tensor | None,
+    dother_a: Tensor | None,
+    dother_b: Tensor | None,
+    program: str,
+    scale: float,
+    threads: int,
+    stream: int,
+    deterministic: bool = False,
+    tf32: bool = False,
 ) -> None: ...
 def scale_rows(
     x: Tensor,

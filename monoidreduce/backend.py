@@ -221,6 +221,36 @@ def explain(
     )
 
 
+def explain_statistics(name: str, operands: tuple[Tensor | None, ...], operations: int) -> Explanation:
+    """What a call of `monoidreduce.statistics` would run.
+
+    name: of the function. operands: a, b, other_a, other_b. operations: of its program.
+    """
+    a = operands[0]
+    assert a is not None
+    on_cpu, dtype = a.device.type == "cpu", _name(a.dtype)
+    path = f"cpu/{_C.cpu_isa_of(a)}/{dtype}" if on_cpu else f"cuda/torch/{dtype}"
+    count: Any = _C.cpu_tiles
+    folded = [None if t is None else t.detach()[None, None] for t in operands]
+    options = {"payload": None, "bias_gradient": False, "threads": torch.get_num_threads()}
+    return Explanation(
+        operator=name,
+        forward=f"statistics_forward/{path}",
+        backward=f"statistics_backward/{path}",
+        architecture=_C.cpu_isa() if on_cpu else torch.cuda.get_device_name(a.device),
+        tiles=count(*folded, **options) if on_cpu else None,
+        workspace=None if on_cpu else get_workspace(),
+        deterministic=on_cpu,
+        reasons=(
+            f"the function is a program of {operations} operations, which the CPU engine interprets"
+            if on_cpu
+            else "there are no kernels of statistics for CUDA yet: torch computes some columns at a time",
+            "the gradient by data of rows or of columns is one more forward pass each",
+            f"the inputs are {dtype}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+        ),
+    )
+
+
 def _resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name of the operator that a call runs, and all its arguments by name, in the operator's order."""
     if isinstance(op, functools.partial):

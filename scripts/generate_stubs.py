@@ -31,6 +31,7 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+PROGRAM: dict[str, Any]
 
 class DeviceFacts:
     def __init__(

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "monoidreduce/instructions.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
 #include "tensor_caster.h"
@@ -37,6 +38,14 @@ py::dict build_info() {
                   "cuda_version"_a = text_or_none(MONOIDREDUCE_BUILD_CUDA_VERSION),
                   "cuda_architectures"_a = split(MONOIDREDUCE_BUILD_CUDA_ARCHS),
                   "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
+}
+
+// What Python writes programs for (monoidreduce/program/bytecode.py).
+py::dict program_limits() {
+  py::list instructions;
+  for (const char* name : kInstructionNames) instructions.append(name);
+  return py::dict("instructions"_a = py::tuple(instructions), "block_registers"_a = kBlockRegisters,
+                  "row_registers"_a = kRowRegisters, "fields"_a = kStateFields);
 }
 
 // (rows, columns) that the CPU engine computes at a time, forward and backward.
@@ -103,6 +112,8 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&logsumexp_forward);
   calls.define(&logsumexp_backward);
   calls.define(&logsumexp_local_gradient);
+  calls.define(&statistics_forward);
+  calls.define(&statistics_backward);
   calls.define(&scale_rows);
   calls.define(&copy_fitted);
   calls.define(&order_rows);
@@ -122,6 +133,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_isas", &cpu_isas);
   m.def("cpu_tiles", &tiles_of, "a"_a, "b"_a, "other_a"_a, "other_b"_a, "payload"_a, "bias_gradient"_a,
         "threads"_a);
+  m.attr("PROGRAM") = program_limits();
   m.def("path_counts", &path_counts);
 }
 

@@ -23,6 +23,7 @@
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/rows.h"
+#include "monoidreduce/ops/statistics.h"
 #include "monoidreduce/plan.h"
 
 namespace monoidreduce {
@@ -61,6 +62,8 @@ void mlp_backward(const MlpBackward& x, const Launch& launch, const Plan* plan =
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Plan* plan = nullptr);
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan = nullptr);
 void reduce_losses(const LossReduction& x, const Launch& launch);
+void statistics_forward(const StatisticsForward& x, const Launch& launch);
+void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 
 // On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), of a slice of
 // the classes at a time. plan: of the backward pass.
