@@ -167,7 +167,6 @@ class Head:
         columns: Tensor,
         own_columns: int,
         needed: list[bool],
-        *,
         clusters: int,
         kept: Tensor | None = None,
         upstream: Tensor | None = None,

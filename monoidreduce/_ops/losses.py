@@ -6,6 +6,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,6 +102,23 @@ def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
     return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
 
 
+def _upstream(grad: Tensor | None, counted: Tensor | None, kept: Tensor, uniform: bool) -> Tensor | None:
+    """[tokens], 0 for those that do not count: where products multiply by it (Head)."""
+    if grad is None or not (uniform or kept.shape[1]):
+        return None
+    return grad if counted is None else torch.where(counted, grad, 0)
+
+
+def _rows_that_count(
+    counted: Tensor | None, order: Tensor | None, kept: Tensor, weight: Tensor, masks: bool, *rows: Tensor
+) -> tuple[Tensor, ...]:
+    """The rows, where kernels leave none out those that do not count as zeros: they may hold anything, and 0
+    times NaN is NaN."""
+    if not masks or counted is None or order is not None or kept.shape[1] >= len(weight):
+        return rows
+    return tuple(torch.where(counted[:, None], t, 0) for t in rows)
+
+
 def _own_columns(workspace: int, kept: Tensor) -> int:
     """Of how many classes local gradients have room in what kept ones [tokens, classes] leave of it."""
     return columns_in(workspace - 2 * kept.numel(), len(kept))
@@ -176,29 +194,9 @@ def cross_entropy_forward(
             order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
-    _C.cross_entropy_forward(
-        x,
-        weight,
-        bias,
-        target,
-        losses,
-        reduced,
-        lse,
-        lse_low,
-        scratch,
-        first_kept,
-        kept_for,
-        order,
-        gathered,
-        reduction == "mean",
-        logit_scale,
-        softcap,
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        *launch(x),
-        plan,
-    )
+    results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
+    options = (reduction == "mean", logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    _C.cross_entropy_forward(x, weight, bias, target, *results, *options, *launch(x), plan)
     return losses if reduced is None else reduced, lse, lse_low, kept
 
 
@@ -235,61 +233,31 @@ def cross_entropy_backward(
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
         own_columns = _own_columns(workspace, kept)
-        plan = _C.plan_cross_entropy_backward(
-            x,
-            weight,
-            bias,
-            logit_scale=logit_scale,
-            workspace=workspace,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+        mode: Any = {"workspace": workspace, "deterministic": torch.are_deterministic_algorithms_enabled()}
+        plan = _C.plan_cross_entropy_backward(x, weight, bias, logit_scale=logit_scale, **mode)
         if plan.tensor_cores:
             inputs = (x, weight)
             x, weight = padded(x), padded_weight(weight, plan)
-            whole, upstream, order = kept.shape[1] >= len(weight), None, None
+            order = None
             ordered = plan.skips_rows and not lse_of_ignored
             uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
-            if grad_loss is not None and (uniform or kept.shape[1]):
-                upstream = torch.where(counted, grad_loss, 0)
             if ordered:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
-                grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
-            elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
-                x = torch.where(counted[:, None], x, 0)
+            (x,) = _rows_that_count(counted, order, kept, weight, grad_lse is None, x)
+            upstream = _upstream(grad_loss, counted, kept, uniform)
+            if ordered and grad_lse is not None:
+                grad_lse = torch.where(counted, grad_lse, 0)
             if uniform:
                 grad_loss = _unit_upstream(lse, logit_scale)
-            head = Head(
-                x,
-                weight,
-                own_columns,
-                needed,
-                clusters=plan.clusters,
-                kept=kept[:, : len(weight)],
-                upstream=upstream,
-                uniform=uniform,
-                slope=logit_scale,
-                order=order,
-            )
+            how = (upstream, uniform, logit_scale, order)
+            head = Head(x, weight, own_columns, needed, plan.clusters, kept[:, : len(weight)], *how)
+            rows: Any = (target, grad_loss, grad_lse, lse, lse_low)
 
             def store(part: slice) -> None:
-                _C.cross_entropy_local_gradient(
-                    head.rows,
-                    weight[part],
-                    None if bias is None else bias[part],
-                    target,
-                    grad_loss,
-                    grad_lse,
-                    lse,
-                    lse_low,
-                    head.local(part),
-                    head.local_sums(part),
-                    order,
-                    part.start,
-                    len(weight),
-                    *options,
-                    *launch(x),
-                    plan,
-                )
+                operands = (head.rows, weight[part], None if bias is None else bias[part])
+                local = (head.local(part), head.local_sums(part), order, part.start, len(weight))
+                arguments: Any = (*operands, *rows, *local, *options, *launch(x), plan)
+                _C.cross_entropy_local_gradient(*arguments)
 
             multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
@@ -299,23 +267,9 @@ def cross_entropy_backward(
     dx = gradient(x, needed[0])
     dweight = gradient(weight, needed[1])
     dbias = bias_gradient(bias, needed[2])
-    _C.cross_entropy_backward(
-        x,
-        weight,
-        bias,
-        target,
-        grad_loss,
-        grad_lse,
-        lse,
-        lse_low,
-        dx,
-        dweight,
-        dbias,
-        *options,
-        workspace,
-        *launch(x),
-        plan,
-    )
+    given = (x, weight, bias, target, grad_loss, grad_lse, lse, lse_low, dx, dweight, dbias)
+    arguments: Any = (*given, *options, workspace, *launch(x), plan)
+    _C.cross_entropy_backward(*arguments)
     return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
 
@@ -392,28 +346,11 @@ def distillation_forward(
             order = order_rows(x, target=None, mask=mask)
             gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
-    _C.distillation_forward(
-        x,
-        weight,
-        teacher_x,
-        teacher_weight,
-        mask,
-        losses,
-        reduced,
-        stats,
-        scratch,
-        first_kept,
-        teacher_kept,
-        kept_for,
-        order,
-        gathered,
-        teacher_gathered,
-        reduction == "mean",
-        DISTILLATION_LOSSES.index(kind),
-        temperature,
-        *launch(x),
-        plan,
-    )
+    heads = (x, weight, teacher_x, teacher_weight)
+    given = (*heads, mask, losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
+    options = (order, gathered, teacher_gathered, reduction == "mean", DISTILLATION_LOSSES.index(kind))
+    arguments: Any = (*given, *options, temperature, *launch(x), plan)
+    _C.distillation_forward(*arguments)
     return losses if reduced is None else reduced, stats, kept
 
 
@@ -438,111 +375,56 @@ def distillation_backward(
     count = _count(mask, reduction, stats)
     grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
     workspace, plan = get_workspace() if workspace is None else workspace, None
+    inputs, options = (x, weight, teacher_x, teacher_weight), (DISTILLATION_LOSSES.index(kind), temperature)
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
         of_head = workspace // 2 if of_teacher else workspace
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
         own_columns = _own_columns(of_head, kept)
-        plan = _C.plan_distillation_backward(
-            x,
-            weight,
-            teacher_x,
-            teacher_weight,
-            temperature=temperature,
-            workspace=of_head,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+        mode: Any = {"workspace": of_head, "deterministic": torch.are_deterministic_algorithms_enabled()}
+        plan = _C.plan_distillation_backward(*inputs, temperature=temperature, **mode)
         if plan.tensor_cores:
-            inputs = (x, weight, teacher_x, teacher_weight)
             x, teacher_x = padded(x), padded(teacher_x)
             weight, teacher_weight = padded_weight(weight, plan), padded_weight(teacher_weight, plan)
-            whole, upstream, order = kept.shape[1] >= len(weight), None, None
+            whole, order = kept.shape[1] >= len(weight), None
             uniform = plan.skips_rows and reduction != "none"
-            if uniform or kept.shape[1]:
-                upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
             if plan.skips_rows and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
-            elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
-                x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
-            teacher = None
+            x, teacher_x = _rows_that_count(mask, order, kept, weight, True, x, teacher_x)
+            upstream = _upstream(grad_losses, mask, kept, uniform)
             if uniform:
                 grad_losses = _unit_upstream(grad_losses, 1 / temperature)
-            student = Head(
-                x,
-                weight,
-                own_columns,
-                [*needed[:2], False],
-                clusters=plan.clusters,
-                kept=kept[:, : len(weight)],
-                upstream=upstream,
-                uniform=uniform,
-                slope=1 / temperature,
-                order=order,
-            )
-            if of_teacher:
-                teacher = Head(
-                    teacher_x,
-                    teacher_weight,
-                    own_columns,
-                    [*needed[2:], False],
-                    clusters=plan.clusters,
-                    upstream=upstream,
-                    uniform=uniform,
-                    slope=1 / temperature,
-                    order=order,
+            how = (upstream, uniform, 1 / temperature, order)
+            heads = [
+                Head(
+                    x, weight, own_columns, [*needed[:2], False], plan.clusters, kept[:, : len(weight)], *how
                 )
-                teacher_x = teacher.rows
+            ]
+            if of_teacher:
+                teacher = (teacher_x, teacher_weight, own_columns, [*needed[2:], False])
+                heads.append(Head(*teacher, plan.clusters, None, *how))
+                teacher_x = heads[1].rows
             elif order is not None and not whole:
                 teacher_x = gather_rows(teacher_x, order, torch.empty_like(teacher_x))
+            rows = (mask, grad_losses, stats)
 
             def store(part: slice) -> None:
-                _C.distillation_local_gradient(
-                    student.rows,
-                    weight[part],
-                    teacher_x,
-                    teacher_weight[part],
-                    mask,
-                    grad_losses,
-                    stats,
-                    student.local(part),
-                    None if teacher is None else teacher.local(part),
-                    order,
-                    DISTILLATION_LOSSES.index(kind),
-                    temperature,
-                    *launch(x),
-                    plan,
-                )
+                operands = (heads[0].rows, weight[part], teacher_x, teacher_weight[part])
+                local = (heads[0].local(part), heads[1].local(part) if of_teacher else None, order)
+                _C.distillation_local_gradient(*operands, *rows, *local, *options, *launch(x), plan)
 
-            heads = [student] if teacher is None else [student, teacher]
             multiply_local_gradients(store, heads)
             computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
             return rounded(computed, inputs, needed[:4])
-    dx = gradient(x, needed[0])
-    dweight = gradient(weight, needed[1])
-    dteacher_x = gradient(teacher_x, needed[2])
-    dteacher_weight = gradient(teacher_weight, needed[3])
+    gradients = [gradient(t, wanted) for t, wanted in zip(inputs, needed, strict=False)]
+    dx, dweight, dteacher_x, dteacher_weight = gradients
+    wanted = (dx, dweight, dteacher_x, dteacher_weight)
     _C.distillation_backward(
-        x,
-        weight,
-        teacher_x,
-        teacher_weight,
-        mask,
-        grad_losses,
-        stats,
-        dx,
-        dweight,
-        dteacher_x,
-        dteacher_weight,
-        DISTILLATION_LOSSES.index(kind),
-        temperature,
-        workspace,
-        *launch(x),
-        plan,
+        *inputs, mask, grad_losses, stats, *wanted, *options, workspace, *launch(x), plan
     )
-    gradients = (dx, dweight, dteacher_x, dteacher_weight)
-    return rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
+    return rounded(gradients, inputs, needed[:4])
 
 
 register(
@@ -598,7 +480,7 @@ def logsumexp_backward(
             inputs = (a, b)
             a, b = padded(a), padded_weight(b, plan)
             own_columns = columns_in(workspace, len(a))
-            head = Head(a, b, own_columns, [*needed, False], clusters=plan.clusters)
+            head = Head(a, b, own_columns, [*needed, False], plan.clusters)
 
             def store(part: slice) -> None:
                 local = head.local(part)
