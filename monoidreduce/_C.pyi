@@ -513,8 +513,6 @@ def statistics_forward(
     scale: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
 ) -> None: ...
 def statistics_backward(
     a: Tensor,
@@ -533,8 +531,6 @@ def statistics_backward(
     scale: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
 ) -> None: ...
 def scale_rows(
     x: Tensor,

@@ -14,7 +14,7 @@ import monoidreduce as mr
 
 stat = mr.stat
 F64 = torch.float64
-SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
+SPECIAL = (0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
 FUNCTIONS: dict[str, Any] = {
     "abs": torch.abs,
     "clamp": lambda x: torch.clamp(x, -0.5, 0.75),
@@ -45,7 +45,7 @@ UNITS = {"erf": 8, "gelu": 16, "tanh": 6, "power": 4}
 
 
 def values(dtype: torch.dtype) -> Tensor:
-    """Of all sizes, both signs, and special ones."""
+    """Of all sizes, both signs, and special ones. A score is never -0."""
     largest = 30 if dtype == torch.float32 else 200
     powers = torch.linspace(-largest, 6, 4000, dtype=F64).exp2()
     around_one = 1 + torch.linspace(-0.6, 0.6, 500, dtype=F64)
@@ -79,7 +79,7 @@ def _accurate(name: str, x: Tensor) -> Tensor:
     """In float64; 1 + x is exact."""
     if name == "log of 1 + x":
         return torch.log1p(x)
-    if name in ("log of 1 + exp", "softplus"):
+    if name == "log of 1 + exp":
         return torch.logaddexp(x, torch.zeros_like(x))
     result: Tensor = FUNCTIONS[name](x)
     return result
