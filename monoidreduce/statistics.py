@@ -277,7 +277,7 @@ class _Call:
 
     def operands_of(self, traced: Traced) -> tuple[Any, ...]:
         """The operands that a function uses, be there an argument or not."""
-        return self.operands if traced.program.scores == 2 else (self.a, self.b, None, None)
+        return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
 
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The data of rows [data, rows] and of columns [data, V], then the integers of both."""

@@ -45,6 +45,7 @@ class Traced:
 
     program: Program
     text: str
+    scores: int
     sources: Mapping[str, tuple[Source, ...]]
     outputs: tuple[tuple[Any, ...], ...]
     result: Any
@@ -249,6 +250,7 @@ def _traced(graph: Trace, function: str, results: dict[str, stat.Statistic]) -> 
     return Traced(
         program,
         program.text,
+        program.scores,
         {kind: tuple(graph.sources[kind][k] for k in numbers) for kind, numbers in kept.items()},
         tuple(outputs.values()),
         named(function, tuple(outputs)),

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce import _C
 
 stat = mr.stat
 F64 = torch.float64
-SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
+SPECIAL = (0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
 FUNCTIONS: dict[str, Any] = {
     "abs": torch.abs,
     "clamp": lambda x: torch.clamp(x, -0.5, 0.75),
@@ -45,7 +46,7 @@ UNITS = {"erf": 8, "gelu": 16, "tanh": 6, "power": 4}
 
 
 def values(dtype: torch.dtype) -> Tensor:
-    """Of all sizes, both signs, and special ones."""
+    """Of all sizes, both signs, and special ones. A score is never -0."""
     largest = 30 if dtype == torch.float32 else 200
     powers = torch.linspace(-largest, 6, 4000, dtype=F64).exp2()
     around_one = 1 + torch.linspace(-0.6, 0.6, 500, dtype=F64)
@@ -68,7 +69,7 @@ def test_value(name: str, dtype: torch.dtype) -> None:
     unit = torch.finfo(dtype).eps * exact.abs()
     least = torch.finfo(dtype).tiny * 8  # results that small may be 0
     error = (y.double() - exact).abs()[bounded]
-    bound = (UNITS.get(name, 3) * unit + least)[bounded] + _by_cancellation(name, x.double(), dtype)[bounded]
+    bound = (UNITS.get(name, 3) * unit + least + _lost(name, x.double(), exact, dtype))[bounded]
     worst = (error - bound).argmax()
     assert (error <= bound).all(), (
         f"{name}({x[bounded][worst]}) = {y[bounded][worst]}, {exact[bounded][worst]}"
@@ -79,18 +80,20 @@ def _accurate(name: str, x: Tensor) -> Tensor:
     """In float64; 1 + x is exact."""
     if name == "log of 1 + x":
         return torch.log1p(x)
-    if name in ("log of 1 + exp", "softplus"):
+    if name == "log of 1 + exp":
         return torch.logaddexp(x, torch.zeros_like(x))
     result: Tensor = FUNCTIONS[name](x)
     return result
 
 
-def _by_cancellation(name: str, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What 1 + erf loses where erf is near -1; and of float64 what torch's own result is good for."""
-    lost = torch.zeros_like(x)
+def _lost(name: str, x: Tensor, exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """What 1 + erf loses where erf is near -1. Without a fused multiply-add exp rounds x log2(e)."""
+    eps, size = torch.finfo(dtype).eps, x.abs().nan_to_num(0, 0, 0)
     if name == "gelu":
-        lost = x.abs().nan_to_num(0, 0, 0) * torch.finfo(dtype).eps
-    return lost
+        return size * eps
+    if _C.cpu_isa() == "baseline":
+        return 1.5 * size.clamp(max=800) * eps * exact.abs().nan_to_num(0, 0, 0)
+    return torch.zeros_like(x)
 
 
 @pytest.mark.parametrize("name", ("index", "floor", "compare"))
