@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import monoidreduce as mr
 from bench.harness import Case, Contender, deterministic, on_tier
+from monoidreduce.functional import bounds
 
 
 def torch_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
@@ -92,6 +93,17 @@ def flash_attention_4(causal: bool, window: int | None, softcap: float | None) -
     return run
 
 
+def float32_output(causal: bool) -> Contender:
+    """Ours, whose output is float32 until backward has it: what a delta without rounding would cost."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        options = (None, None, 0.0, *bounds(causal, None), True)  # bias, scale, softcap, columns, unrounded
+        out: Tensor = torch.ops.monoidreduce.attention.default(q, k, v, *options)[0]
+        return out.to(q.dtype)
+
+    return run
+
+
 def case(
     dtype: torch.dtype,
     device: torch.device,
@@ -141,6 +153,7 @@ def case(
         if window is None and softcap is None and not bias:
             contenders["monoidreduce, deterministic"] = deterministic(own)
             contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
+            contenders["monoidreduce, float32 output"] = float32_output(causal)
             contenders["FlashAttention-2"] = through(SDPBackend.FLASH_ATTENTION, theirs)
         contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
         if not bias:  # it takes one as a score function alone, whose gradient is to be written too

@@ -381,15 +381,14 @@ def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
     for at, document in enumerate(documents):
         device = document["environment"]["device"]
         later = [other for other in documents[at + 1 :] if other["environment"]["device"] == device]
-        again = {row["op"] for other in later for row in other["speed"]}
-        lists = {
-            name: rows
-            for name, rows in document.items()
-            if isinstance(rows, list) and not any(other.get(name) for other in later)
-        }
-        speed = [row for row in document["speed"] if row["op"] not in again]
-        empty: Row = {name: [] for name, rows in document.items() if isinstance(rows, list)}
-        kept.append(document | empty | lists | {"speed": speed})
+        lists: Row = {name: rows for name, rows in document.items() if isinstance(rows, list)}
+        for name, rows in lists.items():
+            if name in ("speed", "accuracy"):  # an operator at a time
+                again = {row["op"] for other in later for row in other.get(name, [])}
+                lists[name] = [row for row in rows if row["op"] not in again]
+            elif any(other.get(name) for other in later):
+                lists[name] = []
+        kept.append(document | lists)
     return kept
 
 

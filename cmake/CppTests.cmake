@@ -70,14 +70,14 @@ if(MONOIDREDUCE_WITH_CUDA)
     foreach(target launching_code launching_code_sm90)
       set_target_properties(${target} PROPERTIES EXPORT_COMPILE_COMMANDS OFF) # scripts/kernel_code.py reads them
       target_include_directories(${target} BEFORE PRIVATE tests/launches/described tests)
-      target_compile_definitions(${target} PRIVATE MONOIDREDUCE_WITH_SM90=1)
       target_compile_options(${target} PRIVATE -fdevice-syntax-only -w -Xcompiler=-O0)
       target_link_libraries(${target} PRIVATE monoidreduce_flags)
     endforeach()
 
     add_library(launches OBJECT EXCLUDE_FROM_ALL tests/launches/fake_cudart.cpp tests/launches/no_cpu_engine.cpp
-                                tests/launches/calls.cpp csrc/operators.cpp csrc/path_counter.cpp)
-    target_compile_definitions(launches PRIVATE MONOIDREDUCE_WITH_CUDA=1)
+                                tests/launches/calls.cpp csrc/operators.cpp csrc/path_counter.cpp
+                                ${MONOIDREDUCE_PLAN_SOURCES})
+    target_compile_definitions(launches PRIVATE MONOIDREDUCE_WITH_CUDA=1 MONOIDREDUCE_WITH_SM90=1)
     target_include_directories(launches PRIVATE tests csrc)
     target_include_directories(launches SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
     target_link_libraries(launches PRIVATE monoidreduce_flags)

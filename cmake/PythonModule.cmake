@@ -2,7 +2,7 @@
 set(objects $<TARGET_OBJECTS:host>)
 
 if(MONOIDREDUCE_WITH_CUDA)
-  target_compile_definitions(host PRIVATE MONOIDREDUCE_WITH_CUDA=1)
+  target_compile_definitions(host PRIVATE MONOIDREDUCE_WITH_CUDA=1 $<$<BOOL:${MONOIDREDUCE_WITH_SM90}>:MONOIDREDUCE_WITH_SM90=1>)
   target_include_directories(host SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
   list(APPEND objects ${MONOIDREDUCE_CUDA_OBJECTS})
   set(cuda_version ${CMAKE_CUDA_COMPILER_VERSION})

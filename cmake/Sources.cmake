@@ -9,29 +9,37 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/fold_tiles.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
+    csrc/cpu/statistics.cpp
     csrc/cpu/mlp.cpp)
+
+# The plans of calls on GPUs, in every build: plain data, without CUDA.
+set(MONOIDREDUCE_PLAN_SOURCES
+    csrc/plan/attention.cpp
+    csrc/plan/losses.cpp
+    csrc/plan/mlp.cpp
+    csrc/plan/plan.cpp
+    csrc/plan/text.cpp)
 
 # Compiled once, for the oldest processor of the family: argument checks, the choice of device and instruction set.
 set(MONOIDREDUCE_HOST_SOURCES
     csrc/operators.cpp
     csrc/path_counter.cpp
-    csrc/cpu/dispatch.cpp)
+    csrc/cpu/dispatch.cpp
+    ${MONOIDREDUCE_PLAN_SOURCES})
 
 set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 
 # Compiled by nvcc when CUDA is on, for all architectures at once: kernels in code that is the same for each.
 set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/attention.cu
+    csrc/cuda/copy_fitted.cu
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
     csrc/cuda/reduce_losses.cu
-    csrc/cuda/local_products.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
-    csrc/cuda/mlp_parts.cu
     csrc/cuda/order_rows.cu
-    csrc/cuda/tier.cu
     csrc/cuda/sm80/attention_forward.cu
     csrc/cuda/sm80/cross_entropy_forward.cu
     csrc/cuda/sm80/cross_entropy_gradient.cu

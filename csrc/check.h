@@ -107,7 +107,7 @@ class Checker {
         return t.dtype == accumulation_ ? accumulation_ : same_;
       case Type::kGradient:
         return gradient;
-      case Type::kTierGradient:
+      case Type::kPlanGradient:
         return t.dtype == same_ ? same_ : gradient;
       case Type::kSameAccumulationOrBool:
         require(t.dtype == DType::kBool || t.dtype == same_ || t.dtype == accumulation_, f.name,

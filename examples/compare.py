@@ -27,3 +27,21 @@ def compare(ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: 
         difference = float((our - their).abs().max() / their.abs().max())
         print(f"{name:<27} largest relative difference {difference:.1e}")
         assert difference < 1e-10, f"{name} differs by {difference:.1e}"
+
+
+def compare_memory(
+    ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]
+) -> None:
+    """Print the bytes that each keeps for its backward pass beside its inputs."""
+    for name, implementation in (("mr.statistics", ours), ("plain torch", theirs)):
+        saved: dict[int, int] = {}
+
+        def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:
+            storage = tensor.untyped_storage()
+            saved[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            implementation(**inputs)
+        own = {x.untyped_storage().data_ptr() for x in inputs.values()}
+        print(f"{name:<27} keeps {sum(n for at, n in saved.items() if at not in own):,} bytes")

@@ -14,6 +14,28 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+PROGRAM: dict[str, Any]
+
+class DeviceFacts:
+    def __init__(
+        self, major: int, minor: int, multiprocessors: int, cache_bytes: int, shared_bytes: int
+    ) -> None: ...
+    major: int
+    minor: int
+    multiprocessors: int
+
+class Plan:
+    scratch: int
+    adds_rows: bool
+    part: tuple[int, int]
+    clusters: int
+    tier: str
+    tensor_cores: bool
+    keeps: bool
+    skips_rows: bool
+    transposed: bool
+    bias_in_tiles: bool
+    def keep(self, columns: int) -> None: ...
 
 def build_info() -> dict[str, Any]: ...
 def cpu_isa() -> str: ...
@@ -28,7 +50,8 @@ def cpu_tiles(
     bias_gradient: bool,
     threads: int,
 ) -> tuple[tuple[int, int], tuple[int, int]]: ...
-def can_keep(device: int, width: int, other_width: int, scale: float, deterministic: bool) -> bool: ...
+def can_keep(device: int, width: int, other_width: int, scale: float) -> bool: ...
+def facts_of(device: int) -> DeviceFacts: ...
 def path_counts() -> dict[str, int]: ...
 def attention_forward(
     q: Tensor,
@@ -45,10 +68,9 @@ def attention_forward(
     right: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def attention_forward_tier(
+def plan_attention_forward(
     q: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -61,11 +83,10 @@ def attention_forward_tier(
     softcap: float = 0.0,
     left: int = -1,
     right: int = -1,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def attention_backward(
     q: Tensor,
     k: Tensor,
@@ -88,10 +109,9 @@ def attention_backward(
     whole: bool,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def attention_backward_tier(
+def plan_attention_backward(
     q: Tensor,
     k: Tensor | None = None,
     v: Tensor | None = None,
@@ -111,11 +131,10 @@ def attention_backward_tier(
     left: int = -1,
     right: int = -1,
     whole: bool = True,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def cross_entropy_forward(
     x: Tensor,
     weight: Tensor,
@@ -139,10 +158,9 @@ def cross_entropy_forward(
     z_loss: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def cross_entropy_forward_tier(
+def plan_cross_entropy_forward(
     x: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -163,11 +181,10 @@ def cross_entropy_forward_tier(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def cross_entropy_backward(
     x: Tensor,
     weight: Tensor,
@@ -189,10 +206,9 @@ def cross_entropy_backward(
     workspace: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def cross_entropy_backward_tier(
+def plan_cross_entropy_backward(
     x: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -211,11 +227,10 @@ def cross_entropy_backward_tier(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     workspace: int = 0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def cross_entropy_local_gradient(
     x: Tensor,
     weight: Tensor,
@@ -238,8 +253,7 @@ def cross_entropy_local_gradient(
     z_loss: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
 def distillation_forward(
     x: Tensor,
@@ -262,10 +276,9 @@ def distillation_forward(
     temperature: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def distillation_forward_tier(
+def plan_distillation_forward(
     x: Tensor,
     weight: Tensor | None = None,
     teacher_x: Tensor | None = None,
@@ -284,11 +297,10 @@ def distillation_forward_tier(
     mean: bool = False,
     kind: int = 0,
     temperature: float = 1.0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def distillation_backward(
     x: Tensor,
     weight: Tensor,
@@ -306,10 +318,9 @@ def distillation_backward(
     workspace: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def distillation_backward_tier(
+def plan_distillation_backward(
     x: Tensor,
     weight: Tensor | None = None,
     teacher_x: Tensor | None = None,
@@ -324,11 +335,10 @@ def distillation_backward_tier(
     kind: int = 0,
     temperature: float = 1.0,
     workspace: int = 0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def distillation_local_gradient(
     x: Tensor,
     weight: Tensor,
@@ -344,8 +354,7 @@ def distillation_local_gradient(
     temperature: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
 def mlp_forward(
     x: Tensor,
@@ -359,10 +368,9 @@ def mlp_forward(
     workspace: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def mlp_forward_tier(
+def plan_mlp_forward(
     x: Tensor,
     w1: Tensor | None = None,
     w2: Tensor | None = None,
@@ -372,11 +380,10 @@ def mlp_forward_tier(
     scratch: Tensor | None = None,
     activation: int = 7,
     workspace: int = 0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def mlp_backward(
     x: Tensor,
     w1: Tensor,
@@ -391,10 +398,9 @@ def mlp_backward(
     workspace: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def mlp_backward_tier(
+def plan_mlp_backward(
     x: Tensor,
     w1: Tensor | None = None,
     w2: Tensor | None = None,
@@ -406,11 +412,10 @@ def mlp_backward_tier(
     dbias1: Tensor | None = None,
     activation: int = 7,
     workspace: int = 0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def mlp_hidden(
     x: Tensor,
     w1: Tensor,
@@ -419,8 +424,7 @@ def mlp_hidden(
     activation: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
 def mlp_local_gradient(
     x: Tensor,
@@ -434,8 +438,7 @@ def mlp_local_gradient(
     activation: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
 def logsumexp_forward(
     a: Tensor,
@@ -446,21 +449,19 @@ def logsumexp_forward(
     scale: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def logsumexp_forward_tier(
+def plan_logsumexp_forward(
     a: Tensor,
     b: Tensor | None = None,
     lse: Tensor | None = None,
     lse_low: Tensor | None = None,
     scratch: Tensor | None = None,
     scale: float = 1.0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def logsumexp_backward(
     a: Tensor,
     b: Tensor,
@@ -473,10 +474,9 @@ def logsumexp_backward(
     workspace: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
 ) -> None: ...
-def logsumexp_backward_tier(
+def plan_logsumexp_backward(
     a: Tensor,
     b: Tensor | None = None,
     grad_lse: Tensor | None = None,
@@ -486,11 +486,10 @@ def logsumexp_backward_tier(
     db: Tensor | None = None,
     scale: float = 1.0,
     workspace: int = 0,
-    threads: int = 1,
-    stream: int = 0,
     deterministic: bool = False,
     tf32: bool = False,
-) -> tuple[str, str, int, bool, tuple[int, int]]: ...
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def logsumexp_local_gradient(
     a: Tensor,
     b: Tensor,
@@ -501,8 +500,42 @@ def logsumexp_local_gradient(
     scale: float,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+    plan: Plan | None = None,
+) -> None: ...
+def statistics_forward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    values: Tensor,
+    low: Tensor,
+    indices: Tensor,
+    program: str,
+    scale: float,
+    threads: int,
+    stream: int,
+) -> None: ...
+def statistics_backward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    da: Tensor | None,
+    db: Tensor | None,
+    dother_a: Tensor | None,
+    dother_b: Tensor | None,
+    program: str,
+    scale: float,
+    threads: int,
+    stream: int,
 ) -> None: ...
 def scale_rows(
     x: Tensor,
@@ -512,8 +545,12 @@ def scale_rows(
     scatters: bool,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
+) -> None: ...
+def copy_fitted(
+    x: Tensor,
+    out: Tensor,
+    threads: int,
+    stream: int,
 ) -> None: ...
 def order_rows(
     order: Tensor,
@@ -522,8 +559,6 @@ def order_rows(
     ignore_index: int,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
 ) -> None: ...
 def rows_product(
     a: Tensor,
@@ -533,8 +568,6 @@ def rows_product(
     order: Tensor | None,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
 ) -> None: ...
 def columns_product(
     a: Tensor,
@@ -544,6 +577,4 @@ def columns_product(
     order: Tensor | None,
     threads: int,
     stream: int,
-    deterministic: bool = False,
-    tf32: bool = False,
 ) -> None: ...

@@ -6,7 +6,7 @@ the inputs. So what would be their largest intermediate is never stored, forward
 """
 
 # The first two come before all else: one is for Ctrl-C meanwhile, the other refuses a torch that is too old.
-from monoidreduce import _interrupt, _requirements, monoids, nn  # noqa: F401
+from monoidreduce import _interrupt, _requirements, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
 from monoidreduce.backend import backend_info, explain
@@ -21,11 +21,14 @@ from monoidreduce.functional import (
 from monoidreduce.laws import MonoidLawError, check_monoid
 from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
+from monoidreduce.program.errors import TraceError
+from monoidreduce.statistics import statistics
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 
 __all__ = [
     "Monoid",
     "MonoidLawError",
+    "TraceError",
     "__version__",
     "attention",
     "backend_info",
@@ -44,5 +47,7 @@ __all__ = [
     "monoids",
     "nn",
     "set_workspace",
+    "stat",
+    "statistics",
     "workspace",
 ]

@@ -22,7 +22,9 @@ __all__ = [
     "current_stream",
     "forward_ad_level",
     "forward_ad_on",
+    "guard",
     "is_transformed",
+    "mark_constant",
     "mark_untraced",
     "single_level",
     "transforms_are_active",
@@ -115,6 +117,30 @@ def is_transformed(tensor: Tensor) -> bool:
             return True
         tensor = _functorch.get_unwrapped(tensor)
     return False
+
+
+def mark_constant(function: Any) -> None:
+    """Let a compiler call a function while it traces, as `torch.compiler.assume_constant_result` does, which
+    loads the compiler. A compiler that knows the mark no more would trace the function."""
+    function._dynamo_marked_constant = True
+
+
+def guard(holds: Callable[[], bool]) -> None:
+    """Within a function that is marked so: the graph that is being compiled is for calls where this holds.
+
+    No substitute: a number that has changed would be taken for what it was.
+    """
+    install: Any = _required("torch._dynamo.guards.install_guard")
+    source: Any = _required("torch._dynamo.source.GlobalStateSource")
+
+    def PROGRAM_MATCH(builder: Any, guard: Any) -> None:
+        root = builder.guard_manager.root
+        try:
+            root.add_lambda_guard(lambda _: holds(), ["the program of a function"], None)
+        except TypeError:  # before torch 2.10 there was no third argument
+            root.add_lambda_guard(lambda _: holds(), ["the program of a function"])
+
+    install(source().make_guard(PROGRAM_MATCH))
 
 
 def mark_untraced(function: Any, reason: str) -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from monoidreduce import _C, functional, nn
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention, losses, memory
-from monoidreduce._ops.memory import HOPPER, SIMT, accumulation_dtype
+from monoidreduce._ops import attention, losses, memory, mlp
+from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
+from monoidreduce.hardware import find
 from monoidreduce.workspace import get_workspace
 
 __all__ = ["Explanation", "backend_info", "explain"]
@@ -142,13 +143,18 @@ def _paths(operator: str, device: str) -> dict[str, str]:
     return paths
 
 
-def explain(op: str | Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation:
+def explain(
+    op: str | Callable[..., Any], /, *arguments: Any, hardware: str | None = None, **options: Any
+) -> Explanation:
     """Which kernels `op(*arguments, **options)` would run, and why. Nothing is computed.
 
     Args:
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp"; a module of
             `monoidreduce.nn`; or a `functools.partial` of one of them.
         arguments, options: those of the call, tensors by position or by name.
+        hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
+            need not be there, and the tensors may be on any device, "meta" too. A build without
+            CUDA explains what one for all GPUs would run. None: the device of the tensors.
 
     Raises:
         TypeError, ValueError: the call would, op is none of these, or the tensors are on another device than
@@ -158,30 +164,39 @@ def explain(op: str | Callable[..., Any], /, *arguments: Any, **options: Any) ->
     operator, call = _resolved(op, arguments, options)
     dtype = _checked_dtype(operator, call)
     device, tiles, in_parts = _leading(call).device, None, False
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(mismatch("tensors", "tensors on the CPU or on a GPU", device))
-    if device.type == "cuda":
-        if not _C.build_info()["cuda"]:
+    if hardware is None and device.type not in ("cpu", "cuda"):
+        raise ValueError(
+            mismatch("tensors", "tensors on the CPU or on a GPU, or the name of hardware", device)
+        )
+    if hardware is not None or device.type == "cuda":
+        if hardware is None and not _C.build_info()["cuda"]:
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
-        tiers, why, in_parts, adds_rows = _tiers(operator, call, dtype)
+        gpu = None if hardware is None else find(hardware).facts()
+        architecture = _architecture(device) if gpu is None else f"sm_{gpu.major}{gpu.minor}"
+        forward, backward, more = _plans(operator, call, dtype, gpu)
+        in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
-        products = in_parts or (operator in OF_PRODUCTS and tiers[1] != SIMT)
-        deterministic = asked or products or not adds_rows
+        products = in_parts or (operator in OF_PRODUCTS and backward.tensor_cores)
+        deterministic = asked or products or not backward.adds_rows
         ordered = "/deterministic" if asked and not products else ""
-        engines = [f"cuda/{tiers[0]}", f"cuda/{tiers[1]}{ordered}"]
+        engines = [f"cuda/{forward.tier}", f"cuda/{backward.tier}{ordered}"]
         reasons = [
-            f"the tensors are on {device}, {torch.cuda.get_device_name(device)}",
+            f"the tensors are on {device}, {torch.cuda.get_device_name(device)}"
+            if hardware is None
+            else f"the GPU is to be of the kind {hardware}",
             "torch.use_deterministic_algorithms(True) is in force: gradients are added in a fixed order"
             if asked
             else "gradients are matrix products of local gradients, added in a fixed order"
             if products
             else "a gradient is summed by one block each, in a fixed order"
-            if not adds_rows
+            if not backward.adds_rows
             else "gradients are added atomically; torch.use_deterministic_algorithms(True) fixes their order",
-            *why,
+            f"forward: {forward}",
+            f"backward: {backward}",
+            *more,
         ]
     else:
-        isa = _C.cpu_isa_of(torch.empty(0, dtype=dtype))
+        isa, architecture = _C.cpu_isa_of(torch.empty(0, dtype=dtype)), _C.cpu_isa()
         engines, deterministic = [f"cpu/{isa}"] * 2, True
         tiles = _tiles(operator, call, dtype)
         reasons = [
@@ -198,11 +213,41 @@ def explain(op: str | Callable[..., Any], /, *arguments: Any, **options: Any) ->
         operator=operator,
         forward=f"{KERNELS[operator]}_forward/{engines[0]}/{_name(dtype)}",
         backward=f"{KERNELS[operator]}_backward/{engines[1]}/{_name(dtype)}",
-        architecture=_architecture(device),
+        architecture=architecture,
         tiles=tiles,
         workspace=workspace,
         deterministic=deterministic,
         reasons=tuple(reasons),
+    )
+
+
+def explain_statistics(name: str, operands: tuple[Tensor | None, ...], operations: int) -> Explanation:
+    """What a call of `monoidreduce.statistics` would run.
+
+    name: of the function. operands: a, b, other_a, other_b. operations: of its program.
+    """
+    a = operands[0]
+    assert a is not None
+    on_cpu, dtype = a.device.type == "cpu", _name(a.dtype)
+    path = f"cpu/{_C.cpu_isa_of(a)}/{dtype}" if on_cpu else f"cuda/torch/{dtype}"
+    count: Any = _C.cpu_tiles
+    folded = [None if t is None else t.detach()[None, None] for t in operands]
+    options = {"payload": None, "bias_gradient": False, "threads": torch.get_num_threads()}
+    return Explanation(
+        operator=name,
+        forward=f"statistics_forward/{path}",
+        backward=f"statistics_backward/{path}",
+        architecture=_C.cpu_isa() if on_cpu else torch.cuda.get_device_name(a.device),
+        tiles=count(*folded, **options) if on_cpu else None,
+        workspace=None if on_cpu else get_workspace(),
+        deterministic=on_cpu,
+        reasons=(
+            f"the function is a program of {operations} operations, which the CPU engine interprets"
+            if on_cpu
+            else "there are no kernels of statistics for CUDA yet: torch computes some columns at a time",
+            "the gradient by data of rows or of columns is one more forward pass each",
+            f"the inputs are {dtype}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+        ),
     )
 
 
@@ -257,111 +302,75 @@ def _tiles(
     return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
 
 
-class _Tiers(NamedTuple):
-    """The tiers of the forward and the backward pass, and why; is the backward pass an MLP's in parts, and
-    does it add to the rows' gradient or write it."""
-
-    names: list[str]
-    reasons: list[str]
-    in_parts: bool = False
-    adds_rows: bool = True
-
-
-def _tiers(operator: str, call: dict[str, Any], dtype: torch.dtype) -> _Tiers:
-    """The tiers of a call on a GPU."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    forward: Sequence[Any]
-    backward: Sequence[Any]
-    if operator == "mlp":
-        x, w1, w2 = (call[name].to(dtype) for name in ("x", "w1", "w2"))
-        x = x.reshape(-1, x.shape[-1])
-        bias1 = call["bias1"]
-        bias1 = None if bias1 is None else bias1.to(dtype)
-        mode: dict[str, Any] = {
-            "workspace": get_workspace(),
-            "tf32": memory.allows_tf32(x),
-            "deterministic": deterministic,
-        }
-        forward, backward = (
-            tier(x, w1, w2, bias1, **mode) for tier in (_C.mlp_forward_tier, _C.mlp_backward_tier)
-        )
-        tiers, why = _named(forward, backward)
-        copies = _copies(tiers, x=x, w1=w1, w2=w2)
-        return _Tiers(tiers, [*why, *copies], in_parts=all(backward[4]), adds_rows=backward[3])
+def _plans(
+    operator: str, call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
+) -> tuple[_C.Plan, _C.Plan, list[str]]:
+    """The plans of the forward and the backward pass of a call on a GPU, and what else there is to say."""
     workspace = call.get("workspace")
     workspace = get_workspace() if workspace is None else workspace
-    if operator == "linear_cross_entropy":
-        x, weight = call["x"].to(dtype), call["weight"].to(dtype)
-        x, bias = x.reshape(-1, x.shape[-1]), call["bias"]
-        operands = (x, weight, None if bias is None else bias.to(dtype))
-        logit_scale = float(call["logit_scale"])
-        forward = _C.cross_entropy_forward_tier(*operands, logit_scale=logit_scale)
-        backward = _C.cross_entropy_backward_tier(
-            *operands, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
+    mode: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
+    tensors = {name: t.detach().to(dtype) for name, t in call.items() if name in OPERANDS[operator].values()}
+    if operator == "attention":
+        q, k, v = tensors.values()
+        bias, scale = call["bias"], call["scale"]
+        bias = None if bias is not None and functional.raises_rows(bias) else bias
+        sums = bias is not None and bias.requires_grad and attention.sums_bias_gradient(q, k, bias)
+        bias = None if bias is None else bias.detach().expand(*q.shape[:3], k.shape[2])
+        options = (
+            attention.score_scale(q, None if scale is None else float(scale)),
+            functional.softcap_value(call["softcap"]),
+            *functional.bounds(call["causal"], call["window"]),
         )
-        keeps = losses.scores_can_be_kept(
-            bias, call["class_weight"], call["softcap"] or 0, call["label_smoothing"]
+        grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
+        forward = attention.plan_forward(q, k, v, bias, *options, gpu)
+        backward = attention.plan_backward(q, k, v, bias, grad_out, *options, sums, gpu)
+        copied = bias is not None and (forward.bias_in_tiles or backward.bias_in_tiles)
+        if bias is not None and copied and not memory.is_mapped_bias(bias):
+            copies = [f"bias is copied: its strides are {bias.stride()}, not {LINES}"]
+            return forward, backward, _copies(forward, backward, tensors) + copies
+        return forward, backward, _copies(forward, backward, tensors)
+    rows = next(iter(tensors))
+    tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])
+    if operator == "mlp":
+        bias1 = None if call["bias1"] is None else call["bias1"].detach().to(dtype)
+        forward, backward = (
+            mlp.plan_mlp(plan, x, tensors["w1"], tensors["w2"], bias1, None, gpu)
+            for plan in (_C.plan_mlp_forward, _C.plan_mlp_backward)
         )
-        kept = 0
-        if keeps and losses.can_keep(x, workspace, logit_scale):
-            kept = losses.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]))
-        tiers, why = _named(forward, backward)
-        copies = _copies(tiers, x=x, weight=weight)
-        return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
-    if operator == "linear_distillation":
-        x, weight, teacher_x, teacher_weight = (
-            call[name].to(dtype).reshape(-1, call[name].shape[-1])
-            for name in ("x", "weight", "teacher_x", "teacher_weight")
-        )
-        heads = (x, weight, teacher_x, teacher_weight)
-        temperature, teacher_grad = float(call["temperature"]), call["teacher_grad"]
-        forward = _C.distillation_forward_tier(*heads, temperature=temperature)
-        backward = _C.distillation_backward_tier(
-            *heads,
-            temperature=temperature,
-            workspace=workspace // 2 if teacher_grad else workspace,
-            deterministic=deterministic,
-        )
-        kept = 0
-        width = teacher_x.shape[1]
-        keeps = call["loss"] != "reverse_kl" and not teacher_grad
-        if keeps and losses.can_keep(x, workspace, 1 / temperature, width):
-            kept = losses.kept_classes(x, weight, workspace, _wanted(call["x"], call["weight"]), width)
-        tiers, why = _named(forward, backward)
-        copies = _copies(tiers, x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight)
-        return _Tiers(tiers, [*why, *copies, *_keeping(tiers, kept, weight)])
+        return forward, backward, _copies(forward, backward, tensors)
     if operator == "logsumexp_matmul":
-        a, b = call["a"].to(dtype), call["b"].to(dtype)
-        a, factor = a.reshape(-1, a.shape[-1]), float(call["scale"])
-        forward = _C.logsumexp_forward_tier(a, b, scale=factor)
-        backward = _C.logsumexp_backward_tier(
-            a, b, scale=factor, workspace=workspace, deterministic=deterministic
+        scale = float(call["scale"])
+        forward = _C.plan_logsumexp_forward(x, tensors["b"], scale=scale, gpu=gpu)
+        backward = _C.plan_logsumexp_backward(x, tensors["b"], scale=scale, workspace=workspace, **mode)
+        return forward, backward, _copies(forward, backward, tensors)
+    weight, differentiated = tensors["weight"], _wanted(call["x"], call["weight"])
+    if operator == "linear_cross_entropy":
+        bias, scale = call["bias"], float(call["logit_scale"])
+        operands = (x, weight, None if bias is None else bias.detach().to(dtype))
+        weights, smoothing = call["class_weight"], float(call["label_smoothing"])
+        weights = losses.with_mean(None if weights is None else weights.detach().to(dtype))
+        forward = _C.plan_cross_entropy_forward(
+            *operands, class_weight=weights, logit_scale=scale, label_smoothing=smoothing, gpu=gpu
         )
-        tiers, why = _named(forward, backward)
-        return _Tiers(tiers, [*why, *_copies(tiers, a=a, b=b)])
-    q, k, v = (call[name].to(dtype) for name in ("q", "k", "v"))  # the dtype counts, not the values
-    bias = call["bias"]
-    bias = None if bias is not None and functional.raises_rows(bias) else bias
-    sums = bias is not None and bias.requires_grad and attention.sums_bias_gradient(q, k, bias)
-    bias = None if bias is None else bias.expand(*q.shape[:3], k.shape[2])
-    scale = call["scale"]
-    left, right = functional.bounds(call["causal"], call["window"])
-    numbers: dict[str, Any] = {
-        "scale": attention.score_scale(q, None if scale is None else float(scale)),
-        "softcap": functional.softcap_value(call["softcap"]),
-        "left": left,
-        "right": right,
-        "deterministic": deterministic,
-        "tf32": memory.allows_tf32(q),
-    }
-    grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-    forward = _C.attention_forward_tier(q, k, v, bias, **numbers)
-    backward = _C.attention_backward_tier(q, k, v, bias, grad_out, dbias=bias if sums else None, **numbers)
-    tiers, why = _named(forward, backward)
-    copies = _copies(tiers, q=q, k=k, v=v)
-    if bias is not None and HOPPER in tiers and not memory.is_mapped_bias(bias):
-        copies.append(f"bias is copied: its strides are {bias.stride()}, not {LINES}")
-    return _Tiers(tiers, [*why, *copies], adds_rows=backward[3])
+        backward = _C.plan_cross_entropy_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
+        keeps = losses.scores_can_be_kept(bias, weights, call["softcap"] or 0, smoothing)
+        width = 0
+    else:
+        teacher_x, scale = tensors["teacher_x"], float(call["temperature"])
+        tensors["teacher_x"] = teacher_x = teacher_x.reshape(-1, teacher_x.shape[-1])
+        heads = (x, weight, teacher_x, tensors["teacher_weight"])
+        of_head = workspace // 2 if call["teacher_grad"] else workspace
+        forward = _C.plan_distillation_forward(*heads, temperature=scale, gpu=gpu)
+        backward = _C.plan_distillation_backward(*heads, temperature=scale, workspace=of_head, **mode)
+        keeps, width = call["loss"] != "reverse_kl" and not call["teacher_grad"], teacher_x.shape[1]
+    reasons = _copies(forward, backward, tensors)
+    if forward.keeps:
+        kept = losses.kept_classes(x, weight, workspace, differentiated, width) if keeps else 0
+        reasons.append(
+            f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
+            f"classes; the backward pass computes those of {len(weight) - kept} again"
+        )
+    return forward, backward, reasons
 
 
 def _wanted(operand: Tensor, other: Tensor) -> bool:
@@ -369,33 +378,18 @@ def _wanted(operand: Tensor, other: Tensor) -> bool:
     return operand.requires_grad or not other.requires_grad
 
 
-def _named(forward: Sequence[Any], backward: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """The names of two tiers, and the reasons."""
-    return [forward[0], backward[0]], [f"forward: {forward[1]}", f"backward: {backward[1]}"]
-
-
-def _copies(tiers: list[str], **operands: Tensor) -> list[str]:
+def _copies(forward: _C.Plan, backward: _C.Plan, operands: dict[str, Tensor]) -> list[str]:
     """Which operands are copied for tensor cores where no width is padded."""
-    if tiers == [SIMT, SIMT]:
+    if not (forward.tensor_cores or backward.tensor_cores):
         return []
     reasons = []
     for name, t in operands.items():
         of_weight = name in ("weight", "teacher_weight", "b")
-        readable = memory.is_mapped_weight(t, tiers[0]) if of_weight else memory.is_mapped(t)
+        readable = memory.is_mapped_weight(t, forward) if of_weight else memory.is_mapped(t)
         if not readable and t.shape[-1] % 8 == 0:
-            wanted = f"{LINES}, or those of its transpose" if of_weight and tiers[0] == HOPPER else LINES
+            wanted = f"{LINES}, or those of its transpose" if of_weight and forward.transposed else LINES
             reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")
     return reasons
-
-
-def _keeping(tiers: list[str], kept: int, weight: Tensor) -> list[str]:
-    """What a forward pass keeps of local gradients, on Hopper."""
-    if tiers[0] != HOPPER:
-        return []
-    return [
-        f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
-        f"classes; the backward pass computes those of {len(weight) - kept} again"
-    ]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -97,6 +97,22 @@ def logsumexp_matmul_backward(grad_lse: Shape, a: Shape, b: Shape, *rest: Any, *
     return logsumexp_matmul(a, b) * (1 + sum(needed))
 
 
+def statistics(a: Shape, b: Shape, other_a: Shape | None, *_: Any, **__: Any) -> int:
+    """a [N, D], b [V, D], other_a [N, E] or none: scores of both."""
+    return 2 * a[0] * b[0] * (a[1] + (other_a[1] if other_a else 0))
+
+
+def statistics_backward(
+    grad_values: Shape, a: Shape, b: Shape, other_a: Shape | None, *rest: Any, **_: Any
+) -> int:
+    """Scores again, up to four gradients, and scores once more for data of rows and for data of columns."""
+    needed: Needed = rest[-1]
+    of_operands = statistics(a, b, None) * sum(needed[:2])
+    if other_a:
+        of_operands += statistics(other_a, b, None) * sum(needed[2:4])
+    return of_operands + statistics(a, b, other_a) * (any(needed[:4]) + sum(needed[4:6]))
+
+
 FORMULAS: dict[str, Callable[..., int]] = {
     formula.__name__: formula
     for formula in (
@@ -110,6 +126,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
         mlp_backward,
         logsumexp_matmul,
         logsumexp_matmul_backward,
+        statistics,
+        statistics_backward,
     )
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monoidreduce._validate import check_choice
+from monoidreduce import _C
+from monoidreduce._validate import check_choice, mismatch
 
 __all__ = ["HARDWARE", "Hardware", "Measured", "find"]
 
@@ -42,6 +43,7 @@ class Hardware:
         l2: bytes of the second-level cache.
         shared: bytes of shared memory that a thread block can have.
         multiprocessors: their number.
+        capability: compute capability of a GPU of NVIDIA's.
         measured: rates that were measured; None where nobody did.
     """
 
@@ -56,7 +58,14 @@ class Hardware:
     l2: int | None = None
     shared: int | None = None
     multiprocessors: int | None = None
+    capability: tuple[int, int] | None = None
     measured: Measured | None = None
+
+    def facts(self) -> _C.DeviceFacts:
+        """What plans of kernels depend on. Raises ValueError for what is no GPU of NVIDIA's."""
+        if self.capability is None:
+            raise ValueError(mismatch("hardware", "a GPU of NVIDIA's", self.name))
+        return _C.DeviceFacts(*self.capability, self.multiprocessors or 0, self.l2 or 0, self.shared or 0)
 
 
 _ENTRIES = (
@@ -72,6 +81,7 @@ _ENTRIES = (
         l2=40 * MIB,
         shared=163 << 10,
         multiprocessors=108,
+        capability=(8, 0),
     ),
     Hardware(
         name="h100",
@@ -85,6 +95,7 @@ _ENTRIES = (
         l2=50 * MIB,
         shared=227 << 10,
         multiprocessors=132,
+        capability=(9, 0),
         measured=Measured(peak=7.9e14, bandwidth=3.009e12, l2=25e6),
     ),
     Hardware(
@@ -99,6 +110,7 @@ _ENTRIES = (
         l2=60 * MIB,
         shared=227 << 10,
         multiprocessors=132,
+        capability=(9, 0),
         measured=Measured(peak=7.925e14, bandwidth=4.277e12),
     ),
     Hardware(
@@ -113,6 +125,7 @@ _ENTRIES = (
         l2=126 * MIB,
         shared=227 << 10,
         multiprocessors=148,
+        capability=(10, 0),
     ),
     Hardware(
         name="v5p",

@@ -31,6 +31,28 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+PROGRAM: dict[str, Any]
+
+class DeviceFacts:
+    def __init__(
+        self, major: int, minor: int, multiprocessors: int, cache_bytes: int, shared_bytes: int
+    ) -> None: ...
+    major: int
+    minor: int
+    multiprocessors: int
+
+class Plan:
+    scratch: int
+    adds_rows: bool
+    part: tuple[int, int]
+    clusters: int
+    tier: str
+    tensor_cores: bool
+    keeps: bool
+    skips_rows: bool
+    transposed: bool
+    bias_in_tiles: bool
+    def keep(self, columns: int) -> None: ...
 
 def build_info() -> dict[str, Any]: ...
 def cpu_isa() -> str: ...
@@ -45,7 +67,8 @@ def cpu_tiles(
     bias_gradient: bool,
     threads: int,
 ) -> tuple[tuple[int, int], tuple[int, int]]: ...
-def can_keep(device: int, width: int, other_width: int, scale: float, deterministic: bool) -> bool: ...
+def can_keep(device: int, width: int, other_width: int, scale: float) -> bool: ...
+def facts_of(device: int) -> DeviceFacts: ...
 def path_counts() -> dict[str, int]: ...
 '''
 TENSORS = ("tensor", "result", "gradient", "scratch")
@@ -62,15 +85,14 @@ def function(name: str, arguments: list[str], result: str) -> str:
 
 
 def functions(name: str, fields: tuple[_C.Field, ...]) -> Iterator[str]:
-    """The stub of a call and, if it has one, of the function that asks for its tier."""
+    """The stub of a call and, if it has one, of the function that makes its plan."""
     arguments = [f"{f.name}: {type_of(f, not f.optional)}" for f in fields]
-    mode = ["deterministic: bool = False", "tf32: bool = False"]
-    yield function(name, [*arguments, "threads: int", "stream: int", *mode], "None")
-    if hasattr(_C, f"{name}_tier"):
+    planned = ["plan: Plan | None = None"] if "plan:" in getattr(_C, name).__doc__ else []
+    yield function(name, [*arguments, "threads: int", "stream: int", *planned], "None")
+    if hasattr(_C, f"plan_{name}"):
         others = [f"{f.name}: {type_of(f, False)} = {f.default!r}" for f in fields[1:]]
-        launch = ["threads: int = 1", "stream: int = 0", *mode]
-        result = "tuple[str, str, int, bool, tuple[int, int]]"
-        yield function(f"{name}_tier", [arguments[0], *others, *launch], result)
+        mode = ["deterministic: bool = False", "tf32: bool = False", "gpu: DeviceFacts | None = None"]
+        yield function(f"plan_{name}", [arguments[0], *others, *mode], "Plan")
 
 
 def stub() -> str:

@@ -23,21 +23,22 @@ int argument(const ChoiceField<Call, Enum>&);
 template <class Call, class Options, class Field>
 auto argument(const NestedField<Call, Options, Field>& f) -> decltype(argument(static_cast<const Field&>(f)));
 
-template <class Call>
+// kInMemory: are tensors to be on a device that there are kernels for.
+template <bool kInMemory, class Call>
 void set(Call& x, const TensorField<Call>& f, TensorArgument given) {
-  x.*f.member = Torch::get().view(f.name, given.object);
+  x.*f.member = Torch::get().view(f.name, given.object, kInMemory);
 }
-template <class Call, class T>
+template <bool, class Call, class T>
 void set(Call& x, const OptionField<Call, T>& f, T given) {
   x.*f.member = given;
 }
-template <class Call, class Enum>
+template <bool, class Call, class Enum>
 void set(Call& x, const ChoiceField<Call, Enum>& f, int given) {
   x.*f.member = static_cast<Enum>(given);
 }
-template <class Call, class Options, class Field, class Given>
+template <bool kInMemory, class Call, class Options, class Field, class Given>
 void set(Call& x, const NestedField<Call, Options, Field>& f, Given given) {
-  set(x.*f.within, static_cast<const Field&>(f), given);
+  set<kInMemory>(x.*f.within, static_cast<const Field&>(f), given);
 }
 
 constexpr const char* name(Kind kind) {
@@ -46,7 +47,7 @@ constexpr const char* name(Kind kind) {
 }
 constexpr const char* name(Type type) {
   constexpr const char* kNames[] = {"same",          "accumulation",  "same or accumulation",
-                                    "gradient",      "tier gradient", "same, accumulation or bool",
+                                    "gradient",      "plan gradient", "same, accumulation or bool",
                                     "up to float32", "float32",       "int64",
                                     "bool"};
   return kNames[static_cast<int>(type)];
@@ -88,52 +89,75 @@ class Calls {
 
   template <class Call>
   void define(void (*run)(const Call&, const Launch&)) {
-    const auto& description = kDescription<Call>;
-    const auto named = [](const auto& f) { return py::arg(f.name); };
-    const auto released = [run](const Call& x, const Launch& launch) {
-      const py::gil_scoped_release release;
-      run(x, launch);
-    };
-    bind<Call>(description.name, description.fields, named, released, "threads"_a, "stream"_a);
-    const auto data = [this](const auto& f) { return field_(*data_of(f)); };
-    calls_[description.name] =
-        std::apply([&](const auto&... f) { return py::make_tuple(data(f)...); }, description.fields);
+    bind<Call>(
+        kDescription<Call>.name, named,
+        [run](const Call& x, int threads, std::uintptr_t stream) {
+          const py::gil_scoped_release release;
+          run(x, launch(threads, stream));
+        },
+        "threads"_a, "stream"_a);
+    list<Call>();
   }
+  // The same of a call with a plan, or a part of one; and the function that makes the plan, with the same arguments.
   template <class Call>
-  void define(void (*run)(const Call&, const Launch&), Tier (*tier_of)(const Call&, const Launch&)) {
-    define(run);
-    define_tier(tier_of);
+  void define(void (*run)(const Call&, const Launch&, const Plan*)) {
+    bind<Call>(
+        kDescription<Call>.name, named,
+        [run](const Call& x, int threads, std::uintptr_t stream, const Plan* plan) {
+          const py::gil_scoped_release release;
+          run(x, launch(threads, stream), plan);
+        },
+        "threads"_a, "stream"_a, "plan"_a = py::none());
+    list<Call>();
+    if constexpr (requires(const Call& x) { plan(x, DeviceFacts{}, Launch{}); }) define_plan<Call>();
   }
 
  private:
-  // The same arguments, with defaults: the results need not be there yet.
-  template <class Call>
-  void define_tier(Tier (*tier_of)(const Call&, const Launch&)) {
-    const auto& description = kDescription<Call>;
-    const auto with_default = [](const auto& f) { return py::arg(f.name) = data_of(f)[6]; };
-    const auto as_tuple = [tier_of](const Call& x, const Launch& launch) {
-      const Tier tier = tier_of(x, launch);
-      return std::make_tuple(tier.name, tier.reason, tier.scratch, tier.adds_rows,
-                             std::make_tuple(tier.part.rows, tier.part.columns));
-    };
-    bind<Call>((std::string(description.name) + "_tier").c_str(), description.fields, with_default, as_tuple,
-               "threads"_a = 1, "stream"_a = 0);
+  static Launch launch(int threads, std::uintptr_t stream) {
+    return {.threads = threads, .stream = reinterpret_cast<void*>(stream)};
   }
 
-  template <class Call, class Named, class Function, class... Fields>
-  void bind(const char* name, const std::tuple<Fields...>& fields, Named named, Function function,
-            const auto& threads, const auto& stream) {
-    const auto bound = [function](decltype(argument(std::declval<Fields>()))... given, int threads,
-                                  std::uintptr_t stream, bool deterministic, bool tf32) {
-      Call x;
-      std::apply([&](const auto&... f) { (set(x, f, given), ...); }, kDescription<Call>.fields);
-      return function(x, {threads, reinterpret_cast<void*>(stream), deterministic, tf32});
+  // Arguments have defaults: the results need not be there yet. gpu: the facts of one that need not be there either; then tensors
+  // may be on any device.
+  template <class Call>
+  void define_plan() {
+    const auto make = [](const Call& x, bool deterministic, bool tf32, const DeviceFacts* gpu) {
+      const Launch mode{.deterministic = deterministic, .tf32 = tf32};
+      Plan made = plan(x, gpu ? *gpu : facts_of(leading(x).cuda_device), mode);
+      if (gpu) made.sizes.device = -1;
+      return made;
     };
-    std::apply(
-        [&](const auto&... f) {
-          m_.def(name, bound, named(f)..., threads, stream, "deterministic"_a = false, "tf32"_a = false);
-        },
-        fields);
+    bind<Call, false>(("plan_" + std::string(kDescription<Call>.name)).c_str(), with_default, make,
+                      "deterministic"_a = false, "tf32"_a = false, "gpu"_a = py::none());
+  }
+
+  static constexpr auto named = [](const auto& f) { return py::arg(f.name); };
+  static constexpr auto with_default = [](const auto& f) { return py::arg(f.name) = data_of(f)[6]; };
+
+  template <class Call>
+  void list() {
+    const auto data = [this](const auto& f) { return field_(*data_of(f)); };
+    calls_[kDescription<Call>.name] =
+        std::apply([&](const auto&... f) { return py::make_tuple(data(f)...); }, kDescription<Call>.fields);
+  }
+
+  // function(x, others...), where others are what Python passes behind the fields.
+  template <class Call, bool kInMemory = true, class Name, class Function, class... Others>
+  void bind(const char* name, Name name_of, Function function, const Others&... others) {
+    bind<Call, kInMemory>(name, name_of, function, &Function::operator(), kDescription<Call>.fields,
+                          others...);
+  }
+  template <class Call, bool kInMemory, class Name, class Function, class Result, class... Rest,
+            class... Fields, class... Others>
+  void bind(const char* name, Name name_of, Function function,
+            Result (Function::*)(const Call&, Rest...) const, const std::tuple<Fields...>& fields,
+            const Others&... others) {
+    const auto bound = [function](decltype(argument(std::declval<Fields>()))... given, Rest... rest) {
+      Call x;
+      std::apply([&](const auto&... f) { (set<kInMemory>(x, f, given), ...); }, kDescription<Call>.fields);
+      return function(x, rest...);
+    };
+    std::apply([&](const auto&... f) { m_.def(name, bound, name_of(f)..., others...); }, fields);
   }
 
   py::module_& m_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "calls.h"
+#include "monoidreduce/instructions.h"
 #include "monoidreduce/operators.h"
 #include "monoidreduce/path_counter.h"
 #include "tensor_caster.h"
@@ -25,17 +26,26 @@ std::vector<std::string> split(const char* list) {
 
 py::object text_or_none(const char* text) { return *text ? py::object(py::str(text)) : py::none(); }
 
-py::dict build_info() {
 #ifdef MONOIDREDUCE_WITH_CUDA
-  constexpr bool cuda = true;
+constexpr bool kWithCuda = true;
 #else
-  constexpr bool cuda = false;
+constexpr bool kWithCuda = false;
 #endif
+
+py::dict build_info() {
   return py::dict("version"_a = MONOIDREDUCE_BUILD_VERSION, "compiler"_a = MONOIDREDUCE_BUILD_COMPILER,
-                  "cpu_isas"_a = split(MONOIDREDUCE_BUILD_CPU_ISAS), "cuda"_a = cuda,
+                  "cpu_isas"_a = split(MONOIDREDUCE_BUILD_CPU_ISAS), "cuda"_a = kWithCuda,
                   "cuda_version"_a = text_or_none(MONOIDREDUCE_BUILD_CUDA_VERSION),
                   "cuda_architectures"_a = split(MONOIDREDUCE_BUILD_CUDA_ARCHS),
                   "cpu_only_reason"_a = text_or_none(MONOIDREDUCE_BUILD_CPU_ONLY_REASON));
+}
+
+// What Python writes programs for (monoidreduce/program/bytecode.py).
+py::dict program_limits() {
+  py::list instructions;
+  for (const char* name : kInstructionNames) instructions.append(name);
+  return py::dict("instructions"_a = py::tuple(instructions), "block_registers"_a = kBlockRegisters,
+                  "row_registers"_a = kRowRegisters, "fields"_a = kStateFields);
 }
 
 // (rows, columns) that the CPU engine computes at a time, forward and backward.
@@ -52,36 +62,70 @@ py::tuple tiles_of(TensorArgument a, TensorArgument b, TensorArgument other_a, T
                         py::make_tuple(backward.rows, backward.columns));
 }
 
+// What a caller allocates, copies and multiplies by: no name of a family is asked for.
+void define_plan(py::module_& m) {
+  py::class_<DeviceFacts>(m, "DeviceFacts")
+      .def(py::init([](int major, int minor, int multiprocessors, std::int64_t cache_bytes,
+                       std::int64_t shared_bytes) {
+             return DeviceFacts{major, minor, multiprocessors, cache_bytes, shared_bytes};
+           }),
+           "major"_a, "minor"_a, "multiprocessors"_a, "cache_bytes"_a, "shared_bytes"_a)
+      .def_readonly("major", &DeviceFacts::major)
+      .def_readonly("minor", &DeviceFacts::minor)
+      .def_readonly("multiprocessors", &DeviceFacts::multiprocessors);
+  const auto can = [](bool Capabilities::* what) {
+    return [what](const Plan& plan) { return plan.can().*what; };
+  };
+  py::class_<Plan>(m, "Plan")
+      .def_readonly("scratch", &Plan::scratch)
+      .def_readonly("adds_rows", &Plan::adds_rows)
+      .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })
+      .def_property_readonly("tier", [](const Plan& p) { return p.can().name; })
+      .def_property_readonly("tensor_cores", can(&Capabilities::tensor_cores))
+      .def_readonly("clusters", &Plan::clusters)
+      .def_property_readonly("keeps", can(&Capabilities::keeps))
+      .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))
+      .def_property_readonly("transposed", can(&Capabilities::transposed))
+      .def_property_readonly("bias_in_tiles", can(&Capabilities::bias_in_tiles))
+      .def("keep", &Plan::keep, "columns"_a)
+      .def("__str__", [](const Plan& p) { return text(p); });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
   Torch::load();
+  define_plan(m);
   Calls calls(m);
-  calls.define(&attention_forward, &attention_forward_tier);
-  calls.define(&attention_backward, &attention_backward_tier);
-  calls.define(&cross_entropy_forward, &cross_entropy_forward_tier);
-  calls.define(&cross_entropy_backward, &cross_entropy_backward_tier);
+  calls.define(&attention_forward);
+  calls.define(&attention_backward);
+  calls.define(&cross_entropy_forward);
+  calls.define(&cross_entropy_backward);
   calls.define(&cross_entropy_local_gradient);
-  calls.define(&distillation_forward, &distillation_forward_tier);
-  calls.define(&distillation_backward, &distillation_backward_tier);
+  calls.define(&distillation_forward);
+  calls.define(&distillation_backward);
   calls.define(&distillation_local_gradient);
-  calls.define(&mlp_forward, &mlp_forward_tier);
-  calls.define(&mlp_backward, &mlp_backward_tier);
+  calls.define(&mlp_forward);
+  calls.define(&mlp_backward);
   calls.define(&mlp_hidden);
   calls.define(&mlp_local_gradient);
-  calls.define(&logsumexp_forward, &logsumexp_forward_tier);
-  calls.define(&logsumexp_backward, &logsumexp_backward_tier);
+  calls.define(&logsumexp_forward);
+  calls.define(&logsumexp_backward);
   calls.define(&logsumexp_local_gradient);
+  calls.define(&statistics_forward);
+  calls.define(&statistics_backward);
   calls.define(&scale_rows);
+  calls.define(&copy_fitted);
   calls.define(&order_rows);
   calls.define(&rows_product);
   calls.define(&columns_product);
   m.def(
       "can_keep",
-      [](int device, std::int64_t width, std::int64_t other_width, double scale, bool deterministic) {
-        return can_keep(device, width, other_width, scale, {1, nullptr, deterministic});
+      [](int device, std::int64_t width, std::int64_t other_width, double scale) {
+        return kWithCuda && can_keep(width, other_width, scale, facts_of(device));
       },
-      "device"_a, "width"_a, "other_width"_a, "scale"_a, "deterministic"_a);
+      "device"_a, "width"_a, "other_width"_a, "scale"_a);
+  m.def("facts_of", &facts_of, "device"_a);
   m.def("build_info", &build_info);
   m.def("cpu_isa", py::overload_cast<>(&cpu_isa));
   m.def(
@@ -89,6 +133,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("cpu_isas", &cpu_isas);
   m.def("cpu_tiles", &tiles_of, "a"_a, "b"_a, "other_a"_a, "other_b"_a, "payload"_a, "bias_gradient"_a,
         "threads"_a);
+  m.attr("PROGRAM") = program_limits();
   m.def("path_counts", &path_counts);
 }
 

@@ -23,8 +23,9 @@ class Torch {
   static void load() { instance() = new Torch; }
   static const Torch& get() { return *instance(); }
 
-  // None is an absent tensor. A view keeps nothing alive: the caller holds its arguments.
-  TensorView view(const char* argument, py::handle object) const {
+  // None is an absent tensor. A view keeps nothing alive: the caller holds its arguments. in_memory: or the tensor may be on any
+  // device, and the view is of none.
+  TensorView view(const char* argument, py::handle object, bool in_memory = true) const {
     if (object.is_none()) return {};
     if (!PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) {
       reject(argument, "a torch.Tensor", py::repr(py::type::handle_of(object)));
@@ -36,7 +37,7 @@ class Torch {
     if (call(object, is_neg_).ptr() == Py_True)
       reject(argument, "memory as it is", "a lazy negation: resolve_neg() it");
     view.dtype = dtype(argument, object);
-    view.cuda_device = cuda_device(argument, object);
+    if (in_memory) view.cuda_device = cuda_device(argument, object);
     const py::object sizes = get(object, shape_);
     const py::object strides = call(object, stride_);
     const auto rank = PyTuple_GET_SIZE(sizes.ptr());
@@ -49,6 +50,7 @@ class Torch {
       view.size[d] = integer(PyTuple_GET_ITEM(sizes.ptr(), d));
       view.stride[d] = integer(PyTuple_GET_ITEM(strides.ptr(), d));
     }
+    if (!in_memory) return view;
     view.data = PyLong_AsVoidPtr(call(object, data_ptr_).ptr());
     if (view.data == nullptr) {
       if (PyErr_Occurred()) throw py::error_already_set();

@@ -1,6 +1,8 @@
 // What the tensor-core tiers share of attention: the passes around a tier's kernel, and what they keep and need of rows.
 #pragma once
 
+#include "../plan/attention.h"
+#include "../plan/tiles.h"
 #include "element.h"
 #include "monoidreduce/device/block/fast_real.cuh"
 #include "monoidreduce/device/block/fragment_scores.cuh"
@@ -11,7 +13,6 @@
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/ops/attention.h"
 #include "operator.h"
-#include "tensor_cores.h"
 
 namespace monoidreduce::cuda {
 
@@ -63,47 +64,42 @@ struct RepairedRows {
   }
 };
 
-// run(E{}, scores, problem, rows) folds with a tier's kernel.
+// run(E{}, scores, rows) folds.
 template <Biases kBiases, class Elements = Halves, class Run>
-void attention_forward_passes(const AttentionForward& x, const Launch& launch, Run run) {
-  const FoldProblem problem = attention_problem(x);
-  float *const lse = data<float>(x.lse), *const lse_low = data<float>(x.lse_low);
+void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, Run run) {
+  const AttentionRows rows{data<float>(x.lse), data<float>(x.lse_low)};
   Elements::with(x.q.dtype, [&](auto element) {
     with_attention_scores<kBiases, decltype(element)>(
-        problem, {}, [&](const auto& scores) { run(element, scores, problem, AttentionRows{lse, lse_low}); });
+        problem, {}, [&](const auto& scores) { run(element, scores, rows); });
   });
-  repair_forward(LogSumExp<double>{}, problem, RepairedRows{lse, lse_low}, x.out, launch);
 }
 
-// The backward pass's scratch: parts of floats, one behind the other.
+// Computes rows again that are not finite.
+inline void repair_attention(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
+  const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low)};
+  repair_forward(LogSumExp<double>{}, problem, rows, x.out, launch);
+}
+
+// The backward pass's scratch.
 struct BackwardScratch {
   RowResiduals residuals;
   RowMarks marks;
   Turns turns{};  // where sums are to have one order
   float* sharing;
   ClearedWords cleared;  // of sharing and turns
-  std::int64_t size;
 
-  BackwardScratch(const AttentionBackward& x, float* at, const JobSharing& how) {
-    constexpr std::int64_t kPadding = 128;
-    const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
-    const std::int64_t padded = (x.q.size[2] + kPadding - 1) / kPadding * kPadding;
-    const std::int64_t row_units = padded / RowMarks::kUnit,
-                       column_units = (x.k.size[2] + RowMarks::kUnit - 1) / RowMarks::kUnit;
-    constexpr int kParts = 6;
-    const std::int64_t parts[kParts] = {heads * padded,    heads * padded,
-                                        heads * row_units, column_heads * column_units,
-                                        how.floats,        how.in_turn ? Turns::words_of(heads, padded) : 0};
-    float* part[kParts];
-    size = 0;
-    for (int n = 0; n < kParts; ++n)
-      part[n] = at + size, size += (parts[n] + 3) / 4 * 4;  // on 16-byte boundaries
-    residuals = {part[0], part[1], static_cast<int>(padded)};
-    marks = {part[2], part[3], static_cast<int>(row_units), static_cast<int>(column_units)};
+  BackwardScratch(const AttentionBackward& x, const JobSharing& how) {
+    const BackwardParts parts(x, how);
+    static_assert(RowMarks::kUnit == parts.kMarked && Turns::kRows == parts.kInTurn);
+    static_assert(Band::kFar == tiles::kFar);
+    float *part[parts.kCount], *at = data<float>(x.scratch);
+    for (int n = 0; n < parts.kCount; ++n) part[n] = at, at += (parts.floats[n] + 3) / 4 * 4;
+    residuals = {part[0], part[1], static_cast<int>(parts.padded_rows)};
+    marks = {part[2], part[3], static_cast<int>(parts.row_units), static_cast<int>(parts.column_units)};
     sharing = part[4];
-    if (how.in_turn) turns = {part[5], padded};
+    if (how.in_turn) turns = {part[5], parts.padded_rows};
     float* const first = sharing + how.floats - how.words;  // the words are last, and turns begin behind them
-    cleared = {reinterpret_cast<unsigned*>(first), part[5] + parts[5] - first};
+    cleared = {reinterpret_cast<unsigned*>(first), part[5] + parts.floats[5] - first};
   }
 };
 
@@ -126,7 +122,7 @@ template <Biases kBiases, class Elements = Halves, class Run>
 void attention_backward_passes(const AttentionBackward& x, const JobSharing& sharing, const Launch& launch,
                                Run run) {
   const FoldProblem problem = attention_problem(x);
-  const BackwardScratch scratch(x, data<float>(x.scratch), sharing);
+  const BackwardScratch scratch(x, sharing);
   const float scale = static_cast<float>(x.options.scale);
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {

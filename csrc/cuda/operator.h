@@ -1,11 +1,8 @@
-// What the CUDA operators share: the accumulation type, and the note of which path ran.
+// What the CUDA operators share: the accumulation type, and tensors as kernels take them.
 #pragma once
-
-#include <string>
 
 #include "engine.h"
 #include "monoidreduce/error.h"
-#include "monoidreduce/path_counter.h"
 #include "monoidreduce/rows.h"
 
 namespace monoidreduce::cuda {
@@ -23,14 +20,6 @@ void with_accumulation(DType dtype, Run run) {
     default:
       throw std::invalid_argument(message("expected a floating tensor, got ", name(dtype)));
   }
-}
-
-inline void count_tier(const char* op, const Tier& tier, DType dtype, bool deterministic = false) {
-  count_path(op, "cuda/" + tier.name + (deterministic ? "/deterministic/" : "/") + name(dtype));
-}
-
-inline void count_simt(const char* op, DType dtype, bool deterministic = false) {
-  count_tier(op, {"simt", ""}, dtype, deterministic);
 }
 
 template <class T>

@@ -6,14 +6,13 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops.memory import (
-    HOPPER,
-    SIMT,
     accumulator,
     allows_tf32,
     bias_gradient,
@@ -29,6 +28,10 @@ from monoidreduce._ops.memory import (
 )
 from monoidreduce._ops.registry import register
 
+# So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
+# small difference of dP and delta. The backward pass then computes the output again, in float32.
+_FEW_KEYS = 128
+
 
 def score_scale(q: Tensor, scale: float | None) -> float:
     return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -42,6 +45,44 @@ def sums_bias_gradient(q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
     """Do kernels sum the derivatives by several scores for one element of the bias."""
     scores = q.shape[:3].numel() * k.shape[2]
     return bias is not None and bias.numel() < scores
+
+
+def plan_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    gpu: _C.DeviceFacts | None = None,
+) -> _C.Plan:
+    """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
+    results, mode = (None,) * 4, (False, allows_tf32(q), gpu)
+    arguments: Any = (q, k, v, bias, *results, scale, softcap, left, right, *mode)
+    return _C.plan_attention_forward(*arguments)
+
+
+def plan_backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    grad_out: Tensor | None,
+    scale: float,
+    softcap: float,
+    left: int,
+    right: int,
+    sums: bool,
+    gpu: _C.DeviceFacts | None = None,
+) -> _C.Plan:
+    """The same. sums: is a gradient of the bias wanted that several scores share."""
+    results = (None,) * 7  # of the forward pass, and gradients
+    mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
+    options, d_bias = (scale, softcap, left, right, True), bias if sums else None
+    arguments: Any = (q, k, v, bias, grad_out, *results, d_bias, None, *options, *mode)
+    return _C.plan_attention_backward(*arguments)
 
 
 def _readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
@@ -78,21 +119,18 @@ def attention_forward(
     right: int,
     unrounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    score_bias = _score_bias(q, k, bias)
-    options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
-    width, scratch = v.shape[3], None
+    score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
+    width, plan, scratch = v.shape[3], None, None
     if q.is_cuda:
-        tier, _, elements, *_ = _C.attention_forward_tier(
-            q, k, v, score_bias, None, None, None, None, *options, *launch(q), False, tf32
-        )
-        if tier != SIMT:
+        plan = plan_forward(q, k, v, score_bias, *options)
+        if plan.tensor_cores:
             q, k, v = _readable(q, v, q, k, v)
-        if tier == HOPPER and score_bias is not None:
+        if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
-        if elements:
+        if elements := plan.scratch:
             scratch = statistics(q, elements)
     out, lse, lse_low = attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
-    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *launch(q), False, tf32)
+    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *launch(q), plan)
     return out if v.shape[3] == width else first(width, out), lse, lse_low
 
 
@@ -140,40 +178,20 @@ def attention_backward(
         return found
     if unrounded and grad_out is not None:
         grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
-    score_bias, deterministic = _score_bias(q, k, bias), torch.are_deterministic_algorithms_enabled()
-    options, tf32 = (score_scale(q, scale), softcap, left, right), allows_tf32(q)
-    tier, scratch, adds_rows = SIMT, None, True
+    score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
+    inputs, plan, scratch = (q, k, v, bias), None, None
+    gradients: list[Tensor | None]
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
-        tier, _, elements, adds_rows, _ = _C.attention_backward_tier(
-            q,
-            k,
-            v,
-            score_bias,
-            grad_out,
-            grad_lse,
-            None,  # forward's results, and gradients
-            None,
-            None,
-            None,
-            None,
-            None,
-            score_bias if sums else None,
-            None,
-            *options,
-            whole,
-            *launch(q),
-            deterministic,
-            tf32,
-        )
-        scratch = statistics(q, elements)
-    gradients: list[Tensor | None]
-    inputs = (q, k, v, bias)
-    if tier != SIMT and grad_out is not None:  # the three of them together, whatever is needed
+        plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums)
+        scratch = statistics(q, plan.scratch)
+    if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
+        if k.shape[2] <= _FEW_KEYS and q.element_size() == 2 and not unrounded:
+            out, *_ = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
         grad_out, q, k, v, out = _readable(q, v, grad_out, q, k, v, out)
-        if tier == HOPPER and score_bias is not None:
+        if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
-        d_rows = accumulator(q) if adds_rows else new(q)
+        d_rows = accumulator(q) if plan.adds_rows else new(q)
         gradients = [d_rows, new(k), new(v)]
     else:
         gradients = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
@@ -197,8 +215,7 @@ def attention_backward(
         *options,
         whole,
         *launch(q),
-        deterministic,
-        tf32,
+        plan,
     )
     return rounded((dq, dk, dv, dbias), inputs, needed)
 

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
+from monoidreduce._ops.slices import TILE_COLUMNS, Space, slices
 from monoidreduce._torch_private import current_stream
 
 __all__ = [
     "UNIT_UPSTREAM",
     "Head",
     "add_product",
-    "columns_in",
-    "columns_to_keep",
     "gather_rows",
     "multipliable",
     "multiply_local_gradients",
@@ -29,13 +28,6 @@ __all__ = [
     "write_product",
 ]
 
-_TILE_COLUMNS = 256
-_TILE_ROWS = 256  # of a cluster of two multiprocessors
-# Where not all is kept the others need room to be computed in: with little, the sums of the rows' gradient
-# are read and written so often that matrix products no longer hide it. So many bytes of the
-# workspace are left, unless the rows' gradient has room for so many columns.
-_BYTES_TO_RECOMPUTE_IN = 128 << 20
-_COLUMNS_TO_RECOMPUTE_IN = 2048
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
 # a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
 # of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
@@ -45,28 +37,6 @@ _ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
 # The upstream gradient that local gradients by scores are for where a factor makes it the real one later:
 # float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
 UNIT_UPSTREAM = 2.0**7
-
-
-def columns_in(bytes: int, rows: int) -> int:
-    """Of how many columns, in whole tiles, that many bytes hold the local gradients."""
-    return bytes // (2 * _TILE_COLUMNS * max(rows, 1)) * _TILE_COLUMNS
-
-
-def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scores: int = 1) -> int:
-    """How many columns' local gradients a forward pass keeps, within `workspace` bytes in either pass.
-
-    All, or whole tiles; while it runs the forward pass needs as much for each of the `scores` of an element.
-    room: of how many columns the backward pass will have local gradients elsewhere, in the rows' gradient.
-    """
-    if rows == 0 or columns == 0:
-        return 0
-    if 2 * rows * columns * scores <= workspace:
-        return columns
-    fitting = columns_in(workspace, rows)
-    left = 0
-    if room < _COLUMNS_TO_RECOMPUTE_IN:
-        left = min(fitting, max(columns_in(_BYTES_TO_RECOMPUTE_IN, rows), _TILE_COLUMNS))
-    return min(fitting - left, fitting // scores // _TILE_COLUMNS * _TILE_COLUMNS)
 
 
 def multipliable(matrix: Tensor) -> Tensor:
@@ -126,9 +96,9 @@ def room_to_gather(*operands: Tensor) -> list[Tensor]:
     return [rows.new_empty((min(len(rows), fitting), rows.shape[1])) for rows in operands]
 
 
-def gather_rows(rows: Tensor, order: Tensor) -> Tensor:
-    """The rows in this order, those that do not count as zeros."""
-    return _scale_rows(rows, None, torch.empty_like(rows), order)
+def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:
+    """out, with the rows in this order, those that do not count as zeros."""
+    return _scale_rows(rows, None, out, order)
 
 
 def _scale_rows(
@@ -177,11 +147,12 @@ class Head:
     summed in float32. A number of a column has a sum of local gradients that are not rounded: the kernel
     leaves that of 16 rows.
 
-    Local gradients are computed in memory that has no other use yet: where the gradients of columns to come
-    will be, or that of the rows, which is rounded at the end. They have up to `own_columns` columns of their
-    own where that is more; with numbers of columns, whose sums need memory too, they are never of more.
+    Gathered rows take the place of the rows' gradient where the gradients of the kept columns, which are
+    written last, have room enough for local gradients.
 
-    hopper: do Hopper's kernels multiply, which leave out rows that do not count, or torch, which takes all.
+    own_columns: of so many columns the workspace has room for local gradients (slices.py: Space).
+    clusters: the plan's (_C.Plan); 0: torch multiplies, which takes all rows, else this library, which leaves
+    out those that do not count.
     kept: of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one, 0 for rows that
     take no part. uniform: is it the same number for all that do; then those that are computed are to be for
     UNIT_UPSTREAM too, so that rounding them to 16 bits rounds no upstream gradient: that would be the same
@@ -196,8 +167,7 @@ class Head:
         columns: Tensor,
         own_columns: int,
         needed: list[bool],
-        *,
-        hopper: bool,
+        clusters: int,
         kept: Tensor | None = None,
         upstream: Tensor | None = None,
         uniform: bool = False,
@@ -205,15 +175,17 @@ class Head:
         order: Tensor | None = None,
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
-        self.hopper, self.order = hopper, order
-        self.own_columns = min(own_columns, -(-len(columns) // _TILE_COLUMNS) * _TILE_COLUMNS)
+        self.clusters, self.order = clusters, order
         self.kept = rows.new_empty((len(rows), 0)) if kept is None else kept
-        self.first = self.kept.shape[1]  # column whose local gradients are not kept
-        whole = self.first == len(columns)
+        first = self.kept.shape[1]
+        whole = first == len(columns)
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
-        # The memory of the rows' gradient. A forward pass that kept local gradients counted on it.
-        self.room = rows.new_empty(rows.shape) if needed[0] or (self.first and not whole) else None
-        self.d_rows = self.room if needed[0] else None
+        self.gathers = order is not None and not whole
+        count, width = columns.shape
+        self.space = space = Space.of(len(rows), count, width, own_columns, first, needed, self.gathers)
+        room = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
+        self.room = room if space.has_rows else None
+        self.d_rows = room if needed[0] else None
         self.row_sums: Tensor | None = None  # if all is kept nothing is added, and a row is rounded once
         if needed[0] and not whole:
             self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
@@ -226,53 +198,43 @@ class Head:
             self.upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
             self.factor = self.over * self.upstream
             self.scale = self.factor[:1] if uniform else None
-        self.gathers = order is not None and not whole
         if order is not None and not whole:
-            self.rows = gather_rows(self.rows, order)
+            gathered = room if space.gathers_in_rows and room is not None else torch.empty_like(self.rows)
+            self.rows = gather_rows(self.rows, order, gathered)
         self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
             new = rows.new_empty if order is None else rows.new_zeros
-            self.partial_sums = new((groups, self.own_columns), dtype=torch.float32)
-
-    def fitting(self, stop: int) -> int:
-        """Of how many columns before `stop` there is room for local gradients."""
-        rows, width = self.rows.shape
-        fitting = self.own_columns
-        if self.d_columns is not None:
-            fitting = max(fitting, stop * width // (rows + width) // 8 * 8)
-        if self.room is not None:
-            fitting = max(fitting, width)
-        return fitting if self.partial_sums is None else min(fitting, self.own_columns)
+            self.partial_sums = new((groups, space.own), dtype=torch.float32)
 
     def local(self, part: slice) -> Tensor:
-        """Where the local gradients of a part that fits are computed."""
+        """Where the local gradients of a slice are computed."""
         rows, count = len(self.rows), part.stop - part.start
-        pitch = -(-count // 8) * 8
-        to_come = None if self.d_columns is None else self.d_columns[: part.start]
-        for room in (to_come, self.room):
-            if room is not None and room.numel() >= rows * pitch:
-                return room.view(-1)[: rows * pitch].view(rows, pitch)[:, :count]
-        if self.own is None:
-            self.own = self.rows.new_empty((rows, self.own_columns))
-        return self.own[:, :count]
+        pitch, place = -(-count // 8) * 8, self.space.place(part)
+        if place == "own":
+            if self.own is None:
+                self.own = self.rows.new_empty((rows, self.space.own))
+            return self.own[:, :count]
+        room = self.room if place == "rows" else self.d_columns
+        assert room is not None
+        return room.view(-1)[: rows * pitch].view(rows, pitch)[:, :count]
 
     def local_sums(self, part: slice) -> Tensor | None:
-        whole_tiles = _TILE_COLUMNS * -(-(part.stop - part.start) // _TILE_COLUMNS)
+        whole_tiles = TILE_COLUMNS * -(-(part.stop - part.start) // TILE_COLUMNS)
         return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
 
     def add_products(self, part: slice) -> None:
         """Those of the local gradients that have been computed."""
         local, columns = self.local(part), self.columns[part]
         if self.row_sums is not None:
-            if self.hopper:
+            if self.clusters:
                 factor = None if self.scale is None else self.factor
                 _rows_product(local, columns, factor, self.row_sums, self.order)
             else:
                 add_product(self.row_sums, local, columns)
         if self.d_columns is not None:
-            if self.hopper:
+            if self.clusters:
                 _columns_product(local, self.rows, self.scale, self.d_columns[part], self.order)
             else:
                 write_product(self.d_columns[part], local.T, self.rows)
@@ -281,12 +243,13 @@ class Head:
 
     def add_kept_products(self) -> None:
         """Those of the local gradients that were kept, when all others are added."""
-        if self.first == 0:
+        first = self.space.first
+        if first == 0:
             return
-        columns, sums = self.columns[: self.first], self.d_rows if self.row_sums is None else self.row_sums
+        columns, sums = self.columns[:first], self.d_rows if self.row_sums is None else self.row_sums
         if self.d_columns is not None:
             rows, scale = self._factors_of_kept()
-            _columns_product(self.kept, rows, scale, self.d_columns[: self.first], self.order)
+            _columns_product(self.kept, rows, scale, self.d_columns[:first], self.order)
         if sums is not None:  # now: their memory may have had the rows
             _rows_product(self.kept, columns, self.factor, sums, self.order)
 
@@ -308,8 +271,10 @@ class Head:
                 upstream, scale = torch.ldexp(upstream, -exponent), torch.ldexp(scale, exponent)
         elif order is None:
             return self.rows, scale
-        room = torch.empty_like(self.rows) if self.room is None else self.room  # it has nothing to hold now
-        return _scale_rows(self.rows, upstream, room, order), scale
+        out = self.rows if self.gathers else self.room  # which have nothing to hold now
+        return _scale_rows(
+            self.rows, upstream, torch.empty_like(self.rows) if out is None else out, order
+        ), scale
 
     def rows_gradient(self) -> Tensor | None:
         """As the rows lie. Once, when all products have been added."""
@@ -324,48 +289,12 @@ class Head:
         return self.sums if self.sums is None or self.scale is None else self.sums * self.scale
 
 
-def _part_before(stop: int, heads: list[Head]) -> slice:
-    """The columns whose local gradients are computed next: whole tiles, of as many as fit at least 3/4."""
-    head = heads[0]
-    fitting = min(h.fitting(stop) for h in heads)
-    if fitting >= stop - head.first:
-        return slice(head.first, stop)
-    end = -(-stop // _TILE_COLUMNS)
-    tiles, left = end - -(-(stop - fitting) // _TILE_COLUMNS), end - head.first // _TILE_COLUMNS
-    if head.hopper:
-        tiles = min(range(tiles, tiles * 3 // 4, -1), key=lambda n: _busy_time(n, head.rows) / n)
-    else:
-        tiles = -(-left // -(-left // tiles))  # all parts about equal
-    return slice((end - tiles) * _TILE_COLUMNS, stop)
-
-
-def _busy_time(tiles: int, rows: Tensor) -> float:
-    """How long Hopper's clusters take for local gradients and their products, of some tiles of columns.
-
-    In columns by steps of the width. Tiles come in turns, one for each cluster, and in a kernel's last turn
-    some are idle. The product by columns has tiles of 256 features or of 192 (csrc/cuda/sm90/
-    local_products.cu). That by rows is left out: it takes as long for each column, however many there are.
-    """
-    clusters = torch.cuda.get_device_properties(rows.device).multi_processor_count // 2
-    count, width = rows.shape
-
-    def turns(tiles_of_rows: int, columns: int, tile: int) -> int:
-        return -(-tiles_of_rows * -(-columns // tile) // clusters)
-
-    local = turns(-(-count // _TILE_ROWS), tiles * _TILE_COLUMNS, _TILE_COLUMNS) * _TILE_COLUMNS
-    product = min(turns(tiles, width, 256) * 256, 1.04 * turns(tiles, width, 192) * 192)
-    return local * width + product * count
-
-
-def multiply_local_gradients(store: Callable[[slice], None], columns: int, heads: list[Head]) -> None:
+def multiply_local_gradients(store: Callable[[slice], None], heads: list[Head]) -> None:
     """store(part) writes the local gradients of these columns to each head's local(part)."""
     with torch.autocast(heads[0].rows.device.type, enabled=False):
-        stop = columns
-        while stop > heads[0].first:
-            part = _part_before(stop, heads)
+        for part in slices([head.space for head in heads], heads[0].clusters):
             store(part)
             for head in heads:
                 head.add_products(part)
-            stop = part.start
         for head in heads:
             head.add_kept_products()

@@ -6,6 +6,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,16 +15,12 @@ from monoidreduce import _C
 from monoidreduce._ops.local_gradients import (
     UNIT_UPSTREAM,
     Head,
-    columns_in,
-    columns_to_keep,
     gather_rows,
     multiply_local_gradients,
     order_rows,
     room_to_gather,
 )
 from monoidreduce._ops.memory import (
-    HOPPER,
-    SIMT,
     bias_gradient,
     gradient,
     launch,
@@ -33,6 +30,7 @@ from monoidreduce._ops.memory import (
     statistics,
 )
 from monoidreduce._ops.registry import choices, register
+from monoidreduce._ops.slices import columns_in, columns_to_keep
 from monoidreduce._validate import mismatch
 from monoidreduce.workspace import get_workspace
 
@@ -67,25 +65,34 @@ def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: st
 # Local gradients that forward passes of the linear losses keep
 
 
-def can_keep(x: Tensor, workspace: int | None, scale: float, other_width: int = 0) -> bool:
-    """May a forward pass that will be differentiated keep local gradients.
-
-    A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
-    """
-    if workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    return _C.can_keep(x.device.index, x.shape[1], other_width, scale, deterministic)
-
-
 def kept_classes(
     x: Tensor, weight: Tensor, workspace: int | None, x_differentiated: bool, other_width: int = 0
 ) -> int:
-    """Of how many classes a forward pass that may keep local gradients has room for them in the workspace."""
+    """Of how many classes a forward pass that may keep local gradients has room for them in the workspace.
+
+    A traced call keeps none unless it is given a workspace: the shape is part of the graph, the limit is not.
+    """
     if workspace is None:
         return 0
     room = x.shape[1] if x_differentiated else 0
     return columns_to_keep(x.shape[0], weight.shape[0], workspace, room, 2 if other_width else 1)
+
+
+def _traced_kept(
+    x: Tensor,
+    weight: Tensor,
+    workspace: int | None,
+    x_differentiated: bool,
+    keep: bool,
+    scale: float,
+    other_width: int = 0,
+) -> Tensor:
+    """What a forward pass that may `keep` local gradients will keep, where it is traced."""
+    if not keep or workspace is None or not x.is_cuda or x.dtype not in (torch.bfloat16, torch.float16):
+        return _empty_kept(x, 0)
+    if not _C.can_keep(x.device.index, x.shape[1], other_width, scale):
+        return _empty_kept(x, 0)
+    return _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated, other_width))
 
 
 def _empty_kept(x: Tensor, classes: int) -> Tensor:
@@ -97,6 +104,23 @@ def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
     """Upstream gradients with which a kernel's local gradients, by dot products, are those by scores for
     UNIT_UPSTREAM."""
     return tokens.new_full((1,), UNIT_UPSTREAM / slope).expand(tokens.shape)
+
+
+def _upstream(grad: Tensor | None, counted: Tensor | None, kept: Tensor, uniform: bool) -> Tensor | None:
+    """[tokens], 0 for those that do not count: where products multiply by it (Head)."""
+    if grad is None or not (uniform or kept.shape[1]):
+        return None
+    return grad if counted is None else torch.where(counted, grad, 0)
+
+
+def _rows_that_count(
+    counted: Tensor | None, order: Tensor | None, kept: Tensor, weight: Tensor, masks: bool, *rows: Tensor
+) -> tuple[Tensor, ...]:
+    """The rows, where kernels leave none out those that do not count as zeros: they may hold anything, and 0
+    times NaN is NaN."""
+    if not masks or counted is None or order is not None or kept.shape[1] >= len(weight):
+        return rows
+    return tuple(torch.where(counted[:, None], t, 0) for t in rows)
 
 
 def _own_columns(workspace: int, kept: Tensor) -> int:
@@ -114,31 +138,11 @@ def scores_can_be_kept(
     return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
 
 
-def _kept_of_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    class_weight: Tensor | None,
-    logit_scale: float,
-    softcap: float,
-    label_smoothing: float,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
-) -> Tensor:
-    """What a forward pass keeps of local gradients."""
-    classes = 0
-    keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
-    if keep and can_keep(x, workspace, logit_scale):
-        classes = kept_classes(x, weight, workspace, x_differentiated)
-    return _empty_kept(x, classes)
-
-
-def _with_mean(class_weight: Tensor | None, like: Tensor) -> Tensor | None:
+def with_mean(class_weight: Tensor | None) -> Tensor | None:
     """[V] -> their mean, then the weights, in whole tiles of classes, in the dtype of statistics."""
     if class_weight is None:
         return None
-    weights = class_weight.to(like.dtype)
+    weights = class_weight.to(torch.promote_types(class_weight.dtype, torch.float32))
     return torch.cat((weights.mean(0, keepdim=True), weights, weights.new_zeros(-len(weights) % 256)))
 
 
@@ -169,18 +173,8 @@ def cross_entropy_results(
     """The loss; the log-sum-exps of tokens in two words; what is kept."""
     lse = statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
-    kept = _kept_of_cross_entropy(
-        x,
-        weight,
-        bias,
-        class_weight,
-        logit_scale,
-        softcap,
-        label_smoothing,
-        keep,
-        x_differentiated,
-        workspace,
-    )
+    keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
+    kept = _traced_kept(x, weight, workspace, x_differentiated, keep, logit_scale)
     return loss, lse, torch.empty_like(lse), kept
 
 
@@ -213,55 +207,33 @@ def cross_entropy_forward(
     _debug_targets(target, weight.shape[0], ignore_index)
     losses = statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    kept = _kept_of_cross_entropy(
-        x,
-        weight,
-        bias,
-        class_weight,
-        logit_scale,
-        softcap,
-        label_smoothing,
-        keep,
-        x_differentiated,
-        workspace,
-    )
-    scratch = first_kept = kept_for = order = gathered = None
-    class_weights = _with_mean(class_weight, lse)
-    if kept.numel():
-        first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
+    plan = scratch = first_kept = kept_for = order = gathered = None
+    kept, class_weights = _empty_kept(x, 0), with_mean(class_weight)
     if x.is_cuda:
-        tier, _, elements, *_ = _C.cross_entropy_forward_tier(
-            x, weight, bias, kept=first_kept, logit_scale=logit_scale
+        plan = _C.plan_cross_entropy_forward(
+            x,
+            weight,
+            bias,
+            class_weight=class_weights,
+            logit_scale=logit_scale,
+            label_smoothing=label_smoothing,
         )
-        if tier != SIMT:
-            x, weight, scratch = padded(x), padded_weight(weight, tier), statistics(x, elements)
-        if tier == HOPPER and not lse_of_ignored:
+        keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
+        if keep and plan.keeps:
+            kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
+        if kept.numel():
+            first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
+            plan.keep(first_kept.shape[1])
+        if plan.tensor_cores:
+            x, weight, scratch = padded(x), padded_weight(weight, plan), statistics(x, plan.scratch)
+        if plan.skips_rows and not lse_of_ignored:
             order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
-    _C.cross_entropy_forward(
-        x,
-        weight,
-        bias,
-        target,
-        class_weights,
-        losses,
-        reduced,
-        lse,
-        lse_low,
-        scratch,
-        first_kept,
-        kept_for,
-        order,
-        gathered,
-        reduction == "mean" and class_weight is None,
-        logit_scale,
-        softcap,
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        *launch(x),
-    )
+    results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
+    mean = reduction == "mean" and class_weight is None
+    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
     if class_weights is not None and reduced is not None:
         counted = target != ignore_index
         count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
@@ -293,69 +265,43 @@ def cross_entropy_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
-    counted, class_weights = target != ignore_index, _with_mean(class_weight, lse)
+    counted, class_weights = target != ignore_index, with_mean(class_weight)
     if grad_loss is not None:
         count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    options = (logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    options, plan = (logit_scale, softcap, ignore_index, label_smoothing, z_loss), None
     if x.is_cuda:
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
         own_columns = _own_columns(workspace, kept)
-        tier, *_ = _C.cross_entropy_backward_tier(
-            x, weight, bias, logit_scale=logit_scale, workspace=workspace, deterministic=deterministic
-        )
-        if tier != SIMT:
+        mode: Any = {"workspace": workspace, "deterministic": torch.are_deterministic_algorithms_enabled()}
+        plan = _C.plan_cross_entropy_backward(x, weight, bias, logit_scale=logit_scale, **mode)
+        if plan.tensor_cores:
             inputs = (x, weight)
-            x, weight = padded(x), padded_weight(weight, tier)
-            whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            ordered = tier == HOPPER and not lse_of_ignored
+            x, weight = padded(x), padded_weight(weight, plan)
+            order = None
+            ordered = plan.skips_rows and not lse_of_ignored
             uniform = ordered and grad_loss is not None and grad_lse is None and reduction != "none"
-            if grad_loss is not None and (uniform or kept.shape[1]):
-                upstream = torch.where(counted, grad_loss, 0)
             if ordered:
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
-                grad_lse = None if grad_lse is None else torch.where(counted, grad_lse, 0)
-            elif grad_lse is None and not whole:  # an ignored row may hold anything, and 0 times NaN is NaN
-                x = torch.where(counted[:, None], x, 0)
+            (x,) = _rows_that_count(counted, order, kept, weight, grad_lse is None, x)
+            upstream = _upstream(grad_loss, counted, kept, uniform)
+            if ordered and grad_lse is not None:
+                grad_lse = torch.where(counted, grad_lse, 0)
             if uniform:
                 grad_loss = _unit_upstream(lse, logit_scale)
-            head = Head(
-                x,
-                weight,
-                own_columns,
-                needed,
-                hopper=tier == HOPPER,
-                kept=kept[:, : len(weight)],
-                upstream=upstream,
-                uniform=uniform,
-                slope=logit_scale,
-                order=order,
-            )
+            how = (upstream, uniform, logit_scale, order)
+            head = Head(x, weight, own_columns, needed, plan.clusters, kept[:, : len(weight)], *how)
+            rows: Any = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
 
             def store(part: slice) -> None:
-                _C.cross_entropy_local_gradient(
-                    head.rows,
-                    weight[part],
-                    None if bias is None else bias[part],
-                    target,
-                    class_weights,
-                    grad_loss,
-                    grad_lse,
-                    lse,
-                    lse_low,
-                    head.local(part),
-                    head.local_sums(part),
-                    order,
-                    part.start,
-                    len(weight),
-                    *options,
-                    *launch(x),
-                )
+                operands = (head.rows, weight[part], None if bias is None else bias[part])
+                local = (head.local(part), head.local_sums(part), order, part.start, len(weight))
+                arguments: Any = (*operands, *rows, *local, *options, *launch(x), plan)
+                _C.cross_entropy_local_gradient(*arguments)
 
-            multiply_local_gradients(store, len(weight), [head])
+            multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
             dbias = None if dbias is None else dbias / logit_scale
             computed = (head.rows_gradient(), head.d_columns, dbias)
@@ -363,24 +309,10 @@ def cross_entropy_backward(
     dx = gradient(x, needed[0])
     dweight = gradient(weight, needed[1])
     dbias = bias_gradient(bias, needed[2])
-    _C.cross_entropy_backward(
-        x,
-        weight,
-        bias,
-        target,
-        class_weights,
-        grad_loss,
-        grad_lse,
-        lse,
-        lse_low,
-        dx,
-        dweight,
-        dbias,
-        *options,
-        workspace,
-        *launch(x),
-        deterministic,
-    )
+    rows = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
+    given = (x, weight, bias, *rows, dx, dweight, dbias)
+    arguments: Any = (*given, *options, workspace, *launch(x), plan)
+    _C.cross_entropy_backward(*arguments)
     return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
 
@@ -403,23 +335,6 @@ register(
 # Linear distillation
 
 
-def _kept_of_student(
-    x: Tensor,
-    weight: Tensor,
-    teacher_x: Tensor,
-    kind: str,
-    temperature: float,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
-) -> Tensor:
-    """What a forward pass keeps of local gradients: of the student's alone, and not of the reverse KL."""
-    classes, width = 0, teacher_x.shape[1]
-    if keep and kind != "reverse_kl" and can_keep(x, workspace, 1 / temperature, width):
-        classes = kept_classes(x, weight, workspace, x_differentiated, width)
-    return _empty_kept(x, classes)
-
-
 def distillation_results(
     x: Tensor,
     weight: Tensor,
@@ -436,7 +351,8 @@ def distillation_results(
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
     tokens = x.shape[0]
     loss = statistics(x, *([tokens] if reduction == "none" else []))
-    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
+    keep, width = keep and kind != "reverse_kl", teacher_x.shape[1]
+    kept = _traced_kept(x, weight, workspace, x_differentiated, keep, 1 / temperature, width)
     return loss, statistics(x, 6, tokens), kept
 
 
@@ -454,44 +370,30 @@ def distillation_forward(
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
-    kept = _kept_of_student(x, weight, teacher_x, kind, temperature, keep, x_differentiated, workspace)
-    scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
-    if kept.numel():
-        first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
-        kept_for = losses.new_full((1,), UNIT_UPSTREAM)
+    plan = scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
+    kept = _empty_kept(x, 0)
     if x.is_cuda:
-        tier, _, elements, *_ = _C.distillation_forward_tier(
-            x, weight, teacher_x, teacher_weight, kept=first_kept, temperature=temperature
-        )
-        if tier != SIMT:
+        plan = _C.plan_distillation_forward(x, weight, teacher_x, teacher_weight, temperature=temperature)
+        if keep and kind != "reverse_kl" and plan.keeps:
+            classes = kept_classes(x, weight, workspace, x_differentiated, teacher_x.shape[1])
+            kept = _empty_kept(x, classes)
+        if kept.numel():
+            first_kept, teacher_kept = (k[:, : len(weight)] for k in (kept, torch.empty_like(kept)))
+            kept_for = losses.new_full((1,), UNIT_UPSTREAM)
+            plan.keep(first_kept.shape[1])
+        if plan.tensor_cores:
             x, teacher_x = padded(x), padded(teacher_x)
-            weight, teacher_weight = padded_weight(weight, tier), padded_weight(teacher_weight, tier)
-            scratch = statistics(x, elements)
-        if tier == HOPPER and mask is not None:
+            weight, teacher_weight = padded_weight(weight, plan), padded_weight(teacher_weight, plan)
+            scratch = statistics(x, plan.scratch)
+        if plan.skips_rows and mask is not None:
             order = order_rows(x, target=None, mask=mask)
             gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
-    _C.distillation_forward(
-        x,
-        weight,
-        teacher_x,
-        teacher_weight,
-        mask,
-        losses,
-        reduced,
-        stats,
-        scratch,
-        first_kept,
-        teacher_kept,
-        kept_for,
-        order,
-        gathered,
-        teacher_gathered,
-        reduction == "mean",
-        DISTILLATION_LOSSES.index(kind),
-        temperature,
-        *launch(x),
-    )
+    heads = (x, weight, teacher_x, teacher_weight)
+    given = (*heads, mask, losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
+    options = (order, gathered, teacher_gathered, reduction == "mean", DISTILLATION_LOSSES.index(kind))
+    arguments: Any = (*given, *options, temperature, *launch(x), plan)
+    _C.distillation_forward(*arguments)
     return losses if reduced is None else reduced, stats, kept
 
 
@@ -515,112 +417,57 @@ def distillation_backward(
     stats, kept = stats.contiguous(), kept.contiguous()
     count = _count(mask, reduction, stats)
     grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
-    workspace = get_workspace() if workspace is None else workspace
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    workspace, plan = get_workspace() if workspace is None else workspace, None
+    inputs, options = (x, weight, teacher_x, teacher_weight), (DISTILLATION_LOSSES.index(kind), temperature)
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
         of_head = workspace // 2 if of_teacher else workspace
         if of_teacher:  # kept local gradients are those of the student alone
             kept = kept[:, :0]
         own_columns = _own_columns(of_head, kept)
-        tier, *_ = _C.distillation_backward_tier(
-            x,
-            weight,
-            teacher_x,
-            teacher_weight,
-            temperature=temperature,
-            workspace=of_head,
-            deterministic=deterministic,
-        )
-        if tier != SIMT:
-            inputs = (x, weight, teacher_x, teacher_weight)
+        mode: Any = {"workspace": of_head, "deterministic": torch.are_deterministic_algorithms_enabled()}
+        plan = _C.plan_distillation_backward(*inputs, temperature=temperature, **mode)
+        if plan.tensor_cores:
             x, teacher_x = padded(x), padded(teacher_x)
-            weight, teacher_weight = padded_weight(weight, tier), padded_weight(teacher_weight, tier)
-            whole, upstream, order = kept.shape[1] >= len(weight), None, None
-            hopper, uniform = tier == HOPPER, tier == HOPPER and reduction != "none"
-            if uniform or kept.shape[1]:
-                upstream = grad_losses if mask is None else torch.where(mask, grad_losses, 0)
-            if hopper and mask is not None:
+            weight, teacher_weight = padded_weight(weight, plan), padded_weight(teacher_weight, plan)
+            whole, order = kept.shape[1] >= len(weight), None
+            uniform = plan.skips_rows and reduction != "none"
+            if plan.skips_rows and mask is not None:
                 order = order_rows(x, target=None, mask=mask)
-            elif mask is not None and not whole:  # no token: it may hold anything, and 0 times NaN is NaN
-                x, teacher_x = (torch.where(mask[:, None], t, 0) for t in (x, teacher_x))
-            teacher = None
+            x, teacher_x = _rows_that_count(mask, order, kept, weight, True, x, teacher_x)
+            upstream = _upstream(grad_losses, mask, kept, uniform)
             if uniform:
                 grad_losses = _unit_upstream(grad_losses, 1 / temperature)
-            student = Head(
-                x,
-                weight,
-                own_columns,
-                [*needed[:2], False],
-                hopper=hopper,
-                kept=kept[:, : len(weight)],
-                upstream=upstream,
-                uniform=uniform,
-                slope=1 / temperature,
-                order=order,
-            )
-            if of_teacher:
-                teacher = Head(
-                    teacher_x,
-                    teacher_weight,
-                    own_columns,
-                    [*needed[2:], False],
-                    hopper=hopper,
-                    upstream=upstream,
-                    uniform=uniform,
-                    slope=1 / temperature,
-                    order=order,
+            how = (upstream, uniform, 1 / temperature, order)
+            heads = [
+                Head(
+                    x, weight, own_columns, [*needed[:2], False], plan.clusters, kept[:, : len(weight)], *how
                 )
-                teacher_x = teacher.rows
+            ]
+            if of_teacher:
+                teacher = (teacher_x, teacher_weight, own_columns, [*needed[2:], False])
+                heads.append(Head(*teacher, plan.clusters, None, *how))
+                teacher_x = heads[1].rows
             elif order is not None and not whole:
-                teacher_x = gather_rows(teacher_x, order)
+                teacher_x = gather_rows(teacher_x, order, torch.empty_like(teacher_x))
+            rows = (mask, grad_losses, stats)
 
             def store(part: slice) -> None:
-                _C.distillation_local_gradient(
-                    student.rows,
-                    weight[part],
-                    teacher_x,
-                    teacher_weight[part],
-                    mask,
-                    grad_losses,
-                    stats,
-                    student.local(part),
-                    None if teacher is None else teacher.local(part),
-                    order,
-                    DISTILLATION_LOSSES.index(kind),
-                    temperature,
-                    *launch(x),
-                )
+                operands = (heads[0].rows, weight[part], teacher_x, teacher_weight[part])
+                local = (heads[0].local(part), heads[1].local(part) if of_teacher else None, order)
+                _C.distillation_local_gradient(*operands, *rows, *local, *options, *launch(x), plan)
 
-            heads = [student] if teacher is None else [student, teacher]
-            multiply_local_gradients(store, len(weight), heads)
+            multiply_local_gradients(store, heads)
             computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
             return rounded(computed, inputs, needed[:4])
-    dx = gradient(x, needed[0])
-    dweight = gradient(weight, needed[1])
-    dteacher_x = gradient(teacher_x, needed[2])
-    dteacher_weight = gradient(teacher_weight, needed[3])
+    gradients = [gradient(t, wanted) for t, wanted in zip(inputs, needed, strict=False)]
+    dx, dweight, dteacher_x, dteacher_weight = gradients
+    wanted = (dx, dweight, dteacher_x, dteacher_weight)
     _C.distillation_backward(
-        x,
-        weight,
-        teacher_x,
-        teacher_weight,
-        mask,
-        grad_losses,
-        stats,
-        dx,
-        dweight,
-        dteacher_x,
-        dteacher_weight,
-        DISTILLATION_LOSSES.index(kind),
-        temperature,
-        workspace,
-        *launch(x),
-        deterministic,
+        *inputs, mask, grad_losses, stats, *wanted, *options, workspace, *launch(x), plan
     )
-    gradients = (dx, dweight, dteacher_x, dteacher_weight)
-    return rounded(gradients, (x, weight, teacher_x, teacher_weight), needed[:4])
+    return rounded(gradients, inputs, needed[:4])
 
 
 register(
@@ -647,12 +494,12 @@ def logsumexp_results(a: Tensor, b: Tensor, scale: float, workspace: int | None)
 
 def logsumexp_forward(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
     lse, lse_low = logsumexp_results(a, b, scale, workspace)
-    scratch = None
+    plan = scratch = None
     if a.is_cuda:
-        tier, _, elements, *_ = _C.logsumexp_forward_tier(a, b, scale=scale)
-        if tier != SIMT:
-            a, b, scratch = padded(a), padded_weight(b, tier), statistics(a, elements)
-    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *launch(a))
+        plan = _C.plan_logsumexp_forward(a, b, scale=scale)
+        if plan.tensor_cores:
+            a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
+    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *launch(a), plan)
     return lse, lse_low
 
 
@@ -667,27 +514,28 @@ def logsumexp_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()
-    deterministic = torch.are_deterministic_algorithms_enabled()
+    plan = None
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        tier, *_ = _C.logsumexp_backward_tier(
-            a, b, scale=scale, workspace=workspace, deterministic=deterministic
-        )
-        if tier != SIMT:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        plan = _C.plan_logsumexp_backward(a, b, scale=scale, workspace=workspace, deterministic=deterministic)
+        if plan.tensor_cores:
             inputs = (a, b)
-            a, b = padded(a), padded_weight(b, tier)
+            a, b = padded(a), padded_weight(b, plan)
             own_columns = columns_in(workspace, len(a))
-            head = Head(a, b, own_columns, [*needed, False], hopper=tier == HOPPER)
+            head = Head(a, b, own_columns, [*needed, False], plan.clusters)
 
             def store(part: slice) -> None:
                 local = head.local(part)
-                _C.logsumexp_local_gradient(a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a))
+                _C.logsumexp_local_gradient(
+                    a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a), plan
+                )
 
-            multiply_local_gradients(store, len(b), [head])
+            multiply_local_gradients(store, [head])
             return rounded((head.rows_gradient(), head.d_columns), inputs, needed)
     da = gradient(a, needed[0])
     db = gradient(b, needed[1])
-    options = (scale, workspace or 0, *launch(a), deterministic)
+    options = (scale, workspace or 0, *launch(a), plan)
     _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, da, db, *options)
     return rounded((da, db), (a, b), needed)
 

@@ -11,11 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from monoidreduce import _torch_private
+from monoidreduce import _C, _torch_private
 from monoidreduce._torch_private import current_stream
-
-SIMT = "simt"  # the GPU's kernels for everything; _C.*_tier tell where there are faster ones
-HOPPER = "sm90"
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -24,7 +21,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def allows_tf32(x: Tensor) -> bool:
     """Whether torch would let a GPU round x to tf32, as the factor of a matrix product."""
-    return x.dtype == torch.float32 and x.is_cuda and _torch_private.allows_tf32()
+    return x.dtype == torch.float32 and _torch_private.allows_tf32()
 
 
 def statistics(like: Tensor, *shape: int) -> Tensor:
@@ -69,6 +66,13 @@ def mapped(t: Tensor) -> Tensor:
     return t if is_mapped(t) else t.clone(memory_format=torch.contiguous_format)
 
 
+def fit(t: Tensor, out: Tensor) -> Tensor:
+    """out, with t in it: the last two axes cut or filled up with zeros to out's sizes."""
+    leading = (None,) * (4 - t.dim())
+    _C.copy_fitted(t[leading], out[leading], 1, current_stream(t.device.index))
+    return out
+
+
 def padded(t: Tensor, axes: int = 1) -> Tensor:
     """The tensor as tensor-core kernels read it: as it is, or a copy whose last axes have sizes that are
     multiples of 8. Zeros do not change a product."""
@@ -78,27 +82,21 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
     sizes = [*t.shape]
     for axis in short:
         sizes[axis] += -sizes[axis] % 8
-    padded = given = t.new_empty(sizes)
-    for axis in short:
-        size = t.shape[axis]
-        given.narrow(axis, size, -size % 8).zero_()
-        given = given.narrow(axis, 0, size)
-    given.copy_(t)
-    return padded
+    return fit(t, t.new_empty(sizes))
 
 
-def is_mapped_weight(t: Tensor, tier: str) -> bool:
-    """Do the contraction kernels read weights [V, D] as they lie: row by row or, on Hopper, as [D, V]."""
-    return is_mapped(t) or (tier == HOPPER and is_mapped(t.mT))
+def is_mapped_weight(t: Tensor, plan: _C.Plan) -> bool:
+    """Do a plan's kernels read weights [V, D] as they lie: row by row or, where they can, as [D, V]."""
+    return is_mapped(t) or (plan.transposed and is_mapped(t.mT))
 
 
-def padded_weight(t: Tensor, tier: str) -> Tensor:
-    """The weights, or a copy, as the contraction kernels read them."""
-    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, tier) else padded(t)
+def padded_weight(t: Tensor, plan: _C.Plan) -> Tensor:
+    """The weights, or a copy, as a plan's kernels read them."""
+    return t if t.shape[1] % 8 == 0 and is_mapped_weight(t, plan) else padded(t)
 
 
 def is_mapped_bias(bias: Tensor) -> bool:
-    """Do Hopper's kernels read a bias [B, H, M, N] as it lies: rows dense, all else on 16 bytes."""
+    """Are the rows of a bias [B, H, M, N] dense and all else on 16 bytes, as kernels read it in tiles."""
     step = 16 // bias.element_size()
     strides = [stride for stride, size in zip(bias.stride()[:-1], bias.shape[:-1], strict=True) if size > 1]
     dense = bias.stride(-1) == 1 or bias.shape[-1] == 1
@@ -106,7 +104,7 @@ def is_mapped_bias(bias: Tensor) -> bool:
 
 
 def mapped_bias(bias: Tensor) -> Tensor:
-    """The bias, or a copy, as Hopper's kernels read it."""
+    """The bias, or a copy, as kernels read it in tiles."""
     if is_mapped_bias(bias):
         return bias
     step = 16 // bias.element_size()
@@ -132,18 +130,17 @@ def no_gradient(of: Sequence[Tensor | None]) -> Tensor:
 
 
 def _cut(result: Tensor, like: Tensor) -> Tensor:
-    """The first elements of each axis, in the shape and dtype of `like`, in one pass."""
+    """The first elements of the last axes, in the shape and dtype of `like`, in one pass."""
     if result.shape == like.shape:
         return result if result.dtype == like.dtype else result.to(like.dtype)
-    first = result[tuple(slice(size) for size in like.shape)]
-    return like.new_empty(like.shape).copy_(first)
+    return fit(result, like.new_empty(like.shape))
 
 
 def first(width: int, out: Tensor) -> Tensor:
     """The first elements of a result's rows, in memory of their own."""
-    return out[..., :width].clone(memory_format=torch.contiguous_format)
+    return fit(out, out.new_empty((*out.shape[:-1], width)))
 
 
 def launch(on: Tensor) -> tuple[int, int]:
     """The threads of the CPU engine, or a GPU's stream."""
-    return torch.get_num_threads(), current_stream(on.device.index) if on.is_cuda else 0
+    return (1, current_stream(on.device.index)) if on.is_cuda else (torch.get_num_threads(), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 
 from monoidreduce import _C
 from monoidreduce._ops.memory import (
-    SIMT,
     accumulator,
     allows_tf32,
     bias_gradient,
@@ -43,6 +43,28 @@ def _readable_mlp(
     return padded(x), padded(w1, 2), padded(w2, 2), bias1, bias2
 
 
+def plan_mlp(
+    plan: Callable[..., _C.Plan],
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    workspace: int | None,
+    gpu: _C.DeviceFacts | None = None,
+) -> _C.Plan:
+    """plan: _C's of a pass. gpu: plans for it, wherever the tensors are."""
+    return plan(
+        x,
+        w1,
+        w2,
+        bias1,
+        workspace=get_workspace() if workspace is None else workspace,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        tf32=allows_tf32(x),
+        gpu=gpu,
+    )
+
+
 def mlp_forward(
     x: Tensor,
     w1: Tensor,
@@ -52,27 +74,24 @@ def mlp_forward(
     activation: str,
     workspace: int | None,
 ) -> Tensor:
-    kind, on_device, tf32 = ACTIVATIONS.index(activation), launch(x), allows_tf32(x)
-    outputs, tier, elements, part, scratch = w2.shape[0], SIMT, 0, (0, 0), None
+    kind, on_device, outputs = ACTIVATIONS.index(activation), launch(x), w2.shape[0]
+    plan, part, scratch = None, (0, 0), None
     if x.is_cuda:
-        workspace = get_workspace() if workspace is None else workspace
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        tier, _, elements, _, part = _C.mlp_forward_tier(
-            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic, tf32=tf32
-        )
-    if tier != SIMT:
-        x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
+        plan = plan_mlp(_C.plan_mlp_forward, x, w1, w2, bias1, workspace)
+        part = plan.part
+        if plan.tensor_cores:
+            x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
+        if elements := plan.scratch:
+            scratch = statistics(x, elements)
     out = mlp_result(x, w1, w2)
     if all(part):
 
         def store(rows: Tensor, hidden: Tensor) -> None:
-            _C.mlp_hidden(rows, w1, bias1, hidden, kind, *on_device)
+            _C.mlp_hidden(rows, w1, bias1, hidden, kind, *on_device, plan)
 
         multiply_hidden(store, part[0], x, w2, bias2, out)
     else:
-        if elements:
-            scratch = statistics(x, elements)
-        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, workspace or 0, *on_device, False, tf32)
+        _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *on_device, plan)
     return out if out.shape[1] == outputs else first(outputs, out)
 
 
@@ -87,39 +106,34 @@ def mlp_backward(
     workspace: int | None,
     needed: list[bool],
 ) -> list[Tensor]:
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    kind, on_device = ACTIVATIONS.index(activation), launch(x)
+    kind, on_device, inputs = ACTIVATIONS.index(activation), launch(x), (x, w1, w2, bias1, bias2)
     gradients: list[Tensor | None]
-    tier, adds_rows, part, tf32 = SIMT, True, (0, 0), allows_tf32(x)
+    plan, part, tensor_cores = None, (0, 0), False
     if x.is_cuda:
-        workspace = get_workspace() if workspace is None else workspace
-        tier, _, _, adds_rows, part = _C.mlp_backward_tier(
-            x, w1, w2, bias1, workspace=workspace, deterministic=deterministic, tf32=tf32
-        )
-    inputs = (x, w1, w2, bias1, bias2)
-    if tier != SIMT:
+        plan = plan_mlp(_C.plan_mlp_backward, x, w1, w2, bias1, workspace)
+        part, tensor_cores = plan.part, plan.tensor_cores
+    if tensor_cores:
         x, w1, w2, bias1, _ = _readable_mlp(x, w1, w2, bias1, None)
         grad_out = padded(grad_out)
     dbias2 = grad_out.sum(0) if needed[4] else None  # in float32 where its result is of 16 bits
     if not any(needed[:4]):
         gradients = [None] * 4
     elif all(part):
-        options: tuple[int, ...] = (kind, *on_device)
+        options: tuple[Any, ...] = (kind, *on_device, plan)
 
         def store(*tensors: Any) -> None:
             _C.mlp_local_gradient(*tensors, *options)
 
         gradients = multiply_hidden_gradients(store, part, grad_out, x, w1, w2, bias1, needed)
     else:
-        if tier != SIMT:  # the gradients all together, whatever is needed
-            d_rows = accumulator(x) if adds_rows else new(x)
+        if plan is not None and tensor_cores:  # the gradients all together, whatever is needed
+            d_rows = accumulator(x) if plan.adds_rows else new(x)
             gradients = [d_rows, new(w1), new(w2)]
         else:
             gradients = [gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
         gradients.append(bias_gradient(bias1, needed[3]))
         dx, dw1, dw2, dbias1 = gradients
-        mode = (kind, workspace or 0, *on_device, deterministic, tf32)
-        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, *mode)
+        _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *on_device, plan)
     return rounded((*gradients, dbias2), inputs, needed)
 
 

@@ -12,7 +12,7 @@ from specimens import Inputs, class_weights, cross_entropy_inputs, name_of, norm
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce._ops import local_gradients
+from monoidreduce._ops import local_gradients, slices
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -149,7 +149,7 @@ def check_reduced(inputs: Inputs, reduction: str, workspace: int) -> None:
 @pytest.mark.parametrize("tiles", (2, 3, 4, 5))
 def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five tiles of classes all are kept, or one less than the workspace holds."""
-    monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
+    monkeypatch.setattr(slices, "_BYTES_TO_RECOMPUTE_IN", 0)
     inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
     with Kept() as kept:
         check_operator("linear_cross_entropy", inputs, options)
@@ -584,7 +584,7 @@ def test_is_explained(gpu: torch.device) -> None:
 @pytest.mark.tiers("sm90")
 def test_explained(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is padded, what is copied, what is kept."""
-    monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
+    monkeypatch.setattr(slices, "_BYTES_TO_RECOMPUTE_IN", 0)
 
     def text(size: str, layout: Any = lambda t: t, **options: Any) -> str:
         x, weight, target = inputs_of(size, torch.bfloat16, gpu).values()

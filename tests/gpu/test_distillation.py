@@ -11,7 +11,7 @@ from specimens import Inputs, distillation_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce._ops import local_gradients, losses
+from monoidreduce._ops import local_gradients, losses, slices
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -76,11 +76,9 @@ def test_kept_local_gradients_of_reduced_losses(reduction: str, mask: bool, gpu:
 @pytest.mark.parametrize("tiles", (2, 3, 5, 8, 10))
 def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of five tiles; in the forward pass each takes the place of two."""
-    monkeypatch.setattr(local_gradients, "_BYTES_TO_RECOMPUTE_IN", 0)
+    monkeypatch.setattr(slices, "_BYTES_TO_RECOMPUTE_IN", 0)
     inputs, options = inputs_of("ragged", torch.bfloat16, gpu), {"workspace": 513 * 256 * 2 * tiles}
-    assert local_gradients.columns_to_keep(513, 1111, options["workspace"], scores=2) == min(
-        tiles // 2 * 256, 1111
-    )
+    assert slices.columns_to_keep(513, 1111, options["workspace"], scores=2) == min(tiles // 2 * 256, 1111)
     check_operator("linear_distillation", inputs, options)
     check_operator("linear_distillation", inputs, options | {"teacher_grad": True})
 
@@ -271,7 +269,7 @@ def test_no_logits_are_stored(masked: bool, tier: str, gpu: torch.device) -> Non
     teacher_x, workspace = inputs["teacher_x"], 32 << 20
     statistics = 4 * 7 * len(x)  # a loss, and two words of it and of each log-sum-exp
     tensors = (x, weight, teacher_x, inputs["teacher_weight"])
-    scratch = 4 * mr._C.distillation_forward_tier(*tensors)[2]
+    scratch = 4 * mr._C.plan_distillation_forward(*tensors).scratch
     mr.linear_distillation(**inputs, workspace=workspace).backward()  # cuBLAS's own workspace stays
     copies = 2 * (x.numel() + teacher_x.numel()) if masked else 0
     slack = 1 << 20

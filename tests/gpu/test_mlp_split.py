@@ -66,12 +66,13 @@ def test_graph_capture(gpu: torch.device) -> None:
 def test_scratch_that_is_too_small_is_refused(gpu: torch.device) -> None:
     x, w1, w2 = split_inputs("ragged", gpu, biases=False).values()
     out = x.new_empty(x.shape[0], w2.shape[0])
-    _, _, needed, *_ = _forward_tier(x, w1, w2)
+    plan = mr._C.plan_mlp_forward(x, w1, w2)
+    needed = plan.scratch
     for elements in (0, needed - 1):
         scratch = torch.empty(elements, device=gpu)
         with pytest.raises(ValueError, match=f"scratch: expected {needed} elements, got {elements}"):
             mr._C.mlp_forward(
-                x, w1, w2, None, None, out, scratch, activation=0, workspace=0, threads=1, stream=0
+                x, w1, w2, None, None, out, scratch, activation=0, workspace=0, threads=1, stream=0, plan=plan
             )
 
 
@@ -80,12 +81,4 @@ def test_scratch_that_is_too_small_is_refused(gpu: torch.device) -> None:
 def test_partial_sums_are_small(rows: int, width: int, gpu: torch.device) -> None:
     place = {"dtype": torch.bfloat16, "device": gpu}
     x, w1, w2 = (torch.empty(shape, **place) for shape in ((rows, width), (65536, width), (width, 65536)))
-    _, _, elements, *_ = _forward_tier(x, w1, w2)
-    assert 4 * elements <= 32 << 20
-
-
-def _forward_tier(x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor) -> tuple[object, ...]:
-    found: tuple[object, ...] = mr._C.mlp_forward_tier(
-        x, w1, w2, None, workspace=0, tf32=False, deterministic=False
-    )
-    return found
+    assert 4 * mr._C.plan_mlp_forward(x, w1, w2).scratch <= 32 << 20

@@ -46,8 +46,8 @@ struct Tensors {
     if (t.rank == 2) return (*this)(name + "_padded", t.dtype, {t.size[0], t.size[1]});
     return (*this)(name + "_padded", t.dtype, {t.size[0], t.size[1], t.size[2], t.size[3]});
   }
-  TensorView scratch(const Tier& tier, DType dtype) const {
-    return tier.scratch ? (*this)("scratch", accumulation(dtype), {tier.scratch}) : TensorView{};
+  TensorView scratch(const Plan& plan, DType dtype) const {
+    return plan.scratch ? (*this)("scratch", accumulation(dtype), {plan.scratch}) : TensorView{};
   }
 
  private:
@@ -69,9 +69,10 @@ TensorView part_of(TensorView t, int axis, std::int64_t first, std::int64_t coun
 // ---- Calls
 
 // All but the reason.
-std::string text(const Tier& tier) {
-  std::string result = message(tier.name, ", scratch ", tier.scratch, tier.adds_rows ? ", adds rows" : "");
-  if (tier.part.rows) result += message(", parts of ", tier.part.rows, " x ", tier.part.columns);
+std::string summary(const Plan& plan) {
+  std::string result =
+      message(plan.can().name, ", scratch ", plan.scratch, plan.adds_rows ? ", adds rows" : "");
+  if (plan.part.rows) result += message(", parts of ", plan.part.rows, " x ", plan.part.columns);
   return result;
 }
 
@@ -80,12 +81,12 @@ class Recorder {
   explicit Recorder(int device) : tensors_{device} {}
 
   // call(tensors) returns what the library says of the call; nothing where it has no tier.
-  void run(const std::string& name, const std::function<Tier(const Tensors&)>& call) {
+  void run(const std::string& name, const std::function<Plan(const Tensors&)>& call) {
     free_all();
     Call& made = calls.emplace_back(name);
     try {
-      const Tier tier = call(tensors_);
-      made.tier = text(tier), made.reason = tier.reason;
+      const Plan plan = call(tensors_);
+      if (*plan.call) made.tier = summary(plan), made.reason = text(plan);
     } catch (const std::exception& error) {
       made.error = error.what();
     }
@@ -151,19 +152,19 @@ void add_statistics(const Attention& c, const Tensors& t, Arguments& x) {
   x.lse_low = t("lse_low", statistics, {c.batch, c.heads, c.rows});
 }
 
-Tier forward(const Attention& c, const Tensors& t) {
+Plan forward(const Attention& c, const Tensors& t) {
   AttentionForward x;
   fill_attention(c, t, x);
   const Launch launch = launch_of(c.deterministic, c.tf32);
-  const Tier tier = attention_forward_tier(x, launch);
-  if (tier.name != "simt") pad_attention(t, x);
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.can().tensor_cores) pad_attention(t, x);
   add_statistics(c, t, x);
-  x.scratch = t.scratch(tier, c.dtype);
-  attention_forward(x, launch);
-  return tier;
+  x.scratch = t.scratch(plan, c.dtype);
+  attention_forward(x, launch, &plan);
+  return plan;
 }
 
-Tier backward(const Attention& c, const Tensors& t) {
+Plan backward(const Attention& c, const Tensors& t) {
   AttentionBackward x;
   fill_attention(c, t, x);
   x.whole = c.whole;
@@ -172,18 +173,18 @@ Tier backward(const Attention& c, const Tensors& t) {
   if (c.of_lse || c.of_lse_alone) x.grad_lse = t("grad_lse", sums, {c.batch, c.heads, c.rows});
   if (c.biased && is_floating(c.bias)) x.d_bias = attention_bias(c, t, "d_bias", sums);
   const Launch launch = launch_of(c.deterministic, c.tf32);
-  const Tier tier = attention_backward_tier(x, launch);
-  const bool simt = tier.name == "simt";
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  const bool simt = !plan.can().tensor_cores;
   if (!simt) pad_attention(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
   add_statistics(c, t, x);
   const auto gradient = [&](const char* name, const TensorView& of, bool adds) {
     return t(name, adds ? sums : c.dtype, {of.size[0], of.size[1], of.size[2], of.size[3]});
   };
-  x.d_q = gradient("d_q", x.q, tier.adds_rows);
+  x.d_q = gradient("d_q", x.q, plan.adds_rows);
   x.d_k = gradient("d_k", x.k, simt), x.d_v = gradient("d_v", x.v, simt);
-  x.scratch = t("scratch", sums, {tier.scratch});
-  attention_backward(x, launch);
-  return tier;
+  x.scratch = t("scratch", sums, {plan.scratch});
+  attention_backward(x, launch, &plan);
+  return plan;
 }
 
 std::vector<Attention> attention_calls() {
@@ -240,9 +241,9 @@ std::vector<Attention> attention_calls() {
 // ---- What the linear losses share
 
 // The rows that count first, as order_rows leaves them; where Hopper's kernels take the call.
-TensorView ordered(bool wanted, const Tier& tier, const Tensors& t, const TensorView& target,
+TensorView ordered(bool wanted, const Plan& plan, const Tensors& t, const TensorView& target,
                    const TensorView& mask, std::int64_t rows) {
-  if (!wanted || tier.name != "sm90") return {};
+  if (!wanted || !plan.can().skips_rows) return {};
   const TensorView order = t("order", kInt64, {rows + 1});
   order_rows({.target = target, .mask = mask, .order = order}, launch_of());
   return order;
@@ -259,8 +260,8 @@ TensorView weight_of(const Tensors& t, const char* name, DType dtype, std::int64
 }
 
 // A weight as a tier reads it: only Hopper's kernels take one whose rows are adjacent.
-TensorView readable_weight(const Tensors& t, const char* name, const TensorView& weight, const Tier& tier) {
-  if (tier.name == "sm90" || weight.stride[1] == 1) return t.padded(name, weight);
+TensorView readable_weight(const Tensors& t, const char* name, const TensorView& weight, const Plan& plan) {
+  if (plan.can().transposed || weight.stride[1] == 1) return t.padded(name, weight);
   return t(message(name, "_copy"), weight.dtype, {weight.size[0], weight.size[1]});
 }
 
@@ -324,45 +325,45 @@ void fill_cross_entropy(const LinearCrossEntropy& c, const Tensors& t, Arguments
   if constexpr (requires { x.workspace; }) x.workspace = c.workspace;
 }
 template <class Arguments>
-void pad_cross_entropy(const Tensors& t, const Tier& tier, Arguments& x) {
-  x.x = t.padded("x", x.x), x.weight = readable_weight(t, "weight", x.weight, tier);
+void pad_cross_entropy(const Tensors& t, const Plan& plan, Arguments& x) {
+  x.x = t.padded("x", x.x), x.weight = readable_weight(t, "weight", x.weight, plan);
 }
 
-Tier forward(const LinearCrossEntropy& c, const Tensors& t) {
+Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   CrossEntropyForward x;
   fill_cross_entropy(c, t, x);
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  if (c.kept && can_keep(t.device, c.width, 0, 0.5, launch)) {
+  if (c.kept && can_keep(c.width, 0, 0.5, facts_of(t.device))) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
-  const Tier tier = cross_entropy_forward_tier(x, launch);
-  if (tier.name != "simt") pad_cross_entropy(t, tier, x);
-  x.scratch = t.scratch(tier, c.dtype);
-  x.order = ordered(c.ordered, tier, t, x.target, {}, c.rows);
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
+  x.scratch = t.scratch(plan, c.dtype);
+  x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
   if (x.order.present()) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
-  cross_entropy_forward(x, launch);
-  return tier;
+  cross_entropy_forward(x, launch, &plan);
+  return plan;
 }
 
-Tier backward(const LinearCrossEntropy& c, const Tensors& t) {
+Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
   CrossEntropyBackward x;
   fill_cross_entropy(c, t, x);
   const DType sums = accumulation(c.dtype);
   x.grad_loss = t("grad_loss", sums, {c.rows});
   if (c.of_lse) x.grad_lse = t("grad_lse", sums, {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  const Tier tier = cross_entropy_backward_tier(x, launch);
-  if (tier.name == "simt") {
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (!plan.can().tensor_cores) {
     x.d_x = t("d_x", sums, {c.rows, c.width});
     x.d_weight = t("d_weight", sums, {c.classes, c.width});
     if (c.biased) x.d_bias = t("d_bias", sums, {c.classes});
-    cross_entropy_backward(x, launch);
-    return tier;
+    cross_entropy_backward(x, launch, &plan);
+    return plan;
   }
-  pad_cross_entropy(t, tier, x);
-  const TensorView order = ordered(c.ordered, tier, t, x.target, {}, c.rows);
+  pad_cross_entropy(t, plan, x);
+  const TensorView order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
   const TensorView rows = gathered_rows(t, x.x, order);
   const std::int64_t at_once = columns_in(c.workspace, c.rows, c.classes),
                      first = (c.classes - 1) / at_once * at_once;
@@ -385,13 +386,13 @@ Tier backward(const LinearCrossEntropy& c, const Tensors& t) {
          .first_class = from,
          .classes = c.classes,
          .options = x.options},
-        launch);
+        launch, &plan);
     return local;
   };
   gradient(first, c.classes - first);
   const TensorView local = gradient(0, at_once);
-  if (tier.name == "sm90") multiply(t, local, rows, part_of(x.weight, 0, 0, at_once), order);
-  return tier;
+  if (plan.can().multiplies) multiply(t, local, rows, part_of(x.weight, 0, 0, at_once), order);
+  return plan;
 }
 
 std::vector<LinearCrossEntropy> cross_entropy_calls() {
@@ -451,53 +452,53 @@ void fill_distillation(const LinearDistillation& c, const Tensors& t, Arguments&
   if constexpr (requires { x.workspace; }) x.workspace = c.workspace;
 }
 template <class Arguments>
-void pad_distillation(const Tensors& t, const Tier& tier, Arguments& x) {
-  x.x = t.padded("x", x.x), x.weight = readable_weight(t, "weight", x.weight, tier);
+void pad_distillation(const Tensors& t, const Plan& plan, Arguments& x) {
+  x.x = t.padded("x", x.x), x.weight = readable_weight(t, "weight", x.weight, plan);
   x.teacher_x = t.padded("teacher_x", x.teacher_x);
   x.teacher_weight = t.padded("teacher_weight", x.teacher_weight);
 }
 
-Tier forward(const LinearDistillation& c, const Tensors& t) {
+Plan forward(const LinearDistillation& c, const Tensors& t) {
   DistillationForward x;
   fill_distillation(c, t, x);
   x.loss = t("loss", accumulation(c.dtype), {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  if (c.kept && can_keep(t.device, c.width, c.teacher_width, 0.5, launch)) {
+  if (c.kept && can_keep(c.width, c.teacher_width, 0.5, facts_of(t.device))) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     x.teacher_kept = t.lines("teacher_kept", c.dtype, c.rows, c.kept);
     x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
-  const Tier tier = distillation_forward_tier(x, launch);
-  if (tier.name != "simt") pad_distillation(t, tier, x);
-  x.scratch = t.scratch(tier, c.dtype);
-  x.order = ordered(c.masked, tier, t, {}, x.mask, c.rows);
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.can().tensor_cores) pad_distillation(t, plan, x);
+  x.scratch = t.scratch(plan, c.dtype);
+  x.order = ordered(c.masked, plan, t, {}, x.mask, c.rows);
   if (x.order.present()) {
     x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
     x.teacher_gathered = t("teacher_gathered", c.dtype, {c.rows * 5 / 8, x.teacher_x.size[1]});
   }
-  distillation_forward(x, launch);
-  return tier;
+  distillation_forward(x, launch, &plan);
+  return plan;
 }
 
-Tier backward(const LinearDistillation& c, const Tensors& t) {
+Plan backward(const LinearDistillation& c, const Tensors& t) {
   DistillationBackward x;
   fill_distillation(c, t, x);
   const DType sums = accumulation(c.dtype);
   x.grad_loss = t("grad_loss", sums, {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  const Tier tier = distillation_backward_tier(x, launch);
-  if (tier.name == "simt") {
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (!plan.can().tensor_cores) {
     x.d_x = t("d_x", sums, {c.rows, c.width});
     x.d_weight = t("d_weight", sums, {c.classes, c.width});
     if (c.of_teacher) {
       x.d_teacher_x = t("d_teacher_x", sums, {c.rows, c.teacher_width});
       x.d_teacher_weight = t("d_teacher_weight", sums, {c.classes, c.teacher_width});
     }
-    distillation_backward(x, launch);
-    return tier;
+    distillation_backward(x, launch, &plan);
+    return plan;
   }
-  pad_distillation(t, tier, x);
-  const TensorView order = ordered(c.masked, tier, t, {}, x.mask, c.rows);
+  pad_distillation(t, plan, x);
+  const TensorView order = ordered(c.masked, plan, t, {}, x.mask, c.rows);
   const TensorView rows = gathered_rows(t, x.x, order), teacher_rows = gathered_rows(t, x.teacher_x, order);
   const std::int64_t count = columns_in(c.workspace, c.rows, c.classes);
   const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.weight, 0, 0, count);
@@ -513,9 +514,9 @@ Tier backward(const LinearDistillation& c, const Tensors& t) {
        .teacher_out = c.of_teacher ? t.lines("teacher_local", c.dtype, c.rows, count) : TensorView{},
        .order = order,
        .options = x.options},
-      launch);
-  if (tier.name == "sm90") multiply(t, local, rows, columns, order);
-  return tier;
+      launch, &plan);
+  if (plan.can().multiplies) multiply(t, local, rows, columns, order);
+  return plan;
 }
 
 std::vector<LinearDistillation> distillation_calls() {
@@ -567,31 +568,31 @@ void fill_logsumexp(const LogSumExpOfProduct& c, const Tensors& t, Arguments& x)
   x.scale = c.scale;
 }
 
-Tier forward(const LogSumExpOfProduct& c, const Tensors& t) {
+Plan forward(const LogSumExpOfProduct& c, const Tensors& t) {
   LogSumExpForward x;
   fill_logsumexp(c, t, x);
   const Launch launch = launch_of(c.deterministic);
-  const Tier tier = logsumexp_forward_tier(x, launch);
-  if (tier.name != "simt") x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, tier);
-  x.scratch = t.scratch(tier, c.dtype);
-  logsumexp_forward(x, launch);
-  return tier;
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
+  x.scratch = t.scratch(plan, c.dtype);
+  logsumexp_forward(x, launch, &plan);
+  return plan;
 }
 
-Tier backward(const LogSumExpOfProduct& c, const Tensors& t) {
+Plan backward(const LogSumExpOfProduct& c, const Tensors& t) {
   LogSumExpBackward x;
   fill_logsumexp(c, t, x);
   x.workspace = c.workspace;
   const DType sums = accumulation(c.dtype);
   x.grad_lse = t("grad_lse", sums, {c.rows});
   const Launch launch = launch_of(c.deterministic);
-  const Tier tier = logsumexp_backward_tier(x, launch);
-  if (tier.name == "simt") {
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (!plan.can().tensor_cores) {
     x.d_a = t("d_a", sums, {c.rows, c.width}), x.d_b = t("d_b", sums, {c.columns, c.width});
-    logsumexp_backward(x, launch);
-    return tier;
+    logsumexp_backward(x, launch, &plan);
+    return plan;
   }
-  x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, tier);
+  x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
   const std::int64_t count = columns_in(c.workspace, c.rows, c.columns);
   const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.b, 0, 0, count);
   logsumexp_local_gradient({.grad_lse = x.grad_lse,
@@ -601,9 +602,9 @@ Tier backward(const LogSumExpOfProduct& c, const Tensors& t) {
                             .lse_low = x.lse_low,
                             .out = local,
                             .scale = c.scale},
-                           launch);
-  if (tier.name == "sm90") multiply(t, local, x.a, columns, {});
-  return tier;
+                           launch, &plan);
+  if (plan.can().multiplies) multiply(t, local, x.a, columns, {});
+  return plan;
 }
 
 std::vector<LogSumExpOfProduct> logsumexp_calls() {
@@ -646,44 +647,44 @@ void pad_mlp(const Tensors& t, Arguments& x) {
   x.bias1 = t.padded("bias1", x.bias1);
 }
 
-Tier forward(const Mlp& c, const Tensors& t) {
+Plan forward(const Mlp& c, const Tensors& t) {
   MlpForward x;
   fill_mlp(c, t, x);
   if (c.biased) x.bias2 = t("bias2", c.dtype, {c.outputs});
   const Launch launch = launch_of(c.deterministic, c.tf32);
-  const Tier tier = mlp_forward_tier(x, launch);
-  if (tier.name != "simt") pad_mlp(t, x), x.bias2 = t.padded("bias2", x.bias2);
-  if (tier.part.rows) {
-    const TensorView hidden = t("hidden", c.dtype, {tier.part.rows, x.w1.size[0]});
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.can().tensor_cores) pad_mlp(t, x), x.bias2 = t.padded("bias2", x.bias2);
+  if (plan.part.rows) {
+    const TensorView hidden = t("hidden", c.dtype, {plan.part.rows, x.w1.size[0]});
     const auto store = [&](std::int64_t first) {
-      const std::int64_t count = std::min(tier.part.rows, c.rows - first);
+      const std::int64_t count = std::min(plan.part.rows, c.rows - first);
       mlp_hidden({.x = part_of(x.x, 0, first, count),
                   .w1 = x.w1,
                   .bias1 = x.bias1,
                   .out = part_of(hidden, 0, 0, count),
                   .activation = c.activation},
-                 launch);
+                 launch, &plan);
     };
-    store(0), store((c.rows - 1) / tier.part.rows * tier.part.rows);
-    return tier;
+    store(0), store((c.rows - 1) / plan.part.rows * plan.part.rows);
+    return plan;
   }
   x.out = t("out", c.dtype, {c.rows, x.w2.size[0]});
-  x.scratch = t.scratch(tier, c.dtype);
-  mlp_forward(x, launch);
-  return tier;
+  x.scratch = t.scratch(plan, c.dtype);
+  mlp_forward(x, launch, &plan);
+  return plan;
 }
 
-Tier backward(const Mlp& c, const Tensors& t) {
+Plan backward(const Mlp& c, const Tensors& t) {
   MlpBackward x;
   fill_mlp(c, t, x);
   x.grad_out = t("grad_out", c.dtype, {c.rows, c.outputs});
   const DType sums = accumulation(c.dtype);
   const Launch launch = launch_of(c.deterministic, c.tf32);
-  const Tier tier = mlp_backward_tier(x, launch);
-  const bool simt = tier.name == "simt";
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  const bool simt = !plan.can().tensor_cores;
   if (!simt) pad_mlp(t, x), x.grad_out = t.padded("grad_out", x.grad_out);
-  if (tier.part.rows) {
-    const auto [rows, units] = tier.part;
+  if (plan.part.rows) {
+    const auto [rows, units] = plan.part;
     const TensorView local = t.lines("local", c.dtype, rows, units),
                      hidden = t.lines("hidden", c.dtype, rows, units);
     const TensorView partial_sums = t("sums", sums, {round_up(rows, 256) / 16, round_up(units, 192)});
@@ -704,20 +705,20 @@ Tier backward(const Mlp& c, const Tensors& t) {
                           .hidden = corner(hidden),
                           .sums = of_part,
                           .activation = c.activation},
-                         launch);
+                         launch, &plan);
     };
     store(0, 0);
     store((c.rows - 1) / rows * rows, (x.w1.size[0] - 1) / units * units);
-    return tier;
+    return plan;
   }
   const auto gradient = [&](const char* name, const TensorView& of, bool adds) {
     return t(name, adds ? sums : c.dtype, {of.size[0], of.size[1]});
   };
-  x.d_x = gradient("d_x", x.x, tier.adds_rows);
+  x.d_x = gradient("d_x", x.x, plan.adds_rows);
   x.d_w1 = gradient("d_w1", x.w1, simt), x.d_w2 = gradient("d_w2", x.w2, simt);
   if (c.biased) x.d_bias1 = t("d_bias1", sums, {x.bias1.size[0]});
-  mlp_backward(x, launch);
-  return tier;
+  mlp_backward(x, launch, &plan);
+  return plan;
 }
 
 std::vector<Mlp> mlp_calls() {
@@ -763,7 +764,7 @@ void run_row_calls(Recorder& recorder) {
                                       .reduced = t("reduced", dtype, {1}),
                                       .mean = mean},
                                      launch);
-                       return Tier{};
+                       return Plan{};
                      });
       };
       reduce("", false, false), reduce(", targets", true, false), reduce(", mask", false, true);
@@ -771,7 +772,12 @@ void run_row_calls(Recorder& recorder) {
   }
   recorder.run("order_rows mask", [&](const Tensors& t) {
     order_rows({.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})}, launch);
-    return Tier{};
+    return Plan{};
+  });
+  recorder.run("copy_fitted", [&](const Tensors& t) {
+    copy_fitted({.x = t("x", kFloat32, {2, 3, 500, 64}), .out = t("out", kBFloat16, {2, 3, 500, 59})},
+                launch);
+    return Plan{};
   });
   for (const DType from : {kBFloat16, kFloat16, kFloat32}) {
     for (const DType to : {kBFloat16, kFloat16, kFloat32}) {
@@ -781,7 +787,7 @@ void run_row_calls(Recorder& recorder) {
                     .factor = t("factor", kFloat32, {5000}),
                     .order = {}},
                    launch);
-        return Tier{};
+        return Plan{};
       });
     }
   }
@@ -802,7 +808,7 @@ void run_product_calls(Recorder& recorder) {
                       .factor = {},
                       .order = order(t)},
                      launch);
-        return Tier{};
+        return Plan{};
       });
     }
   }
@@ -828,7 +834,7 @@ std::vector<Call> calls_on(const Machine& machine) {
   run_cases(recorder, "logsumexp", logsumexp_calls());
   run_cases(recorder, "mlp", mlp_calls());
   run_row_calls(recorder);
-  if (can_keep(machine.device, 2048, 0, 1, {})) run_product_calls(recorder);
+  if (can_keep(2048, 0, 1, facts_of(machine.device))) run_product_calls(recorder);
   return std::move(recorder.calls);
 }
 

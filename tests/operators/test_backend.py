@@ -194,8 +194,70 @@ def test_tiles_grow_with_the_threads_on_a_problem() -> None:
 
 def test_calls_on_other_devices_are_refused() -> None:
     q = torch.empty(1, 1, 4, 8, device="meta")
-    with pytest.raises(ValueError, match="tensors: expected tensors on the CPU or on a GPU, got meta"):
+    with pytest.raises(
+        ValueError, match=r"tensors: expected tensors on the CPU or on a GPU, or .*, got meta"
+    ):
         mr.explain("attention", q, q, q)
+
+
+def meta(*shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "tier", "architecture"),
+    [
+        ("h100", "sm90", "sm_90"),
+        ("h200", "sm90", "sm_90"),
+        ("a100", "sm80", "sm_80"),
+        ("b200", "sm80", "sm_100"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_planned_for(hardware: str, tier: str, architecture: str) -> None:
+    """Of every operator, of tensors without memory."""
+    target = torch.empty(64, dtype=torch.int64, device="meta")
+    calls = {
+        "attention": meta(*[(2, 8, 1024, 128)] * 3),
+        "linear_cross_entropy": [*meta((64, 512), (1000, 512)), target],
+        "linear_distillation": meta((64, 512), (1000, 512), (64, 256), (1000, 256)),
+        "mlp": meta((4096, 128), (4096, 128), (128, 4096)),
+        "logsumexp_matmul": meta((64, 512), (1000, 512)),
+    }
+    for operator, tensors in calls.items():
+        explanation = mr.explain(operator, *tensors, hardware=hardware)
+        assert f"/cuda/{tier}/bfloat16" in explanation.forward
+        assert f"/cuda/{tier}/bfloat16" in explanation.backward
+        assert explanation.architecture == architecture and explanation.tiles is None
+
+
+def test_what_is_planned_is_said() -> None:
+    """Few rows, parts, padding and what keeps a call from tensor cores, from the same rules as on a GPU."""
+    q, k = meta((8, 32, 1, 128), (8, 8, 32768, 128))
+    assert "few rows: tiles of 1 rows of 4 heads, columns in 2 splits" in str(
+        mr.explain("attention", q, k, k, hardware="h100")
+    )
+    x, w1, w2 = meta((16384, 2048), (16384, 2048), (2048, 16384))
+    with mr.workspace(64 << 20):
+        explanation = mr.explain("mlp", x, w1, w2, hardware="h100")
+    assert explanation.workspace == 64 << 20 and "in parts of 2048 rows and 16384 hidden units" in str(
+        explanation
+    )
+    odd = meta((1, 4, 256, 59), (1, 4, 256, 100))
+    text = str(mr.explain("attention", odd[0], odd[0], odd[1], hardware="a100"))
+    assert text.count("of width 64, padded from 59; of width 104, padded from 100") == 2
+    (wide,) = meta((1, 4, 256, 257))
+    text = str(mr.explain("attention", wide, wide, wide, hardware="h100"))
+    assert "/simt/" in text and "a width is 264, more than 256" in text and "padded" not in text
+    a, b = torch.randn(3, 8), torch.randn(11, 8)
+    assert "the inputs are float32" in str(mr.explain("logsumexp_matmul", a, b, hardware="h100"))
+
+
+def test_hardware_is_a_gpu() -> None:
+    (q,) = meta((1, 1, 4, 8))
+    with pytest.raises(ValueError, match=r"hardware: expected one of .*got 'h1000'"):
+        mr.explain("attention", q, q, q, hardware="h1000")
+    with pytest.raises(ValueError, match="hardware: expected a GPU of NVIDIA's, got v5p"):
+        mr.explain("attention", q, q, q, hardware="v5p")
 
 
 def test_no_tiles_are_named_on_a_gpu(device: torch.device) -> None:

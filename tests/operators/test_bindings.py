@@ -58,7 +58,6 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "left": -1,
         "right": -1,
         "whole": True,
-        "deterministic": False,
         **LAUNCH,
     }
     assert changed.keys() <= arguments.keys()

@@ -563,7 +563,7 @@ def test_negative_workspace_limits() -> None:
     for function in (mr.set_workspace, lambda bytes: mr.workspace(bytes).__enter__()):
         with pytest.raises(ValueError, match="bytes: expected an int >= 0, got -1"):
             function(-1)
-    assert mr.get_workspace() == 128 << 20
+    assert mr.get_workspace() == 352 << 20
 
 
 def test_explain_checks_the_call_it_explains() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +9,8 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops import local_gradients
-from monoidreduce._ops.local_gradients import (
-    UNIT_UPSTREAM,
-    Head,
-    columns_to_keep,
-    multiply_local_gradients,
-)
+from monoidreduce._ops.local_gradients import UNIT_UPSTREAM, Head, multiply_local_gradients
+from monoidreduce._ops.slices import Space, columns_to_keep, slices
 
 TILE = 256  # classes
 RESERVE = 128 << 20  # bytes that the others are computed in
@@ -88,7 +83,7 @@ def test_gradients_are_not_written_over_before_they_are_done(
     """Whatever local gradients share memory with, products and sums of columns are those of all of them."""
     shapes = ((rows, width), (columns, width), (rows, columns))
     a, b, exact = (torch.randint(-3, 4, shape).float() for shape in shapes)  # sums are exact in any order
-    head = Head(a, b, own_tiles * TILE, [*wanted, False], hopper=False)
+    head = Head(a, b, own_tiles * TILE, [*wanted, False], clusters=0)
     parts: list[slice] = []
 
     def store(part: slice) -> None:
@@ -96,7 +91,7 @@ def test_gradients_are_not_written_over_before_they_are_done(
         assert head.local(part).stride(0) % 8 == 0
         head.local(part).copy_(exact[:, part])
 
-    multiply_local_gradients(store, columns, [head])
+    multiply_local_gradients(store, [head])
     stops, starts = [part.stop for part in parts], [part.start for part in parts]
     assert stops == [columns, *starts[:-1]] and starts[-1] == 0
     assert all(start % TILE == 0 for start in starts)
@@ -138,8 +133,6 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         local_gradients, "_scale_rows", lambda rows, factor, out, order: out.copy_(rows * factor[:, None])
     )
-    gpu = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
 
 
 @pytest.mark.parametrize("wanted", WANTED.values(), ids=WANTED)
@@ -166,7 +159,7 @@ def test_kept_local_gradients_are_multiplied_after_the_others(
         upstream = factor * (torch.ones(rows) if uniform else torch.randint(-2, 3, (rows,)).float())
         local = UNIT_UPSTREAM * exact if uniform else upstream[:, None] * exact
         options: dict[str, Any] = {"kept": kept, "upstream": upstream, "uniform": uniform}
-        head = Head(a, b, TILE, [*wanted, False], hopper=True, **options)
+        head = Head(a, b, TILE, [*wanted, False], clusters=66, **options)
         starts = [columns]
 
         def store(part: slice, local: Tensor = local, head: Head = head, starts: list[int] = starts) -> None:
@@ -174,7 +167,7 @@ def test_kept_local_gradients_are_multiplied_after_the_others(
             starts.append(part.start)
             head.local(part).copy_(local[:, part])
 
-        multiply_local_gradients(store, columns, [head])
+        multiply_local_gradients(store, [head])
         assert starts[-1] == first
         d_rows, expected = head.rows_gradient(), upstream[:, None] * exact
         assert [d_rows is not None, head.d_columns is not None] == wanted
@@ -184,19 +177,15 @@ def test_kept_local_gradients_are_multiplied_after_the_others(
             assert torch.equal(head.d_columns, expected.T @ a)
 
 
-def test_parts_fill_the_last_turn_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slices_fill_the_last_turn_of_tiles() -> None:
     """On 66 clusters 32 blocks of rows by 33 tiles of columns are 16 turns, and 33 by 16 are 8."""
-    gpu = SimpleNamespace(multi_processor_count=132)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    a, b = torch.empty(ROWS, 4096, device="meta"), torch.empty(128256, 4096, device="meta")
-    head = Head(a, b, 0, [True, True, False], hopper=True)
-    tiles, stop = [], len(b)
-    while stop > 0:
-        part = local_gradients._part_before(stop, [head])
-        assert part.stop == stop and 0 < stop - part.start <= head.fitting(stop)
+    space = Space.of(ROWS, 128256, 4096, 0, 0, [True, True, False], gathers=False)
+    tiles, stop = [], space.columns
+    for part in slices([space], clusters=66):
+        assert part.stop == stop and 0 < stop - part.start <= space.fitting(stop)
         stop = part.start
         tiles.append((part.stop - stop) // TILE)
-    assert sum(tiles) * TILE == len(b)
+    assert sum(tiles) * TILE == space.columns
     assert tiles[:3] == [165, 99, 66]
 
 
@@ -205,8 +194,8 @@ def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None)
     a, b = torch.randn(64, 512), torch.randn(4096, 512)
     held = []
     for wanted in ([True, True], [True, False], [False, True]):
-        head = Head(a, b, TILE, [*wanted, False], hopper=False)
-        multiply_local_gradients(lambda part, head=head: head.local(part).zero_(), len(b), [head])  # type: ignore[misc]
+        head = Head(a, b, TILE, [*wanted, False], clusters=0)
+        multiply_local_gradients(lambda part, head=head: head.local(part).zero_(), [head])  # type: ignore[misc]
         held.append(head.own is not None)
     assert held == [False, False, True]
 
@@ -214,7 +203,7 @@ def test_memory_is_taken_only_where_gradients_have_none(products_of_torch: None)
 def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
     """Each part's sums are of as many columns as there is memory for, however much room the products have."""
     a, b = torch.randn(64, 512), torch.randn(4096, 512)
-    head = Head(a, b, TILE, [True, True, True], hopper=False)
+    head = Head(a, b, TILE, [True, True, True], clusters=0)
     parts: list[slice] = []
 
     def store(part: slice) -> None:
@@ -224,7 +213,7 @@ def test_sums_of_columns_limit_the_parts(products_of_torch: None) -> None:
         assert sums is not None
         sums[:] = 1
 
-    multiply_local_gradients(store, len(b), [head])
+    multiply_local_gradients(store, [head])
     assert all(part.stop - part.start == TILE for part in parts)
     sums = head.sums_gradient()
     assert sums is not None and (sums == 16).all()

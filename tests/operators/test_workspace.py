@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 
-DEFAULT = 128 << 20
+DEFAULT = 352 << 20
 WITH_WORKSPACE = [s for s in SPECIMENS if s.operator in ("linear_cross_entropy", "linear_distillation")]
 WITHOUT_KEYWORD = [s for s in SPECIMENS if s.operator in ("mlp", "logsumexp_matmul")]
 

@@ -10,9 +10,10 @@ import monoidreduce as mr
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
     _torch_private.py _validate.py _version.py backend.py flops.py functional.py hardware.py
-    laws.py map_reduce.py monoids.py nn.py py.typed reference.py workspace.py
+    laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
+    workspace.py
     _ops/__init__.py _ops/attention.py _ops/local_gradients.py _ops/losses.py _ops/memory.py _ops/mlp.py
-    _ops/mlp_parts.py _ops/registry.py
+    _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
     integrations/__init__.py integrations/_attention.py integrations/_loss.py integrations/transformers.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
@@ -21,12 +22,16 @@ PYTHON = """
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
     plan/fsdp_tp.py plan/kernels.py plan/mesh.py plan/noise_scale.py plan/operators.py plan/planner.py
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
+    program/__init__.py program/arguments.py program/bytecode.py program/chunked.py program/derivative.py
+    program/errors.py program/graph.py program/monoid.py program/operations.py program/passes.py
+    program/program.py program/reader.py program/tracing.py program/vocabulary.py
 """
 HEADERS = """
-    activation.h describe.h error.h fold.h math.h monoid.h operators.h path_counter.h pull.h rows.h
+    activation.h describe.h error.h fold.h instructions.h math.h monoid.h operators.h path_counter.h
+    plan.h pull.h rows.h
     score.h tensor_view.h traits.h
     cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
-    cpu/thread_pool.h cpu/tiles.h
+    cpu/program.h cpu/thread_pool.h cpu/tiles.h
     device/arch/approximate.cuh device/arch/async_copy.cuh device/arch/barrier.cuh device/arch/cluster.cuh
     device/arch/element.cuh device/arch/flag.cuh device/arch/mma.cuh device/arch/reduce_add.cuh
     device/arch/shared_memory.cuh device/arch/tma.cuh device/arch/warpgroup.cuh device/arch/wgmma.cuh
@@ -51,18 +56,19 @@ HEADERS = """
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
     device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/row_prologue.cuh
     device/warp/lanes.cuh
-    launch/combine_splits.cuh launch/contraction_schedule.cuh launch/contraction_sm80.cuh
-    launch/contraction_sm90.cuh launch/dense_lines.h launch/fold_backward_pass_sm90.cuh
+    launch/combine_splits.cuh launch/contraction_schedule.h launch/contraction_sm80.cuh
+    launch/contraction_sm90.cuh launch/dense_lines.h launch/device_facts.h launch/fold_backward_pass_sm90.cuh
     launch/fold_backward_simt.cuh launch/fold_backward_sm80.cuh launch/fold_backward_sm90.cuh
     launch/fold_epilogue.cuh launch/fold_few_rows_sm90.cuh launch/fold_forward_simt.cuh
     launch/fold_forward_sm80.cuh launch/fold_forward_sm90.cuh launch/fold_shape.cuh
-    launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/launch.h launch/launch_kernel.cuh
+    launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/last_round.h launch/launch.h
+    launch/launch_kernel.cuh
     launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
     monoids/weighted_sum.h
     ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h
-    ops/rows.h
+    ops/rows.h ops/statistics.h
     rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
     rtc/limits rtc/type_traits
 """
@@ -77,13 +83,14 @@ SOURCES = """
     check.h operators.cpp path_counter.cpp
     bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
-    cpu/fold_tiles.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/with_accumulator.h
-    cuda/attention.cu cuda/attention_passes.cuh cuda/cross_entropy.cu
+    cpu/fold_tiles.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/statistics.cpp
+    cpu/with_accumulator.h
+    cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
-    cuda/element.h cuda/engine.h cuda/gathered_rows.h cuda/linear_losses.h cuda/local_products.cu
+    cuda/element.h cuda/engine.h cuda/gathered_rows.h
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_parts.cu cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
-    cuda/reduce_losses.cu cuda/scale_rows.cu cuda/tensor_cores.h cuda/tier.cu cuda/tier.h
+    cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
+    cuda/reduce_losses.cu cuda/scale_rows.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_backward.cuh cuda/sm80/mlp_backward_tf32.cu
@@ -94,6 +101,8 @@ SOURCES = """
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
     cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
+    plan/attention.cpp plan/attention.h plan/check.h plan/losses.cpp plan/mlp.cpp plan/plan.cpp plan/plan.h
+    plan/text.cpp plan/tiles.h
 """
 INFO = f"monoidreduce-{mr.__version__}.dist-info/"
 

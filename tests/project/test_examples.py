@@ -20,6 +20,8 @@ SCRIPTS = {
     "paper_mlp.py": 4,
     "bilinear_attention.py": 5,
     "custom_monoid.py": 3,
+    "divergences.py": 5,
+    "policy_gradient.py": 5,
 }
 
 

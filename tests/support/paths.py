@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from specimens import Inputs, Specimen
 
 import monoidreduce as mr
@@ -41,3 +42,10 @@ def takes(paths: set[str]) -> Iterator[None]:
     yield
     taken = set(counts() - before)
     assert taken == paths, f"kernels of {sorted(taken)} were launched, expected {sorted(paths)}"
+
+
+def runs_on_tensor_cores(device: torch.device, dtype: torch.dtype) -> bool:
+    """Do operators take these kernels: for 16-bit inputs, from compute capability 8.0 on."""
+    if device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)

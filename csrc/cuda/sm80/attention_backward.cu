@@ -1,5 +1,5 @@
 #include "../attention_passes.cuh"
-#include "../tensor_cores.h"
+#include "../engine.h"
 #include "monoidreduce/launch/fold_backward_sm80.cuh"
 #include "tiles.h"
 
@@ -7,13 +7,9 @@ namespace monoidreduce::cuda::sm80 {
 
 using namespace monoidreduce::sm80;
 
-JobSharing backward_sharing(const FoldProblem&, const Launch& launch) {
-  return {.in_turn = launch.deterministic};
-}
-
-void attention_backward(const AttentionBackward& x, const Launch& launch) {
+void attention_backward(const AttentionBackward& x, const Plan& plan, const Launch& launch) {
   attention_backward_passes<Biases::kElements, HalvesAndFloat>(
-      x, backward_sharing(attention_problem(x), launch), launch,
+      x, plan.sharing, launch,
       [&](auto element, const auto& scores, const auto& problem, const auto& wanted,
           const BackwardScratch& scratch) {
         using E = decltype(element);

@@ -1,5 +1,5 @@
 #include "../attention_passes.cuh"
-#include "../tensor_cores.h"
+#include "../engine.h"
 #include "monoidreduce/launch/fold_forward_sm80.cuh"
 #include "tiles.h"
 
@@ -21,16 +21,18 @@ struct Tiles<float, Scores> : FloatForwardTiles<false> {};
 
 }  // namespace
 
-void attention_forward(const AttentionForward& x, const Launch& launch) {
+void attention_forward(const AttentionForward& x, const Plan&, const Launch& launch) {
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]);
-  attention_forward_passes<Biases::kElements, HalvesAndFloat>(
-      x, launch, [&](auto element, const auto& scores, const auto& problem, const auto& rows) {
+  const FoldProblem problem = attention_problem(x);
+  with_attention_rows<Biases::kElements, HalvesAndFloat>(
+      x, problem, [&](auto element, const auto& scores, const auto& rows) {
         using E = decltype(element);
         const LogSumExp<Bits> m;
         with_forward_tile<Tiles<E, std::decay_t<decltype(scores)>>>(width, [&](auto tile) {
           fold_forward<E, decltype(tile)>(m, scores, problem, rows, x.out, launch);
         });
       });
+  repair_attention(x, problem, launch);
 }
 
 }  // namespace monoidreduce::cuda::sm80

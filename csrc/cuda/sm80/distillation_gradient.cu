@@ -1,5 +1,5 @@
 #include "../distillation_passes.cuh"
-#include "../linear_losses.h"
+#include "../engine.h"
 #include "monoidreduce/launch/contraction_sm80.cuh"
 
 namespace monoidreduce::cuda::sm80 {
@@ -9,7 +9,7 @@ using Tile = monoidreduce::sm80::ContractionTile<3, 2>;
 
 }  // namespace
 
-void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
+void distillation_local_gradient(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {
   distillation_gradient_pass<Tile>(x, launch);
 }
 

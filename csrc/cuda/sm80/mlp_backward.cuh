@@ -2,8 +2,8 @@
 // compiler more than a GiB of memory.
 #pragma once
 
+#include "../engine.h"
 #include "../mlp_passes.cuh"
-#include "../tensor_cores.h"
 #include "monoidreduce/launch/fold_backward_sm80.cuh"
 #include "tiles.h"
 

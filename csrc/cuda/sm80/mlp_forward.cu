@@ -1,5 +1,5 @@
+#include "../engine.h"
 #include "../mlp_passes.cuh"
-#include "../tensor_cores.h"
 #include "monoidreduce/launch/fold_forward_sm80.cuh"
 #include "tiles.h"
 
@@ -7,8 +7,8 @@ namespace monoidreduce::cuda::sm80 {
 
 using namespace monoidreduce::sm80;
 
-void mlp_forward(const MlpForward& x, const Launch& launch) {
-  if (const auto packing = mlp_few_rows(mlp_problem(x))) return mlp_few_rows(x, *packing, launch);
+void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch) {
+  if (plan.packing.heads > 0) return mlp_few_rows(x, plan.packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass<HalvesAndFloat>(x, [&](auto element, const auto& named, const auto& scores,
                                           const auto& problem, const auto& rows, const TensorView& out) {

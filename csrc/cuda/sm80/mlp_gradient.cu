@@ -1,11 +1,11 @@
+#include "../engine.h"
 #include "../mlp_passes.cuh"
-#include "../tensor_cores.h"
 #include "monoidreduce/launch/contraction_sm80.cuh"
 #include "monoidreduce/launch/payload_epilogue.cuh"
 
 namespace monoidreduce::cuda::sm80 {
 
-void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch) {
+void mlp_local_gradient(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm80::ContractionTile<3, 2, true>;
     payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "../../plan/tiles.h"
 #include "monoidreduce/launch/fold_backward_sm80.cuh"
 #include "monoidreduce/launch/fold_forward_sm80.cuh"
 
@@ -39,15 +40,22 @@ void with_forward_tile(std::int64_t width, Run run) {
   run(typename Tiles::Width256{});
 }
 
-template <class Memory>
-bool fits(const FoldProblem& p) {
-  return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, p.a.cuda_device) >=
-         static_cast<int>(sizeof(Memory));
+static_assert(sizeof(monoidreduce::sm80::ForwardMemory<float, FloatForwardTiles<true>::Width256>) ==
+              tiles::kForwardFloatsBytes);
+template <template <class> class Tiles, class E>
+constexpr bool planned(const tiles::ForwardSizes (&sizes)[3]) {
+  const auto is = [](auto tile, const tiles::ForwardSizes& size) {
+    return tiles::ForwardSizes{tile.kRows, tile.kColumns, tile.kBlocks} == size;
+  };
+  using T = Tiles<E>;
+  return is(typename T::Width64{}, sizes[0]) && is(typename T::Width128{}, sizes[1]) &&
+         is(typename T::Width256{}, sizes[2]);
 }
+static_assert(planned<MlpForwardTiles, __half>(tiles::kMlpForward) &&
+              planned<MlpForwardTiles, float>(tiles::kMlpForwardFloats));
+
 template <class E, class Tile>
-bool backward_fits(const FoldProblem& p) {
-  return fits<monoidreduce::sm80::BackwardMemory<E, Tile>>(p);
-}
+inline constexpr std::int64_t kBackwardBytes = sizeof(monoidreduce::sm80::BackwardMemory<E, Tile>);
 
 template <class E, bool kTransposed, bool kBiased = false>
 struct BackwardTiles {
@@ -75,14 +83,20 @@ struct BackwardTiles<float, kTransposed, kBiased> {
   using Width256 = Tile<256, 32, 32, 4, 1, 1>;
 };
 
+static_assert(kBackwardBytes<__half, BackwardTiles<__half, false>::Width256> == tiles::kBackwardBytes);
+static_assert(kBackwardBytes<float, BackwardTiles<float, false>::Width256> == tiles::kBackwardFloatsBytes);
+
 // Calls run(Tile{}) with the tile for a problem.
 template <class E, bool kTransposed, bool kBiased, class Run>
 void with_backward_tile(const FoldProblem& p, Run run) {
   using Tiles = BackwardTiles<E, kTransposed, kBiased>;
-  const std::int64_t width = std::max(p.width(), p.payload_width());
-  if (width <= 64 && backward_fits<E, typename Tiles::Width64>(p)) return run(typename Tiles::Width64{});
+  const std::int64_t width = std::max(p.width(), p.payload_width()),
+                     bytes = device_facts(p.a.cuda_device).shared_bytes;
+  if (width <= 64 && bytes >= kBackwardBytes<E, typename Tiles::Width64>)
+    return run(typename Tiles::Width64{});
   if (width <= 64) return run(typename Tiles::SmallWidth64{});
-  if (width <= 128 && backward_fits<E, typename Tiles::Width128>(p)) return run(typename Tiles::Width128{});
+  if (width <= 128 && bytes >= kBackwardBytes<E, typename Tiles::Width128>)
+    return run(typename Tiles::Width128{});
   if (width <= 128) return run(typename Tiles::SmallWidth128{});
   run(typename Tiles::Width256{});
 }

@@ -1,5 +1,5 @@
 #include "../attention_passes.cuh"
-#include "../tensor_cores.h"
+#include "../engine.h"
 #include "monoidreduce/launch/fold_forward_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
@@ -33,23 +33,23 @@ struct Tiles<Scores, void> {
 
 }  // namespace
 
-void attention_forward(const AttentionForward& x, const Launch& launch) {
-  const FoldProblem given = attention_problem(x);
-  if (const auto packing = few_rows(given)) return attention_few_rows(x, *packing, launch);
-  auto* const counter = given.range.all() ? nullptr : data<unsigned long long>(x.scratch);
+void attention_forward(const AttentionForward& x, const Plan& plan, const Launch& launch) {
+  if (plan.packing.heads > 0) return attention_few_rows(x, plan.packing, launch);
+  auto* const counter = plan.scratch > 0 ? data<unsigned long long>(x.scratch) : nullptr;
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]), columns = x.k.size[2];
-  attention_forward_passes<Biases::kTiles>(
-      x, launch, [&](auto element, const auto& scores, const auto& problem, const auto& rows) {
-        using Tile = Tiles<std::decay_t<decltype(scores)>>;
-        const auto fold = [&](auto tile) {
-          fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows, x.out,
-                                                          counter, launch);
-        };
-        if (width <= 64) return fold(typename Tile::Width64{});
-        if (width <= 128 && columns <= kFewColumns) return fold(typename Tile::FewColumnsWidth128{});
-        if (width <= 128) return fold(typename Tile::Width128{});
-        fold(typename Tile::Width256{});
-      });
+  const FoldProblem problem = attention_problem(x);
+  with_attention_rows<Biases::kTiles>(x, problem, [&](auto element, const auto& scores, const auto& rows) {
+    using Tile = Tiles<std::decay_t<decltype(scores)>>;
+    const auto fold = [&](auto tile) {
+      fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows, x.out,
+                                                      counter, launch);
+    };
+    if (width <= 64) return fold(typename Tile::Width64{});
+    if (width <= 128 && columns <= kFewColumns) return fold(typename Tile::FewColumnsWidth128{});
+    if (width <= 128) return fold(typename Tile::Width128{});
+    fold(typename Tile::Width256{});
+  });
+  repair_attention(x, problem, launch);
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -1,8 +1,8 @@
 // The kernels that a backward fold takes on Hopper, by width and mode.
 #pragma once
 
+#include "../engine.h"
 #include "../mlp.h"
-#include "../tensor_cores.h"
 #include "monoidreduce/launch/fold_backward_pass_sm90.cuh"
 #include "monoidreduce/launch/fold_backward_sm90.cuh"
 

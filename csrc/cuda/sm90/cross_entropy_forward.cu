@@ -1,5 +1,6 @@
+#include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
-#include "../linear_losses.h"
+#include "../engine.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
@@ -10,6 +11,9 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using Tile = ContractionTile<256, 4>;
+static_assert(kSizesOf<Tile> == tiles::kSm90Loss);
+static_assert(kStateFloats<CrossEntropy<Bits>> == kStateFloats<CrossEntropy<float>>);
+static_assert(kStateFloats<LogSumExp<Bits>> == kStateFloats<LogSumExp<float>>);
 using Kept = KeptWeights<1, Tile::kColumns>;
 
 struct CrossEntropyTerms {
@@ -26,19 +30,17 @@ struct CrossEntropyTerms {
   }
 };
 
-// What is kept of a call, its frames after `before` floats of the scratch.
-Kept kept_of(const CrossEntropyForward& x, std::int64_t before) {
+Kept kept_of(const CrossEntropyForward& x, const Plan& plan) {
   return {.weights = {static_cast<__half*>(x.kept.data)},
-          .frames = {static_cast<float*>(x.scratch.data) + before},
+          .frames = {static_cast<float*>(x.scratch.data) + plan.frames},
           .pitch = x.kept.stride[0],
           .columns = static_cast<int>(x.kept.size[1])};
 }
 
 // The same forward, and local gradients for an upstream gradient of kept_upstream.
-void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& launch) {
+void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
-  const Kept kept = kept_of(x, states);
+  const Kept kept = kept_of(x, plan);
   float* const miss = kept.frames[0] + problem.rows() * kept.tiles();  // a number a row
   const auto rows = cross_entropy_rows<float, double>(x);
   CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss};
@@ -63,21 +65,12 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Launch& l
 
 }  // namespace
 
-std::int64_t cross_entropy_forward_scratch(const CrossEntropyForward& x) {
-  const FoldProblem problem = cross_entropy_problem(x);
-  const std::int64_t states = fold_floats<CrossEntropy<Bits>, Tile>(problem);
-  return x.kept.present() ? states + problem.rows() * (kept_of(x, states).tiles() + 1) : states;
-}
-std::int64_t logsumexp_forward_scratch(const LogSumExpForward& x) {
-  return fold_floats<LogSumExp<Bits>, Tile>(logsumexp_problem(x));
-}
-
-void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch) {
-  if (x.kept.present()) return cross_entropy_forward_keeping(x, launch);
+void cross_entropy_forward(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
+  if (x.kept.present()) return cross_entropy_forward_keeping(x, plan, launch);
   cross_entropy_forward_pass<Tile, true>(x, launch);
 }
 
-void logsumexp_forward(const LogSumExpForward& x, const Launch& launch) {
+void logsumexp_forward(const LogSumExpForward& x, const Plan&, const Launch& launch) {
   logsumexp_forward_pass<Tile>(x, launch);
 }
 

@@ -1,5 +1,5 @@
 #include "../cross_entropy_passes.cuh"
-#include "../linear_losses.h"
+#include "../engine.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
@@ -9,11 +9,11 @@ using Tile = monoidreduce::sm90::ContractionTile<256, 4>;
 
 }  // namespace
 
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch) {
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
   cross_entropy_gradient_pass<Tile>(x, launch);
 }
 
-void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch) {
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
   logsumexp_gradient_pass<Tile>(x, launch);
 }
 

@@ -1,6 +1,7 @@
+#include "../../plan/tiles.h"
 #include "../distillation_passes.cuh"
+#include "../engine.h"
 #include "../gathered_rows.h"
-#include "../linear_losses.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
 #include "monoidreduce/launch/weights_to_gradients.cuh"
@@ -11,8 +12,11 @@ namespace {
 using namespace monoidreduce::sm90;
 
 using Tile = ContractionTile<192, 5, 2>;
+static_assert(kSizesOf<Tile> == tiles::kSm90Distillation);
+static_assert(kStateFloats<NamedDistillation<Bits>> == kStateFloats<NamedDistillation<float>>);
 // A stage less: slabs take its place.
 using KeepingTile = ContractionTile<192, 4, 2>;
+static_assert(KeepingTile::kColumns == Tile::kColumns);
 using Kept = KeptWeights<2, KeepingTile::kColumns>;
 
 // The gradient by the student's scores, of the losses under the teacher: share of student - share of teacher.
@@ -26,25 +30,19 @@ struct DistillationTerms {
   }
 };
 
-// What is kept of a call, its frames after `before` floats of the scratch.
-Kept kept_of(const DistillationForward& x, std::int64_t before) {
+Kept kept_of(const DistillationForward& x, const Plan& plan) {
   Kept kept{.weights = {static_cast<__half*>(x.kept.data), static_cast<__half*>(x.teacher_kept.data)},
             .frames = {},
             .pitch = x.kept.stride[0],
             .columns = static_cast<int>(x.kept.size[1])};
-  kept.frames[0] = static_cast<float*>(x.scratch.data) + before;
+  kept.frames[0] = static_cast<float*>(x.scratch.data) + plan.frames;
   kept.frames[1] = kept.frames[0] + x.x.size[0] * kept.tiles();
   return kept;
 }
 
 }  // namespace
 
-std::int64_t distillation_forward_scratch(const DistillationForward& x) {
-  const std::int64_t states = fold_floats<NamedDistillation<Bits>, Tile>(distillation_problem(x));
-  return x.kept.present() ? states + 2 * x.x.size[0] * kept_of(x, states).tiles() : states;
-}
-
-void distillation_forward(const DistillationForward& x, const Launch& launch) {
+void distillation_forward(const DistillationForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);
   distillation_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& results) {
     using E = decltype(element);
@@ -53,7 +51,7 @@ void distillation_forward(const DistillationForward& x, const Launch& launch) {
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     }
-    const Kept kept = kept_of(x, fold_floats<NamedDistillation<Bits>, Tile>(problem));
+    const Kept kept = kept_of(x, plan);
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
       fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
                                    launch);

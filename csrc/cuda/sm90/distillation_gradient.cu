@@ -1,5 +1,5 @@
 #include "../distillation_passes.cuh"
-#include "../linear_losses.h"
+#include "../engine.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
@@ -10,7 +10,7 @@ using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
 
 }  // namespace
 
-void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch) {
+void distillation_local_gradient(const DistillationLocalGradient& x, const Plan&, const Launch& launch) {
   distillation_gradient_pass<Tile>(x, launch);
 }
 

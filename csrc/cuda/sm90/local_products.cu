@@ -1,7 +1,7 @@
 #include "../element.h"
-#include "../linear_losses.h"
+#include "../engine.h"
 #include "monoidreduce/device/contraction/product_epilogue_sm90.cuh"
-#include "monoidreduce/launch/contraction_schedule.cuh"
+#include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/ops/rows.h"
 
@@ -16,9 +16,10 @@ template <bool kRowsTransposed, class Run>
 void with_tile(const FoldProblem& p, Run run) {
   using Wide = ContractionTile<256, 4, 1, kRowsTransposed>;
   using Narrow = ContractionTile<192, 4, 1, kRowsTransposed>;
+  const DeviceFacts& gpu = device_facts(p.a.cuda_device);
   const auto cost = [&](auto tile) {
     using Tile = decltype(tile);
-    const TileSchedule s = contraction_schedule<Tile>(p);
+    const TileSchedule s = contraction_schedule(kSizesOf<Tile>, p, gpu);
     const std::int64_t tiles = std::int64_t{s.row_blocks} * s.column_tiles;
     return (tiles + s.clusters - 1) / s.clusters * Tile::kColumns;
   };
@@ -29,7 +30,8 @@ void with_tile(const FoldProblem& p, Run run) {
 template <class E, class Tile, class Epilogue>
 void multiply(Tile tile, const FoldProblem& p, const Epilogue& epilogue, const char* name,
               const Launch& launch) {
-  contraction<E>(tile, contraction_schedule<Tile>(p), p, epilogue, nullptr, name, launch);
+  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
+  contraction<E>(tile, schedule, p, epilogue, nullptr, name, launch);
 }
 
 // Rows that do not count.

@@ -1,10 +1,10 @@
+#include "../engine.h"
 #include "../mlp_passes.cuh"
-#include "../tensor_cores.h"
 #include "backward_kernels.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 
-void mlp_backward(const MlpBackward& x, const Launch& launch) {
+void mlp_backward(const MlpBackward& x, const Plan&, const Launch& launch) {
   mlp_backward_pass(
       x, [&](auto element, const auto& m, const auto& scores, const auto& problem, const auto& wanted) {
         backward_kernels<decltype(element), true>(m, scores, problem, wanted, {}, {}, {}, nullptr, launch);

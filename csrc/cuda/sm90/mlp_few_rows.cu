@@ -1,7 +1,6 @@
-#include "../mlp.h"
-
+#include "../../plan/tiles.h"
+#include "../engine.h"
 #include "../mlp_passes.cuh"
-#include "../tensor_cores.h"
 #include "monoidreduce/launch/fold_few_rows_sm90.cuh"
 
 namespace monoidreduce::cuda::sm90 {
@@ -14,6 +13,10 @@ using Width64 = ForwardTile<64, 64, 128, 1, 6, true>;
 using Width128 = ForwardTile<128, 128, 128, 1, 3, true>;
 using Width256 = ForwardTile<256, 256, 64, 1, 3, true>;
 
+static_assert(Width64::kColumns == tiles::kFewRowsColumns[0] &&
+              Width128::kColumns == tiles::kFewRowsColumns[1] &&
+              Width256::kColumns == tiles::kFewRowsColumns[2]);
+
 template <class Run>
 void with_tile(const FoldProblem& p, Run run) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
@@ -23,14 +26,6 @@ void with_tile(const FoldProblem& p, Run run) {
 }
 
 }  // namespace
-
-std::optional<Packing> mlp_few_rows(const FoldProblem& p) {
-  std::optional<Packing> packing;
-  with_tile(p, [&](auto tile) {
-    packing = pack_few_rows(p, tile.kColumns, multiprocessors(p.a.cuda_device), most_splits(p));
-  });
-  return packing;
-}
 
 void mlp_few_rows(const MlpForward& x, const Packing& packing, const Launch& launch) {
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,

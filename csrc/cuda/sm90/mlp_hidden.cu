@@ -1,11 +1,11 @@
+#include "../engine.h"
 #include "../mlp_passes.cuh"
-#include "../tensor_cores.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
 #include "monoidreduce/launch/payload_epilogue.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 
-void mlp_hidden(const MlpHidden& x, const Launch& launch) {
+void mlp_hidden(const MlpHidden& x, const Plan&, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm90::ContractionTile<256, 4>;
     payload_weights<decltype(element), Tile>(m, scores, mlp_hidden_problem(x), {as_rows(x.out)}, {}, launch);

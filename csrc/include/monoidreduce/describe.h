@@ -24,7 +24,7 @@ enum class Type {
   kAccumulation,  // float64 in a call of float64, else float32
   kSameOrAccumulation,
   kGradient,      // kSame on the CPU, kAccumulation on CUDA (operators.h)
-  kTierGradient,  // kGradient, or kSame where the tier writes gradients
+  kPlanGradient,  // kGradient, or kSame where the plan has them written
   kSameAccumulationOrBool,
   kUpToFloat32,  // float32 or a 16-bit type
   kFloat32,

@@ -5,7 +5,7 @@
 //   CPU                   written, in the input's type
 //   CUDA, SIMT            added to a zero-filled contiguous buffer of the accumulation type (float; double for float64)
 //   CUDA, tensor cores    d_k, d_v, d_w1, d_w2: written, in the input's type
-//                         d_q, d_x: the same where Tier::adds_rows is false, else as with SIMT
+//                         d_q, d_x: the same where Plan::adds_rows is false, else as with SIMT
 //                         all gradients must be present
 //   of a bias, anywhere   added to a buffer of the accumulation type
 //
@@ -23,69 +23,66 @@
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/rows.h"
+#include "monoidreduce/ops/statistics.h"
+#include "monoidreduce/plan.h"
 
 namespace monoidreduce {
 
+// The plan of a call on a GPU, which is or is not there. The caller asks before the call, because it allocates what the plan says;
+// results, gradients and scratch may still be absent then. It is of padded operands: on tensor cores (Plan::can) the caller pads
+// sizes that are not a multiple of 8 with zeros: operand widths and, in an MLP, the hidden units.
+Plan plan(const AttentionForward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const AttentionBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const CrossEntropyBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const MlpForward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const MlpBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch);
+// What a GPU that is there has. Throws where the build is CPU-only.
+const DeviceFacts& facts_of(int cuda_device);
+
+// Whether the forward pass of a loss can store local gradients (dlogits) for the backward pass. Valid for 16-bit tensors of these
+// widths with less than 2^30 rows and columns. other_width is 0 where there is one pair of operands.
+bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu);
+
 // Each operator checks its arguments (describe.h), then calls the engine of its tensors' device. An engine's own entry
-// points check nothing.
-void attention_forward(const AttentionForward& x, const Launch& launch);
-void attention_backward(const AttentionBackward& x, const Launch& launch);
-void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch);
-void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch);
-void distillation_forward(const DistillationForward& x, const Launch& launch);
-void distillation_backward(const DistillationBackward& x, const Launch& launch);
+// points check nothing. plan: of this call, whose deterministic and tf32 count then; null: it is made here, for a call that needs no
+// workspace. Not read on the CPU.
+void attention_forward(const AttentionForward& x, const Launch& launch, const Plan* plan = nullptr);
+void attention_backward(const AttentionBackward& x, const Launch& launch, const Plan* plan = nullptr);
+void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch, const Plan* plan = nullptr);
+void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch, const Plan* plan = nullptr);
+void distillation_forward(const DistillationForward& x, const Launch& launch, const Plan* plan = nullptr);
+void distillation_backward(const DistillationBackward& x, const Launch& launch, const Plan* plan = nullptr);
+void mlp_forward(const MlpForward& x, const Launch& launch, const Plan* plan = nullptr);
+void mlp_backward(const MlpBackward& x, const Launch& launch, const Plan* plan = nullptr);
+void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Plan* plan = nullptr);
+void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan = nullptr);
 void reduce_losses(const LossReduction& x, const Launch& launch);
-void mlp_forward(const MlpForward& x, const Launch& launch);
-void mlp_backward(const MlpBackward& x, const Launch& launch);
-void logsumexp_forward(const LogSumExpForward& x, const Launch& launch);
-void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch);
+void statistics_forward(const StatisticsForward& x, const Launch& launch);
+void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 
-// The backend of a call and the reason for it: the instruction set on the CPU; "simt", "sm80" or "sm90" on CUDA. The
-// caller asks before the backward pass, because it allocates the gradients; they may still be absent then.
-//
-// On "sm80" and "sm90" the caller pads sizes that are not a multiple of 8 with zeros: operand widths and, in an MLP, the
-// hidden units. Scratch, parts and gradients belong to the padded call. Without padding, attention and the MLP run on
-// "simt".
-struct Tier {
-  std::string name, reason;
-  std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
-  bool adds_rows = true;     // d_q, d_x: added to; false: written in the inputs' type
-  TileSize part{};           // mlp: the rows and hidden units of one part (MlpHidden); or none
-};
-Tier attention_forward_tier(const AttentionForward& x, const Launch& launch);
-Tier attention_backward_tier(const AttentionBackward& x, const Launch& launch);
-Tier mlp_forward_tier(const MlpForward& x, const Launch& launch);
-Tier mlp_backward_tier(const MlpBackward& x, const Launch& launch);
-Tier cross_entropy_forward_tier(const CrossEntropyForward& x, const Launch& launch);
-Tier cross_entropy_backward_tier(const CrossEntropyBackward& x, const Launch& launch);
-Tier distillation_forward_tier(const DistillationForward& x, const Launch& launch);
-Tier distillation_backward_tier(const DistillationBackward& x, const Launch& launch);
-Tier logsumexp_forward_tier(const LogSumExpForward& x, const Launch& launch);
-Tier logsumexp_backward_tier(const LogSumExpBackward& x, const Launch& launch);
-
-// Whether the forward pass of a loss can store local gradients (dlogits) for the backward pass: only on the tier "sm90".
-// Valid for 16-bit tensors of these widths with less than 2^30 rows and columns. other_width is 0 where there is one
-// pair of operands.
-bool can_keep(int cuda_device, std::int64_t width, std::int64_t other_width, double scale,
-              const Launch& launch);
-
-// On the tensor-core tiers the caller computes the gradients of a loss as matrix products of local gradients (dlogits).
-// It asks for a slice of scratch / N classes at a time, rounded up. scratch is the backward tier's, in elements of the
-// type of x.
-void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch);
-void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch);
-void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch);
+// On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), of a slice of
+// the classes at a time. plan: of the backward pass.
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch, const Plan* plan);
+void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch, const Plan* plan);
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
 // Gathers, multiplies or scatters rows for the products with local gradients.
 void scale_rows(const RowScaling& x, const Launch& launch);
+// Pads or cuts a tensor for the tensor cores.
+void copy_fitted(const FittedCopy& x, const Launch& launch);
 // Finds the active rows, for kernels that skip the others.
 void order_rows(const RowOrdering& x, const Launch& launch);
-// Matrix products of local gradients, only on the tier "sm90".
+// Matrix products of local gradients, only on GPUs whose kernels multiply (Capabilities).
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);
-// An MLP too wide for one kernel is computed in parts of Tier::part rows and hidden units, whose products the caller
-// takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units.
-void mlp_hidden(const MlpHidden& x, const Launch& launch);
-void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch);
+// An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose products the caller
+// takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units. plan: of the pass.
+void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan);
+void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch, const Plan* plan);
 
 // The instruction set that the CPU engine uses: "baseline", "avx2", "avx512" or "avx512bf16". It is the best that both
 // this build and this processor have, unless the environment variable MONOIDREDUCE_CPU_ISA names another. The choice is

@@ -7,8 +7,10 @@
 
 namespace monoidreduce {
 
-// Counts "op/path", as in "attention_forward/cpu/avx512/float32". Thread-safe.
-void count_path(const char* op, const std::string& path);
+// Counts "op/engine/variant/dtype", as in "attention_forward/cpu/avx512/float32", with "/deterministic" before the dtype where it
+// is. The parts are literals: no text is made here. Thread-safe.
+void count_path(const char* op, const char* engine, const char* variant, bool deterministic,
+                const char* dtype);
 
 std::map<std::string, std::int64_t> path_counts();
 

@@ -184,7 +184,7 @@ TileSize backward_tile(const FoldProblem& p, int threads) {
 
 // E: the operand type of the matrix products, T or BFloat16.
 template <template <class> class M, class T, class E, class Rows>
-  requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
+  requires(Monoid<M<T>> || FoldsTiles<M<T>>) && RowPolicy<Rows, M<T>>
 class Backward {
   using R = LanePack<T>;
   using Packs = M<R>;
@@ -382,7 +382,7 @@ class Backward {
           dz[entry.row * kPanel<T> + lane] += static_cast<T>(widen(row[lane * kDepth<E>])) * entry.value;
         }
       }
-      if constexpr (kScores == 2) {
+      if (kScores == 2 && p_.other_a.present()) {
         load_lanes<T>(p_.other_a, rows_, first, count, lanes);
         matmul(other_b_.over_width(), columns_, 1, p_.other_width(), lanes, other_dz, false,
                run_of_widths<T, E>(p_));
@@ -396,7 +396,9 @@ class Backward {
 
       const PanelTile<Packs, T> tile{p_, pass_.score_, facts.rows, first_, dz, other_dz, bias};
       with_named(pass_.m_, [&](const auto& m) {
-        if (tile.plain(columns_)) {
+        if constexpr (FoldsTiles<Packs>) {
+          m.pull_tile(tile, columns_, dz, other_dz);
+        } else if (tile.plain(columns_)) {
           pull_tile<true>(m, tile, facts, dz, other_dz, weights, bias);
         } else {
           pull_tile<false>(m, tile, facts, dz, other_dz, weights, bias);

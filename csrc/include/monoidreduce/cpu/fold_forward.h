@@ -76,7 +76,7 @@ TileSize forward_tile(const FoldProblem& p) {
 
 // E: the operand type of the matrix products, T or BFloat16.
 template <template <class> class M, class T, class E, class Rows>
-  requires Monoid<M<T>> && RowPolicy<Rows, M<T>>
+  requires(Monoid<M<T>> || FoldsTiles<M<T>>) && RowPolicy<Rows, M<T>>
 class Forward {
   using R = LanePack<T>;
   using Packs = M<R>;
@@ -168,7 +168,7 @@ class Forward {
           load_bias(p_.bias, rows, panel_rows.first, panel_rows.count, j, count, bias.get());
         matmul(b.over_width(), count, 1, width, a + i * panel_size, scores.get(), false,
                run_of_widths<T, E>(p_));
-        if constexpr (Packs::kScores == 2) {
+        if (Packs::kScores == 2 && p_.other_a.present()) {
           matmul(other_b.over_width(), count, 1, other_width, other_a + i * other_panel_size,
                  other_scores.get(), false, run_of_widths<T, E>(p_));
         }

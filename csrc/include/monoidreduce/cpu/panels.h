@@ -26,6 +26,10 @@ std::int64_t run_of_widths(const FoldProblem& p) {
   return p.columns() > 16 || !std::is_same_v<T, E> ? kRun<T, E> : kRun<T, E> / 2;
 }
 
+// A monoid that folds and pulls a whole tile itself (cpu/program.h). Its problems have no mask, no bias and no payload.
+template <class M>
+concept FoldsTiles = M::kFoldsTiles;
+
 // If all rows of a panel together keep at most this many columns, its centres (deltas) are computed from the columns
 // (share_of_mean). That second pass over the exponentials is 5 to 15 % of backward's time. With more columns, the error
 // that it avoids is small.

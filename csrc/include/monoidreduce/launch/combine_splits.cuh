@@ -10,12 +10,7 @@
 
 namespace monoidreduce {
 
-// The scratch of PartialRows, in floats.
-template <PayloadMonoid M>
-std::int64_t partial_rows_floats(const FoldProblem& p, int splits) {
-  constexpr std::int64_t kOfState = kLeavesStates<M> ? sizeof(typename M::State) / sizeof(float) : 0;
-  return splits * p.batch() * p.heads() * p.rows() * (p.payload_width() + kOfState);
-}
+// scratch: partial_rows_floats (packing.h).
 template <PayloadMonoid M>
 PartialRows<M> partial_rows(const FoldProblem& p, int splits, float* scratch) {
   const std::int64_t rows = p.batch() * p.heads() * p.rows(), width = p.payload_width();

@@ -16,10 +16,10 @@ namespace monoidreduce::sm80 {
 // How many blocks share the rows of a tile of columns, where such tiles are fewer than the blocks that run at a time: only
 // floats, whose gradients can be added to, and no part of less than a few tiles of rows.
 template <class E, class Tile>
-std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles) {
+std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const DeviceFacts& gpu) {
   if (!std::is_same_v<E, float>) return 1;
   constexpr int kLeast = 4;
-  const std::int64_t blocks = multiprocessors(p.a.cuda_device) * Tile::kBlocks,
+  const std::int64_t blocks = gpu.multiprocessors * Tile::kBlocks,
                      row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
   return std::max(std::min(blocks / tiles, row_tiles / kLeast), std::int64_t{1});
 }
@@ -36,7 +36,8 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
   const FoldShape shape = fold_shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));
   const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns,
                      tiles = p.batch() * p.column_heads() * column_tiles;
-  const std::int64_t parts = turns.words ? 1 : parts_of_rows<E, Tile>(p, tiles);
+  const std::int64_t parts =
+      turns.words ? 1 : parts_of_rows<E, Tile>(p, tiles, device_facts(p.a.cuda_device));
   const auto payload_lines = [](const TensorView& t) {
     return strided_lines(Tile::kTransposed ? transposed_rows(t) : t);
   };

@@ -13,18 +13,6 @@
 
 namespace monoidreduce::sm90 {
 
-// How the jobs of the last wave are split: for attention without a mask. A part costs two tiles of rows more than its own, as
-// much as starting a block. (H100, width 128: 4.6 us, a tile 2.0; from whole backward passes of 2k and 4k tokens.)
-//
-// In turn no job is split. Parts would start at the same time, in the middle of rows for which they have to wait. (16k: 19 ms;
-// a model with the same result puts more than half of that into the last of 16 waves.)
-template <class Tile>
-LastRound backward_last_round(const FoldProblem& p) {
-  if (!Tile::kHasParts || is_partial(p)) return {};
-  return last_round(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns),
-                    parts_of(p.rows(), Tile::kRows), multiprocessors(p.b.cuda_device), 2);
-}
-
 //   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
 //                      payload (element type E, written); all must be present
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
@@ -46,7 +34,9 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
   const std::int64_t heads_in_turn =
       std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());
   const FoldShape shape = fold_shape(p, Tile::kInTurn ? heads_in_turn : section_of(p, group_bytes, 1));
-  const LastRound last = backward_last_round<Tile>(p);
+  const DeviceFacts& gpu = device_facts(p.a.cuda_device);
+  const LastRound last =
+      Tile::kHasParts ? backward_last_round({Tile::kRows, Tile::kColumns}, p, gpu) : LastRound{};
   unsigned* const counter = Tile::kInTurn   ? turns.words
                             : p.range.all() ? nullptr
                                             : reinterpret_cast<unsigned*>(sharing);
@@ -71,8 +61,7 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
       .bias = bias_source<BiasElement<Scores>>(p.bias, Tile::kRows)};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
-                Tile::kStays ? jobs.blocks(multiprocessors(p.a.cuda_device)) : blocks_for(jobs.whole),
-                Tile::kThreads,
+                Tile::kStays ? jobs.blocks(gpu.multiprocessors) : blocks_for(jobs.whole), Tile::kThreads,
                 sizeof(typename BackwardConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
                 launch.stream, arguments, m, scores);
 }

@@ -5,33 +5,24 @@
 
 #include "monoidreduce/device/contraction/fold_epilogue.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/launch/contraction_schedule.cuh"
+#include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"
 
 namespace monoidreduce {
 
-// The size of the partial states in floats.
-template <class M, class Tile>
-std::int64_t partial_floats(const TileSchedule& schedule) {
-  return std::int64_t{schedule.most_groups()} * schedule.clusters * Tile::kShares * Tile::kRowBlock *
-         static_cast<std::int64_t>(sizeof(typename M::State) / sizeof(float));
-}
-
-// The scratch memory of a problem's fold in floats: partial states, and the tiles' own scratch.
-template <class M, class Tile>
-std::int64_t fold_floats(const FoldProblem& p) {
-  const TileSchedule schedule = contraction_schedule<Tile>(p);
-  return partial_floats<M, Tile>(schedule) + std::int64_t{schedule.clusters} * Tile::kScratch;
-}
+template <class M>
+inline constexpr std::int64_t kStateFloats = sizeof(typename M::State) / sizeof(float);
 
 // Folds every row of a problem without a payload: rows.store(row, state). epilogue: one that calls `fold`, or that itself.
 template <class E, class Tile, class Epilogue, class M, class Scores, class Rows>
 void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Rows>& fold,
                       const FoldProblem& p, const Launch& launch) {
-  const TileSchedule schedule = contraction_schedule<Tile>(p);
-  float* const scratch = reinterpret_cast<float*>(fold.partial) + partial_floats<M, Tile>(schedule);
+  constexpr ContractionSizes kTile = kSizesOf<Tile>;
+  const TileSchedule schedule = contraction_schedule(kTile, p, device_facts(p.a.cuda_device));
+  float* const scratch =
+      reinterpret_cast<float*>(fold.partial) + partial_floats(kTile, kStateFloats<M>, schedule);
   contraction<E>(Tile{}, schedule, p, epilogue, scratch, "fold_contraction", launch);
   constexpr int kThreads = 128;
   const DeviceGuard guard(p.a.cuda_device);

@@ -6,14 +6,9 @@
 
 #include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/launch/last_round.h"
 
 namespace monoidreduce {
-
-// Whether the bias is a mask: bool, false excludes an element.
-inline bool excludes(const TensorView& bias) { return bias.present() && bias.dtype == DType::kBool; }
-
-// Whether the window or the bias excludes any element.
-inline bool is_partial(const FoldProblem& p) { return !p.range.all() || excludes(p.bias); }
 
 // Whether the heads of a batch, or the batches of a head, share a bias that varies by row.
 inline bool heads_share_bias(const FoldProblem& p) {

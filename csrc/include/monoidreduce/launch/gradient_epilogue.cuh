@@ -3,7 +3,7 @@
 
 #include "monoidreduce/device/contraction/gradient_epilogue.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/launch/contraction_schedule.cuh"
+#include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"
@@ -27,7 +27,8 @@ void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, cons
       {static_cast<float*>(sums.data), sums.stride[0], order.rows},
       stores_for(Tile{}, outs)};
   static_assert(Tile::kScratch == 0);
-  contraction<E>(Tile{}, contraction_schedule<Tile>(p), p, epilogue, nullptr, "local_gradient", launch);
+  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
+  contraction<E>(Tile{}, schedule, p, epilogue, nullptr, "local_gradient", launch);
 }
 
 }  // namespace monoidreduce

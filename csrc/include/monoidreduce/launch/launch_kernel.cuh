@@ -7,14 +7,9 @@
 #include <cstdint>
 
 #include "monoidreduce/error.h"
+#include "monoidreduce/launch/device_facts.h"
 
 namespace monoidreduce {
-
-inline void check_cuda(cudaError_t error, const char* call) {
-  if (error == cudaSuccess) return;
-  cudaGetLastError();  // clears it, so that the next launch does not report it again
-  throw Error(message(call, ": ", cudaGetErrorName(error), ", ", cudaGetErrorString(error)));
-}
 
 // Makes a device and its context current during its lifetime. The driver's functions need the context. A thread that has
 // made no CUDA call yet, such as one of autograd's, has device 0 and no context.
@@ -36,12 +31,7 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-inline int attribute(cudaDeviceAttr which, int device) {
-  int value = 0;
-  check_cuda(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
-  return value;
-}
-inline int multiprocessors(int device) { return attribute(cudaDevAttrMultiProcessorCount, device); }
+inline int multiprocessors(int device) { return device_facts(device).multiprocessors; }
 
 // Kernels use grid-stride loops over their jobs, so there may be more jobs than the largest grid has blocks.
 inline unsigned blocks_for(std::int64_t jobs) {

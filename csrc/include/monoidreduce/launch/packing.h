@@ -81,4 +81,9 @@ inline std::optional<Packing> pack_few_rows(const FoldProblem& p, int column_til
   return pack_rows(p, column_tile, multiprocessors, most_splits);
 }
 
+// The results of splits (device/resident/combine_splits.cuh), in floats: sums, and states of so many floats each.
+inline std::int64_t partial_rows_floats(const FoldProblem& p, int splits, std::int64_t state_floats) {
+  return splits * p.batch() * p.heads() * p.rows() * (p.payload_width() + state_floats);
+}
+
 }  // namespace monoidreduce

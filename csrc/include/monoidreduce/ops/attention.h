@@ -37,7 +37,7 @@ constexpr auto attention_operands() {
 
 struct AttentionForward {
   TensorView q, k, v, bias, out, lse, lse_low;
-  TensorView scratch;  // 16-byte aligned; size: attention_forward_tier
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
 };
 constexpr auto describe(const AttentionForward*) {
@@ -52,7 +52,7 @@ constexpr auto describe(const AttentionForward*) {
 struct AttentionBackward {
   TensorView grad_out, grad_lse, q, k, v, bias, out, lse, lse_low;
   TensorView d_q, d_k, d_v, d_bias;
-  TensorView scratch;  // 16-byte aligned; size: attention_backward_tier
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
   bool whole = true;  // k and v are all keys that forward saw; false: a slice of them
 };
@@ -71,9 +71,9 @@ constexpr auto describe(const AttentionBackward*) {
       tensor("out", &X::out, "B H M D", Type::kSameOrAccumulation),
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
-      gradient("dq", &X::d_q, "B H M F", Type::kTierGradient),
-      gradient("dk", &X::d_k, "B Hkv N F", Type::kTierGradient),
-      gradient("dv", &X::d_v, "B Hkv N D", Type::kTierGradient),
+      gradient("dq", &X::d_q, "B H M F", Type::kPlanGradient),
+      gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
+      gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),
       gradient("dbias", &X::d_bias, "B H M N", Type::kAccumulation).strided().where(&check_bias_gradient),
       scratch("scratch", &X::scratch).where(&check_cuda_scratch), options(&X::options),
       option("whole", &X::whole));

@@ -49,13 +49,13 @@ constexpr auto cross_entropy_residuals() {
 struct CrossEntropyForward {
   TensorView x, weight, bias, target, class_weight, loss, lse, lse_low;
   TensorView reduced;  // the losses' sum or mean (LossReduction), where it is wanted
-  TensorView scratch;  // size: cross_entropy_forward_tier
+  TensorView scratch;  // size: Plan::scratch
   // Local gradients (dlogits, see below) of the first K classes, which forward stores for the backward pass, for an
-  // upstream gradient of kept_upstream for every loss; lines are padded to a multiple of 8. Only on the tier "sm90",
+  // upstream gradient of kept_upstream for every loss; lines are padded to a multiple of 8. Only where the plan can (Capabilities::keeps),
   // without a bias or softcap, or class weights with label smoothing.
   TensorView kept, kept_upstream;
   // Which rows are active. Other rows are not computed; their statistics are 0. The stored local gradients are in this
-  // order, all other results are not. Absent: all rows are computed. Only on the tier "sm90".
+  // order, all other results are not. Absent: all rows are computed.
   TensorView order;
   // Where there is an order: a buffer for the active rows of x, R at a time.
   TensorView gathered;
@@ -130,7 +130,7 @@ struct CrossEntropyBackward {
   TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low;
   TensorView d_x, d_weight, d_bias;
   CrossEntropyOptions options;
-  std::int64_t workspace = 0;  // bytes for local gradients (Tier)
+  std::int64_t workspace = 0;  // bytes for local gradients
 };
 inline void check_bias_gradient(const CrossEntropyBackward& x) {
   require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
@@ -147,7 +147,7 @@ constexpr auto describe(const CrossEntropyBackward*) {
 
 // dlogits: the derivatives of the loss with respect to the dot products <x_i, weight_j>, for a slice of the classes.
 // weight and bias are that slice; classes is the number of all classes. d_x and d_weight are matrix products of
-// dlogits. Only on the tier "sm90".
+// dlogits.
 struct CrossEntropyLocalGradient {
   TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low, out;
   // Where there is a bias: sums of out over 16 rows each, for rows and columns in whole tiles of 256. Rows that are not

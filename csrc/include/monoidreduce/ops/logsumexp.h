@@ -9,7 +9,7 @@ namespace monoidreduce {
 
 struct LogSumExpForward {
   TensorView a, b, lse, lse_low;
-  TensorView scratch;  // 16-byte aligned; size: logsumexp_forward_tier
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   double scale = 1;
 };
 constexpr auto describe(const LogSumExpForward*) {
@@ -31,7 +31,7 @@ constexpr auto logsumexp_backward_operands() {
 struct LogSumExpBackward {
   TensorView grad_lse, a, b, lse, lse_low, d_a, d_b;
   double scale = 1;
-  std::int64_t workspace = 0;  // bytes for local gradients (Tier)
+  std::int64_t workspace = 0;  // bytes for local gradients
 };
 constexpr auto describe(const LogSumExpBackward*) {
   using X = LogSumExpBackward;

@@ -21,9 +21,9 @@ constexpr auto mlp_operands() {
 
 struct MlpForward {
   TensorView x, w1, w2, bias1, bias2, out;
-  TensorView scratch;  // 16-byte aligned; size: mlp_forward_tier
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   ActivationKind activation = ActivationKind::kIdentity;
-  std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Tier::part)
+  std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Plan::part)
 };
 constexpr auto describe(const MlpForward*) {
   using X = MlpForward;
@@ -45,14 +45,14 @@ inline void check_bias_gradient(const MlpBackward& x) {
 constexpr auto describe(const MlpBackward*) {
   using X = MlpBackward;
   return call("mlp_backward", mlp_operands<X>(), tensor("grad_out", &X::grad_out, "B N"),
-              gradient("dx", &X::d_x, "B M", Type::kTierGradient),
-              gradient("dw1", &X::d_w1, "K M", Type::kTierGradient),
-              gradient("dw2", &X::d_w2, "N K", Type::kTierGradient),
+              gradient("dx", &X::d_x, "B M", Type::kPlanGradient),
+              gradient("dw1", &X::d_w1, "K M", Type::kPlanGradient),
+              gradient("dw2", &X::d_w2, "N K", Type::kPlanGradient),
               gradient("dbias1", &X::d_bias1, "K", Type::kAccumulation).where(&check_bias_gradient),
               activation_of(&X::activation), workspace(&X::workspace));
 }
 
-// A part of an MLP (Tier::part): out = act(x w1^T + bias1) for the rows and hidden units in x, w1 and bias1. The MLP's
+// A part of an MLP (Plan::part): out = act(x w1^T + bias1) for the rows and hidden units in x, w1 and bias1. The MLP's
 // result is the product of out with w2.
 struct MlpHidden {
   TensorView x, w1, bias1, out;

@@ -76,6 +76,22 @@ constexpr auto describe(const RowScaling*) {
                    order_of(&X::order, "P").where(&check_order), option("scatters", &X::scatters));
 }
 
+// Copies x into out, whose last two axes may have other sizes: cut, or filled up with zeros. On CUDA, for float and 16-bit
+// types; floats may be rounded to out's type.
+struct FittedCopy {
+  TensorView x, out;
+};
+inline void check_fitted(const FittedCopy& x) {
+  require(x.x.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
+  require(x.out.dtype == x.x.dtype || x.x.dtype == DType::kFloat32, "out: expected ", name(x.x.dtype), ", got ",
+          name(x.out.dtype));
+}
+constexpr auto describe(const FittedCopy*) {
+  using X = FittedCopy;
+  return cuda_call("copy_fitted", tensor("x", &X::x, "B H R C").where(&check_fitted),
+                   result("out", &X::out, "B H S D", Type::kUpToFloat32).strided());
+}
+
 template <class Call>
 void check_16_bits(const Call& x) {
   require(item_size(x.a.dtype) == 2, "a: expected a 16-bit type, got ", name(x.a.dtype));

@@ -1,0 +1,683 @@
+// A monoid that is a program: what a user's Python function became (program/bytecode.py), interpreted. An instruction
+// works on a block of columns by a panel of rows, so that its decoding costs little.
+//
+// Registers are words of the width of a lane: a real, an integer, or a mask. A register of a block has a word for each
+// column and row, one of a row the same word for each column. The code of a row runs first: it fills registers of the row
+// from constants and the row's data. The code of an element then runs for each block.
+//
+// A state has for each softmax a frame, its mass and the sums of its means, all measured from the frame; then totals;
+// then for each largest its value and column; then counts.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <type_traits>
+
+#include "monoidreduce/cpu/fold_forward.h"
+#include "monoidreduce/instructions.h"
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+
+inline constexpr int kBlockColumns = 8;
+
+struct Command {
+  Instruction operation;
+  int to, a, b, c;
+};
+
+// The statistics of a program, and where their fields are.
+struct Statistics {
+  int softmaxes = 0, means[kStateFields] = {}, totals = 0, largest = 0, counts = 0;
+
+  int first_total() const {
+    int field = 0;
+    for (int i = 0; i < softmaxes; ++i) field += 2 + means[i];
+    return field;
+  }
+  int first_largest() const { return first_total() + totals; }
+  int first_count() const { return first_largest() + 2 * largest; }
+  int fields() const { return first_count() + counts; }
+  // f(first field, number of means)
+  template <class F>
+  void each_softmax(F f) const {
+    for (int i = 0, field = 0; i < softmaxes; field += 2 + means[i++]) f(field, means[i]);
+  }
+};
+
+// A program with the data of one call. Its text is numbers: the statistics, how many data of rows and of columns there
+// are, the constants, the code of a row and that of an element.
+template <class T>
+class Program {
+ public:
+  using Word = IntegerOf<T>;
+
+  Program(const char* text, std::size_t length, const TensorView& row, const TensorView& row_index,
+          const TensorView& column, const TensorView& column_index, std::int64_t rows, std::int64_t columns)
+      : at_(text),
+        end_(text + length),
+        statistics(read_statistics()),
+        row_data_(count(kRowRegisters)),
+        column_data_(count(1 << 20)),
+        row_stride_(round_up(rows, kPanel<T>)),
+        columns_(columns),
+        constants_(count(kRowRegisters)),
+        constant_(constants_),
+        row_(row_data_ * row_stride_),
+        column_(column_data_ * columns) {
+    for (int i = 0; i < constants_; ++i) {
+      const bool real = number() != 0;
+      const std::int64_t bits = number();
+      double value;
+      std::memcpy(&value, &bits, sizeof(value));
+      const T narrowed = static_cast<T>(value);
+      if (real) {
+        std::memcpy(constant_ + i, &narrowed, sizeof(T));
+      } else {
+        *(constant_ + i) = saturated(bits);
+      }
+    }
+    expect(row_data_ + constants_ <= kRowRegisters);
+    load(row, row_index, row_data_, rows, row_stride_, row_.get());
+    load(column, column_index, column_data_, columns, columns, column_.get());
+    read(row_code_, row_steps_, true);
+    read(code_, steps_, false);
+    expect(at_ == end_);
+  }
+
+  MR_HD void fill(std::int64_t first_row, LanePack<T> (*registers)[kPacks]) const {
+    using R = LanePack<T>;
+    for (int k = 0; k < row_data_; ++k) {
+      const Word* from = row_ + k * row_stride_ + first_row;
+      for (int half = 0; half < kPacks; ++half)
+        std::memcpy(&registers[k][half], from + half * kLanes<T>, sizeof(R));
+    }
+    for (int k = 0; k < constants_; ++k) {
+      T value;
+      std::memcpy(&value, constant_ + k, sizeof(T));
+      for (int half = 0; half < kPacks; ++half) registers[row_data_ + k][half] = broadcast(value);
+    }
+  }
+  // Rows of the results of a call.
+  void expect_results(std::int64_t values, std::int64_t low, std::int64_t indices) const {
+    const Statistics& s = statistics;
+    expect(values == s.first_largest() - s.softmaxes + s.largest && low == s.softmaxes &&
+           indices == s.largest + s.counts);
+  }
+  const Word* column(int k) const { return column_ + k * columns_; }
+  const Command* row_code() const { return row_code_; }
+  int row_steps() const { return row_steps_; }
+  const Command* code() const { return code_; }
+  int steps() const { return steps_; }
+
+  // Any bits, also those of an integer, in every lane.
+  MR_HD static LanePack<T> broadcast(T value) {
+    Word bits;
+    std::memcpy(&bits, &value, sizeof(T));
+    return {bit_cast_vector<typename LanePack<T>::Vector>(Pack<Word, kLanes<T>>(bits).v)};
+  }
+
+ private:
+  static constexpr int kMostSteps = 1024;
+
+  static void expect(bool holds) {
+    if (!holds) throw std::invalid_argument("program: expected the code of this version of monoidreduce");
+  }
+  std::int64_t number() {
+    while (at_ < end_ && *at_ == ' ') ++at_;
+    const bool negative = at_ < end_ && *at_ == '-';
+    at_ += negative;
+    expect(at_ < end_ && *at_ >= '0' && *at_ <= '9');
+    std::uint64_t value = 0;
+    for (; at_ < end_ && *at_ >= '0' && *at_ <= '9'; ++at_) value = 10 * value + (*at_ - '0');
+    return static_cast<std::int64_t>(negative ? -value : value);
+  }
+  int count(std::int64_t most) {
+    const std::int64_t n = number();
+    expect(n >= 0 && n <= most);
+    return static_cast<int>(n);
+  }
+
+  Statistics read_statistics() {
+    Statistics s;
+    s.softmaxes = count(kStateFields / 2);
+    for (int i = 0; i < s.softmaxes; ++i) s.means[i] = count(kStateFields);
+    s.totals = count(kStateFields), s.largest = count(kStateFields), s.counts = count(kStateFields);
+    expect(s.fields() <= kStateFields);
+    return s;
+  }
+
+  void read(Command (&steps)[kMostSteps], int& steps_count, bool of_row) {
+    steps_count = count(kMostSteps);
+    for (int i = 0; i < steps_count; ++i) {
+      Command& step = steps[i];
+      step.operation = static_cast<Instruction>(count(static_cast<int>(Instruction::kResult)));
+      for (int* operand : {&step.to, &step.a, &step.b, &step.c}) *operand = count(1 << 20);
+      check(step, of_row);
+    }
+  }
+
+  // Every register, field and datum that a step names is there.
+  void check(const Command& s, bool of_row) const {
+    const int registers = kBlockRegisters + kRowRegisters;
+    const auto masses = [&](int frame, int least) {
+      bool found = false;
+      statistics.each_softmax([&](int field, int means) { found |= field == frame && least <= 1 + means; });
+      return found;
+    };
+    const bool on_state = s.operation >= Instruction::kFrame;
+    const bool weight = s.operation == Instruction::kWeight;
+    if (!on_state || weight)
+      expect(of_row ? s.to >= kBlockRegisters && s.to < registers : s.to < kBlockRegisters);
+    expect(!(of_row && (on_state || s.operation <= Instruction::kPosition)));
+    switch (s.operation) {
+      case Instruction::kColumn:
+        return expect(s.a < column_data_);
+      case Instruction::kFrame:
+        return expect(s.a < registers && masses(s.to, s.b));
+      case Instruction::kWeight:
+        return expect(s.a < registers && masses(s.b, 1));
+      case Instruction::kLargest:
+        return expect(s.a < registers && s.to + 1 < kStateFields);
+      case Instruction::kResult:
+        return expect(s.a < registers && s.to < 2);
+      default:
+        expect(s.a < registers && s.b < registers && s.c < registers);
+        expect(!on_state || weight || s.to < kStateFields);
+    }
+  }
+
+  static Word saturated(std::int64_t x) {
+    return static_cast<Word>(
+        std::clamp<std::int64_t>(x, std::numeric_limits<Word>::min(), std::numeric_limits<Word>::max()));
+  }
+
+  // Real data, then integers, each of `count` words.
+  static void load(const TensorView& real, const TensorView& index, int data, std::int64_t count,
+                   std::int64_t stride, Word* to) {
+    const std::int64_t reals = real.present() ? real.size[0] : 0,
+                       indices = index.present() ? index.size[0] : 0;
+    expect(reals + indices == data);
+    for (std::int64_t k = 0; k < data; ++k, to += stride) {
+      if (k < reals) {
+        load_row(real, k * real.stride[0], real.stride[1], count, reinterpret_cast<T*>(to), 1);
+      } else {
+        const auto* from = static_cast<const std::int64_t*>(index.data) + (k - reals) * index.stride[0];
+        for (std::int64_t i = 0; i < count; ++i) to[i] = saturated(from[i * index.stride[1]]);
+      }
+      std::fill(to + count, to + stride, Word(0));
+    }
+  }
+
+  const char *at_, *end_;  // of the text that is not read yet
+
+ public:
+  const Statistics statistics;
+
+ private:
+  const int row_data_, column_data_;
+  const std::int64_t row_stride_, columns_;
+  const int constants_;
+  Scratch<Word> constant_, row_, column_;
+  Command row_code_[kMostSteps], code_[kMostSteps];
+  int row_steps_ = 0, steps_ = 0;
+};
+
+// log of every lane, within 2 units in the last place. x = 2^n m with m around 1, and log(m) is the series of
+// 2 artanh(s), s = (m - 1) / (m + 1).
+template <class T, int N>
+MR_HD Pack<T, N> log_of_each(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  using I = Pack<IntegerOf<T>, N>;
+  constexpr int kMantissa = sizeof(T) == 4 ? 23 : 52, kBias = sizeof(T) == 4 ? 127 : 1023;
+  constexpr T kLeast = std::numeric_limits<T>::min();
+  const auto subnormal = x < R(kLeast);
+  const R scaled = select(subnormal, x * R(T(1LL << kMantissa)), x);
+  // The exponent changes where the mantissa passes sqrt(2).
+  constexpr IntegerOf<T> kRoot = sizeof(T) == 4 ? 0x3504f3 : static_cast<IntegerOf<T>>(0x6a09e667f3bcdLL);
+  const auto bits = bit_cast_vector<typename I::Vector>(scaled.v);
+  const auto raised = bits + ((IntegerOf<T>(1) << kMantissa) - kRoot);
+  const auto n = (raised >> kMantissa) - kBias;
+  const R m = bit_cast_vector<typename R::Vector>(bits - (n << kMantissa));
+  const R exponent = R(I(n)) - select(subnormal, R(T(kMantissa)), R(0));
+  const R s = (m - R(1)) / (m + R(1)), square = s * s;
+  R series;
+  if constexpr (sizeof(T) == 4) {
+    series = polynomial(square, {1. / 3, 1. / 5, 1. / 7, 1. / 9});
+  } else {
+    series = polynomial(
+        square, {1. / 3, 1. / 5, 1. / 7, 1. / 9, 1. / 11, 1. / 13, 1. / 15, 1. / 17, 1. / 19, 1. / 21});
+  }
+  // n ln(2) in two words, of which the first has so few digits that the product is exact.
+  constexpr double kHigh = sizeof(T) == 4 ? 0.693145751953125 : 0.69314718036912381649;
+  constexpr double kLow = sizeof(T) == 4 ? 1.42860682030941723e-6 : 1.9082149292705877e-10;
+  const R of_mantissa = s * R(2) + s * square * series * R(2);
+  R result = exponent * R(T(kHigh)) + (of_mantissa + exponent * R(T(kLow)));
+  result = select(x == R(0), -infinity<R>(), result);
+  result = select(x == infinity<R>(), x, result);
+  return select(x < R(0), R(std::numeric_limits<T>::quiet_NaN()), select(x == x, result, x));
+}
+// log(1 + x): what rounding 1 + x lost is a factor of the logarithm.
+template <class T, int N>
+MR_HD Pack<T, N> log1p_of_each(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  const R sum = R(1) + x, added = sum - R(1);
+  const R factor = select(sum == infinity<R>(), R(1), x / added);
+  return select(added == R(0), x, log_of_each(sum) * factor);
+}
+template <class T, int N>
+MR_HD Pack<T, N> expm1_of_each(Pack<T, N> x) {
+  using R = Pack<T, N>;
+  const R power = exp(x), less = power - R(1);
+  const R near = less * (x / log_of_each(power));
+  return select(power == R(1), x, select(abs(x) < R(0.5), near, less));
+}
+template <class T>
+MR_HD T floor_of_quotient(T x, T y) {
+  if (y == 0) return 0;
+  if (y == -1) return static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
+  return x / y - (x % y != 0 && (x < 0) != (y < 0));
+}
+
+// Behind every column, so that a real -inf still is the largest of a row.
+template <class T>
+inline constexpr IntegerOf<T> kNoColumn = std::numeric_limits<IntegerOf<T>>::max();
+
+// Is x, of column j, larger than y, of column k? NaN is the largest, and of equal values that of the first column.
+template <class R>
+MR_HD Mask<R> is_larger(R x, Index<R> j, R y, Index<R> k) {
+  const Mask<R> tie = (x == y) | ((x != x) & (y != y));
+  return (x > y) | ((x != x) & (y == y)) | (tie & (j < k));
+}
+
+// Runs the code of a row or of an element.
+template <class T>
+class Interpreter {
+  using R = LanePack<T>;
+  using I = Index<R>;
+  using M = Mask<R>;
+
+ public:
+  explicit Interpreter(const Program<T>& program) : program_(program) {}
+
+  R field[kStateFields][kPacks];  // the state of the tile
+
+  void begin(std::int64_t first_row) {
+    program_.fill(first_row, row_);
+    run(program_.row_code(), program_.row_steps(), 1);
+  }
+  // Columns of a panel's tile: [columns][kPanel] dot products; the number of the first; the scale of scores.
+  void run_tile(T* dot, T* other_dot, std::int64_t first_column, std::int64_t columns, T scale) {
+    scale_ = scale;
+    for (std::int64_t j = 0; j < columns; j += kBlockColumns) {
+      dot_ = dot + j * kPanel<T>, other_dot_ = other_dot + j * kPanel<T>, column_ = first_column + j;
+      run(program_.code(), program_.steps(),
+          static_cast<int>(std::min<std::int64_t>(kBlockColumns, columns - j)));
+    }
+  }
+
+ private:
+  struct Operand {
+    const R* at;
+    int step;
+  };
+  MR_HD Operand operand(int number) const {
+    return number < kBlockRegisters ? Operand{block_[number], kPacks}
+                                    : Operand{row_[number - kBlockRegisters], 0};
+  }
+  MR_HD R* result(int number) {
+    return number < kBlockRegisters ? block_[number] : row_[number - kBlockRegisters];
+  }
+
+  template <class F>
+  MR_HD static void map(R* to, int columns, Operand a, F f) {
+    for (int j = 0; j < columns; ++j, to += kPacks, a.at += a.step) {
+      for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half]);
+    }
+  }
+  template <class F>
+  MR_HD static void map(R* to, int columns, Operand a, Operand b, F f) {
+    for (int j = 0; j < columns; ++j, to += kPacks, a.at += a.step, b.at += b.step) {
+      for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half], b.at[half]);
+    }
+  }
+  template <class F>
+  MR_HD static void map(R* to, int columns, Operand a, Operand b, Operand c, F f) {
+    for (int j = 0; j < columns; ++j, to += kPacks, a.at += a.step, b.at += b.step, c.at += c.step) {
+      for (int half = 0; half < kPacks; ++half) to[half] = f(a.at[half], b.at[half], c.at[half]);
+    }
+  }
+  // sum[half] = f(sum[half], column): two sums at a time, so that an addition need not wait for the last one.
+  template <class F>
+  MR_HD static void sum(R (&total)[kPacks], int columns, F f) {
+    R second[kPacks];
+    for (int half = 0; half < kPacks; ++half) second[half] = R(-0.f);
+    int j = 0;
+    for (; j + 1 < columns; j += 2) {
+      for (int half = 0; half < kPacks; ++half) {
+        total[half] = total[half] + f(j, half), second[half] = second[half] + f(j + 1, half);
+      }
+    }
+    for (int half = 0; half < kPacks; ++half) {
+      if (j < columns) total[half] = total[half] + f(j, half);
+      total[half] = total[half] + second[half];
+    }
+  }
+
+  MR_HD static I index(R x) { return {bit_cast_vector<typename I::Vector>(x.v)}; }
+  MR_HD static M mask(R x) { return {bit_cast_vector<typename M::Vector>(x.v)}; }
+  MR_HD static R word(I x) { return {bit_cast_vector<typename R::Vector>(x.v)}; }
+  MR_HD static R word(M x) { return {bit_cast_vector<typename R::Vector>(x.v)}; }
+  MR_HD static R origin(R f) { return LogSumExp<R>::origin(f); }
+
+  void run(const Command* steps, int count, int n) {
+    for (const Command* command = steps; command < steps + count; ++command) run(*command, n);
+  }
+
+  MR_HD void run(const Command& s, int n) {
+    const Operand a = operand(s.a), b = operand(s.b), c = operand(s.c);
+    switch (s.operation) {
+      case Instruction::kScore:
+        return load_scores(result(s.to), dot_, n);
+      case Instruction::kOther:
+        return load_scores(result(s.to), other_dot_, n);
+      case Instruction::kColumn:
+        for (int j = 0; j < n; ++j) {
+          T value;
+          std::memcpy(&value, program_.column(s.a) + column_ + j, sizeof(T));
+          for (int half = 0; half < kPacks; ++half)
+            block_[s.to][j * kPacks + half] = Program<T>::broadcast(value);
+        }
+        return;
+      case Instruction::kPosition:
+        for (int j = 0; j < n; ++j) {
+          const R position = word(I(static_cast<IntegerOf<T>>(column_ + j)));
+          for (int half = 0; half < kPacks; ++half) block_[s.to][j * kPacks + half] = position;
+        }
+        return;
+      case Instruction::kNeg:
+        return map(result(s.to), n, a, [](R x) { return -x; });
+      case Instruction::kAbs:
+        return map(result(s.to), n, a, [](R x) { return abs(x); });
+      case Instruction::kExp:
+        return map(result(s.to), n, a, [](R x) { return exp(x); });
+      case Instruction::kExpm1:
+        return map(result(s.to), n, a, [](R x) { return expm1_of_each(x); });
+      case Instruction::kLog:
+        return map(result(s.to), n, a, [](R x) { return log_of_each(x); });
+      case Instruction::kLog1p:
+        return map(result(s.to), n, a, [](R x) { return log1p_of_each(x); });
+      case Instruction::kLog1pExp:
+        return map(result(s.to), n, a, [](R x) { return max(x, R(0)) + log1p_of_each(exp(-abs(x))); });
+      case Instruction::kSqrt:
+        return map(result(s.to), n, a, [](R x) { return each_lane(x, [](T t) { return std::sqrt(t); }); });
+      case Instruction::kTanh:
+        return map(result(s.to), n, a, [](R x) { return tanh(x); });
+      case Instruction::kErf:
+        return map(result(s.to), n, a, [](R x) { return erf(x); });
+      case Instruction::kSigmoid:
+        return map(result(s.to), n, a, [](R x) { return sigmoid(x); });
+      case Instruction::kAdd:
+        return map(result(s.to), n, a, b, [](R x, R y) { return x + y; });
+      case Instruction::kSub:
+        return map(result(s.to), n, a, b, [](R x, R y) { return x - y; });
+      case Instruction::kMul:
+        return map(result(s.to), n, a, b, [](R x, R y) { return x * y; });
+      case Instruction::kDiv:
+        return map(result(s.to), n, a, b, [](R x, R y) { return x / y; });
+      case Instruction::kMaximum:  // of NaN and a number: NaN
+        return map(result(s.to), n, a, b, [](R x, R y) { return select((x > y) | (x != x), x, y); });
+      case Instruction::kMinimum:
+        return map(result(s.to), n, a, b, [](R x, R y) { return select((x < y) | (x != x), x, y); });
+      case Instruction::kShare:
+        return map(result(s.to), n, a, b, c,
+                   [](R x, R high, R low) { return exp_of_difference(x, origin(high), low); });
+      case Instruction::kWhere:
+      case Instruction::kIndexWhere:
+        return map(result(s.to), n, a, b, c, [](R k, R x, R y) { return select(mask(k), x, y); });
+      case Instruction::kLt:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(x < y); });
+      case Instruction::kLe:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(x <= y); });
+      case Instruction::kEq:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(x == y); });
+      case Instruction::kAnd:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(mask(x) & mask(y)); });
+      case Instruction::kOr:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(mask(x) | mask(y)); });
+      case Instruction::kNot:
+        return map(result(s.to), n, a, [](R x) { return word(!mask(x)); });
+      case Instruction::kToReal:
+        return map(result(s.to), n, a, [](R x) { return R(index(x)); });
+      case Instruction::kIndexAdd:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) + index(y)); });
+      case Instruction::kIndexSub:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) - index(y)); });
+      case Instruction::kIndexMul:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) * index(y)); });
+      case Instruction::kIndexDiv:
+        return map(result(s.to), n, a, b, [](R x, R y) { return quotient(index(x), index(y)); });
+      case Instruction::kIndexMod:
+        return map(result(s.to), n, a, b,
+                   [](R x, R y) { return word(index(x) - index(quotient(index(x), index(y))) * index(y)); });
+      case Instruction::kIndexLt:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) < index(y)); });
+      case Instruction::kIndexLe:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) <= index(y)); });
+      case Instruction::kIndexEq:
+        return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) == index(y)); });
+      case Instruction::kFrame:
+        return raise_frame(s.to, a, s.b, n);
+      case Instruction::kWeight: {
+        R* const to = result(s.to);
+        const R frame[kPacks] = {origin(field[s.b][0]), origin(field[s.b][1])};
+        map(to, n, a, Operand{frame, 0}, [](R x, R f) { return exp(x - f); });
+        return sum(field[s.b + 1], n, [&](int j, int half) { return to[j * kPacks + half]; });
+      }
+      case Instruction::kMean:
+        return sum(field[s.to], n, [&](int j, int half) {
+          const R product = a.at[j * a.step + half] * b.at[j * b.step + half];
+          return select(c.at[j * c.step + half] == -infinity<R>(), R(0), product);
+        });
+      case Instruction::kTotal:
+        return sum(field[s.to], n, [&](int j, int half) { return a.at[j * a.step + half]; });
+      case Instruction::kLargest:
+        return find_largest(field[s.to], field[s.to + 1], a, n);
+      case Instruction::kCount:
+        for (int j = 0; j < n; ++j) {
+          for (int half = 0; half < kPacks; ++half)
+            field[s.to][half] = word(index(field[s.to][half]) - index(a.at[j * a.step + half]));
+        }
+        return;
+      case Instruction::kResult: {
+        T* to = s.to == 0 ? dot_ : other_dot_;
+        for (int j = 0; j < n; ++j) {
+          for (int half = 0; half < kPacks; ++half)
+            (a.at[j * a.step + half] * R(scale_)).store(to + j * kPanel<T> + half * kLanes<T>);
+        }
+        return;
+      }
+    }
+  }
+
+  // Without + 0 a compiler could fuse the product with a later operation: forward and backward see the same score.
+  MR_HD void load_scores(R* to, const T* dot, int n) const {
+    for (int j = 0; j < n * kPacks; ++j) to[j] = R::load(dot + j * kLanes<T>) * R(scale_) + R(0);
+  }
+
+  // Never +inf, as in LogSumExp; a NaN is no frame.
+  MR_HD void raise_frame(int first, Operand a, int masses, int n) {
+    R raised[kPacks] = {field[first][0], field[first][1]};
+    for (int j = 0; j < n; ++j) {
+      for (int half = 0; half < kPacks; ++half) raised[half] = max(a.at[j * a.step + half], raised[half]);
+    }
+    for (int half = 0; half < kPacks; ++half) {
+      R& frame = field[first][half];
+      raised[half] = select(raised[half] == infinity<R>(), largest<R>(), raised[half]);
+      if (!any(raised[half] != frame)) continue;
+      const R factor = exp(frame - origin(raised[half]));
+      frame = raised[half];
+      for (int k = 1; k <= masses; ++k) field[first + k][half] = field[first + k][half] * factor;
+    }
+  }
+
+  // Most blocks have no larger value. NaN is the largest, and of equal values the first column counts.
+  MR_HD void find_largest(R (&value)[kPacks], R (&column)[kPacks], Operand a, int n) const {
+    for (int half = 0; half < kPacks; ++half) {
+      M larger = index(column[half]) == I(kNoColumn<T>);
+      for (int j = 0; j < n; ++j) larger = larger | !(a.at[j * a.step + half] <= value[half]);
+      if (!any(larger)) continue;
+      for (int j = 0; j < n; ++j) {
+        const R x = a.at[j * a.step + half];
+        const I position(static_cast<IntegerOf<T>>(column_ + j));
+        const M take = is_larger(x, position, value[half], index(column[half]));
+        value[half] = select(take, x, value[half]);
+        column[half] = word(select(take, position, index(column[half])));
+      }
+    }
+  }
+
+  MR_HD static R quotient(I x, I y) {
+    I q;
+    for (int lane = 0; lane < kLanes<T>; ++lane) q.v[lane] = floor_of_quotient(x.v[lane], y.v[lane]);
+    return word(q);
+  }
+
+  const Program<T>& program_;
+  T *dot_ = nullptr, *other_dot_ = nullptr, scale_ = 0;
+  std::int64_t column_ = 0;
+  R block_[kBlockRegisters][kBlockColumns * kPacks];
+  R row_[kRowRegisters][kPacks];
+};
+
+// The forward pass of a program, as a monoid.
+template <class R>
+struct ProgramFold {
+  using Real = R;
+  using T = Scalar<R>;
+  static constexpr bool kFoldsTiles = true;
+  static constexpr int kScores = 2;  // the operands of the second may be absent
+  struct State {
+    R field[kStateFields];
+  };
+  using Output = State;  // in place of a frame and its mass: the log-sum-exp in two words; of sums: means
+  using Upstream = R;
+  const Program<T>* program;
+
+  MR_HD static R word(Index<R> x) {
+    R y;
+    std::memcpy(&y, &x, sizeof(R));
+    return y;
+  }
+  MR_HD static Index<R> index(R x) {
+    Index<R> y;
+    std::memcpy(&y, &x, sizeof(R));
+    return y;
+  }
+
+  State identity() const {
+    const Statistics& s = program->statistics;
+    State state;
+    std::fill_n(state.field, kStateFields, R(-0.f));
+    s.each_softmax(
+        [&](int frame, int) { state.field[frame] = -infinity<R>(), state.field[frame + 1] = R(0); });
+    for (int k = s.first_largest(); k < s.first_count(); k += 2)
+      state.field[k] = -infinity<R>(), state.field[k + 1] = word(Index<R>(kNoColumn<T>));
+    for (int k = s.first_count(); k < s.fields(); ++k) state.field[k] = word(Index<R>(0));
+    return state;
+  }
+  State combine(const State& a, const State& b) const {
+    const Statistics& s = program->statistics;
+    State c;
+    s.each_softmax([&](int frame, int means) {
+      const R f = max(b.field[frame], a.field[frame]), origin = LogSumExp<R>::origin(f);
+      const R of_a = exp(a.field[frame] - origin), of_b = exp(b.field[frame] - origin);
+      c.field[frame] = f;
+      for (int k = frame + 1; k < frame + 2 + means; ++k) c.field[k] = a.field[k] * of_a + b.field[k] * of_b;
+    });
+    for (int k = s.first_total(); k < s.first_largest(); ++k) c.field[k] = a.field[k] + b.field[k];
+    for (int k = s.first_largest(); k < s.first_count(); k += 2) {
+      const auto take = is_larger(b.field[k], index(b.field[k + 1]), a.field[k], index(a.field[k + 1]));
+      for (int i = k; i < k + 2; ++i) c.field[i] = select(take, b.field[i], a.field[i]);
+    }
+    for (int k = s.first_count(); k < s.fields(); ++k)
+      c.field[k] = word(index(a.field[k]) + index(b.field[k]));
+    return c;
+  }
+  Output project(const State& state) const {
+    const Statistics& s = program->statistics;
+    Output out = state;
+    s.each_softmax([&](int frame, int means) {
+      const R mass = state.field[frame + 1];
+      const LogNumber<R> lse = LogNumber<R>{state.field[frame], R(0)} + log_number(mass);
+      out.field[frame] = lse.high, out.field[frame + 1] = lse.low;
+      for (int k = frame + 2; k < frame + 2 + means; ++k)
+        out.field[k] = select(mass == R(0), R(0), state.field[k] / mass);
+    });
+    for (int k = s.first_largest() + 1; k < s.first_count(); k += 2) {
+      const Index<R> column = index(state.field[k]);
+      out.field[k] = word(select(column == Index<R>(kNoColumn<T>), Index<R>(-1), column));
+    }
+    return out;
+  }
+};
+template <class R>
+typename ProgramFold<R>::State combine(const ProgramFold<R>& m, const typename ProgramFold<R>::State& a,
+                                       const typename ProgramFold<R>::State& b) {
+  return m.combine(a, b);
+}
+
+// Folds a tile into the panel's states. It has a state of its own, combined once.
+template <bool kPlain, class M, class Tile, class T>
+  requires FoldsTiles<M>
+inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typename M::State (&state)[kPacks],
+                       T* scores, T* other_scores, bool, LanePack<T> (&)[kPacks]) {
+  Interpreter<T> interpreter(*m.program);
+  const int fields = m.program->statistics.fields();
+  typename M::State sum = m.identity();
+  for (int half = 0; half < kPacks; ++half) {
+    for (int k = 0; k < fields; ++k) interpreter.field[k][half] = sum.field[k];
+    m.program->statistics.each_softmax(
+        [&](int frame, int) { interpreter.field[frame][half] = state[half].field[frame]; });
+  }
+  interpreter.begin(tile.rows.first);
+  interpreter.run_tile(scores, other_scores, tile.first_column, columns, tile.score.scale);
+  for (int half = 0; half < kPacks; ++half) {
+    for (int k = 0; k < fields; ++k) sum.field[k] = interpreter.field[k][half];
+    state[half] = m.combine(state[half], sum);
+  }
+}
+
+// The backward pass of a program: its results are the gradients by the scores. What it knows of the row is data.
+template <class R>
+struct ProgramPull {
+  using Real = R;
+  using T = Scalar<R>;
+  static constexpr bool kFoldsTiles = true;
+  static constexpr int kScores = 2;
+  using State = R;
+  using Output = R;
+  using Upstream = R;
+  const Program<T>* program;
+
+  template <class Tile>
+  void pull_tile(const Tile& tile, std::int64_t columns, T* dz, T* other_dz) const {
+    Interpreter<T> interpreter(*program);
+    interpreter.begin(tile.rows.first);
+    interpreter.run_tile(dz, other_dz, tile.first_column, columns, tile.score.scale);
+    // Lanes beyond the last row: their scores are 0 times the columns, NaN if these are infinite.
+    for (T* gradient : {dz, other_dz}) {
+      if (tile.rows.count == kPanel<T> || !gradient) continue;
+      for (std::int64_t j = 0; j < columns; ++j)
+        std::fill(gradient + j * kPanel<T> + tile.rows.count, gradient + (j + 1) * kPanel<T>, T(0));
+    }
+  }
+};
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu

@@ -1,0 +1,73 @@
+// The instructions of the CPU engine's interpreter (cpu/program.h). Python writes programs of them (program/bytecode.py):
+// it takes names and limits from here.
+#pragma once
+
+namespace monoidreduce {
+
+enum class Instruction {
+  // to = the element's scores; number a of the column's data; the column's number
+  kScore,
+  kOther,
+  kColumn,
+  kPosition,
+  // to = f(a), f(a, b), f(a, b, c) of reals
+  kNeg,
+  kAbs,
+  kExp,
+  kExpm1,
+  kLog,
+  kLog1p,
+  kLog1pExp,
+  kSqrt,
+  kTanh,
+  kErf,
+  kSigmoid,
+  kAdd,
+  kSub,
+  kMul,
+  kDiv,
+  kMaximum,
+  kMinimum,
+  kShare,
+  kWhere,
+  kLt,
+  kLe,
+  kEq,
+  // of masks
+  kAnd,
+  kOr,
+  kNot,
+  // of integers
+  kToReal,
+  kIndexAdd,
+  kIndexSub,
+  kIndexMul,
+  kIndexDiv,
+  kIndexMod,
+  kIndexLt,
+  kIndexLe,
+  kIndexEq,
+  kIndexWhere,
+  // of the row's state: to is a field of it
+  kFrame,    // the frame that holds log weights a, for b masses that follow it
+  kWeight,   // to (a register) = exp(a - frame), added to the mass; b is the frame's field
+  kMean,     // += a b, the weight times the value, where the log weight c is not -inf
+  kTotal,    // += a
+  kLargest,  // the largest a, and its column in the next field
+  kCount,    // += 1 where a
+  // a is the gradient by score number to
+  kResult,
+};
+inline constexpr const char* kInstructionNames[] = {
+    "score",     "other",     "column",    "position", "neg",      "abs",      "exp",         "expm1",
+    "log",       "log1p",     "log1pexp",  "sqrt",     "tanh",     "erf",      "sigmoid",     "add",
+    "sub",       "mul",       "div",       "maximum",  "minimum",  "share",    "where",       "lt",
+    "le",        "eq",        "and",       "or",       "not",      "to_real",  "index_add",   "index_sub",
+    "index_mul", "index_div", "index_mod", "index_lt", "index_le", "index_eq", "index_where", "frame",
+    "weight",    "mean",      "total",     "largest",  "count",    "result"};
+static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kResult) + 1);
+
+// Registers of a block of columns come first, then those of a row. A program may have fewer.
+inline constexpr int kBlockRegisters = 32, kRowRegisters = 160, kStateFields = 32;
+
+}  // namespace monoidreduce

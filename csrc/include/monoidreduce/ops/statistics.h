@@ -1,0 +1,65 @@
+// Statistics that a user wrote as a Python function: a fold of a program over the rows of scale a b^T.
+#pragma once
+
+#include <string>
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/ops/matrix.h"
+
+namespace monoidreduce {
+
+// The operands of the second score, and the data of rows and columns: real numbers and integers.
+template <class Call>
+constexpr auto statistics_operands() {
+  return fields(tensor("a", &Call::a, "N D"), tensor("b", &Call::b, "V D"),
+                optional("other_a", &Call::other_a, "N E"), optional("other_b", &Call::other_b, "V E"),
+                optional("row", &Call::row, "R N", Type::kAccumulation),
+                optional("column", &Call::column, "C V", Type::kAccumulation),
+                optional("row_index", &Call::row_index, "I N", Type::kInt64),
+                optional("column_index", &Call::column_index, "J V", Type::kInt64));
+}
+
+// A row's values: for each softmax its log-sum-exp and its means, then totals, then largest values. Its indices: the
+// columns of the largest, then counts.
+struct StatisticsForward {
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView values, low, indices;  // low: of the log-sum-exps
+  std::string program;              // the code of cpu/program.h
+  double scale = 1;
+};
+constexpr auto describe(const StatisticsForward*) {
+  using X = StatisticsForward;
+  return call("statistics_forward", statistics_operands<X>(),
+              result("values", &X::values, "K N", Type::kAccumulation),
+              result("low", &X::low, "L N", Type::kAccumulation),
+              result("indices", &X::indices, "P N", Type::kInt64), option("program", &X::program),
+              option("scale", &X::scale));
+}
+
+// The gradients by the operands. The program computes those by the scores; what it knows of the row, with the gradients
+// of the values, is data of the row.
+struct StatisticsBackward {
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView d_a, d_b, d_other_a, d_other_b;
+  std::string program;
+  double scale = 1;
+};
+constexpr auto describe(const StatisticsBackward*) {
+  using X = StatisticsBackward;
+  return call("statistics_backward", statistics_operands<X>(), gradient("da", &X::d_a, "N D"),
+              gradient("db", &X::d_b, "V D"), gradient("dother_a", &X::d_other_a, "N E"),
+              gradient("dother_b", &X::d_other_b, "V E"), option("program", &X::program),
+              option("scale", &X::scale));
+}
+
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem statistics_problem(const Call& x) {
+  return {.a = as_rows(x.a),
+          .b = as_rows(x.b),
+          .other_a = as_rows(x.other_a),
+          .other_b = as_rows(x.other_b),
+          .score = {.scale = x.scale}};
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,132 @@
+// How a call runs on a GPU, as plain data. It is made once, before the caller allocates (operators.h: plan), and handed to the
+// call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "monoidreduce/device/schedule/packing.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/launch/launch.h"
+
+namespace monoidreduce {
+
+// The families of kernels: those for everything, those of tensor cores, and Hopper's.
+enum class Family : std::int8_t { kSimt, kSm80, kSm90 };
+
+// A row of the table of families: which GPUs and calls each is for, and what a caller may ask of it.
+struct Capabilities {
+  const char* name;
+  int major = 0;               // the least compute capability,
+  bool major_alone = false;    // or the only one
+  std::int64_t widest = 0;     // rows of attention and the MLP, which stay in shared memory; 0: any
+  bool tf32 = false;           // float32 operands of attention and the MLP, rounded
+  bool tensor_cores = false;   // operands have sizes in multiples of 8, and lines of adjacent elements
+  bool multiplies = false;     // local gradients, by rows_product and columns_product
+  bool keeps = false;          // local gradients, in a forward pass
+  bool skips_rows = false;     // that are not active, given an order of them
+  bool transposed = false;     // weights of losses, as they lie
+  bool bias_in_tiles = false;  // of scores, whose rows are dense and on 16-byte boundaries
+};
+inline constexpr Capabilities kFamilies[] = {
+    {.name = "simt"},
+    {.name = "sm80", .major = 8, .widest = 256, .tf32 = true, .tensor_cores = true},
+    {.name = "sm90",
+     .major = 9,
+     .major_alone = true,
+     .widest = 256,
+     .tensor_cores = true,
+     .multiplies = true,
+     .keeps = true,
+     .skips_rows = true,
+     .transposed = true,
+     .bias_in_tiles = true},
+};
+
+// Why a call does not run on a family of kernels.
+enum class Why : std::int8_t {
+  kNothing,
+  kNamedSimt,  // by MONOIDREDUCE_CUDA_TIER
+  kNamedSm80,
+  kFloat32,  // and no tf32
+  kFloat64,
+  kEmpty,
+  kScale,    // number: it, not positive
+  kTooMany,  // rows, columns or tiles of them
+  kTf32,
+  kNotBuilt,
+  kGpu,         // first, second: its compute capability; third: the major one that it lacks
+  kSharedBias,  // by all columns
+  kWideBias,    // and a width of more than 128
+  kWidth0,
+  kWidth,          // first: it, more than second
+  kOnlyLogSumExp,  // has a gradient
+  kBiasInOrder,    // its gradient, that scores share, in the deterministic mode
+  kInOrder,        // the deterministic mode
+  kTorchInOrder,   // torch's products in the deterministic mode
+  kWorkspace,      // first: its bytes, which hold no tile a row
+  kHiddenSpace,    // the same, no tile of hidden values
+  kIdleByRows,     // first: their number, second: their blocks, third: of multiprocessors
+  kIdleByUnits,    // the same, of hidden units
+  kClassWeights,   // with label smoothing
+};
+struct Reason {
+  Why why = Why::kNothing;
+  std::int64_t first = 0, second = 0, third = 0;
+  double number = 0;
+  explicit operator bool() const { return why != Why::kNothing; }
+};
+
+// The fastest family that takes a call. both: what keeps it from tensor cores; or sm90 and sm80, from each.
+struct Choice {
+  Family family = Family::kSimt;
+  Reason both = {}, sm90 = {}, sm80 = {};
+};
+
+// How the blocks of attention's backward pass share its jobs.
+struct JobSharing {
+  // 16-byte aligned scratch; its last `words` words must be 0 at first. If in_parts is 0, it is a counter of jobs.
+  std::int64_t floats = 0, words = 0;
+  int in_parts = 0;  // the number of jobs that are split over several blocks
+  // Blocks add to the rows' gradients in a fixed order (turns.cuh, whose scratch is not counted here).
+  bool in_turn = false;
+};
+
+// What a plan is of: a call on other sizes needs another.
+struct PlannedSizes {
+  std::int64_t batch, heads, column_heads, rows, columns, width, other_width, payload_width;
+  DType dtype;
+  int device;           // -1: none that is there
+  bool biased, banded;  // is there a bias, does a window exclude elements
+  bool operator==(const PlannedSizes&) const = default;
+};
+
+struct Plan {
+  const char* call = "";    // its name
+  PlannedSizes sizes = {};  // on tensor cores, of padded operands
+  Choice choice = {};
+  bool deterministic = false, tf32 = false;
+  std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
+  bool adds_rows = true;     // d_q, d_x: added to; false: written in the inputs' type
+  // Attention and the MLP, few rows: how they are packed; no heads: they are many.
+  Packing packing = {};
+  JobSharing sharing = {};
+  // An MLP in parts: the rows and hidden units of one (MlpHidden), and why no kernel takes it whole.
+  TileSize part = {};
+  Choice whole = {};
+  int clusters =
+      0;  // of two multiprocessors, that multiply the local gradients of a backward pass; 0: torch does
+  // A forward pass that keeps local gradients: of the first columns. frames: where theirs begin in the scratch.
+  std::int64_t kept = 0, frames = 0;
+  std::int64_t given[3] =
+      {};  // width, that of the other operand or the payload, and hidden units; before padding
+
+  const Capabilities& can() const { return kFamilies[static_cast<int>(choice.family)]; }
+  // Makes this the plan of a forward pass of a loss that keeps local gradients of so many columns.
+  void keep(std::int64_t columns);
+};
+
+// In words, for people.
+std::string text(const Plan& plan);
+
+}  // namespace monoidreduce

@@ -1,0 +1,70 @@
+#include "attention.h"
+
+#include "monoidreduce/launch/dense_lines.h"
+#include "monoidreduce/launch/last_round.h"
+#include "monoidreduce/launch/packing.h"
+#include "monoidreduce/monoids/logsumexp.h"
+#include "plan.h"
+#include "tiles.h"
+
+namespace monoidreduce {
+namespace {
+
+template <class Call>
+Call padded(const Call& given) {
+  Call x = given;
+  for (TensorView* t : {&x.q, &x.k, &x.v}) t->size[3] = padded_size(t->size[3]);
+  return x;
+}
+
+JobSharing backward_sharing(Family family, const FoldProblem& p, const DeviceFacts& gpu,
+                            const Launch& launch) {
+  const bool at_once = family == Family::kSm80 || gradients_at_once(p);
+  if (!at_once) return {};
+  if (launch.deterministic) return {.in_turn = true};  // turns have a counter of their own
+  if (family == Family::kSm80) return {};
+  if (!p.range.all()) return {.floats = 1, .words = 1};
+  const std::int64_t width = std::max(p.width(), p.payload_width());
+  const LastRound last = backward_last_round(tiles::at_once(width, p.bias.present()), p, gpu);
+  const std::int64_t words = last.blocks * tiles::kHandingThreads / 32;
+  return {4 * tiles::kHandingThreads * tiles::handed_quads(width) * last.blocks + words, words, last.jobs};
+}
+
+}  // namespace
+
+Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const AttentionForward x = padded(given);
+  const FoldProblem p = attention_problem(x);
+  Plan plan = plan_of(given, x, choose_resident(p, {}, gpu, launch), launch);
+  if (plan.choice.family != Family::kSm90) return plan;
+  const int columns = tiles::by_width(tiles::kFewRowsColumns, std::max(p.width(), p.payload_width()));
+  if (const auto packing = pack_few_rows(p, columns, gpu.multiprocessors)) {
+    plan.packing = *packing;
+    constexpr std::int64_t kStateFloats = sizeof(LogSumExp<float>::State) / sizeof(float);
+    if (packing->splits > 1) plan.scratch = partial_rows_floats(p, packing->splits, kStateFloats);
+  } else if (!p.range.all()) {
+    plan.scratch = 2;  // a counter of 8 bytes
+  }
+  return plan;
+}
+
+Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const AttentionBackward x = padded(given);
+  const FoldProblem p = attention_problem(x);
+  Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu)};
+  if (!x.grad_out.present()) limits.both = {Why::kOnlyLogSumExp};
+  if (p.bias.present() && std::max(p.width(), p.payload_width()) > 128) limits.sm90 = {Why::kWideBias};
+  if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias)) limits.both = {Why::kBiasInOrder};
+  Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
+  const Family family = plan.choice.family;
+  plan.adds_rows = family != Family::kSm90 || gradients_at_once(p);
+  if (family == Family::kSimt) {
+    plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
+  } else {
+    plan.sharing = backward_sharing(family, p, gpu, launch);
+    for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
+  }
+  return plan;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,89 @@
+// Whether a plan is that of a call. No kernel is launched otherwise: it would go beyond its tensors.
+#pragma once
+
+#include <initializer_list>
+#include <string_view>
+
+#include "monoidreduce/error.h"
+#include "monoidreduce/path_counter.h"
+#include "plan.h"
+
+namespace monoidreduce {
+
+// Of a call that holds no local gradients and no hidden values.
+template <class Call>
+Plan plan_without_workspace(const Call& given, const DeviceFacts& gpu, const Launch& launch) {
+  Call x = given;
+  if constexpr (requires { x.workspace; }) x.workspace = 0;
+  return plan(x, gpu, launch);
+}
+
+inline void check_gradient(const char* name, const TensorView& t, DType expected) {
+  require(!t.present() || t.dtype == expected, name, ": expected ", monoidreduce::name(expected),
+          ", as the plan says, got ", monoidreduce::name(t.dtype));
+}
+// Gradients that tensor cores may write, of columns and of rows.
+template <class Call>
+void check_gradients(const Call& x, const Plan& plan) {
+  const DType same = plan.sizes.dtype, sums = accumulation(same);
+  const DType of_columns = plan.can().tensor_cores ? same : sums, of_rows = plan.adds_rows ? sums : same;
+  if constexpr (requires { x.d_q; })
+    check_gradient("dq", x.d_q, of_rows), check_gradient("dk", x.d_k, of_columns),
+        check_gradient("dv", x.d_v, of_columns);
+  if constexpr (requires { x.d_w1; })
+    check_gradient("dx", x.d_x, of_rows), check_gradient("dw1", x.d_w1, of_columns),
+        check_gradient("dw2", x.d_w2, of_columns);
+}
+
+template <class Call>
+void check_order(const Call& x, const Plan& plan) {
+  if constexpr (requires { x.order; })
+    require(!x.order.present() || plan.can().skips_rows,
+            "order: expected none on a tier other than sm90, got a tensor");
+}
+
+template <class Call>
+void check(const Call& x, const Plan& plan) {
+  constexpr const char* kName = kDescription<Call>.name;
+  require(plan.call == std::string_view(kName), "plan: expected that of ", kName, ", got that of ",
+          plan.call);
+  require(plan.sizes == planned_sizes(problem_of(x)),
+          "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
+  require(plan.part.rows == 0, "plan: expected that of a whole MLP, got one in parts");
+  if constexpr (requires { x.kept; })
+    require((x.kept.present() ? x.kept.size[1] : 0) == plan.kept, "kept: expected ", plan.kept,
+            " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
+  if constexpr (requires { x.scratch; }) {
+    const std::int64_t elements = x.scratch.present() ? x.scratch.numel() : 0;
+    require(elements >= plan.scratch, "scratch: expected ", plan.scratch, " elements, got ", elements);
+  }
+  check_order(x, plan);
+  check_gradients(x, plan);
+}
+
+// Of some columns of the call, and for an MLP in parts some rows.
+template <class Call>
+void check_part(const Call& x, const Plan& plan, const char* pass) {
+  require(plan.call == std::string_view(pass), "plan: expected that of ", pass, ", got that of ", plan.call);
+  const PlannedSizes part = planned_sizes(problem_of(x)), &all = plan.sizes;
+  require(part.rows <= all.rows && part.columns <= all.columns && part.width == all.width &&
+              part.dtype == all.dtype && part.device == all.device,
+          "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
+  check_order(x, plan);
+}
+
+// A call for which a family has no kernels.
+template <class Call>
+[[noreturn]] void refuse(const Call&, const Plan& plan) {
+  constexpr bool kPart = kDescription<Call>.only_cuda;
+  throw std::invalid_argument(message("plan: expected one ", kPart ? "on tensor cores" : "on the tier simt",
+                                      " for ", kDescription<Call>.name, ", got ", text(plan)));
+}
+
+// Is the path that a call takes another one in the deterministic mode.
+template <class Call>
+bool counts_order(const Call& x, const Plan& plan) {
+  return plan.deterministic && (requires { x.d_q; } || requires { x.d_x; } || requires { x.d_a; });
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,102 @@
+#include "monoidreduce/monoids/cross_entropy.h"
+#include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/monoids/logsumexp.h"
+#include "plan.h"
+#include "tiles.h"
+
+namespace monoidreduce {
+namespace {
+
+template <class Call>
+Call padded(const Call& given) {
+  Call x = given;
+  const auto pad = [](auto&... t) { ((t.size[1] = padded_size(t.size[1])), ...); };
+  if constexpr (requires { x.a; })
+    pad(x.a, x.b);
+  else
+    pad(x.x, x.weight);
+  if constexpr (requires { x.teacher_x; }) pad(x.teacher_x, x.teacher_weight);
+  return x;
+}
+
+// What keeps a call from the tiles of sm_80: a row's sums of weights are more than they have registers for.
+template <class Call>
+Reason sm80_obstacle(const Call& x) {
+  if constexpr (requires { x.class_weight; }) {
+    if (weighs_all(x)) return {Why::kClassWeights};
+  }
+  return {};
+}
+
+template <class State, class Call>
+Plan forward_plan(const Call& given, const ContractionSizes& sm80, const ContractionSizes& sm90,
+                  const DeviceFacts& gpu, const Launch& launch) {
+  const Call x = padded(given);
+  const FoldProblem p = problem_of(x);
+  Choice choice = choose_contraction(p, gpu);
+  if (choice.family == Family::kSm80 && (choice.sm80 = sm80_obstacle(x))) choice.family = Family::kSimt;
+  Plan plan = plan_of(given, x, choice, launch);
+  if (plan.choice.family == Family::kSimt) return plan;
+  const ContractionSizes& tile = plan.choice.family == Family::kSm90 ? sm90 : sm80;
+  plan.scratch = plan.frames = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
+  if constexpr (requires { x.kept; }) {
+    if (x.kept.present()) plan.keep(x.kept.size[1]);
+  }
+  return plan;
+}
+
+template <class Call>
+Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& launch) {
+  const Call x = padded(given);
+  Plan plan = plan_of(given, x, choose_products(problem_of(x), x.workspace, gpu, launch), launch);
+  if (plan.can().multiplies) plan.clusters = gpu.multiprocessors / 2;
+  return plan;
+}
+
+}  // namespace
+
+// Cross entropy has a frame for each row and tile, and a number a row; distillation two frames.
+void Plan::keep(std::int64_t columns) {
+  const bool two = sizes.other_width != 0;
+  const std::int64_t tile = (two ? tiles::kSm90Distillation : tiles::kSm90Loss).columns,
+                     frames_of_row = parts_of(columns, tile);
+  require(can().keeps, "kept: expected none on a tier other than sm90, got a tensor");
+  kept = columns;
+  scratch = frames + sizes.rows * (two ? 2 * frames_of_row : frames_of_row + 1);
+}
+
+Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return forward_plan<CrossEntropy<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
+}
+Plan plan(const CrossEntropyBackward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return backward_plan(x, gpu, launch);
+}
+Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return forward_plan<NamedDistillation<float>::State>(x, tiles::kSm80Distillation, tiles::kSm90Distillation,
+                                                       gpu, launch);
+}
+Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return backward_plan(x, gpu, launch);
+}
+Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return forward_plan<LogSumExp<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
+}
+Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return backward_plan(x, gpu, launch);
+}
+
+bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu) {
+  const auto matrix = [](std::int64_t columns) {
+    TensorView t;
+    t.dtype = DType::kBFloat16, t.rank = 4;
+    t.size[0] = t.size[1] = t.size[2] = 1, t.size[3] = padded_size(columns);
+    return t;
+  };
+  FoldProblem p{};
+  p.a = p.b = matrix(width);
+  if (other_width != 0) p.other_a = p.other_b = matrix(other_width);
+  p.score.scale = scale;
+  return choose_contraction(p, gpu).family == Family::kSm90;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,150 @@
+#include "monoidreduce/launch/packing.h"
+#include "plan.h"
+#include "tiles.h"
+
+namespace monoidreduce {
+namespace {
+
+template <class Call>
+Call padded(const Call& given) {
+  Call x = given;
+  const auto pad = [](std::int64_t& size) { size = padded_size(size); };
+  pad(x.x.size[1]), pad(x.w1.size[0]), pad(x.w1.size[1]), pad(x.w2.size[0]), pad(x.w2.size[1]);
+  if (x.bias1.present()) pad(x.bias1.size[0]);
+  return x;
+}
+
+// ---- Few rows
+
+// In how many splits hidden units may come where rows are few. Their partial sums take at most 32 MiB, and each of the warps
+// that combine a row waits for every fourth split, one after another.
+std::int64_t most_splits(const FoldProblem& p) {
+  constexpr std::int64_t kMost = 128, kFloats = (32 << 20) / sizeof(float);
+  return std::min(kMost, kFloats / (p.rows() * p.payload_width()));
+}
+
+// No heads: rows are many. On sm_80 tiles of rows are those of many rows, and only splits make more blocks of them.
+Packing pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
+  const std::int64_t width = std::max(p.width(), p.payload_width());
+  if (family == Family::kSm90) {
+    const int columns = tiles::by_width(tiles::kFewRowsColumns, width);
+    return pack_few_rows(p, columns, gpu.multiprocessors, most_splits(p)).value_or(Packing{});
+  }
+  const bool floats = p.a.dtype == DType::kFloat32;
+  const auto& tile = tiles::by_width(floats ? tiles::kMlpForwardFloats : tiles::kMlpForward, width);
+  const int places = gpu.multiprocessors * tile.blocks;
+  const std::int64_t row_tiles = parts_of(p.rows(), tile.rows);
+  if (!leave_half_idle(row_tiles, places)) return {};
+  const int splits = splits_of(row_tiles, parts_of(p.columns(), tile.columns), places, most_splits(p));
+  return splits > 1 ? Packing{1, tile.rows, splits} : Packing{};
+}
+
+// ---- In parts
+//
+// Of a call that no kernel takes whole: hidden values are held in parts, within the bytes of the workspace, or the SIMT kernels
+// take it. A part of the forward pass has some rows and all hidden units: each result is one product. A part of the backward pass
+// has all rows, and the rows' gradient is summed over parts, or all hidden units, and the weights' gradients are: whichever is
+// smaller.
+
+constexpr std::int64_t kTileRows = 256, kTileUnits = 192;
+
+// How many lines of a matrix fit into so many bytes: all, or whole tiles, all times equally many; 0 where not one does.
+std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines, std::int64_t tile) {
+  if (lines * line_bytes <= bytes) return lines;
+  const std::int64_t tiles_at_once = bytes / (line_bytes * tile), tiles = parts_of(lines, tile);
+  if (tiles_at_once == 0) return 0;
+  return std::min(lines, parts_of(tiles, parts_of(tiles, tiles_at_once)) * tile);
+}
+
+TileSize forward_part(const FoldProblem& p, std::int64_t workspace) {
+  return {fitting(workspace, p.columns() * item_size(p.a.dtype), p.rows(), kTileRows), p.columns()};
+}
+TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
+  // A hidden value, and the derivative by it.
+  const std::int64_t bytes = 2 * item_size(p.a.dtype),
+                     rows = fitting(workspace, p.columns() * bytes, p.rows(), kTileRows),
+                     units = fitting(workspace, p.rows() * bytes, p.columns(), kTileUnits);
+  const bool fewer_rows = p.rows() * p.width() <= p.columns() * (p.width() + p.payload_width());
+  if (rows == 0 || (fewer_rows && units > 0)) return {p.rows(), units};
+  return {rows, p.columns()};
+}
+
+Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t workspace,
+                    const DeviceFacts& gpu, const Launch& launch) {
+  const Choice choice = choose_multiplied(p, gpu, launch);
+  if (choice.family == Family::kSimt || part.rows * part.columns != 0) return choice;
+  return {.both = {Why::kHiddenSpace, workspace}};
+}
+
+template <class Call>
+Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, const TileSize& part,
+                const Choice& whole, const Launch& launch) {
+  Plan plan = plan_of(given, padded, choice, launch);
+  plan.whole = whole;
+  if (choice.family != Family::kSimt) plan.part = part;
+  return plan;
+}
+
+// ---- Backward
+
+// What keeps the kernels that store no hidden value from being the faster ones: so few blocks that most multiprocessors would be
+// idle.
+//
+// Of many rows, those of hidden units. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and
+// 0.12 ms, 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead. Of
+// many hidden units, where rows have a pass of their own on Hopper, those of rows (16384 units of width 256: 128 rows take 0.57 ms
+// in one block and 0.06 in parts; parts of 1024 rows 0.14, of 4096, whose blocks would run side by side, 0.78. Up to width 128
+// they have one in the deterministic mode, which was not timed).
+Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
+  constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
+  const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);
+  const std::int64_t rows = p.rows(), row_blocks = parts_of(rows, kRows), all = gpu.multiprocessors;
+  if (!adds_rows && units >= kManyUnits && row_blocks * kShareOfRows <= all)
+    return {Why::kIdleByRows, rows, row_blocks, all};
+  if (p.a.dtype == DType::kFloat32 || rows < kManyRows || blocks * kShare > all) return {};
+  return {Why::kIdleByUnits, units, blocks, all};
+}
+
+// Are parts so large that launches take no longer than products. Where parts are of units, products of width 128 that are
+// added to the rows' gradient took 5 ms in all, others 1 to 2.
+bool large(const TileSize& part, const FoldProblem& p) {
+  constexpr std::int64_t kValues = 1 << 22;
+  return part.columns == p.columns() && part.rows * part.columns >= std::min(p.rows() * p.columns(), kValues);
+}
+
+}  // namespace
+
+Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const MlpForward x = padded(given);
+  const FoldProblem p = mlp_problem(x);
+  Limits limits;
+  if (p.a.dtype == DType::kFloat32 && gpu.shared_bytes < tiles::kForwardFloatsBytes) limits.widest_sm80 = 128;
+  const Choice whole = choose_resident(p, limits, gpu, launch);
+  Plan plan = plan_of(given, x, whole, launch);
+  if (whole.family != Family::kSimt) {
+    plan.packing = pack(whole.family, p, gpu);
+    if (plan.packing.splits > 1) plan.scratch = partial_rows_floats(p, plan.packing.splits, 0);
+    return plan;
+  }
+  const TileSize part = forward_part(p, x.workspace);
+  return parts_plan(given, x, choose_parts(p, part, x.workspace, gpu, launch), part, whole, launch);
+}
+
+Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const MlpBackward x = padded(given);
+  const FoldProblem p = mlp_problem(x);
+  Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu)};
+  if (launch.deterministic) limits.sm80 = {Why::kInOrder};
+  Choice whole = choose_resident(p, limits, gpu, launch);
+  Plan plan = plan_of(given, x, whole, launch);
+  plan.adds_rows = whole.family != Family::kSm90 || (gradients_at_once(p) && !launch.deterministic);
+  const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);
+  if (whole.family != Family::kSimt && !obstacle) return plan;
+  const TileSize part = backward_part(p, x.workspace);
+  const Choice parts = choose_parts(p, part, x.workspace, gpu, launch);
+  if (obstacle && (parts.family == Family::kSimt || !large(part, p))) return plan;
+  if (obstacle) whole.both = obstacle;
+  return parts_plan(given, x, parts, part, whole, launch);
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,127 @@
+#include "plan.h"
+
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include "monoidreduce/error.h"
+#include "tiles.h"
+
+namespace monoidreduce {
+namespace {
+
+// A build without CUDA plans for one that has all kernels.
+#if defined(MONOIDREDUCE_WITH_SM90) || !defined(MONOIDREDUCE_WITH_CUDA)
+constexpr bool kWithSm90 = true;
+#else
+constexpr bool kWithSm90 = false;
+#endif
+
+// What MONOIDREDUCE_CUDA_TIER names. Read at every call: a test runs the same call on every tier.
+Family named_family() {
+  const char* const named = std::getenv("MONOIDREDUCE_CUDA_TIER");
+  const std::string_view tier = named ? named : "";
+  if (tier.empty()) return Family::kSm90;
+  for (const Family family : {Family::kSimt, Family::kSm80, Family::kSm90}) {
+    if (tier == kFamilies[static_cast<int>(family)].name) return family;
+  }
+  require(false, "MONOIDREDUCE_CUDA_TIER: expected simt, sm80 or sm90, got ", tier);
+  return {};
+}
+
+// What keeps a GPU from the kernels of a family.
+Reason gpu_obstacle(Family family, const DeviceFacts& gpu) {
+  const Capabilities& row = kFamilies[static_cast<int>(family)];
+  const bool runs = row.major_alone ? gpu.major == row.major && gpu.minor == 0 : gpu.major >= row.major;
+  return runs ? Reason{} : Reason{Why::kGpu, gpu.major, gpu.minor, row.major};
+}
+
+// What keeps a fold from tensor cores of any kind. tf32: are there kernels for float32, and may they round to it.
+Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu, bool tf32 = false) {
+  if (named_family() == Family::kSimt) return {Why::kNamedSimt};
+  if (p.a.dtype == DType::kFloat32 && !tf32) return {Why::kFloat32};
+  if (p.a.dtype == DType::kFloat64) return {Why::kFloat64};
+  if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return {Why::kEmpty};
+  if (!(p.score.scale > 0)) return {.why = Why::kScale, .number = p.score.scale};
+  // Row, column and job numbers are 32-bit.
+  const std::int64_t tiles = (std::max(p.rows(), p.columns()) + 63) / 64;
+  if (std::max(p.rows(), p.columns()) >= tiles::kFar || p.batch() * p.heads() * tiles >= tiles::kFar)
+    return {Why::kTooMany};
+  return gpu_obstacle(Family::kSm80, gpu);
+}
+
+Reason width_obstacle(const FoldProblem& p, std::int64_t widest) {
+  for (const TensorView* t : {&p.a, &p.other_a, &p.payload}) {
+    if (!t->present()) continue;
+    if (t->size[3] == 0) return {Why::kWidth0};
+    if (t->size[3] > widest) return {Why::kWidth, t->size[3], widest};
+  }
+  return {};
+}
+
+Reason sm90_obstacle(const FoldProblem& p, std::int64_t widest, const DeviceFacts& gpu) {
+  if (p.a.dtype == DType::kFloat32) return {Why::kTf32};
+  if (!kWithSm90) return {Why::kNotBuilt};
+  if (named_family() == Family::kSm80) return {Why::kNamedSm80};
+  if (const Reason reason = gpu_obstacle(Family::kSm90, gpu)) return reason;
+  const bool biased = p.bias.present() && !p.score.bias_inside;
+  if (biased && p.bias.size[3] > 1 && p.bias.stride[3] == 0) return {Why::kSharedBias};
+  return width_obstacle(p, widest);
+}
+
+constexpr std::int64_t kAnyWidth = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+PlannedSizes planned_sizes(const FoldProblem& p) {
+  return {p.batch(),   p.heads(),       p.column_heads(), p.rows(),
+          p.columns(), p.width(),       p.other_width(),  p.payload_width(),
+          p.a.dtype,   p.a.cuda_device, p.bias.present(), !p.range.all()};
+}
+
+std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) {
+  const bool floats = p.a.dtype == DType::kFloat32;
+  return gpu.shared_bytes >= (floats ? tiles::kBackwardFloatsBytes : tiles::kBackwardBytes) ? 256 : 128;
+}
+
+Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceFacts& gpu,
+                       const Launch& launch) {
+  Choice choice{.both = limits.both ? limits.both : common_obstacle(p, gpu, launch.tf32)};
+  if (choice.both) return choice;
+  choice.sm90 = sm90_obstacle(p, kFamilies[2].widest, gpu);
+  if (!choice.sm90) choice.sm90 = limits.sm90;
+  choice.sm80 = limits.sm80 ? limits.sm80 : width_obstacle(p, limits.widest_sm80);
+  if (!choice.sm80) choice.family = Family::kSm80;
+  if (!choice.sm90) choice.family = Family::kSm90;
+  return choice;
+}
+
+Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu) {
+  Choice choice{.both = common_obstacle(p, gpu)};
+  if (!choice.both) choice.both = width_obstacle(p, kAnyWidth);
+  if (choice.both) return choice;
+  choice.sm90 = sm90_obstacle(p, kAnyWidth, gpu);
+  choice.family = choice.sm90 ? Family::kSm80 : Family::kSm90;
+  return choice;
+}
+
+Choice choose_multiplied(const FoldProblem& p, const DeviceFacts& gpu, const Launch& launch) {
+  const char* const config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
+  const std::string_view given = config ? config : "";
+  if (launch.deterministic && given != ":4096:8" && given != ":16:8") return {.both = {Why::kTorchInOrder}};
+  return choose_contraction(p, gpu);
+}
+
+Choice choose_products(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu,
+                       const Launch& launch) {
+  Choice choice = choose_contraction(p, gpu);
+  if (choice.family != Family::kSm90)
+    choice = choose_multiplied(p, gpu, launch);  // Hopper's kernels multiply
+  if (choice.family == Family::kSimt) return choice;
+  constexpr std::int64_t kTileColumns = 256;
+  if (workspace / (p.rows() * item_size(p.a.dtype) * kTileColumns) == 0)
+    return {.both = {Why::kWorkspace, workspace}};
+  return choice;
+}
+
+}  // namespace monoidreduce

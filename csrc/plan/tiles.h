@@ -1,0 +1,46 @@
+// The sizes of kernels' tiles, as far as plans depend on them. The kernels' sources assert that theirs are the same.
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/fold.h"
+#include "monoidreduce/launch/contraction_schedule.h"
+
+namespace monoidreduce::tiles {
+
+inline constexpr int kFar = 1 << 30;  // rows and columns are fewer
+
+// Forward passes of losses, by family.
+inline constexpr ContractionSizes kSm80Loss{1, 256, 128, 2, 0}, kSm90Loss{2, 256, 256, 1, 0};
+inline constexpr ContractionSizes kSm80Distillation{1, 256, 128, 2, 256 * 128},
+    kSm90Distillation{2, 256, 192, 1, 0};
+
+// One of three, for widths up to 64, 128 and 256.
+template <class T>
+constexpr const T& by_width(const T (&tiles)[3], std::int64_t width) {
+  return tiles[width <= 64 ? 0 : width <= 128 ? 1 : 2];
+}
+
+// Hopper's forward passes of few rows: columns.
+inline constexpr int kFewRowsColumns[] = {128, 128, 64};
+
+// The MLP's forward pass on sm_80, of 16 bits and of floats. blocks: of a multiprocessor.
+struct ForwardSizes {
+  int rows, columns, blocks;
+  bool operator==(const ForwardSizes&) const = default;
+};
+inline constexpr ForwardSizes kMlpForward[] = {{128, 64, 3}, {128, 64, 2}, {64, 64, 2}};
+inline constexpr ForwardSizes kMlpForwardFloats[] = {{128, 64, 2}, {128, 32, 2}, {64, 32, 1}};
+
+// The bytes of shared memory that sm_80's widest tiles take: the MLP's forward pass of floats, and backward passes.
+inline constexpr std::int64_t kForwardFloatsBytes = 128 << 10, kBackwardBytes = 147972,
+                              kBackwardFloatsBytes = 139524;
+
+// Hopper's backward pass of all gradients at once: tiles, and quads of floats that a thread hands over.
+inline constexpr std::int64_t kHandingThreads = 256;
+constexpr TileSize at_once(std::int64_t width, bool biased) {
+  return {width <= 64 && !biased ? 128 : 64, 128};
+}
+constexpr std::int64_t handed_quads(std::int64_t width) { return width <= 64 ? 16 : 32; }
+
+}  // namespace monoidreduce::tiles

@@ -1,0 +1,137 @@
+"""Which columns' local gradients a forward pass keeps, and in which slices backward computes the others.
+
+Arithmetic alone. A slice's local gradients lie where there is no other use for memory yet: where the
+gradients of columns to come will be, or that of the rows, which is rounded at the end; or in the workspace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+__all__ = ["TILE_COLUMNS", "Space", "columns_in", "columns_to_keep", "slices"]
+
+TILE_COLUMNS = 256
+_TILE_ROWS = 256  # of a cluster of two multiprocessors
+# Where not all is kept the others need room to be computed in: with little, the sums of the rows' gradient
+# are read and written so often that matrix products no longer hide it. So many bytes of the
+# workspace are left, unless the rows' gradient has room for so many columns.
+_BYTES_TO_RECOMPUTE_IN = 128 << 20
+_COLUMNS_TO_RECOMPUTE_IN = 2048
+
+
+def columns_in(bytes: int, rows: int) -> int:
+    """Of how many columns, in whole tiles, that many bytes hold the local gradients."""
+    return bytes // (2 * TILE_COLUMNS * max(rows, 1)) * TILE_COLUMNS
+
+
+def columns_to_keep(rows: int, columns: int, workspace: int, room: int = 0, scores: int = 1) -> int:
+    """How many columns' local gradients a forward pass keeps, within `workspace` bytes in either pass.
+
+    All, or whole tiles; while it runs the forward pass needs as much for each of the `scores` of an element.
+    room: of how many columns the backward pass will have local gradients elsewhere, in the rows' gradient.
+    """
+    if rows == 0 or columns == 0:
+        return 0
+    if 2 * rows * columns * scores <= workspace:
+        return columns
+    fitting = columns_in(workspace, rows)
+    left = 0
+    if room < _COLUMNS_TO_RECOMPUTE_IN:
+        left = min(fitting, max(columns_in(_BYTES_TO_RECOMPUTE_IN, rows), TILE_COLUMNS))
+    return min(fitting - left, fitting // scores // TILE_COLUMNS * TILE_COLUMNS)
+
+
+@dataclass(frozen=True)
+class Space:
+    """The memory for local gradients [rows, columns] of two matrices, [rows, width] and [columns, width].
+
+    Attributes:
+        own: columns that the workspace has room for.
+        first: column from which on they are computed; those before were kept.
+        writes_columns: are there to be gradients of the columns.
+        has_rows: is there the memory of the rows' gradient.
+        gathers_in_rows: or does that have the gathered rows.
+        sums: are there sums of local gradients, which need memory too: of at most `own` columns.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    own: int
+    first: int
+    writes_columns: bool
+    has_rows: bool
+    gathers_in_rows: bool
+    sums: bool
+
+    @classmethod
+    def of(
+        cls, rows: int, columns: int, width: int, own: int, first: int, needed: list[bool], gathers: bool
+    ) -> Space:
+        """needed: gradients of rows, of columns and sums. gathers: are the rows to be gathered.
+
+        A forward pass that kept some local gradients counted on the memory of the rows' gradient. Gathered
+        rows take it where the gradients of the kept columns have room enough.
+        """
+        rows_memory = needed[0] or 0 < first < columns
+        in_kept = first * width // max(rows, 1) if needed[1] else 0
+        gathers_in_rows = rows_memory and gathers and in_kept >= _COLUMNS_TO_RECOMPUTE_IN
+        own = min(own, -(-columns // TILE_COLUMNS) * TILE_COLUMNS)
+        has_rows = rows_memory and not gathers_in_rows
+        return cls(rows, columns, width, own, first, needed[1], has_rows, gathers_in_rows, needed[2])
+
+    def fitting(self, stop: int) -> int:
+        """Of how many columns before `stop` there is room."""
+        if self.sums:
+            return self.own
+        to_come = stop * self.width // (self.rows + self.width) // 8 * 8 if self.writes_columns else 0
+        return max(self.own, to_come, self.width if self.has_rows else 0)
+
+    def place(self, part: slice) -> str:
+        """Where a slice that fits lies: in gradients of "columns" to come, that of the "rows", or "own"."""
+        pitch = -(-(part.stop - part.start) // 8) * 8
+        if self.writes_columns and part.start * self.width >= self.rows * pitch:
+            return "columns"
+        return "rows" if self.has_rows and self.width >= pitch else "own"
+
+
+def slices(spaces: Sequence[Space], clusters: int) -> Iterator[slice]:
+    """The slices that have room in each space, last columns first: whole tiles, at least 3/4 of what fits.
+
+    clusters: of two multiprocessors, that this library's kernels multiply with; 0: torch multiplies.
+    """
+    space = spaces[0]
+    stop = space.columns
+    while stop > space.first:
+        fitting = min(s.fitting(stop) for s in spaces)
+        start = space.first if fitting >= stop - space.first else _start(stop, fitting, space, clusters)
+        yield slice(start, stop)
+        stop = start
+
+
+def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
+    end = -(-stop // TILE_COLUMNS)
+    tiles, left = end - -(-(stop - fitting) // TILE_COLUMNS), end - space.first // TILE_COLUMNS
+    if clusters:
+        tiles = min(range(tiles, tiles * 3 // 4, -1), key=lambda n: _busy_time(n, space, clusters) / n)
+    else:
+        tiles = -(-left // -(-left // tiles))  # all slices about equal
+    return (end - tiles) * TILE_COLUMNS
+
+
+def _busy_time(tiles: int, space: Space, clusters: int) -> float:
+    """How long clusters take for local gradients and their products, of some tiles of columns.
+
+    In columns by steps of the width. Tiles come in turns, one for each cluster, and in a kernel's last turn
+    some are idle. The product by columns has tiles of 256 features or of 192 (csrc/cuda/sm90/
+    local_products.cu). That by rows is left out: it takes as long for each column, however many there are.
+    """
+
+    def turns(tiles_of_rows: int, columns: int, tile: int) -> int:
+        return -(-tiles_of_rows * -(-columns // tile) // clusters)
+
+    row_tiles, width = -(-space.rows // _TILE_ROWS), space.width
+    local = turns(row_tiles, tiles * TILE_COLUMNS, TILE_COLUMNS) * TILE_COLUMNS
+    product = min(turns(tiles, width, 256) * 256, 1.04 * turns(tiles, width, 192) * 192)
+    return local * width + product * space.rows

@@ -1,0 +1,34 @@
+"""Statistics of programs: one op for all of them, which carries the program as text.
+
+What programs are is imported with the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from monoidreduce._ops.registry import register
+
+
+def _in_passes(name: str) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        return getattr(import_module("monoidreduce.program.passes"), name)(*args)
+
+    return call
+
+
+register(
+    "statistics",
+    inputs="Tensor a, Tensor b, Tensor? other_a, Tensor? other_b, Tensor? row, Tensor? column, "
+    "Tensor? row_index, Tensor? column_index",
+    options="str program, float scale, int? workspace",
+    outputs="values, low, indices",
+    differentiable="values",
+    residuals="values, low, indices",
+    constants="row_index, column_index",
+    forward=_in_passes("forward"),
+    fake=_in_passes("results"),
+    backward=_in_passes("backward"),
+)

@@ -1,0 +1,53 @@
+"""The arguments of a function of one element."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce.program.errors import TraceError
+
+__all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of", "names_in"]
+
+ARGUMENTS = ("score", "other", "row", "column", "label", "head", "batch")
+ROW_INDICES = ("row", "label", "head", "batch")
+
+
+def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the arguments that a function is traced with: those without a default."""
+    names = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise TraceError(
+                f"{function.__name__}: {parameter}: expected arguments that have names", definition(function)
+            )
+        if parameter.default is parameter.empty:
+            names.append(parameter.name)
+    return tuple(names)
+
+
+def definition(function: Callable[..., Any]) -> tuple[str, int]:
+    """File and line of `def`, behind decorators."""
+    code = function.__code__
+    return code.co_filename, code.co_firstlineno
+
+
+def kind_of(tensor: Tensor) -> str:
+    """Of a value of the tensor, in a program."""
+    if tensor.dtype == torch.bool:
+        return "bool"
+    return "real" if tensor.dtype.is_floating_point else "index"
+
+
+@lru_cache(1024)
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals and attributes in a function's code, and in that of functions within it."""
+    within = (names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*code.co_names, *chain.from_iterable(within))

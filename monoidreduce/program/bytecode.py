@@ -1,0 +1,182 @@
+"""A program as the code of the CPU engine's interpreter (csrc/include/monoidreduce/cpu/program.h)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from monoidreduce import _C
+from monoidreduce.program.derivative import gradient
+from monoidreduce.program.errors import TraceError
+from monoidreduce.program.graph import Node
+from monoidreduce.program.operations import LEAVES
+from monoidreduce.program.program import Program, operands, parse, reachable
+
+__all__ = ["backward_code", "forward_code"]
+
+INSTRUCTIONS = {name: number for number, name in enumerate(_C.PROGRAM["instructions"])}
+BLOCK_REGISTERS: int = _C.PROGRAM["block_registers"]
+ROW_REGISTERS: int = _C.PROGRAM["row_registers"]
+FIELDS: int = _C.PROGRAM["fields"]
+OF_ELEMENTS = {"score", "other", "column", "column_index", "position"}
+CONSTANTS = ("real", "integer", "boolean")
+
+
+class _Writer:
+    """Writes the code of some nodes. Of a row are those that are made of constants and data of rows alone.
+
+    A value is a node's number, or a name. Registers of a block are given when all instructions are known.
+    """
+
+    def __init__(self, nodes: Sequence[Node], roots: Iterable[int], data: tuple[int, int, int, int]) -> None:
+        """data: how many reals and integers a call has of rows, and of columns."""
+        self.nodes, self.data = nodes, data
+        self.of_element: set[int] = set()
+        self.needed = reachable(nodes, roots)
+        for number in self.needed:
+            node = nodes[number]
+            if node[0] in OF_ELEMENTS or self.of_element.intersection(operands(node)):
+                self.of_element.add(number)
+        self.constants = [i for i in self.needed if nodes[i][0] in CONSTANTS]
+        self.row_code: list[list[int]] = []
+        self.rows: dict[int, int] = {}
+        rows, row_indices, *_ = data
+        first_constant = rows + row_indices
+        for number in self.needed:
+            name, *rest = nodes[number]
+            if name in CONSTANTS:
+                self.rows[number] = first_constant + self.constants.index(number)
+            elif name in ("row", "row_index"):
+                self.rows[number] = rest[0] + (rows if name == "row_index" else 0)
+            elif number not in self.of_element:
+                self.rows[number] = first_constant + len(self.constants) + len(self.row_code)
+                arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]
+                self.row_code.append(_instruction(name, BLOCK_REGISTERS + self.rows[number], arguments))
+        # (instruction, value or field, values, numbers)
+        self.code: list[tuple[str, object, list[object], list[int]]] = []
+        self.written: set[object] = set()
+
+    def value(self, number: int) -> int:
+        """Writes the code of a node, unless it is there."""
+        if number in self.rows or number in self.written:
+            return number
+        # Iterative, since a graph may be deeper than Python's stack: what is needed, in order.
+        for i in reachable(self.nodes, [number]):
+            if i in self.rows or i in self.written:
+                continue
+            name, *rest = self.nodes[i]
+            if name in LEAVES:
+                reals = self.data[2]
+                at = [rest[0] + (reals if name == "column_index" else 0)] if rest else []
+                self.code.append(("column" if rest else name, i, [], at))
+            else:
+                self.code.append((name, i, list(rest), []))
+            self.written.add(i)
+        return number
+
+    def state(self, name: str, field: int, values: list[object], numbers: Sequence[int] = ()) -> None:
+        self.code.append((name, None, values, [field, *numbers]))
+
+    def weight(self, log_weight: int, field: int) -> object:
+        name = ("weight", field)
+        self.code.append(("weight", name, [log_weight], [field]))
+        return name
+
+    def text(self, layout: Iterable[int]) -> str:
+        rows, row_indices, columns, column_indices = self.data
+        constants = [x for i in self.constants for x in _constant(self.nodes[i])]
+        code = self._with_registers()
+        if rows + row_indices + len(self.constants) + len(self.row_code) > ROW_REGISTERS:
+            raise _too_large()
+        numbers = [*layout, rows + row_indices, columns + column_indices, len(self.constants), *constants]
+        for instructions in (self.row_code, code):
+            numbers += [len(instructions), *(x for instruction in instructions for x in instruction)]
+        return " ".join(map(str, numbers))
+
+    def _with_registers(self) -> list[list[int]]:
+        last_use = {value: at for at, (_, _, values, _) in enumerate(self.code) for value in values}
+        free = list(range(BLOCK_REGISTERS - 1, -1, -1))
+        register: dict[object, int] = {}
+
+        def of(value: object) -> int:
+            if isinstance(value, int) and value in self.rows:
+                return BLOCK_REGISTERS + self.rows[value]
+            return register[value]
+
+        code = []
+        for at, (name, to, values, numbers) in enumerate(self.code):
+            arguments = [of(value) for value in values]
+            for value in dict.fromkeys(values):
+                if value in register and last_use[value] == at:
+                    free.append(register.pop(value))
+            if to is None:
+                field, *rest = numbers
+                code.append(_instruction(name, field, [*arguments, *rest]))
+            else:
+                if not free:
+                    raise _too_large()
+                register[to] = free.pop()
+                code.append(_instruction(name, register[to], [*arguments, *numbers]))
+                if to not in last_use:
+                    free.append(register.pop(to))
+        return code
+
+
+def _too_large() -> TraceError:
+    return TraceError("the function has too many values at a time for one program: write two functions")
+
+
+def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
+    return [INSTRUCTIONS[name], to, *arguments, *[0] * (3 - len(arguments))]
+
+
+def _constant(node: Node) -> tuple[int, int]:
+    """1 and the bits of a real number; 0 and an integer, of a condition all bits."""
+    name, value = node
+    if name == "real":
+        bits: int = struct.unpack("<q", struct.pack("<d", float.fromhex(value)))[0]
+        return 1, bits
+    return 0, -value if name == "boolean" else value
+
+
+@lru_cache(256)
+def forward_code(program: Program, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
+    """The code that folds a row. Numbers: how many data a call has of each kind."""
+    writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
+    field = 0
+    for log_weight, *means in program.softmaxes:
+        writer.state("frame", field, [writer.value(log_weight)], [1 + len(means)])
+        weight = writer.weight(log_weight, field)
+        for k, mean in enumerate(means, field + 2):
+            writer.state("mean", k, [weight, writer.value(mean), log_weight])
+        field += 2 + len(means)
+    for total in program.totals:
+        writer.state("total", field, [writer.value(total)])
+        field += 1
+    for largest in program.largest:
+        writer.state("largest", field, [writer.value(largest)])
+        field += 2
+    for counted in program.counts:
+        writer.state("count", field, [writer.value(counted)])
+        field += 1
+    if field > FIELDS:
+        raise TraceError(f"the statistics have {field} numbers, more than {FIELDS}: write two functions")
+    means_of = [len(softmax) - 1 for softmax in program.softmaxes]
+    layout = [len(means_of), *means_of, len(program.totals), len(program.largest), len(program.counts)]
+    return writer.text(layout)
+
+
+@lru_cache(256)
+def backward_code(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
+    """The code of the gradients by the scores. Rows have the data that `gradient` adds."""
+    program = parse(text)
+    of = gradient(text, rows, row_indices)
+    roots = [number for number in (of.score, of.other) if number is not None]
+    known = rows + 2 * program.values + len(program.softmaxes)
+    known_indices = row_indices + len(program.largest)
+    writer = _Writer(of.nodes.nodes, roots, (known, known_indices, columns, column_indices))
+    # The gradients lie where the scores did, so they come last.
+    for k, number in enumerate([writer.value(root) for root in roots]):
+        writer.state("result", k, [number])
+    return writer.text([0, 0, 0, 0])

@@ -1,0 +1,336 @@
+"""A graph of scalar operations, and the expressions that build it.
+
+Each node is a tuple: a leaf with its payload, or an operation with the numbers of its arguments. Equal nodes
+are one node, and arguments come before what is made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from monoidreduce.program.errors import TraceError
+from monoidreduce.program.operations import LEAVES, OPERATIONS
+
+__all__ = ["Expression", "Graph"]
+
+Node = tuple[Any, ...]
+CONDITION = "expected a number, got a condition: write torch.where(condition, 1., 0.)"
+
+
+class Graph:
+    def __init__(self, nodes: tuple[Node, ...] = ()) -> None:
+        self.nodes: list[Node] = list(nodes)
+        self._numbers = {node: number for number, node in enumerate(self.nodes)}
+
+    def kind(self, number: int) -> str:
+        operation = self.nodes[number][0]
+        return LEAVES[operation] if operation in LEAVES else OPERATIONS[operation].kinds[-1]
+
+    def leaf(self, name: str, *payload: Any) -> Expression:
+        return self._node((name, *payload))
+
+    def apply(self, name: str, *args: Expression) -> Expression:
+        """An operation on expressions of its kinds; on constants, its value."""
+        constants = [arg.constant for arg in args]
+        if None not in constants:
+            return self.constant(_evaluate(name, constants))
+        return self._node((name, *(arg.number for arg in args)))
+
+    def constant(self, value: float | int | bool) -> Expression:
+        if isinstance(value, bool):
+            return self.leaf("boolean", int(value))
+        if isinstance(value, int):
+            return self.leaf("integer", value)
+        return self.leaf("real", float(value).hex())
+
+    def expression(self, value: Any) -> Expression:
+        """The expression of an operand that the user writes."""
+        if isinstance(value, Expression):
+            return value
+        if isinstance(value, (bool, int, float)):
+            return self.constant(value)
+        raise TraceError(f"expected a number, got {value!r} of type {type(value).__name__}")
+
+    def real(self, value: Any) -> Expression:
+        """The same as a real number: an integer is converted, a condition refused."""
+        of = self.expression(value)
+        if of.kind == "bool":
+            raise TraceError(CONDITION)
+        if of.kind == "real":
+            return of
+        constant = of.constant
+        return self.apply("to_real", of) if constant is None else self.constant(float(constant))
+
+    def _node(self, node: Node) -> Expression:
+        number = self._numbers.setdefault(node, len(self.nodes))
+        if number == len(self.nodes):
+            self.nodes.append(node)
+        return Expression(self, number)
+
+
+def _evaluate(name: str, constants: list[Any]) -> Any:
+    operation = OPERATIONS[name]
+    if name == "to_real":
+        return float(constants[0])
+    dtypes = {"real": torch.float64, "index": torch.int64, "bool": torch.bool}
+    tensors = [torch.tensor(x, dtype=dtypes[k]) for x, k in zip(constants, operation.kinds, strict=False)]
+    return operation.evaluate(*tensors).item()
+
+
+class Expression:
+    """A number or a condition that differs from element to element, while a function is traced.
+
+    Operators build the graph: those of numbers, comparisons, and &, |, ~ of conditions.
+    """
+
+    __slots__ = ("graph", "number")
+
+    def __init__(self, graph: Graph, number: int) -> None:
+        self.graph, self.number = graph, number
+
+    @property
+    def kind(self) -> str:
+        return self.graph.kind(self.number)
+
+    @property
+    def constant(self) -> float | int | bool | None:
+        name, *payload = self.graph.nodes[self.number]
+        if name == "real":
+            return float.fromhex(payload[0])
+        if name in ("integer", "boolean"):
+            value: int = payload[0]
+            return bool(value) if name == "boolean" else value
+        return None
+
+    # Arithmetic: of integers it is exact, and real as soon as one operand is.
+
+    def _arithmetic(self, name: str, other: Any, *, reflected: bool = False) -> Expression:
+        graph = self.graph
+        x, y = self, graph.expression(other)
+        if reflected:
+            x, y = y, x
+        x, y = x._beside(y), y._beside(x)
+        if x.kind == y.kind == "index" and f"index_{name}" in OPERATIONS and name != "div":
+            return graph.apply(f"index_{name}", x, y)
+        x, y = graph.real(x), graph.real(y)
+        left, right = x.constant, y.constant
+        if right == 0 and name in ("add", "sub") and left is None:
+            return x
+        if left == 0 and right is None and name in ("add", "sub"):
+            return y if name == "add" else graph.apply("neg", y)
+        if right == 1 and name in ("mul", "div") and left is None:
+            return x
+        if left == 1 and name == "mul" and right is None:
+            return y
+        if name == "mul" and -1 in (left, right) and None in (left, right):
+            return graph.apply("neg", x if right == -1 else y)
+        return graph.apply(name, x, y)
+
+    def _beside(self, other: Expression) -> Expression:
+        """A condition beside a number is 1 or 0, as in torch."""
+        if self.kind != "bool" or other.kind == "bool":
+            return self
+        return self.where(self, *(self.graph.constant(1 if other.kind == "index" else 1.0), 0))
+
+    def __add__(self, other: Any) -> Expression:
+        return self._arithmetic("add", other)
+
+    def __radd__(self, other: Any) -> Expression:
+        return self._arithmetic("add", other, reflected=True)
+
+    def __sub__(self, other: Any) -> Expression:
+        return self._arithmetic("sub", other)
+
+    def __rsub__(self, other: Any) -> Expression:
+        return self._arithmetic("sub", other, reflected=True)
+
+    def __mul__(self, other: Any) -> Expression:
+        return self._arithmetic("mul", other)
+
+    def __rmul__(self, other: Any) -> Expression:
+        return self._arithmetic("mul", other, reflected=True)
+
+    def __truediv__(self, other: Any) -> Expression:
+        return self._arithmetic("div", other)
+
+    def __rtruediv__(self, other: Any) -> Expression:
+        return self._arithmetic("div", other, reflected=True)
+
+    def __floordiv__(self, other: Any) -> Expression:
+        return self._integers("div", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Expression:
+        return self._integers("div", other, self)
+
+    def __mod__(self, other: Any) -> Expression:
+        return self._integers("mod", self, other)
+
+    def __rmod__(self, other: Any) -> Expression:
+        return self._integers("mod", other, self)
+
+    def _integers(self, name: str, x: Any, y: Any) -> Expression:
+        """Both rounded down, as Python's and torch's."""
+        left, right = self.graph.expression(x), self.graph.expression(y)
+        if (left.kind, right.kind) != ("index", "index"):
+            raise TraceError("// and % are of integers: row, column, label and integer data")
+        if right.constant == 0:
+            raise TraceError("an integer divided by 0")
+        return self.graph.apply(f"index_{name}", left, right)
+
+    def __neg__(self) -> Expression:
+        if self.kind == "index":
+            return 0 - self
+        return self.graph.apply("neg", self.graph.real(self))
+
+    def __pos__(self) -> Expression:
+        return self
+
+    def __abs__(self) -> Expression:
+        if self.kind == "index":
+            return self.where(self < 0, -self, self)
+        return self.graph.apply("abs", self.graph.real(self))
+
+    def __pow__(self, exponent: Any) -> Expression:
+        if isinstance(exponent, float) and exponent.is_integer() and self.kind != "index":
+            exponent = int(exponent)
+        if isinstance(exponent, float) and abs(exponent) == 0.5:
+            root = self.graph.apply("sqrt", self.graph.real(self))
+            return root if exponent > 0 else 1.0 / root
+        if isinstance(exponent, bool) or not isinstance(exponent, int) or abs(exponent) > 64:
+            raise TraceError(
+                f"x ** {exponent!r}: expected an int from -64 to 64 or 0.5; write torch.exp(p * torch.log(x))"
+            )
+        if exponent < 0:
+            return 1.0 / self.graph.real(self) ** -exponent
+        power, square = self.graph.expression(1 if self.kind == "index" else 1.0), self
+        while exponent:
+            if exponent % 2:
+                power = square if power.constant == 1 else power * square
+            square, exponent = square * square if exponent > 1 else square, exponent // 2
+        return power
+
+    def __rpow__(self, base: Any) -> Expression:
+        base = self.graph.real(base)
+        if base.constant is None or base.constant <= 0:
+            raise TraceError("a power: expected a number > 0 to the power of an expression")
+        return (self * math.log(base.constant)).exp()
+
+    # Comparisons.
+
+    def _compare(self, name: str, x: Any, y: Any) -> Expression:
+        graph = self.graph
+        left, right = graph.expression(x), graph.expression(y)
+        if left.kind == right.kind == "bool" and name == "eq":
+            return (left & right) | ~(left | right)
+        left, right = left._beside(right), right._beside(left)
+        if left.kind == right.kind == "index":
+            return graph.apply(f"index_{name}", left, right)
+        return graph.apply(name, graph.real(left), graph.real(right))
+
+    def __lt__(self, other: Any) -> Expression:
+        return self._compare("lt", self, other)
+
+    def __gt__(self, other: Any) -> Expression:
+        return self._compare("lt", other, self)
+
+    def __le__(self, other: Any) -> Expression:
+        return self._compare("le", self, other)
+
+    def __ge__(self, other: Any) -> Expression:
+        return self._compare("le", other, self)
+
+    def __eq__(self, other: Any) -> Expression:  # type: ignore[override]
+        return self._compare("eq", self, other)
+
+    def __ne__(self, other: Any) -> Expression:  # type: ignore[override]
+        return ~self._compare("eq", self, other)
+
+    # Conditions.
+
+    def _logical(self, name: str, x: Any, y: Any) -> Expression:
+        left, right = self.graph.expression(x), self.graph.expression(y)
+        if (left.kind, right.kind) != ("bool", "bool"):
+            raise TraceError("&, | and ^ are of conditions: write comparisons in parentheses")
+        return self.graph.apply(name, left, right)
+
+    def __and__(self, other: Any) -> Expression:
+        return self._logical("and", self, other)
+
+    def __rand__(self, other: Any) -> Expression:
+        return self._logical("and", other, self)
+
+    def __or__(self, other: Any) -> Expression:
+        return self._logical("or", self, other)
+
+    def __ror__(self, other: Any) -> Expression:
+        return self._logical("or", other, self)
+
+    def __xor__(self, other: Any) -> Expression:
+        return self._logical("and", self | other, ~self._logical("and", self, other))
+
+    __rxor__ = __xor__
+
+    def __invert__(self) -> Expression:
+        if self.kind != "bool":
+            raise TraceError("~ is of a condition")
+        return self.graph.apply("not", self)
+
+    def where(self, condition: Any, x: Any, y: Any) -> Expression:
+        """x where the condition holds, else y."""
+        graph = self.graph
+        holds, left, right = graph.expression(condition), graph.expression(x), graph.expression(y)
+        if holds.kind != "bool":
+            raise TraceError("torch.where: expected a condition first, got a number")
+        if holds.constant is not None:
+            return left if holds.constant else right
+        if left.kind == right.kind == "bool":
+            return (holds & left) | (~holds & right)
+        left, right = left._beside(right), right._beside(left)
+        if left.number == right.number:
+            return left
+        if left.kind == right.kind == "index":
+            return graph.apply("index_where", holds, left, right)
+        return graph.apply("where", holds, graph.real(left), graph.real(right))
+
+    def exp(self) -> Expression:
+        return self.graph.apply("exp", self.graph.real(self))
+
+    def sigmoid(self) -> Expression:
+        return self.graph.apply("sigmoid", self.graph.real(self))
+
+    # What has no meaning for many elements at once.
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        raise TraceError(
+            "a branch on a value that differs from element to element: write torch.where(condition, a, b)"
+        )
+
+    def __float__(self) -> float:
+        raise TraceError("float() of a value that differs from element to element: leave it out")
+
+    def __int__(self) -> int:
+        raise TraceError("int() of a value that differs from element to element: leave it out")
+
+    def __iter__(self) -> Any:
+        raise TraceError("a loop over a value of one element: it is a single number")
+
+    def __len__(self) -> int:
+        raise TraceError("len() of a value of one element: it is a single number")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from monoidreduce.program import vocabulary  # which needs this class
+
+        return vocabulary.method(self, name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from monoidreduce.program import vocabulary
+
+        return vocabulary.call(function, args, kwargs or {})

@@ -1,0 +1,114 @@
+"""The scalar operations of a program: kinds, values by torch, and derivatives.
+
+A value is "real", "index" (an integer) or "bool". Comparisons of reals with NaN are False, as in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from monoidreduce.program.graph import Expression
+
+__all__ = ["LEAVES", "OPERATIONS", "Operation"]
+
+# Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns.
+LEAVES = {
+    "real": "real",  # a constant, as float.hex
+    "integer": "index",
+    "boolean": "bool",
+    "score": "real",
+    "other": "real",
+    "position": "index",  # the column's number
+    "row": "real",
+    "column": "real",
+    "row_index": "index",
+    "column_index": "index",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """kinds: of the arguments, and last of the result. evaluate: by torch, on tensors.
+
+    pull: from the gradient of the result, the result and the arguments, the gradients of the arguments; None
+    where there is none.
+    """
+
+    kinds: tuple[str, ...]
+    evaluate: Callable[..., Any]
+    pull: Callable[..., tuple[Expression | None, ...]] | None = None
+
+
+def _unary(evaluate: Callable[..., Any], slope: Callable[..., Any]) -> Operation:
+    """slope: the derivative, of the result and the argument."""
+    return Operation(("real", "real"), evaluate, lambda g, y, x: (g * slope(y, x),))
+
+
+def _binary(evaluate: Callable[..., Any], pull: Callable[..., Any]) -> Operation:
+    return Operation(("real", "real", "real"), evaluate, pull)
+
+
+def _indices(evaluate: Callable[..., Any], result: str = "index") -> Operation:
+    return Operation(("index", "index", result), evaluate)
+
+
+def _larger(g: Any, x: Any, y: Any) -> Any:
+    """The gradient of the larger of two by the first: all, or half where they are equal."""
+    return g.where(x > y, g, g.where(x == y, g * 0.5, 0.0))
+
+
+def _share(x: Any, high: Any, low: Any) -> Any:
+    return torch.exp((x - torch.where(high == -math.inf, 0.0, high)) - low)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "add": _binary(torch.add, lambda g, z, x, y: (g, g)),
+    "sub": _binary(torch.sub, lambda g, z, x, y: (g, -g)),
+    "mul": _binary(torch.mul, lambda g, z, x, y: (g * y, g * x)),
+    "div": _binary(torch.div, lambda g, z, x, y: (g / y, -(g * z / y))),
+    "maximum": _binary(torch.maximum, lambda g, z, x, y: (_larger(g, x, y), _larger(g, y, x))),
+    "minimum": _binary(torch.minimum, lambda g, z, x, y: (_larger(g, y, x), _larger(g, x, y))),
+    "neg": Operation(("real", "real"), torch.neg, lambda g, y, x: (-g,)),
+    "abs": Operation(
+        ("real", "real"), torch.abs, lambda g, y, x: (g.where(x > 0.0, g, g.where(x < 0.0, -g, 0.0)),)
+    ),
+    "exp": _unary(torch.exp, lambda y, x: y),
+    "expm1": _unary(torch.expm1, lambda y, x: y + 1.0),
+    "log": _unary(torch.log, lambda y, x: 1.0 / x),
+    "log1p": _unary(torch.log1p, lambda y, x: 1.0 / (1.0 + x)),
+    "sqrt": _unary(torch.sqrt, lambda y, x: 0.5 / y),
+    "tanh": _unary(torch.tanh, lambda y, x: 1.0 - y * y),
+    "erf": _unary(torch.erf, lambda y, x: (-(x * x)).exp() * (2 / math.sqrt(math.pi))),
+    "sigmoid": _unary(torch.sigmoid, lambda y, x: y * (1.0 - y)),
+    # log(1 + exp(x)), accurate everywhere
+    "log1pexp": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda y, x: x.sigmoid()),
+    "where": Operation(
+        ("bool", "real", "real", "real"),
+        torch.where,
+        lambda g, z, c, x, y: (None, g.where(c, g, 0.0), g.where(c, 0.0, g)),
+    ),
+    # exp(x - high - low), where high + low is a log-sum-exp in two words; measured from 0 where that is -inf
+    "share": Operation(("real", "real", "real", "real"), _share),
+    "lt": Operation(("real", "real", "bool"), torch.lt),
+    "le": Operation(("real", "real", "bool"), torch.le),
+    "eq": Operation(("real", "real", "bool"), torch.eq),
+    "and": Operation(("bool", "bool", "bool"), torch.logical_and),
+    "or": Operation(("bool", "bool", "bool"), torch.logical_or),
+    "not": Operation(("bool", "bool"), torch.logical_not),
+    "to_real": Operation(("index", "real"), lambda x: x),  # the reader converts
+    "index_add": _indices(torch.add),
+    "index_sub": _indices(torch.sub),
+    "index_mul": _indices(torch.mul),
+    "index_div": _indices(lambda x, y: torch.div(x, y, rounding_mode="floor")),
+    "index_mod": _indices(torch.remainder),
+    "index_lt": _indices(torch.lt, "bool"),
+    "index_le": _indices(torch.le, "bool"),
+    "index_eq": _indices(torch.eq, "bool"),
+    "index_where": Operation(("bool", "index", "index", "index"), torch.where),
+}

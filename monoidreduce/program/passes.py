@@ -1,0 +1,170 @@
+"""The forward and the backward pass of a program, for the op of `_ops/statistics`.
+
+The gradient by data of rows is the total of a derived program over the columns, that by data of columns its
+total over the rows. So both are forward passes.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce.program.bytecode import backward_code, forward_code
+from monoidreduce.program.chunked import Chunked
+from monoidreduce.program.derivative import column_sums, row_sums
+from monoidreduce.program.derivative import gradient as derived
+from monoidreduce.program.program import Program, parse
+
+__all__ = ["backward", "forward", "results"]
+
+
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def _has_kernels(a: Tensor) -> bool:
+    return not a.is_cuda
+
+
+def _count(data: Tensor | None) -> int:
+    return 0 if data is None else data.shape[0]
+
+
+def results(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    program: str,
+    scale: float,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _results(parse(program), a)
+
+
+def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    rows = a.shape[0]
+    return (
+        statistics(a, program.values, rows),
+        statistics(a, len(program.softmaxes), rows),
+        a.new_empty((program.indices, rows), dtype=torch.int64),
+    )
+
+
+def _fold(
+    program: Program,
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    folded = _results(program, a)
+    code = forward_code(program, _count(row), _count(row_index), _count(column), _count(column_index))
+    data = (row, column, row_index, column_index)
+    _C.statistics_forward(a, b, other_a, other_b, *data, *folded, code, scale, *launch(a))
+    return folded
+
+
+def forward(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    program: str,
+    scale: float,
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if (other_a is not None) != (parse(program).scores == 2):
+        raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
+    if not _has_kernels(a):
+        operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
+        return Chunked(program, operands, data, scale, workspace).forward()
+    return _fold(parse(program), a, b, other_a, other_b, row, column, row_index, column_index, scale)
+
+
+def backward(
+    grad_values: Tensor,
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    values: Tensor,
+    low: Tensor,
+    indices: Tensor,
+    program: str,
+    scale: float,
+    workspace: int | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    of = parse(program)
+    known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
+    known_index = torch.cat([t for t in (row_index, indices[: len(of.largest)]) if t is not None])
+    operands: Operands = (a, b, other_a, other_b)
+    inputs = (*operands, row, column)
+    counts = (_count(row), _count(row_index))
+    if not _has_kernels(a):
+        chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
+        return rounded(chunked.backward(known, known_index, counts, needed), inputs, needed[:6])
+    d_a, d_b, d_other_a, d_other_b = d_operands = [
+        gradient(t, wanted) if t is not None else None for t, wanted in zip(operands, needed, strict=False)
+    ]
+    data = (known, column, known_index, column_index)
+    if any(t is not None for t in d_operands):
+        code = backward_code(program, *counts, _count(column), _count(column_index))
+        of_operands = (d_a, d_b, d_other_a, d_other_b)
+        _C.statistics_backward(*operands, *data, *of_operands, code, scale, *launch(a))
+    d_row = d_column = None
+    if needed[4] and row is not None:
+        d_row = torch.zeros_like(row, memory_format=torch.contiguous_format)
+        at = [k for k, number in enumerate(derived(program, *counts).rows) if number is not None]
+        if at:
+            d_row[at] = _totals(row_sums(program, *counts), operands, data, scale)
+    if needed[5] and column is not None:
+        d_column = torch.zeros_like(column, memory_format=torch.contiguous_format)
+        at = [k for k, number in enumerate(derived(program, *counts).columns) if number is not None]
+        if at:
+            positions = torch.arange(b.shape[0], device=b.device)[None]
+            indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
+            exchanged = (column, known, indices_of_rows, known_index)
+            d_column[at] = _totals(column_sums(program, *counts), (b, a, other_b, other_a), exchanged, scale)
+    return rounded((*d_operands, d_row, d_column), inputs, needed[:6])
+
+
+def _totals(
+    program: Program,
+    operands: Operands,
+    data: tuple[Tensor | None, ...],
+    scale: float,
+) -> Tensor:
+    """The totals of a derived program. data: reals of rows, of columns, integers of rows, of columns."""
+    pruned, kept = program.pruned()
+    kinds = ("row", "column", "row_index", "column_index")
+    used = [
+        None if t is None or not kept[kind] else t[kept[kind]] for kind, t in zip(kinds, data, strict=True)
+    ]
+    a, b, other_a, other_b = operands
+    if pruned.scores == 1:
+        other_a = other_b = None
+    row, column, row_index, column_index = used
+    totals, _, _ = _fold(pruned, a, b, other_a, other_b, row, column, row_index, column_index, scale)
+    return totals

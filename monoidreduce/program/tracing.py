@@ -1,0 +1,351 @@
+"""From a Python function of one element to a program.
+
+The function runs once, with an expression for each argument. A Python number that it reads is a constant of
+the program. A tensor is data: of rows or of columns by what it is indexed with, of rows if it is one number.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from monoidreduce import stat
+from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of, names_in
+from monoidreduce.program.errors import TraceError
+from monoidreduce.program.graph import Expression, Graph, Node
+from monoidreduce.program.program import Program, named, reachable
+
+__all__ = ["Captures", "Source", "Traced", "trace"]
+
+OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
+OF_ELEMENTS = {"score", "other"}
+
+# Where a datum is from: ("argument", name), one of ROW_INDICES, ("tensor", number, nodes of its indices).
+Source = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced function.
+
+    sources: of the data of the program, by the kind of leaf, in order.
+    outputs: of each statistic ("value", row), ("index", row), or ("largest" or "smallest", row of values, of
+        indices). result: the NamedTuple of them.
+    nodes, gathered: the graph that indices of tensors are nodes of, and the sources of its data of rows and
+        columns.
+    tensors: that the function captured. reads: has torch computed something of them alone.
+    """
+
+    program: Program
+    text: str
+    scores: int
+    sources: Mapping[str, tuple[Source, ...]]
+    outputs: tuple[tuple[Any, ...], ...]
+    result: Any
+    nodes: tuple[Node, ...]
+    gathered: Mapping[str, tuple[Source, ...]]
+    tensors: tuple[Tensor, ...]
+    reads: bool
+
+
+class Trace(Graph):
+    """A graph with the data that its leaves stand for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: dict[str, list[Source]] = {kind: [] for kind in sorted(OF_ROWS | OF_COLUMNS)}
+        self.tensors: list[Tensor] = []
+        self.error: TraceError | None = None
+        self.reads = False
+
+    def datum(self, leaf: str, source: Source) -> Expression:
+        sources = self.sources[leaf]
+        if source not in sources:
+            sources.append(source)
+        return self.leaf(leaf, sources.index(source))
+
+    def data(self, of: str, kind: str, source: Source) -> Expression:
+        """of: "row" or "column". kind: of the datum."""
+        if kind == "real":
+            return self.datum(of, source)
+        index = self.datum(f"{of}_index", source)
+        return index != 0 if kind == "bool" else index
+
+    def expression(self, value: Any) -> Expression:
+        if not isinstance(value, Tensor):
+            return super().expression(value)
+        if value.dim() != 0:
+            raise TraceError(
+                f"a tensor of shape {list(value.shape)} inside an element's function: "
+                "index it with row, column, label, head or batch"
+            )
+        return self.data("row", kind_of(value), ("tensor", self._captured(value), ()))
+
+    def gather(self, tensor: Tensor, indices: tuple[Any, ...]) -> Expression:
+        """A captured tensor, indexed by what a row knows or by what a column knows."""
+        if len(indices) != tensor.dim():
+            raise TraceError(
+                f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
+            )
+        numbers = []
+        for index in map(self.expression, indices):
+            if index.kind != "index":
+                raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
+            numbers.append(index.number)
+        names = {self.nodes[number][0] for number in reachable(self.nodes, numbers)}
+        if names & OF_ROWS and names & OF_COLUMNS:
+            raise TraceError(
+                "a captured tensor is indexed by rows and columns: index one by row, label, head and batch, "
+                "or one by column"
+            )
+        if names & OF_ELEMENTS:
+            raise TraceError("an index that depends on the score: index by row, column, label, head or batch")
+        of = "column" if names & OF_COLUMNS else "row"
+        return self.data(of, kind_of(tensor), ("tensor", self._captured(tensor), tuple(numbers)))
+
+    def _captured(self, tensor: Tensor) -> int:
+        if tensor.is_complex():
+            raise TraceError(f"a captured tensor: expected real numbers, got {tensor.dtype}")
+        for number, known in enumerate(self.tensors):
+            if known is tensor:
+                return number
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+
+class _Watch(TorchFunctionMode):
+    """Notices what torch computes of tensors alone: its result is only of this moment."""
+
+    def __init__(self, graph: Trace) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if Expression in types or any(isinstance(x, Expression) for x in _flat((*args, *kwargs.values()))):
+            try:
+                return Expression.__torch_function__(function, types, args, kwargs)
+            except TraceError as error:
+                # torch makes NotImplemented of a TypeError in some operators, and Python another TypeError.
+                self.graph.error = self.graph.error or error
+                raise
+        self.graph.reads = self.graph.reads or function not in _HARMLESS
+        return function(*args, **kwargs)
+
+
+def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _flat(tuple(value))
+        else:
+            yield value
+
+
+# Of a tensor: what its values and its gradient do not enter.
+_HARMLESS = (
+    *(
+        getattr(getattr(Tensor, name), "__get__", None)
+        for name in ("dtype", "shape", "device", "is_cuda", "ndim")
+    ),
+    *(Tensor.dim, Tensor.size, Tensor.__len__, Tensor.numel, Tensor.is_complex),
+)
+
+
+def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mapping[str, str]) -> Traced:
+    """rows, columns: the names of the data of a call, and of what kind each is."""
+    names, at = arguments(function), definition(function)
+    graph = Trace()
+    given: dict[str, Expression] = {}
+    for name in names:
+        if name in rows or name in columns:
+            of, kinds = ("row", rows) if name in rows else ("column", columns)
+            given[name] = graph.data(of, kinds[name], ("argument", name))
+        elif name in ("score", "other"):
+            given[name] = graph.leaf(name)
+        elif name == "column":
+            given[name] = graph.leaf("position")
+        elif name in ROW_INDICES:
+            given[name] = graph.datum("row_index", (name,))
+        else:
+            listed = ", ".join(ARGUMENTS)
+            raise TraceError(
+                f"{function.__name__}({', '.join(names)}): arguments are among {listed} and the names of the "
+                f"data in row= and column=; {name} is not",
+                at,
+            )
+    try:
+        with stat.building(graph), _Watch(graph):
+            result = function(**given)
+    except TraceError:
+        raise
+    except TypeError as error:
+        raise (graph.error or error) from None
+    return _traced(graph, function.__name__, _checked(function, result, at))
+
+
+def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> dict[str, stat.Statistic]:
+    example = "a dict of statistics, as dict(lse=mr.stat.softmax(score).logsumexp)"
+    if not isinstance(result, dict) or not result:
+        raise TraceError(f"{function.__name__} returned {type(result).__name__}: expected {example}", at)
+    for name, value in result.items():
+        if not isinstance(value, stat.Statistic):
+            given = "a softmax: expected its logsumexp or a mean" if isinstance(value, stat.Softmax) else None
+            given = given or f"{type(value).__name__}: expected {example}"
+            raise TraceError(f"{function.__name__} returned {name} = {given}", at)
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_":
+            raise TraceError(f"{function.__name__} returned {name!r}: expected names without a first _", at)
+    return result
+
+
+def _traced(graph: Trace, function: str, results: dict[str, stat.Statistic]) -> Traced:
+    softmaxes: dict[int, list[int]] = {}
+    totals: list[int] = []
+    largest: list[int] = []
+    counts: list[int] = []
+
+    def place(into: list[int], number: int) -> int:
+        if number not in into:
+            into.append(number)
+        return into.index(number)
+
+    places = {}
+    for name, statistic in results.items():
+        number, weight = statistic.of, statistic.log_weight
+        if weight is not None:
+            means = softmaxes.setdefault(weight, [])
+            places[name] = 0 if statistic.kind == "logsumexp" else 1 + place(means, number)
+        else:
+            into = {"total": totals, "count": counts}.get(statistic.kind, largest)
+            places[name] = place(into, number)
+    first_of, rows = {}, 0
+    for weight, means in softmaxes.items():
+        first_of[weight] = rows
+        rows += 1 + len(means)
+    outputs: dict[str, tuple[Any, ...]] = {}
+    for name, statistic in results.items():
+        at = places[name]
+        if statistic.log_weight is not None:
+            outputs[name] = ("value", first_of[statistic.log_weight] + at)
+        elif statistic.kind == "total":
+            outputs[name] = ("value", rows + at)
+        elif statistic.kind == "count":
+            outputs[name] = ("index", len(largest) + at)
+        else:
+            outputs[name] = (statistic.kind, rows + len(totals) + at, at)
+    nodes = tuple(graph.nodes)
+    program, kept = Program(
+        nodes,
+        tuple((weight, *means) for weight, means in softmaxes.items()),
+        tuple(totals),
+        tuple(largest),
+        tuple(counts),
+    ).pruned()
+    return Traced(
+        program,
+        program.text,
+        program.scores,
+        {kind: tuple(graph.sources[kind][k] for k in numbers) for kind, numbers in kept.items()},
+        tuple(outputs.values()),
+        named(function, tuple(outputs)),
+        nodes,
+        {kind: tuple(sources) for kind, sources in graph.sources.items()},
+        tuple(graph.tensors),
+        graph.reads,
+    )
+
+
+# What a function reads besides its arguments. Modules of functions do not change.
+_CONSTANT_MODULES = {
+    "torch",
+    "math",
+    "monoidreduce",
+    "torch.nn.functional",
+    "torch.special",
+    "monoidreduce.stat",
+}
+_PLAIN = (bool, int, float, str, type(None), Tensor)
+
+
+@dataclass
+class Captures:
+    """The variables that a function and the functions that it calls read, from closures and globals.
+
+    `values` are those of now; `complete` says whether what the function computes follows from them. It does
+    not where it reads an object's attributes: then a function is traced in every call.
+    """
+
+    function: Callable[..., Any]
+    values: list[Any] = field(default_factory=list)
+    complete: bool = True
+
+    def __post_init__(self) -> None:
+        self._visit(self.function, set())
+
+    def _visit(self, function: Any, seen: set[int]) -> None:
+        if id(function) in seen:
+            return
+        seen.add(id(function))
+        self.values.append(function.__code__)
+        values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        values += [_contents(cell) for cell in function.__closure__ or ()]
+        variables = function.__globals__
+        values += [variables[name] for name in names_in(function.__code__) if name in variables]
+        for value in values:
+            self.values.append(value)
+            if isinstance(value, types.FunctionType) and not _is_ours(value):
+                self._visit(value, seen)
+            elif not (
+                isinstance(value, _PLAIN)
+                or (isinstance(value, types.ModuleType) and value.__name__ in _CONSTANT_MODULES)
+                or _is_ours(value)
+            ):
+                self.complete = False
+
+    def places(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[str, Any], ...]:
+        """Where the function itself reads these: ("closure", number of the cell) or ("global", name)."""
+        function = self.function
+        found = []
+        for tensor in tensors:
+            cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
+            names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
+            if not cells and not names:
+                raise TraceError(
+                    "under torch.compile a captured tensor is a variable of the function itself: name it so "
+                    "outside of the function, or pass it in row= or column=",
+                    definition(function),
+                )
+            found.append(("closure", cells[0]) if cells else ("global", names[0]))
+        return tuple(found)
+
+    def same(self, others: list[Any]) -> bool:
+        """Are these the values of another time: the same objects, or equal numbers."""
+        return len(self.values) == len(others) and all(
+            x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
+            for x, y in zip(self.values, others, strict=True)
+        )
+
+
+def _equal(x: Any, y: Any) -> bool:
+    """0.0 and -0.0 differ."""
+    return bool(x == y) and (not isinstance(x, float) or math.copysign(1.0, x) == math.copysign(1.0, y))
+
+
+def _is_ours(value: Any) -> bool:
+    module = getattr(value, "__module__", None) or ""
+    return isinstance(value, (types.BuiltinFunctionType, type, types.FunctionType)) and (
+        module.split(".")[0] in ("torch", "math", "monoidreduce", "builtins")
+    )
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None

@@ -1,0 +1,230 @@
+"""What torch's functions and methods are for expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from monoidreduce.program.errors import TraceError
+from monoidreduce.program.graph import Expression
+
+__all__ = ["call", "method"]
+
+
+def _one_beside(x: Expression) -> Expression | None:
+    """y, where x is 1 + y or 1 - y."""
+    name, *args = x.graph.nodes[x.number]
+    if name not in ("add", "sub"):
+        return None
+    left, right = (Expression(x.graph, number) for number in args)
+    if left.constant == 1:
+        return right if name == "add" else -right
+    return left if right.constant == 1 and name == "add" else None
+
+
+def _log1p(x: Any) -> Any:
+    name, *args = x.graph.nodes[x.number]
+    return x.graph.apply("log1pexp", Expression(x.graph, args[0])) if name == "exp" else _apply("log1p", x)
+
+
+def _log(x: Any) -> Any:
+    beside_one = _one_beside(x)
+    return _apply("log", x) if beside_one is None else _log1p(beside_one)
+
+
+def _apply(name: str, x: Any) -> Any:
+    return x.graph.apply(name, x.graph.real(x))
+
+
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    if min is not None:
+        x = x.where(x < min, min, x)
+    return x if max is None else x.where(x > max, max, x)
+
+
+def _relu(x: Any) -> Any:
+    return x.where(x <= 0, 0.0, x)
+
+
+def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    scaled = x.graph.real(x) * beta
+    return x.where(scaled > threshold, x, x.graph.apply("log1pexp", scaled) / beta)
+
+
+def _gelu(x: Any, approximate: str = "none") -> Any:
+    if approximate == "tanh":
+        return 0.5 * x * (1.0 + _apply("tanh", math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    if approximate != "none":
+        raise TraceError(f"gelu: approximate: expected 'none' or 'tanh', got {approximate!r}")
+    return 0.5 * x * (1.0 + _apply("erf", x * math.sqrt(0.5)))
+
+
+def _larger(name: str, x: Any, y: Any) -> Any:
+    graph = x.graph
+    y = graph.expression(y)
+    if x.kind == y.kind == "index":
+        return x.where(x < y if name == "minimum" else y < x, x, y)
+    return graph.apply(name, graph.real(x), graph.real(y))
+
+
+def _floor_or_quotient(x: Any, y: Any, rounding_mode: str | None = None) -> Any:
+    if rounding_mode is None:
+        return x / y
+    if rounding_mode == "floor":
+        return x // y
+    raise TraceError(f"div: rounding_mode: expected None or 'floor', got {rounding_mode!r}")
+
+
+def _scaled_sum(x: Any, y: Any, alpha: float = 1) -> Any:
+    return x + y if alpha == 1 else x + y * alpha
+
+
+def _as_real(x: Any, *dtype: Any, **options: Any) -> Any:
+    return x.where(x, 1.0, 0.0) if x.kind == "bool" else x.graph.real(x)
+
+
+def _to(x: Any, dtype: Any = None, *rest: Any, **options: Any) -> Any:
+    if not isinstance(dtype, torch.dtype):
+        raise TraceError("to: expected a dtype")
+    if dtype.is_floating_point:
+        return _as_real(x)
+    if dtype == torch.bool:
+        return x if x.kind == "bool" else x != 0
+    return _as_integer(x)
+
+
+def _as_integer(x: Any) -> Any:
+    if x.kind == "real":
+        raise TraceError("a real number to an integer: there is no rounding in kernel code")
+    return x.where(x, 1, 0) if x.kind == "bool" else x
+
+
+# Builders by the name that torch's function or method has. The first argument is an expression.
+BUILDERS: dict[str, Callable[..., Any]] = {
+    **{name: partial(_apply, name) for name in ("exp", "expm1", "sqrt", "tanh", "erf", "sigmoid")},
+    "abs": lambda x: abs(x),
+    "add": _scaled_sum,
+    "bitwise_and": lambda x, y: x & y,
+    "bitwise_not": lambda x: ~x,
+    "bitwise_or": lambda x, y: x | y,
+    "bitwise_xor": lambda x, y: x ^ y,
+    "bool": lambda x: _to(x, torch.bool),
+    "clamp": _clamp,
+    "clamp_max": lambda x, max: _clamp(x, None, max),
+    "clamp_min": lambda x, min: _clamp(x, min),
+    "div": _floor_or_quotient,
+    "double": _as_real,
+    "eq": lambda x, y: x == y,
+    "exp2": lambda x: (x * math.log(2)).exp(),
+    "float": _as_real,
+    "floor_divide": lambda x, y: x // y,
+    "ge": lambda x, y: x >= y,
+    "gelu": _gelu,
+    "gt": lambda x, y: x > y,
+    "int": _as_integer,
+    "le": lambda x, y: x <= y,
+    "log": _log,
+    "log1p": _log1p,
+    "log2": lambda x: _log(x) / math.log(2),
+    "logical_and": lambda x, y: x & y,
+    "logical_not": lambda x: ~x,
+    "logical_or": lambda x, y: x | y,
+    "logical_xor": lambda x, y: x ^ y,
+    "logsigmoid": lambda x: -x.graph.apply("log1pexp", -x.graph.real(x)),
+    "long": _as_integer,
+    "lt": lambda x, y: x < y,
+    "maximum": partial(_larger, "maximum"),
+    "minimum": partial(_larger, "minimum"),
+    "mul": lambda x, y: x * y,
+    "ne": lambda x, y: x != y,
+    "neg": lambda x: -x,
+    "pow": lambda x, y: x**y,
+    "reciprocal": lambda x: 1.0 / x,
+    "relu": _relu,
+    "remainder": lambda x, y: x % y,
+    "rsqrt": lambda x: 1.0 / _apply("sqrt", x),
+    "sign": lambda x: x.where(x > 0, 1.0, x.where(x < 0, -1.0, 0.0)),
+    "silu": lambda x: x * x.sigmoid(),
+    "softplus": _softplus,
+    "square": lambda x: x * x,
+    "sub": lambda x, y, alpha=1: x - (y if alpha == 1 else y * alpha),
+    "to": _to,
+    "where": lambda condition, x, y: condition.where(condition, x, y),
+}
+OTHER_NAMES = {
+    "__and__": "bitwise_and",
+    "__or__": "bitwise_or",
+    "__xor__": "bitwise_xor",
+    "absolute": "abs",
+    "clip": "clamp",
+    "divide": "div",
+    "expit": "sigmoid",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "less": "lt",
+    "less_equal": "le",
+    "multiply": "mul",
+    "negative": "neg",
+    "not_equal": "ne",
+    "sgn": "sign",
+    "subtract": "sub",
+    "true_divide": "div",
+}
+METHODS = {**BUILDERS, **{other: BUILDERS[name] for other, name in OTHER_NAMES.items()}}
+FUNCTIONS = {
+    getattr(owner, name): builder
+    for owner in (torch, Tensor, F, torch.special)
+    for name, builder in METHODS.items()
+    if hasattr(owner, name)
+}
+
+
+def method(of: Expression, name: str) -> Callable[..., Any]:
+    if name not in METHODS:
+        listed = ", ".join(sorted(known for known in METHODS if known[0] != "_"))
+        raise TraceError(f"a value of one element has no .{name}; it has {listed}")
+    return partial(_build, name, METHODS[name], of)
+
+
+def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What torch's function is, one of whose arguments is an expression."""
+    if function is Tensor.__getitem__:
+        return _gather(*args)
+    name = getattr(function, "__name__", str(function))
+    builder = FUNCTIONS.get(function)
+    if builder is None:
+        name = resolve_name(function) or name
+        listed = ", ".join(sorted(BUILDERS))
+        raise TraceError(f"{name} has no kernel code; there are: {listed}")
+    return _build(name, builder, *args, **options)
+
+
+def _build(name: str, builder: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    if "input" in options:
+        args = (options.pop("input"), *args)
+    if options.get("inplace") is False:
+        del options["inplace"]
+    graphs = [arg.graph for arg in (*args, *options.values()) if isinstance(arg, Expression)]
+    if not args or not graphs:
+        raise TraceError(f"{name}: expected a value of the element first")
+    try:
+        return builder(graphs[0].expression(args[0]), *args[1:], **options)
+    except TraceError:
+        raise
+    except TypeError as error:
+        raise TraceError(f"{name}: {str(error).rpartition('() ')[2]}") from None
+
+
+def _gather(tensor: Any, index: Any) -> Any:
+    if isinstance(tensor, Expression):
+        raise TraceError("a value of one element is a single number: it has no elements")
+    indices = index if isinstance(index, tuple) else (index,)
+    graph: Any = next(each.graph for each in indices if isinstance(each, Expression))
+    return graph.gather(tensor, indices)

@@ -1,0 +1,382 @@
+"""Folds that a user writes as a Python function of one element: `statistics`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from itertools import count
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _torch_private
+from monoidreduce._keywords import refuse
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
+from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _rows, workspace_bytes
+from monoidreduce.program.arguments import ARGUMENTS, arguments, kind_of, names_in
+from monoidreduce.stat import Extremum
+
+if TYPE_CHECKING:
+    from monoidreduce.backend import Explanation
+    from monoidreduce.program.tracing import Captures, Source, Traced
+
+__all__ = ["Statistics", "statistics"]
+
+
+def statistics(function: Callable[..., dict[str, Any]]) -> Statistics:
+    """Decorate a function of one element; the result folds it over all columns of each row in one pass.
+
+        @mr.statistics
+        def token_stats(score, column, label):
+            p = mr.stat.softmax(score)
+            target = mr.stat.total(torch.where(column == label, score, 0.0))
+            return dict(lse=p.logsumexp, mean=p.mean(score), target=target, best=mr.stat.largest(score))
+
+        s = token_stats(hidden, head_weight, label=tokens)  # a NamedTuple of [...] tensors
+
+    The function is traced, not called for each element: it sees one score, and returns a dict of statistics
+    of `monoidreduce.stat`. Its gradient is derived. A number that it reads is a constant of the program. A
+    tensor is data, indexed by `row`, `label`, `head` and `batch`, or by `column`. See docs/statistics.md.
+
+    Args:
+        function: its arguments are among score, other, row, column, label, head, batch and the names of data
+            that a call passes.
+
+    Raises:
+        TypeError: it is no Python function.
+    """
+    return Statistics(function)
+
+
+class Statistics:
+    """What `statistics` makes of a function; see there."""
+
+    def __init__(self, function: Callable[..., dict[str, Any]]) -> None:
+        if not hasattr(function, "__code__"):
+            raise TypeError(mismatch("function", "a Python function", repr(function)))
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._names = arguments(function)
+        self._readers = _readers(function)
+        self._key = f"statistics {next(_numbers)}"
+        _living[self._key] = self
+        self._last: tuple[Captures, tuple[Any, ...], Traced] | None = None
+        self._result: Any = None  # the NamedTuple of the last trace, where a compiler finds it
+
+    def __repr__(self) -> str:
+        return f"<statistics {self._function.__qualname__}>"
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        label: Tensor | None = None,
+        row: Mapping[str, Tensor] | None = None,
+        column: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        workspace: int | None = None,
+        **others: Any,
+    ) -> Any:
+        """The statistics of the scores scale * a @ b^T, without storing them.
+
+        Args:
+            a: [..., D] one row per result.
+            b: [V, D] what is folded: the columns.
+            other_a, other_b: [..., E] and [V, E], of which scale * other_a @ other_b^T is `other`.
+            label: [...] integers, for an argument `label`. One outside [0, V) equals no column.
+            row: data of rows by name, each [...].
+            column: data of columns by name, each [V].
+            scale: of the scores.
+            workspace: bytes for local gradients on a GPU, `get_workspace()` by default.
+
+        Returns:
+            A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
+            in the accumulation dtype, and differentiable in all floating tensors. `largest` and `smallest`
+            are `stat.Extremum` of a value and an index, counts int64.
+
+        Raises:
+            TraceError: the function does what kernels cannot.
+            TypeError, ValueError: an argument is not as above.
+        """
+        if others:
+            refuse(self.__name__, others)  # type: ignore[attr-defined]
+        call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        traced, tensors = self._traced(call)
+        values, _, indices = torch.ops.monoidreduce.statistics.default(
+            *call.operands_of(traced),
+            *call.data_of(traced, tensors),
+            traced.text,
+            call.scale,
+            workspace_bytes(workspace),
+        )
+        return call.named(traced, values, indices)
+
+    def reference(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        label: Tensor | None = None,
+        row: Mapping[str, Tensor] | None = None,
+        column: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> Any:
+        """The same by plain torch with all scores stored, in the accumulation dtype."""
+        from monoidreduce.program import reader
+
+        call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        traced, tensors = self._traced(call)
+        of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
+        dtype = accumulation_dtype(call.a.dtype)
+
+        def scores(rows: Tensor, columns: Tensor) -> Tensor:
+            return reader.scores(rows, columns, dtype, call.scale)
+
+        def leaf(node: tuple[Any, ...]) -> Any:
+            name, *number = node
+            if name == "other":
+                return scores(call.operands[2], call.operands[3])
+            data = {
+                "row": of_rows,
+                "column": of_columns,
+                "row_index": row_index,
+                "column_index": column_index,
+            }
+            vector = data[name][number[0]]
+            return vector[:, None] if name in ("row", "row_index") else vector
+
+        values, indices = reader.statistics(traced.program, scores(call.a, call.b), leaf)
+        return call.named(traced, values, indices)
+
+    def explain(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        label: Tensor | None = None,
+        row: Mapping[str, Tensor] | None = None,
+        column: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+        workspace: int | None = None,
+    ) -> Explanation:
+        """Which kernels a call would run, and why. Nothing is computed."""
+        from monoidreduce import backend
+
+        call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        return backend.explain_statistics(repr(self), call.operands, len(self._traced(call)[0].program.nodes))
+
+    def _traced(self, call: _Call) -> tuple[Traced, tuple[Tensor, ...]]:
+        """The function as it is traced for a call, and the tensors that it captured."""
+        if torch.compiler.is_dynamo_compiling():
+            traced, places = _traced_now(self._key, *call.kinds)
+            return traced, tuple([self._readers[place]() for place in places])
+        traced = self._trace(*call.kinds)
+        return traced, traced.tensors
+
+    def _trace(self, rows: tuple[tuple[str, str], ...], columns: tuple[tuple[str, str], ...]) -> Traced:
+        """The function as of now: what it read last time may have changed."""
+        from monoidreduce.program.tracing import Captures, trace
+
+        captures = Captures(self._function)
+        kinds = rows, columns
+        if self._last is not None:
+            of, of_kinds, traced = self._last
+            if captures.complete and not traced.reads and of_kinds == kinds and captures.same(of.values):
+                return traced
+        traced = trace(self._function, dict(rows), dict(columns))
+        self._last, self._result = (captures, kinds, traced), traced.result
+        return traced
+
+
+class _Call:
+    """The arguments of a call, checked."""
+
+    def __init__(
+        self,
+        of: Statistics,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None,
+        other_b: Tensor | None,
+        label: Tensor | None,
+        row: Mapping[str, Tensor],
+        column: Mapping[str, Tensor],
+        scale: float,
+    ) -> None:
+        self.of, names = of, of._names
+        self.given = a
+        if ("other" in names) != (other_a is not None) or (other_a is None) != (other_b is None):
+            expected = (
+                "two tensors, for the argument other" if "other" in names else "none: no argument is other"
+            )
+            given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
+            raise ValueError(mismatch("other_a, other_b", expected, given))
+        a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
+        sizes: dict[str, int] = {}
+        self.a, self.b = _rows("a", a, "D"), b
+        check_axes("a", self.a, ("rows", "D"), sizes)
+        check_axes("b", b, ("V", "D"), sizes)
+        self.operands: tuple[Any, ...] = (self.a, b, None, None)
+        if other_a is not None and other_b is not None:
+            if other_a.shape[:-1] != a.shape[:-1]:
+                expected = f"the leading axes of a, which is {list(a.shape)}"
+                raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
+            other = _rows("other_a", other_a, "E")
+            check_axes("other_a", other, ("rows", "E"), sizes)
+            check_axes("other_b", other_b, ("V", "E"), sizes)
+            self.operands = (self.a, b, other, other_b)
+        self.scale = check_factor("scale", scale)
+        self.label = self._label(label, "label" in names)
+        self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
+        self.column = {name: self._datum("column", name, t, b.shape[:1]) for name, t in column.items()}
+        for which, data in (("row", self.row), ("column", self.column)):
+            for name in data:
+                if name in ARGUMENTS or name not in names or (which == "column" and name in self.row):
+                    listed = ", ".join(name for name in names if name not in ARGUMENTS) or "there are none"
+                    raise ValueError(mismatch(which, f"names of arguments ({listed}), once", repr(name)))
+        if a.dim() != 4 and ("head" in names or "batch" in names):
+            expected = "shape [batch, heads, rows, D], for the arguments head and batch"
+            raise ValueError(mismatch("a", expected, list(a.shape)))
+
+    def _label(self, label: Tensor | None, wanted: bool) -> Tensor | None:
+        if (label is not None) != wanted:
+            expected = "a tensor, for the argument label" if wanted else "none: no argument is label"
+            raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
+        if label is None:
+            return None
+        check_tensor("label", label)
+        if label.dtype not in INTEGERS:
+            raise TypeError(mismatch("label", "an integer dtype", label.dtype))
+        return torch.Tensor.long(_per_row("label", label, self.given))
+
+    def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
+        named = f"{which}[{name!r}]"
+        check_tensor(named, tensor)
+        if tensor.dtype not in (*INTEGERS, torch.bool):
+            check_like(named, tensor, "a", self.a, (tensor.dtype,))
+        if tensor.shape != shape:
+            raise ValueError(mismatch(named, f"shape {list(shape)}", list(tensor.shape)))
+        return tensor.reshape(-1)
+
+    @property
+    def kinds(self) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+        """The names of data, and of what kind each is."""
+        rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
+        return rows, tuple([(name, kind_of(t)) for name, t in self.column.items()])
+
+    def operands_of(self, traced: Traced) -> tuple[Any, ...]:
+        """The operands that a function uses, be there an argument or not."""
+        return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
+
+    def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+        """The data of rows [data, rows] and of columns [data, V], then the integers of both."""
+        rows, columns = len(self.a), len(self.b)
+        stacked: list[Tensor | None] = []
+        for kind in ("row", "column", "row_index", "column_index"):
+            dtype = torch.int64 if kind.endswith("index") else accumulation_dtype(self.a.dtype)
+            size = rows if kind.startswith("row") else columns
+            vectors = [
+                self._vector(traced, tensors, kind, source).to(dtype).expand(size)
+                for source in traced.sources[kind]
+            ]
+            stacked.append(torch.stack(vectors) if vectors else None)
+        return tuple(stacked)
+
+    def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
+        name, *rest = source
+        if name == "argument":
+            data: dict[str, Tensor] = self.row if kind.startswith("row") else self.column
+            return data[rest[0]]
+        if name == "label":
+            assert self.label is not None
+            return self.label
+        if name in ("row", "head", "batch"):
+            number = torch.arange(len(self.a), device=self.a.device)
+            *leading, _ = self.given.shape
+            if name == "row":
+                return number % leading[-1] if len(leading) > 1 and leading[-1] else number
+            _, heads, rows = leading
+            number = number // max(rows, 1)
+            return number % max(heads, 1) if name == "head" else number // max(heads, 1)
+        from monoidreduce.program.reader import evaluate
+
+        number_of_tensor, indices = rest
+        tensor = check_tensor("a captured tensor", tensors[number_of_tensor])
+        if tensor.device != self.a.device:
+            raise ValueError(mismatch("a captured tensor", f"one on {self.a.device} as a", tensor.device))
+
+        def leaf(node: tuple[Any, ...]) -> Tensor:
+            if node[0] == "position":
+                return torch.arange(len(self.b), device=self.a.device)
+            return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
+
+        found = evaluate(traced.nodes, indices, leaf, self.a)
+        gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
+        return gathered
+
+    def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
+        results: list[Any] = []
+        for kind, *at in traced.outputs:
+            if kind == "value":
+                results.append(_like_rows(values[at[0]], self.given))
+            elif kind == "index":
+                results.append(_like_rows(indices[at[0]], self.given))
+            else:
+                value = -values[at[0]] if kind == "smallest" else values[at[0]]
+                index = indices[at[1]]
+                results.append(Extremum(_like_rows(value, self.given), _like_rows(index, self.given)))
+        result = self.of._result if torch.compiler.is_dynamo_compiling() else traced.result
+        return result(*results)
+
+
+def _readers(function: Any) -> dict[tuple[str, Any], Callable[[], Any]]:
+    """Functions that return the variables that a function reads.
+
+    Compilers see in these which variable it is; that of torch 2.6 could not ask cells and dicts.
+    """
+    content = None
+    of_cell, of_global = (lambda: content).__code__, (lambda: _living).__code__
+    cells, variables = function.__closure__ or (), function.__globals__
+    return {
+        **{
+            ("closure", i): FunctionType(of_cell, globals(), "_", None, (cell,))
+            for i, cell in enumerate(cells)
+        },
+        **{
+            ("global", name): FunctionType(of_global.replace(co_names=(name,)), variables)
+            for name in names_in(function.__code__)
+        },
+    }
+
+
+# By a name, which the compiler of torch 2.6 takes for a constant.
+_living: WeakValueDictionary[str, Statistics] = WeakValueDictionary()
+_numbers = count()
+
+
+def _traced_now(key: str, *kinds: Any) -> tuple[Traced, tuple[tuple[str, Any], ...]]:
+    """For a compiler: the function as of now, and where it reads the tensors that it captured.
+
+    The graph holds as long as tracing gives the same program.
+    """
+    from monoidreduce.program.tracing import Captures
+
+    of = _living[key]
+    traced = of._trace(*kinds)
+    places = Captures(of._function).places(traced.tensors)
+    _torch_private.guard(lambda: of._trace(*kinds).text == traced.text)
+    return traced, places
+
+
+_torch_private.mark_constant(_traced_now)

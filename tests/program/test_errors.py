@@ -1,0 +1,299 @@
+"""What a traced function may not do: each error names its file, its line and what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import monoidreduce as mr
+from monoidreduce import _C
+from monoidreduce.program.bytecode import forward_code
+
+stat = mr.stat
+TABLE = torch.ones(3, 4)
+
+
+def branch(score):  # type: ignore[no-untyped-def]
+    if score > 0:  # here
+        return dict(x=stat.total(score))
+    return dict(x=stat.total(-score))
+
+
+def unknown(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(torch.special.i0(score)))  # here
+
+
+def matrix(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * TABLE))  # here
+
+
+def reflected(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(TABLE - score))  # here
+
+
+def both_axes(score, row, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * TABLE[row, column]))  # here
+
+
+def too_few_indices(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * TABLE[column]))  # here
+
+
+def real_index(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(TABLE[score, 0]))  # here
+
+
+def outside(score, column, label):  # type: ignore[no-untyped-def]
+    p = stat.softmax(score)
+    return dict(nll=p.logsumexp - stat.total(score))  # here
+
+
+def within(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(torch.exp(stat.total(score))))  # here
+
+
+def power(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score**0.3))  # here
+
+
+def condition(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score > 0))  # here
+
+
+def number(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count(score))  # here
+
+
+def method(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score.cumsum(0)))  # here
+
+
+def keyword(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(torch.exp(score, out=TABLE)))  # here
+
+
+def as_number(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(float(score)))  # here
+
+
+def helper(score: Any) -> Any:
+    return torch.cumsum(score, 0)  # here
+
+
+def through_a_helper(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(helper(score)))
+
+
+def string(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score + "1"))  # here
+
+
+CASES = {
+    branch: "a branch on a value that differs from element to element: write torch.where(condition, a, b)",
+    unknown: "torch.special.i0 has no kernel code; there are: abs, add",
+    matrix: "a tensor of shape [3, 4] inside an element's function: index it with row, column",
+    reflected: "a tensor of shape [3, 4] inside an element's function",
+    both_axes: "a captured tensor is indexed by rows and columns",
+    too_few_indices: "a tensor of shape [3, 4] indexed by 1 of 2 axes",
+    real_index: "an index: expected an integer, got a value that is real",
+    outside: "a statistic is known when its row is done: use it outside, on what the call returns",
+    within: "a statistic is known when its row is done",
+    power: "x ** 0.3: expected an int from -64 to 64 or 0.5; write torch.exp(p * torch.log(x))",
+    condition: "expected a number, got a condition: write torch.where(condition, 1., 0.)",
+    number: "count: expected a condition, got a number",
+    method: "a value of one element has no .cumsum; it has abs, absolute, add",
+    keyword: "exp: got an unexpected keyword argument 'out'",
+    as_number: "float() of a value that differs from element to element",
+    through_a_helper: "torch.cumsum has no kernel code",
+    string: "expected a number, got '1' of type str",
+}
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("function", CASES, ids=lambda f: f.__name__)
+def test_names_the_line(function: Callable[..., Any]) -> None:
+    fold = mr.statistics(function)
+    options = (
+        {"label": torch.zeros(3, dtype=torch.long)}
+        if "label" in inspect.signature(function).parameters
+        else {}
+    )
+    with pytest.raises(mr.TraceError) as caught:
+        fold(torch.randn(3, 2), torch.randn(4, 2), **options)
+    error = caught.value
+    assert isinstance(error, TypeError) and error.file == __file__
+    assert error.source.endswith("# here")
+    first, source = str(error).split("\n")
+    assert first.startswith(f"{__file__}:{error.line}: {CASES[function]}")
+    assert source == f"    {error.source}"
+
+
+def argument(logits):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(logits))
+
+
+def nothing(score):  # type: ignore[no-untyped-def]
+    return None
+
+
+def not_a_statistic(score):  # type: ignore[no-untyped-def]
+    return dict(x=score)
+
+
+def a_softmax(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.softmax(score))
+
+
+def bad_name(score):  # type: ignore[no-untyped-def]
+    return {"_x": stat.total(score)}
+
+
+DEFINITIONS = {
+    argument: "argument(logits): arguments are among score, other, row, column, label, head, batch and",
+    nothing: "nothing returned NoneType: expected a dict of statistics",
+    not_a_statistic: "not_a_statistic returned x = Expression: expected a dict of statistics",
+    a_softmax: "a_softmax returned x = a softmax: expected its logsumexp or a mean",
+    bad_name: "bad_name returned '_x': expected names without a first _",
+}
+
+
+@pytest.mark.parametrize("function", DEFINITIONS, ids=lambda f: f.__name__)
+def test_names_the_definition(function: Callable[..., Any]) -> None:
+    with pytest.raises(mr.TraceError) as caught:
+        mr.statistics(function)(torch.randn(3, 2), torch.randn(4, 2))
+    assert caught.value.line == function.__code__.co_firstlineno
+    assert DEFINITIONS[function] in str(caught.value)
+
+
+@mr.statistics
+def plain(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score))
+
+
+@mr.statistics
+def with_all(score, other, label, head, t, w):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score + other + label + head + t + w))
+
+
+A, B, LABEL = torch.randn(3, 2), torch.randn(4, 2), torch.zeros(3, dtype=torch.long)
+ROW, COLUMN = {"t": torch.zeros(3)}, {"w": torch.zeros(4)}
+ALL = {"other_a": A, "other_b": B, "label": LABEL, "row": ROW, "column": COLUMN}
+
+
+@pytest.mark.parametrize(
+    "call, error, text",
+    (
+        (lambda: plain(A, torch.randn(4, 5)), ValueError, "b: expected shape [V, D=2], got [4, 5]"),
+        (
+            lambda: plain(A.long(), B),
+            TypeError,
+            "a: expected float64, float32, bfloat16 or float16, got torch.int64",
+        ),
+        (lambda: plain(A, B, A, B), ValueError, "other_a, other_b: expected none: no argument is other"),
+        (
+            lambda: plain(A, B, label=LABEL),
+            ValueError,
+            "label: expected none: no argument is label, got a tensor",
+        ),
+        (
+            lambda: plain(A, B, row=ROW),
+            ValueError,
+            "row: expected names of arguments (there are none), once, got 't'",
+        ),
+        (lambda: plain(A, B, scale=float("inf")), ValueError, "scale: expected a finite number, got inf"),
+        (lambda: plain(A, B, softcap=1.0), TypeError, "plain() got an unexpected keyword argument 'softcap'"),
+        (
+            lambda: with_all(A, B),
+            ValueError,
+            "other_a, other_b: expected two tensors, for the argument other",
+        ),
+        (
+            lambda: with_all(A, B, **{**ALL, "label": None}),
+            ValueError,
+            "label: expected a tensor, for the argument",
+        ),
+        (
+            lambda: with_all(A, B, **{**ALL, "label": LABEL.float()}),
+            TypeError,
+            "label: expected an integer dtype",
+        ),
+        (lambda: with_all(A, B, **{**ALL, "label": LABEL[:2]}), ValueError, "label: expected shape [3]"),
+        (
+            lambda: with_all(A, B, **{**ALL, "row": {"t": torch.zeros(4)}}),
+            ValueError,
+            "row['t']: expected shape [3]",
+        ),
+        (
+            lambda: with_all(A, B, **{**ALL, "column": {"w": 1.0}}),
+            TypeError,
+            "column['w']: expected a tensor, got 1.0",
+        ),
+        (
+            lambda: mr.statistics(lambda score, w: dict(x=stat.total(w)))(A, B),
+            mr.TraceError,
+            "and the names of the data in row= and column=; w is not",
+        ),
+        (
+            lambda: with_all(A, B, **ALL),
+            ValueError,
+            "a: expected shape [batch, heads, rows, D], for the arguments",
+        ),
+        (lambda: mr.statistics(3), TypeError, "function: expected a Python function, got 3"),  # type: ignore[arg-type]
+        (lambda: stat.total(A), TypeError, "mr.stat.total is for functions decorated with mr.statistics"),
+    ),
+)
+def test_arguments_of_a_call(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert text in str(caught.value)
+
+
+def test_programs_that_nobody_wrote() -> None:
+    """A text is checked before it is run: an exported program may be edited."""
+    program = torch.ops.monoidreduce.statistics.default
+    for text in (
+        "",
+        "[]",
+        '[[["add",0,1]],[],[0],[],[]]',
+        '[[["score"],["exp",1]],[],[1],[],[]]',
+        '[[["os"]],[],[0],[],[]]',
+    ):
+        with pytest.raises(ValueError, match="program: expected a text that monoidreduce wrote"):
+            program(A, B, None, None, None, None, None, None, text, 1.0, None)
+
+
+@pytest.mark.parametrize("length", (40, 400))
+def test_functions_that_are_too_large(length: int) -> None:
+    def many(score, column):  # type: ignore[no-untyped-def]
+        terms = [torch.tanh(score * (i + 0.5)) for i in range(length)]
+        product = terms[0]
+        for first, last in zip(terms, reversed(terms), strict=True):
+            product = product * (first + last)
+        return dict(x=stat.total(product))
+
+    with pytest.raises(mr.TraceError, match="write two functions"):
+        mr.statistics(many)(A, B)
+
+
+def test_code_that_nobody_wrote() -> None:
+    """The engine's code is checked too: no number of it makes the engine leave its memory."""
+    traced = mr.statistics(
+        lambda score, column: dict(x=stat.softmax(score * 2.0).mean(score), y=stat.largest(score))
+    )
+    traced(A, B)
+    code = forward_code(traced._last[2].program, 0, 0, 0, 0).split()
+    results = torch.empty(3, 3), torch.empty(1, 3), torch.empty(1, 3, dtype=torch.long)
+    refused = 0
+    for at in range(len(code)):
+        for number in ("-1", "0", "1", "31", "32", "191", "192", "1000000000000"):
+            changed = " ".join([*code[:at], number, *code[at + 1 :]])
+            try:
+                _C.statistics_forward(A, B, None, None, None, None, None, None, *results, changed, 1.0, 1, 0)
+            except ValueError as error:
+                assert str(error) == "program: expected the code of this version of monoidreduce"
+                refused += 1
+    assert refused > len(code)

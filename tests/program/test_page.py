@@ -1,0 +1,58 @@
+"""The page docs/statistics.md: its code runs, and its tables are true."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import torch
+
+import monoidreduce as mr
+from monoidreduce.program.vocabulary import BUILDERS
+
+PAGE = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+
+
+def test_code() -> None:
+    torch.manual_seed(0)
+    variables: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    assert len(blocks) == 5
+    for block in blocks:
+        exec(compile(block, "docs/statistics.md", "exec"), variables)
+    for name in ("hidden", "head", "temperature"):
+        assert variables[name].grad.isfinite().all()  # type: ignore[attr-defined]
+    x, y = variables["x"], variables["y"]
+    expected = torch.exp(-0.5 * torch.cdist(x, y) ** 2).sum(1)  # type: ignore[arg-type]
+    torch.testing.assert_close(variables["density"], expected)
+
+
+def test_of_no_column() -> None:
+    @mr.statistics
+    def every(score):  # type: ignore[no-untyped-def]
+        p = mr.stat.softmax(score)
+        return dict(
+            lse=p.logsumexp,
+            mean=p.mean(score),
+            total=mr.stat.total(score),
+            largest=mr.stat.largest(score),
+            smallest=mr.stat.smallest(score),
+            count=mr.stat.count(score > 0),
+        )
+
+    s = every(torch.ones(1, 3), torch.ones(0, 3))
+    found = (s.lse, s.mean, s.total, *s.largest, *s.smallest, s.count)
+    assert [float(x) for x in found] == [-math.inf, 0, 0, -math.inf, -1, math.inf, -1, 0]
+
+
+def test_vocabulary() -> None:
+    """Each name of the list is one that functions may use, and all but operators are in the list."""
+    listed = re.search(r"Of torch, as functions and as methods: (.*?), and conversions", PAGE, re.S)
+    assert listed is not None
+    names = set(re.split(r",\s+", listed[1]))
+    operators = {"add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge", "floor_divide"}
+    operators |= {f"{kind}_{name}" for kind in ("bitwise", "logical") for name in ("and", "or", "not", "xor")}
+    conversions = {"bool", "double", "float", "int", "long", "to"}
+    assert names <= BUILDERS.keys()
+    assert BUILDERS.keys() - operators - conversions - {"clamp_max", "clamp_min"} == names

@@ -1,0 +1,243 @@
+"""Functions of one element that several test files trace, and random ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from hypothesis import strategies as st
+
+import monoidreduce as mr
+
+stat = mr.stat
+Inputs = dict[str, Any]
+
+
+def token_stats(score, column, label):  # type: ignore[no-untyped-def]
+    p = stat.softmax(score)
+    return dict(
+        lse=p.logsumexp,
+        mean=p.mean(score),
+        target=stat.total(torch.where(column == label, score, 0.0)),
+        best=stat.largest(score),
+    )
+
+
+def focal_pieces(score, column, label):  # type: ignore[no-untyped-def]
+    p = stat.softmax(score)
+    target = stat.total(torch.where(column == label, score, 0.0))
+    return dict(lse=p.logsumexp, target=target, sum=stat.total(score), second=p.mean(score * score))
+
+
+def siglip(score, column, label):  # type: ignore[no-untyped-def]
+    return dict(loss=stat.total(F.softplus(torch.where(column == label, -score, score))))
+
+
+def noisy_or(score):  # type: ignore[no-untyped-def]
+    return dict(log_none=stat.total(-F.softplus(score)))
+
+
+def tempered(score):  # type: ignore[no-untyped-def]
+    p, q = stat.softmax(score), stat.softmax(score * 0.5)
+    return dict(lse=p.logsumexp, half=q.logsumexp, gap=p.mean(torch.tanh(score)))
+
+
+def reference_kl(score, other):  # type: ignore[no-untyped-def]
+    p, q = stat.softmax(score), stat.softmax(other)
+    return dict(
+        lse=p.logsumexp,
+        other_lse=q.logsumexp,
+        forward=q.mean(other - score),
+        reverse=p.mean(score - other),
+        chi=q.mean((other - score) ** 2),
+    )
+
+
+def renyi(score, other):  # type: ignore[no-untyped-def]
+    both = stat.softmax(0.5 * score + 0.5 * other)
+    p, q = stat.softmax(score), stat.softmax(other)
+    return dict(lse=p.logsumexp, other_lse=q.logsumexp, both=both.logsumexp)
+
+
+def distances(score, squares, norms):  # type: ignore[no-untyped-def]
+    """Of rows to columns: data of both."""
+    square = squares + norms - 2 * score
+    near = stat.smallest(square)
+    return dict(kernel=stat.total(torch.exp(-F.softplus(square))), near=near, within=stat.count(square < 4.0))
+
+
+# name -> (function, scores, row data, column data)
+FOLDS = {
+    "token_stats": (token_stats, 1, (), ()),
+    "focal_pieces": (focal_pieces, 1, (), ()),
+    "siglip": (siglip, 1, (), ()),
+    "noisy_or": (noisy_or, 1, (), ()),
+    "tempered": (tempered, 1, (), ()),
+    "reference_kl": (reference_kl, 2, (), ()),
+    "renyi": (renyi, 2, (), ()),
+    "distances": (distances, 1, ("squares",), ("norms",)),
+}
+
+
+def fold_inputs(
+    name: str,
+    shape: tuple[int, ...] = (37,),
+    columns: int = 211,
+    width: int = 9,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Any, Inputs]:
+    """A function, and tensors for a call of it that require gradients."""
+    function, scores, row, column = FOLDS[name]
+    of_data = torch.float64 if dtype == torch.float64 else torch.float32
+
+    def leaf(*sizes: int, dtype: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(sizes, dtype=torch.float64).to(dtype).requires_grad_()
+
+    call: Inputs = {"a": leaf(*shape, width), "b": leaf(columns, width)}
+    if scores == 2:
+        call |= {"other_a": leaf(*shape, width - 2), "other_b": leaf(columns, width - 2)}
+    if "label" in mr.statistics(function)._names:
+        call["label"] = torch.randint(-1, columns + 1, shape)
+    if row:
+        call["row"] = {name: leaf(*shape, dtype=of_data) for name in row}
+    if column:
+        call["column"] = {name: leaf(columns, dtype=of_data) for name in column}
+    return mr.statistics(function), call
+
+
+def leaves_of(call: Inputs) -> list[torch.Tensor]:
+    """The tensors of a call that require gradients."""
+    tensors = [t for t in call.values() if isinstance(t, torch.Tensor)]
+    for name in ("row", "column"):
+        tensors += call.get(name, {}).values()
+    return [t for t in tensors if t.requires_grad]
+
+
+def outputs_of(result: Any) -> list[torch.Tensor]:
+    """All tensors of a result, in order."""
+    return [t for each in result for t in (each if isinstance(each, tuple) else (each,))]
+
+
+# Random functions. An expression is a function of a dict of the arguments' values.
+
+
+def _unary(name: str) -> Any:
+    functions: dict[str, Any] = {
+        "tanh": torch.tanh,
+        "sigmoid": torch.sigmoid,
+        "exp": lambda x: torch.exp(torch.clamp(x, -4.0, 2.0)),
+        "softplus": F.softplus,
+        "abs": torch.abs,
+        "relu": F.relu,
+        "square": lambda x: torch.square(torch.clamp(x, -5.0, 5.0)),
+        "log": lambda x: torch.log(0.5 + torch.square(x)),
+        "log1p": lambda x: torch.log1p(torch.abs(x)),
+        "sqrt": lambda x: torch.sqrt(1.0 + x * x),
+        "erf": torch.erf,
+        "gelu": F.gelu,
+        "silu": F.silu,
+        "logsigmoid": F.logsigmoid,
+        "expm1": lambda x: torch.expm1(torch.clamp(x, -4.0, 2.0)),
+        "neg": lambda x: -x,
+        "reciprocal": lambda x: 1.0 / (1.5 + torch.tanh(x)),
+    }
+    return functions[name]
+
+
+UNARY = (
+    *("tanh", "sigmoid", "exp", "softplus", "abs", "relu", "square", "log", "log1p", "sqrt", "erf", "gelu"),
+    *("silu", "logsigmoid", "expm1", "neg", "reciprocal"),
+)
+BINARY = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * torch.tanh(y),
+    "div": lambda x, y: x / (1.0 + torch.abs(y)),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
+CONDITIONS = {
+    "less": lambda e, x, y: x < y,
+    "label": lambda e, x, y: e["column"] == e["label"],
+    "either": lambda e, x, y: (x >= y) | (e["column"] > e["row_number"]),
+    "odd": lambda e, x, y: ~(e["column"] % 2 == 0) & (x != y),
+}
+
+
+def expressions(real: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    """Functions of the element, of reals with these names."""
+    numbers = st.sampled_from((-1.5, -0.25, 0.5, 2.0))
+    leaf = st.one_of(
+        st.sampled_from(real).map(lambda name: lambda e: e[name]),
+        st.tuples(st.sampled_from(real), numbers).map(lambda x: lambda e: e[x[0]] * x[1]),
+        st.just(lambda e: e["column"] / 64 - 0.01 * e["row_number"]),
+    )
+
+    def extend(inner: Any) -> Any:
+        def unary(x: Any) -> Any:
+            name, of = x
+            return lambda e: _unary(name)(of(e))
+
+        def binary(x: Any) -> Any:
+            name, left, right = x
+            return lambda e: BINARY[name](left(e), right(e))
+
+        def where(x: Any) -> Any:
+            name, left, right = x
+            return lambda e: torch.where(CONDITIONS[name](e, left(e), right(e)), left(e), right(e))
+
+        return st.one_of(
+            st.tuples(st.sampled_from(UNARY), inner).map(unary),
+            st.tuples(st.sampled_from(sorted(BINARY)), inner, inner).map(binary),
+            st.tuples(st.sampled_from(sorted(CONDITIONS)), inner, inner).map(where),
+        )
+
+    return st.recursive(leaf, extend, max_leaves=8)
+
+
+class Fold:
+    """A function and how many scores it has, as a value of few words."""
+
+    def __init__(self, function: Any, scores: int) -> None:
+        self.function, self.scores = function, scores
+
+    def __repr__(self) -> str:
+        return f"Fold of {self.scores} scores"
+
+
+@st.composite
+def random_folds(draw: Any) -> Fold:
+    """A function of one or two scores, numbers and data of a row and a column; and how many scores."""
+    scores = draw(st.sampled_from((1, 1, 2)))
+    real = ("score", "other", "t", "w") if scores == 2 else ("score", "t", "w")
+    expression = expressions(real)
+    softmaxes = draw(st.lists(st.tuples(expression, st.lists(expression, max_size=3)), max_size=2))
+    totals = draw(st.lists(expression, max_size=2))
+    largest = draw(st.lists(st.tuples(st.booleans(), expression), max_size=2))
+    counts = draw(st.lists(st.tuples(st.sampled_from(sorted(CONDITIONS)), expression), max_size=1))
+    if not (softmaxes or totals or largest or counts):
+        totals = [draw(expression)]
+
+    def build(e: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for i, (log_weight, means) in enumerate(softmaxes):
+            p = stat.softmax(log_weight(e))
+            found[f"lse{i}"] = p.logsumexp
+            found |= {f"mean{i}_{k}": p.mean(f(e)) for k, f in enumerate(means)}
+        found |= {f"total{i}": stat.total(f(e)) for i, f in enumerate(totals)}
+        for i, (up, f) in enumerate(largest):
+            found[f"extreme{i}"] = stat.largest(f(e)) if up else stat.smallest(f(e))
+        found |= {
+            f"count{i}": stat.count(CONDITIONS[name](e, f(e), 0.25)) for i, (name, f) in enumerate(counts)
+        }
+        return found
+
+    def one(score, row, column, label, t, w):  # type: ignore[no-untyped-def]
+        return build({"score": score, "row_number": row, "column": column, "label": label, "t": t, "w": w})
+
+    def two(score, other, row, column, label, t, w):  # type: ignore[no-untyped-def]
+        arguments = {"score": score, "other": other, "row_number": row, "column": column}
+        return build({**arguments, "label": label, "t": t, "w": w})
+
+    return Fold(two if scores == 2 else one, scores)
