@@ -210,6 +210,14 @@ def test_numbers_are_constants_and_tensors_data() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_arguments_with_a_default_keep_it() -> None:
+    def scaled(score: Any, by: float = 3.0) -> Any:
+        return dict(x=stat.total(score * by))
+
+    a, b = torch.ones(2, 2), torch.ones(5, 2)
+    assert (mr.statistics(scaled)(a, b).x == 30).all()
+
+
 class Settings:
     factor = 1.0
 
