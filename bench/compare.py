@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = ["attention", "cross_entropy", "distillation", "mlp", "logsumexp"]
 ROUNDS = (5, 40)  # fewest and most
-SECONDS = 2.5  # for each contender of a case, both builds together
+SECONDS = 1.5  # for each contender of a case, both builds together
 
 
 class Build:

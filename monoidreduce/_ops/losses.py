@@ -458,7 +458,7 @@ def distillation_backward(
                 _C.distillation_local_gradient(*operands, *rows, *local, *options, *launch(x), plan)
 
             multiply_local_gradients(store, heads)
-            computed = [gradient for h in heads for gradient in (h.rows_gradient(), h.d_columns)]
+            computed = [found for h in heads for found in (h.rows_gradient(), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
             return rounded(computed, inputs, needed[:4])
     gradients = [gradient(t, wanted) for t, wanted in zip(inputs, needed, strict=False)]
