@@ -128,22 +128,10 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 
 
 def cross_entropy_results(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    reduction: str,
-    logit_scale: float,
-    softcap: float,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    lse_of_ignored: bool,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss; the log-sum-exps of tokens in two words; what is kept."""
+    logit_scale, softcap, *_, keep, x_differentiated, workspace = options
     lse = statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
     keep = keep and bias is None and softcap == 0
@@ -293,19 +281,10 @@ register(
 
 
 def distillation_results(
-    x: Tensor,
-    weight: Tensor,
-    teacher_x: Tensor,
-    teacher_weight: Tensor,
-    mask: Tensor | None,
-    reduction: str,
-    kind: str,
-    temperature: float,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
+    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, mask: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
+    reduction, kind, temperature, keep, x_differentiated, workspace = options
     tokens = x.shape[0]
     loss = statistics(x, *([tokens] if reduction == "none" else []))
     keep, width = keep and kind != "reverse_kl", teacher_x.shape[1]
