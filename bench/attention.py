@@ -94,7 +94,7 @@ def flash_attention_4(causal: bool, window: int | None, softcap: float | None) -
 
 
 def float32_output(causal: bool) -> Contender:
-    """Ours, whose output is float32 until backward has it: what a delta without rounding errors would cost."""
+    """Ours, whose output is float32 until backward has it: what a delta without rounding would cost."""
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         options = (None, None, 0.0, *bounds(causal, None), True)  # bias, scale, softcap, columns, unrounded

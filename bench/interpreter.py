@@ -33,7 +33,7 @@ def token_stats(score: Tensor, column: Tensor, label: Tensor) -> dict[str, Any]:
 
 def main() -> None:
     traced = trace(token_stats, {}, {})
-    codes = (forward_code(traced.program, 0, 1, 0, 0), backward_code(traced.text, 0, 1, 0, 0))
+    codes = (forward_code(traced.text, 0, 1, 0, 0), backward_code(traced.text, 0, 1, 0, 0))
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "interpreter"
         options = ["-std=c++20", "-O3", "-march=native", f"-I{mr.get_include()}"]

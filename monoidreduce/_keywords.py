@@ -10,7 +10,6 @@ __all__ = ["refuse"]
 ATTENTION_BIAS = "write bias, which is bool (False excludes a pair) or is added to the scores"
 PADDING = "write bias=mask[:, None, None, :], where mask [B, N] is False at the keys to be excluded"
 SEQUENCES = "call it once for each sequence, or exclude the pairs of different sequences by a bool bias"
-CLASS_WEIGHT = 'write reduction="none" and weight the losses yourself'
 DROPOUT = "there is no dropout"
 HEADS = "leave it out: k and v may have fewer heads than q"
 SCALE = "write scale"
@@ -43,9 +42,8 @@ MEANT = {
         "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
     },
     "linear_cross_entropy": {
-        "class_weight": CLASS_WEIGHT,
-        "class_weights": CLASS_WEIGHT,
-        "ce_weight": CLASS_WEIGHT,
+        "class_weights": "write class_weight",
+        "ce_weight": "write class_weight",
         "linear_bias": "write bias",
         "lse_square_scale": "write z_loss",
         "shift": "shift x and target yourself",

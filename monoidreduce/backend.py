@@ -347,9 +347,14 @@ def _plans(
     if operator == "linear_cross_entropy":
         bias, scale = call["bias"], float(call["logit_scale"])
         operands = (x, weight, None if bias is None else bias.detach().to(dtype))
-        forward = _C.plan_cross_entropy_forward(*operands, logit_scale=scale, gpu=gpu)
+        weights, smoothing = call["class_weight"], float(call["label_smoothing"])
+        weights = losses.with_mean(None if weights is None else weights.detach().to(dtype))
+        forward = _C.plan_cross_entropy_forward(
+            *operands, class_weight=weights, logit_scale=scale, label_smoothing=smoothing, gpu=gpu
+        )
         backward = _C.plan_cross_entropy_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
-        keeps, width = bias is None and call["softcap"] is None, 0
+        keeps = losses.scores_can_be_kept(bias, weights, call["softcap"] or 0, smoothing)
+        width = 0
     else:
         teacher_x, scale = tensors["teacher_x"], float(call["temperature"])
         tensors["teacher_x"] = teacher_x = teacher_x.reshape(-1, teacher_x.shape[-1])

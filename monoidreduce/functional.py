@@ -429,6 +429,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -445,6 +446,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -461,6 +463,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -476,6 +479,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -496,6 +500,8 @@ def linear_cross_entropy(
         weight: [V, D] one row per class.
         target: [...] class indices, of any integer dtype.
         bias: [V].
+        class_weight: [V], as torch's `weight`: multiplies a class's part in each loss, and "mean" divides by
+            the sum of the targets' weights. It does not multiply the z-loss, and has no gradient.
         ignore_index: tokens with this target have loss and gradients 0 and do not count in the mean. On a
             Hopper GPU their logits are not computed, unless return_lse is True.
         reduction: "none", "mean" or "sum".
@@ -513,7 +519,7 @@ def linear_cross_entropy(
         every token, both in the accumulation dtype.
 
     Raises:
-        TypeError, ValueError: an argument is not as above.
+        TypeError, ValueError: an argument is not as above, or class_weight requires a gradient.
         IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's loss is NaN
             instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
     """
@@ -522,13 +528,19 @@ def linear_cross_entropy(
     check_tensor("target", target)
     if target.dtype not in INTEGERS:
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
-    x, weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
+    if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
+        raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
+    x, weight, bias, class_weight = _operands(
+        ("bias", "class_weight"), x=x, weight=weight, bias=bias, class_weight=class_weight
+    )
     sizes: dict[str, int] = {}
     rows = _rows("x", x, "D")
     check_axes("x", rows, ("tokens", "D"), sizes)
     check_axes("weight", weight, ("V", "D"), sizes)
     if bias is not None:
         check_axes("bias", bias, ("V",), sizes)
+    if class_weight is not None:
+        check_axes("class_weight", class_weight, ("V",), sizes)
     targets = _per_row("target", target, x)
     if targets.dtype != torch.int64:
         targets = targets.long()
@@ -547,6 +559,7 @@ def linear_cross_entropy(
         weight,
         bias,
         targets,
+        class_weight,
         reduction,
         logit_scale,
         softcap_value(softcap),

@@ -111,7 +111,10 @@ class Attention(_Operator, Generic[Result]):
 
 
 class LinearCrossEntropyLoss(_Operator, Generic[Result]):
-    """`monoidreduce.linear_cross_entropy`: x [..., D], weight [V, D], target [...], bias [V] -> the loss."""
+    """`monoidreduce.linear_cross_entropy`.
+
+    x [..., D], weight [V, D], target [...], bias [V], class_weight [V] -> the loss.
+    """
 
     @overload
     def __init__(
@@ -180,15 +183,30 @@ class LinearCrossEntropyLoss(_Operator, Generic[Result]):
         )
 
     def forward(
-        self, x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, **others: NoReturn
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        *,
+        bias: Tensor | None = None,
+        class_weight: Tensor | None = None,
+        **others: NoReturn,
     ) -> Result:
-        result: Any = functional.linear_cross_entropy(x, weight, target, bias=bias, **self.options, **others)
+        result: Any = functional.linear_cross_entropy(
+            x, weight, target, bias=bias, class_weight=class_weight, **self.options, **others
+        )
         return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
 
         def __call__(
-            self, x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None
+            self,
+            x: Tensor,
+            weight: Tensor,
+            target: Tensor,
+            *,
+            bias: Tensor | None = None,
+            class_weight: Tensor | None = None,
         ) -> Result: ...
 
 

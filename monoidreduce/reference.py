@@ -65,14 +65,18 @@ def _softcap(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
-def _reduce(loss: Tensor, used: Tensor, reduction: str) -> Tensor:
-    """Per-token loss -> its "none", "sum" or "mean" over the used tokens; the mean over none of them is 0."""
+def _reduce(loss: Tensor, used: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
+    """Per-token loss -> its "none", "sum" or "mean" over the used tokens; the mean over none of them is 0.
+
+    With weights [...] of the tokens the mean divides by their sum.
+    """
     if reduction == "none":
         return loss
     if reduction == "sum":
         return loss.sum()
     if reduction == "mean":
-        return loss.sum() / used.sum().clamp(min=1)
+        total = used.sum() if weights is None else torch.where(used, weights, 0.0).sum()
+        return loss.sum() / torch.where(used.any(), total, 1)
     raise ValueError(f"reduction: expected 'none', 'mean' or 'sum', got {reduction!r}")
 
 
@@ -158,6 +162,7 @@ def linear_cross_entropy(
     target: Tensor,
     *,
     bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -168,9 +173,10 @@ def linear_cross_entropy(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices.
 
-    x [..., D], weight [V, D], bias [V], target [...] -> the loss (per token for reduction="none", else a
-    scalar), and the lse [...] of every token when return_lse, in the statistics dtype. A target outside [0,
-    V) that is not ignore_index raises IndexError on the CPU and makes its token NaN elsewhere.
+    x [..., D], weight [V, D], bias [V], class_weight [V], target [...] -> the loss (per token for
+    reduction="none", else a scalar), and the lse [...] of every token when return_lse, in the statistics
+    dtype. A target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its token
+    NaN elsewhere.
     """
     logits = (x @ weight.mT).to(_statistics_dtype(x)) * logit_scale
     if bias is not None:
@@ -185,13 +191,15 @@ def linear_cross_entropy(
     lse = _logsumexp(logits)
     is_target = torch.arange(classes, device=target.device) == target[..., None]
     # Differences first: a constant in all logits is in none of them.
-    loss = (1.0 - label_smoothing) * (lse - torch.where(is_target, logits, 0.0).sum(-1))
+    weights = logits.new_ones(classes) if class_weight is None else class_weight.to(logits.dtype)
+    of_target = torch.where(is_target, weights, 0.0).sum(-1)
+    loss = (1.0 - label_smoothing) * of_target * (lse - torch.where(is_target, logits, 0.0).sum(-1))
     if label_smoothing:
-        loss = loss + label_smoothing / max(classes, 1) * (lse[..., None] - logits).sum(-1)
+        loss = loss + label_smoothing / max(classes, 1) * (weights * (lse[..., None] - logits)).sum(-1)
     if z_loss:
         loss = loss + z_loss * lse.square()
     loss = torch.where(used, loss, 0.0).masked_fill(outside, math.nan)
-    loss = _reduce(loss, used, reduction)
+    loss = _reduce(loss, used, reduction, None if class_weight is None else of_target)
     return (loss, lse) if return_lse else loss
 
 

@@ -70,6 +70,10 @@ class Statistics:
     def __repr__(self) -> str:
         return f"<statistics {self._function.__qualname__}>"
 
+    def __reduce__(self) -> str:
+        """Copies are the same object, and pickle takes it by its name, as a function's."""
+        return self._function.__qualname__
+
     def __call__(
         self,
         a: Tensor,

@@ -21,11 +21,5 @@ inline void fill_zero(const TensorView& t) {
   if (t.present()) std::memset(t.data, 0, static_cast<std::size_t>(t.numel() * item_size(t.dtype)));
 }
 
-// A row statistic of the accumulation type, or none: it reads as 0.
-template <class T>
-auto row_vector(const TensorView& t) {
-  return t.present() ? RowVector<T>{static_cast<T*>(t.data), t.stride[0]} : RowVector<T>{};
-}
-
 }  // namespace MR_CPU_ISA
 }  // namespace monoidreduce::cpu

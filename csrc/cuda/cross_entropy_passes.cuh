@@ -17,10 +17,17 @@ struct CrossEntropyResults {
   CrossEntropyRows<float, double> rows;
   float* miss;  // [rows], the target's share less 1, which digits of a share near 1 would not tell; or null
   __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
-  template <class State>
-  __device__ void store(std::int64_t row, const State& s) const {
-    const auto p =
-        CrossEntropy<double>{}.project({natural(s.lse), natural(s.target), natural(s.sum), s.count});
+  template <class Count>
+  __device__ void store(std::int64_t row, const ClassState<Bits, Count>& s) const {
+    const auto project = [&](const auto& m, auto count) {
+      return m.project({natural(s.lse), natural(s.target), natural(s.sum), count});
+    };
+    ClassStatistics<double> p;
+    if constexpr (std::is_same_v<Count, Bits>) {
+      p = project(WeightedCrossEntropy<double>{}, double{s.count.x});
+    } else {
+      p = project(CrossEntropy<double>{}, s.count);
+    }
     rows.store(row, p);
     if (miss != nullptr) miss[row] = static_cast<float>(::expm1((p.target - p.lse.high) - p.lse.low));
   }
@@ -38,29 +45,17 @@ struct LogSumExpResults {
   __device__ void skip(std::int64_t) const {}  // all count
 };
 
-inline CrossEntropyRows<float, double> rows_of(const CrossEntropyForward& x) {
-  return {.target = static_cast<const std::int64_t*>(x.target.data),
-          .target_stride = x.target.stride[0],
-          .ignore_index = x.options.ignore_index,
-          .classes = x.weight.size[0],
-          .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss)},
-          .loss = static_cast<float*>(x.loss.data),
-          .lse = static_cast<float*>(x.lse.data),
-          .lse_low = static_cast<float*>(x.lse_low.data),
-          .grad_loss = {},
-          .grad_lse = {}};
-}
-
 // bias: of the columns, or absent.
 template <class E>
 LogitScores<Bits, E> logit_scores(const FoldProblem& p, const TensorView& bias) {
   return {p.score, kLog2E, static_cast<const E*>(bias.data), bias.stride[0], static_cast<int>(p.columns())};
 }
 
-template <class Tile>
+// kWeighted: has the tile registers for the sums of weights of classes (weighs_all).
+template <class Tile, bool kWeighted>
 void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const CrossEntropyResults results{rows_of(x), nullptr};
+  const CrossEntropyResults results{cross_entropy_rows<float, double>(x), nullptr};
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](auto m, const auto& scores) {
@@ -68,11 +63,16 @@ void cross_entropy_forward_pass(const CrossEntropyForward& x, const Launch& laun
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     };
-    if (x.bias.present() || x.options.softcap != 0)
-      return run(CrossEntropy<Bits>{}, logit_scores<E>(problem, x.bias));
+    if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
+      const auto scores = logit_scores<E>(problem, x.bias);
+      if constexpr (kWeighted)
+        return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
+      else
+        return run(CrossEntropy<Bits>{}, scores);
+    }
     const ScaledScores<Bits> scores(problem.score, kLog2E);
     if (x.options.label_smoothing != 0) return run(CrossEntropy<Bits>{}, scores);
-    run(CrossEntropy<Bits, false>{}, scores);
+    run(HardCrossEntropy<Bits>{}, scores);
   });
 }
 
@@ -122,26 +122,18 @@ struct LogSumExpGradientRows {
 template <class Tile>
 void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const CrossEntropyGradientRows rows{
-      {.target = static_cast<const std::int64_t*>(x.target.data),
-       .target_stride = x.target.stride[0],
-       .ignore_index = x.options.ignore_index,
-       .classes = x.classes,
-       .rule = {static_cast<float>(x.options.label_smoothing), static_cast<float>(x.options.z_loss)},
-       .loss = nullptr,
-       .lse = static_cast<float*>(x.lse.data),
-       .lse_low = static_cast<float*>(x.lse_low.data),
-       .grad_loss = {static_cast<float*>(x.grad_loss.data), x.grad_loss.stride[0]},
-       .grad_lse = {static_cast<float*>(x.grad_lse.data), x.grad_lse.stride[0]}},
-      x.first_class,
-      static_cast<int>(problem.columns())};
+  const CrossEntropyGradientRows rows{cross_entropy_rows<float>(x), x.first_class,
+                                      static_cast<int>(problem.columns())};
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    const auto run = [&](const auto& scores) {
-      local_gradient<E, Tile>(CrossEntropy<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
+    const auto run = [&](const auto& m, const auto& scores) {
+      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
     };
-    if (x.bias.present() || x.options.softcap != 0) return run(logit_scores<E>(problem, x.bias));
-    run(ScaledScores<Bits>(problem.score, kLog2E));
+    if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
+      const auto scores = logit_scores<E>(problem, x.bias);
+      return with_cross_entropy<Bits>(x, [&](const auto& m) { run(m, scores); });
+    }
+    run(CrossEntropy<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E));
   });
 }
 

@@ -27,10 +27,4 @@ T* data(const TensorView& t) {
   return static_cast<T*>(t.data);
 }
 
-// A [rows] vector of any stride.
-template <class T>
-RowVector<T> row_vector(const TensorView& t) {
-  return {data<T>(t), t.stride[0]};
-}
-
 }  // namespace monoidreduce::cuda

@@ -54,6 +54,8 @@ std::string text(const Reason& r) {
       return message(r.first, " rows are ", r.second, " blocks for ", r.third, " multiprocessors");
     case Why::kIdleByUnits:
       return message(r.first, " hidden units are ", r.second, " blocks for ", r.third, " multiprocessors");
+    case Why::kClassWeights:
+      return "label smoothing has weights of classes";
   }
   return "";
 }

@@ -42,11 +42,15 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
     return None if reduction == "none" else losses.new_empty(())
 
 
-def _count(counted: Tensor | None, reduction: str, like: Tensor) -> Tensor | None:
-    """Of how many tokens a mean is, at least 1, where the host does not know it."""
+def _count(
+    counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
+) -> Tensor | None:
+    """What a mean divides by where the host does not know it: the number of tokens, or their weights' sum."""
     if counted is None or reduction != "mean":
         return None
-    return counted.sum(dtype=like.dtype).clamp_(min=1)
+    if weights is None:
+        return counted.sum(dtype=like.dtype).clamp_(min=1)
+    return torch.where(counted.any(), weights.sum(), 1)
 
 
 def _unreduced(grad: Tensor, tokens: Tensor, count: Tensor | None, reduction: str) -> Tensor:
@@ -127,14 +131,49 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 # Linear cross entropy
 
 
+def scores_can_be_kept(
+    bias: Tensor | None, class_weight: Tensor | None, softcap: float, label_smoothing: float
+) -> bool:
+    """May a forward pass keep local gradients, as far as the terms of its logits and its loss go."""
+    return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
+
+
+def with_mean(class_weight: Tensor | None) -> Tensor | None:
+    """[V] -> their mean, then the weights, in whole tiles of classes, in the dtype of statistics."""
+    if class_weight is None:
+        return None
+    weights = class_weight.to(torch.promote_types(class_weight.dtype, torch.float32))
+    return torch.cat((weights.mean(0, keepdim=True), weights, weights.new_zeros(-len(weights) % 256)))
+
+
+def _target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
+    """The weight of each token's target, 0 where it is ignored. An invalid target, on a GPU, has any."""
+    if class_weights is None:
+        return None
+    return torch.where(counted, class_weights[target.clamp(-1, len(class_weights) - 2) + 1], 0)
+
+
 def cross_entropy_results(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, reduction: str, *options: Any
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    reduction: str,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    lse_of_ignored: bool,
+    keep: bool,
+    x_differentiated: bool,
+    workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss; the log-sum-exps of tokens in two words; what is kept."""
-    logit_scale, softcap, *_, keep, x_differentiated, workspace = options
     lse = statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
-    keep = keep and bias is None and softcap == 0
+    keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
     kept = _traced_kept(x, weight, workspace, x_differentiated, keep, logit_scale)
     return loss, lse, torch.empty_like(lse), kept
 
@@ -153,6 +192,7 @@ def cross_entropy_forward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    class_weight: Tensor | None,
     reduction: str,
     logit_scale: float,
     softcap: float,
@@ -168,10 +208,18 @@ def cross_entropy_forward(
     losses = statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = first_kept = kept_for = order = gathered = None
-    kept = _empty_kept(x, 0)
+    kept, class_weights = _empty_kept(x, 0), with_mean(class_weight)
     if x.is_cuda:
-        plan = _C.plan_cross_entropy_forward(x, weight, bias, logit_scale=logit_scale)
-        if keep and bias is None and softcap == 0 and plan.keeps:
+        plan = _C.plan_cross_entropy_forward(
+            x,
+            weight,
+            bias,
+            class_weight=class_weights,
+            logit_scale=logit_scale,
+            label_smoothing=label_smoothing,
+        )
+        keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
+        if keep and plan.keeps:
             kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
         if kept.numel():
             first_kept, kept_for = kept[:, : len(weight)], lse.new_full((1,), UNIT_UPSTREAM)
@@ -183,8 +231,13 @@ def cross_entropy_forward(
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
     results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
-    options = (reduction == "mean", logit_scale, softcap, ignore_index, label_smoothing, z_loss)
-    _C.cross_entropy_forward(x, weight, bias, target, *results, *options, *launch(x), plan)
+    mean = reduction == "mean" and class_weight is None
+    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
+    if class_weights is not None and reduced is not None:
+        counted = target != ignore_index
+        count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
+        reduced = reduced if count is None else reduced / count
     return losses if reduced is None else reduced, lse, lse_low, kept
 
 
@@ -195,6 +248,7 @@ def cross_entropy_backward(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    class_weight: Tensor | None,
     lse: Tensor,
     lse_low: Tensor,
     kept: Tensor,
@@ -211,9 +265,9 @@ def cross_entropy_backward(
     needed: list[bool],
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
-    counted, count = target != ignore_index, None
+    counted, class_weights = target != ignore_index, with_mean(class_weight)
     if grad_loss is not None:
-        count = _count(counted, reduction, lse)
+        count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
     options, plan = (logit_scale, softcap, ignore_index, label_smoothing, z_loss), None
@@ -239,7 +293,7 @@ def cross_entropy_backward(
                 grad_loss = _unit_upstream(lse, logit_scale)
             how = (upstream, uniform, logit_scale, order)
             head = Head(x, weight, own_columns, needed, plan.clusters, kept[:, : len(weight)], *how)
-            rows: Any = (target, grad_loss, grad_lse, lse, lse_low)
+            rows: Any = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
 
             def store(part: slice) -> None:
                 operands = (head.rows, weight[part], None if bias is None else bias[part])
@@ -255,7 +309,8 @@ def cross_entropy_backward(
     dx = gradient(x, needed[0])
     dweight = gradient(weight, needed[1])
     dbias = bias_gradient(bias, needed[2])
-    given = (x, weight, bias, target, grad_loss, grad_lse, lse, lse_low, dx, dweight, dbias)
+    rows = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
+    given = (x, weight, bias, *rows, dx, dweight, dbias)
     arguments: Any = (*given, *options, workspace, *launch(x), plan)
     _C.cross_entropy_backward(*arguments)
     return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
@@ -263,14 +318,14 @@ def cross_entropy_backward(
 
 register(
     "linear_cross_entropy",
-    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target",
+    inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
     "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
     "int? workspace",
     outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",
-    constants="target",
+    constants="target, class_weight",
     forward=cross_entropy_forward,
     fake=cross_entropy_results,
     backward=cross_entropy_backward,

@@ -11,7 +11,7 @@ from monoidreduce.program.derivative import gradient
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES
-from monoidreduce.program.program import Program, operands, parse, reachable
+from monoidreduce.program.program import operands, parse, reachable
 
 __all__ = ["backward_code", "forward_code"]
 
@@ -141,8 +141,9 @@ def _constant(node: Node) -> tuple[int, int]:
 
 
 @lru_cache(256)
-def forward_code(program: Program, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
+def forward_code(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> str:
     """The code that folds a row. Numbers: how many data a call has of each kind."""
+    program = parse(text)
     writer = _Writer(program.nodes, program.roots, (rows, row_indices, columns, column_indices))
     field = 0
     for log_weight, *means in program.softmaxes:

@@ -13,14 +13,15 @@ These are pulled back through the operations to the scores and the data.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monoidreduce.program.graph import Expression, Graph
+from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import Program, parse
 
-__all__ = ["Gradient", "column_sums", "gradient", "row_sums"]
+__all__ = ["Gradient", "Sums", "column_sums", "gradient", "row_sums"]
 
 
 @dataclass(frozen=True)
@@ -105,25 +106,45 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     )
 
 
+@dataclass(frozen=True)
+class Sums:
+    """A derived program of totals. of: the numbers of the data that they are the gradients by.
+
+    kept: of each kind of data the numbers of those that it uses.
+    """
+
+    text: str
+    of: tuple[int, ...]
+    kept: Mapping[str, Sequence[int]]
+
+
+def _sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> Sums | None:
+    """None where all gradients are 0."""
+    totals = {k: number for k, number in enumerate(gradients) if number is not None}
+    if not totals:
+        return None
+    program, kept = Program(tuple(nodes), totals=tuple(totals.values())).pruned()
+    return Sums(program.text, tuple(totals), kept)
+
+
 @lru_cache(256)
-def row_sums(text: str, rows: int, row_indices: int) -> Program:
+def row_sums(text: str, rows: int, row_indices: int) -> Sums | None:
     """The gradients of data of rows are totals over the columns: a program of its own."""
     of = gradient(text, rows, row_indices)
-    return Program(tuple(of.nodes.nodes), totals=tuple(i for i in of.rows if i is not None))
+    return _sums(of.nodes.nodes, of.rows)
 
 
 @lru_cache(256)
-def column_sums(text: str, rows: int, row_indices: int) -> Program:
+def column_sums(text: str, rows: int, row_indices: int) -> Sums | None:
     """The gradients of data of columns are totals over the rows: the same with rows and columns exchanged.
 
     The columns' number is then the last integer of a row.
     """
     of = gradient(text, rows, row_indices)
-    program = parse(text)
     exchanged = {"row": "column", "column": "row", "row_index": "column_index", "column_index": "row_index"}
-    position = ("row_index", count(program, "column_index"))
-    nodes = tuple(
+    position = ("row_index", count(parse(text), "column_index"))
+    nodes = (
         position if name == "position" else (exchanged.get(name, name), *rest)
         for name, *rest in of.nodes.nodes
     )
-    return Program(nodes, totals=tuple(i for i in of.columns if i is not None))
+    return _sums(nodes, of.columns)

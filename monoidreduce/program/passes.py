@@ -15,8 +15,7 @@ from monoidreduce import _C
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.program.bytecode import backward_code, forward_code
 from monoidreduce.program.chunked import Chunked
-from monoidreduce.program.derivative import column_sums, row_sums
-from monoidreduce.program.derivative import gradient as derived
+from monoidreduce.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.program.program import Program, parse
 
 __all__ = ["backward", "forward", "results"]
@@ -59,7 +58,7 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _fold(
-    program: Program,
+    program: str,
     a: Tensor,
     b: Tensor,
     other_a: Tensor | None,
@@ -70,7 +69,7 @@ def _fold(
     column_index: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    folded = _results(program, a)
+    folded = _results(parse(program), a)
     code = forward_code(program, _count(row), _count(row_index), _count(column), _count(column_index))
     data = (row, column, row_index, column_index)
     _C.statistics_forward(a, b, other_a, other_b, *data, *folded, code, scale, *launch(a))
@@ -95,7 +94,7 @@ def forward(
     if not _has_kernels(a):
         operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
         return Chunked(program, operands, data, scale, workspace).forward()
-    return _fold(parse(program), a, b, other_a, other_b, row, column, row_index, column_index, scale)
+    return _fold(program, a, b, other_a, other_b, row, column, row_index, column_index, scale)
 
 
 def backward(
@@ -135,36 +134,34 @@ def backward(
         _C.statistics_backward(*operands, *data, *of_operands, code, scale, *launch(a))
     d_row = d_column = None
     if needed[4] and row is not None:
-        d_row = torch.zeros_like(row, memory_format=torch.contiguous_format)
-        at = [k for k, number in enumerate(derived(program, *counts).rows) if number is not None]
-        if at:
-            d_row[at] = _totals(row_sums(program, *counts), operands, data, scale)
+        d_row = _totals(row_sums(program, *counts), row, operands, data, scale)
     if needed[5] and column is not None:
-        d_column = torch.zeros_like(column, memory_format=torch.contiguous_format)
-        at = [k for k, number in enumerate(derived(program, *counts).columns) if number is not None]
-        if at:
-            positions = torch.arange(b.shape[0], device=b.device)[None]
-            indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
-            exchanged = (column, known, indices_of_rows, known_index)
-            d_column[at] = _totals(column_sums(program, *counts), (b, a, other_b, other_a), exchanged, scale)
+        positions = torch.arange(b.shape[0], device=b.device)[None]
+        indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
+        exchanged = (column, known, indices_of_rows, known_index)
+        sums = column_sums(program, *counts)
+        d_column = _totals(sums, column, (b, a, other_b, other_a), exchanged, scale)
     return rounded((*d_operands, d_row, d_column), inputs, needed[:6])
 
 
 def _totals(
-    program: Program,
+    sums: Sums | None,
+    of: Tensor,
     operands: Operands,
     data: tuple[Tensor | None, ...],
     scale: float,
 ) -> Tensor:
-    """The totals of a derived program. data: reals of rows, of columns, integers of rows, of columns."""
-    pruned, kept = program.pruned()
-    kinds = ("row", "column", "row_index", "column_index")
-    used = [
-        None if t is None or not kept[kind] else t[kept[kind]] for kind, t in zip(kinds, data, strict=True)
-    ]
+    """The gradients by data. data: reals of rows, of columns, integers of rows, of columns."""
+    gradients = torch.zeros_like(of, memory_format=torch.contiguous_format)
+    if sums is None:
+        return gradients
+    row, column, row_index, column_index = (
+        None if t is None or not sums.kept[kind] else t[sums.kept[kind]]
+        for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
+    )
     a, b, other_a, other_b = operands
-    if pruned.scores == 1:
+    if parse(sums.text).scores == 1:
         other_a = other_b = None
-    row, column, row_index, column_index = used
-    totals, _, _ = _fold(pruned, a, b, other_a, other_b, row, column, row_index, column_index, scale)
-    return totals
+    totals, _, _ = _fold(sums.text, a, b, other_a, other_b, row, column, row_index, column_index, scale)
+    gradients[list(sums.of)] = totals
+    return gradients

@@ -10,7 +10,7 @@ import json
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from monoidreduce.program.graph import Node
@@ -55,20 +55,20 @@ class Program:
             yield from softmax
         yield from (*self.totals, *self.largest, *self.counts)
 
-    @property
+    @cached_property
     def scores(self) -> int:
         return 2 if ("other",) in self.nodes else 1
 
-    @property
+    @cached_property
     def values(self) -> int:
         """How many real numbers a row has."""
         return sum(map(len, self.softmaxes)) + len(self.totals) + len(self.largest)
 
-    @property
+    @cached_property
     def indices(self) -> int:
         return len(self.largest) + len(self.counts)
 
-    @property
+    @cached_property
     def text(self) -> str:
         fields = (self.nodes, self.softmaxes, self.totals, self.largest, self.counts)
         return json.dumps(fields, separators=(",", ":"))

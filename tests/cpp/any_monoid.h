@@ -132,7 +132,7 @@ struct AnyMonoid {
   std::function<Values(const Item&, const Values&, const Values&)> local_gradient;
   std::function<Values(const Values&, int, const ItemAt&)> fold_tile;
 
-  bool framed = false;
+  bool framed = false, monotone = false;
   std::function<Values(const Item&)> frame;
   std::function<Values(const Values&)> frame_of;
   std::function<Values(const Values&, const Values&)> join;
@@ -140,6 +140,7 @@ struct AnyMonoid {
   std::function<Values(const Values&, const Item&)> accumulate;
 
   bool weighted = false, normalized = false;  // is it a PayloadMonoid, and its kNormalized
+  std::optional<double> absent = {};          // of a MaskableMonoid
   std::function<double(const Values&, const Values&)> rescale;
   std::function<double(const Item&, const Values&)> weight;
   std::function<double(const Item&, const Values&)> share;
@@ -189,6 +190,7 @@ AnyMonoid any_monoid(M m = {}) {
   if constexpr (FramedMonoid<M>) {
     const auto frame = [](const Values& list) { return from_numbers<typename M::Frame>(list); };
     any.framed = true;
+    any.monotone = MonotoneMonoid<M>;
     any.frame = [=](const Item& e) { return numbers(m.frame(element(e))); };
     any.frame_of = [=](const Values& s) { return numbers(m.frame_of(state(s))); };
     any.join = [=](const Values& f, const Values& g) { return numbers(m.join(frame(f), frame(g))); };
@@ -199,6 +201,7 @@ AnyMonoid any_monoid(M m = {}) {
     if constexpr (PayloadMonoid<M>) {
       any.weighted = true;
       any.normalized = M::kNormalized;
+      if constexpr (MaskableMonoid<M>) any.absent = m.absent();
       any.rescale = [=](const Values& f, const Values& g) -> double { return m.rescale(frame(f), frame(g)); };
       any.weight = [=](const Item& e, const Values& f) -> double { return m.weight(element(e), frame(f)); };
       any.share = [=](const Item& e, const Values& p) -> double {

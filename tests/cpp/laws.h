@@ -4,9 +4,11 @@
 //   Monoid           identity, commutativity, associativity, split trees, tile fold, NaN,
 //                    D against finite differences
 //   FramedMonoid     frames form a semilattice, reframe composes, accumulate agrees with combine of a lift
+//   MonotoneMonoid   the largest scores have the frame of all
 //   PayloadMonoid    rescale composes, mass and weight follow it, share is the final weight;
 //                    as WithPayload, the laws of a Monoid again, and the gradients of a whole problem
 //                    with respect to scores and payload
+//   MaskableMonoid   an element of the absent score has no weight in any frame, and changes nothing
 //
 // check_precision(single, twice, checks) compares a monoid's float version with its double version.
 // Tolerances are a few roundings per addition, of the largest number added. Exact results are compared bit by bit.
@@ -80,8 +82,8 @@ struct Subject {
   // statistics.
   std::function<double(const Values&, const Values&)> objective =
       [](const Values& statistics, const Values& upstream) { return dot(statistics, upstream); };
-  // Does an element of score -inf change nothing (softmax), so that it may stand for an excluded one.
-  bool neutral_at_minus_infinity = false;
+  // The score of an element that changes nothing, so that it may stand for an excluded one.
+  std::optional<double> absent = monoid.absent;
   // Does combine choose and never round (max, min): then results may not differ at all.
   bool exact = false;
 
@@ -252,20 +254,25 @@ inline void check_nan(const Subject& subject, Checks& checks) {
   }
 }
 
-// An element of score -inf changes nothing and has no gradient, in a row of others and alone.
-inline void check_minus_infinity(const Subject& subject, Checks& checks) {
+// An element of the absent score changes nothing and has neither weight nor gradient, in a row of others and alone.
+inline void check_absent(const Subject& subject, Checks& checks) {
   const AnyMonoid& m = subject.monoid;
-  checks.section(subject.name, "-inf is neutral");
+  checks.section(subject.name, "absent is neutral");
   Random random(4);
   for (int trial = 0; trial < kTrials; ++trial) {
     Row row = subject.row(random, below(random, 5));
     const Values without = m.project(fold_in_order(m, row));
     Item excluded = subject.row(random, 1)[0];
-    excluded.score = -std::numeric_limits<double>::infinity();
+    excluded.score = *subject.absent;
     row.insert(row.begin() + below(random, static_cast<int>(row.size()) + 1), excluded);
-    const Values in_order = m.project(fold_in_order(m, row)), tiled = m.project(fold_as_one_tile(m, row));
+    const Values state = fold_in_order(m, row), in_order = m.project(state),
+                 tiled = m.project(fold_as_one_tile(m, row));
     CHECK(checks, near(in_order, without, 0), in_order, without);
     CHECK(checks, near(tiled, without, tolerance(m, row)), tiled, without);
+    if (m.weighted) {
+      for (const Values& frame : {m.frame_of(state), m.frame_of(m.identity())})
+        CHECK(checks, m.weight(excluded, frame) == 0, frame);
+    }
     for (const Values& product : {in_order, m.project(m.identity())}) {
       const Values gradient = m.local_gradient(excluded, product, subject.upstream(random));
       CHECK(checks, near(gradient, {0, 0}, 0), gradient, product);
@@ -349,6 +356,23 @@ inline void check_frames(const Subject& subject, Checks& checks) {
                  combined = m.combine(state, m.lift(row[2]));
     CHECK(checks, near(m.project(reached), m.project(combined), slack), reached, combined);
     CHECK(checks, same(m.frame_of(reached), up), reached, up);
+  }
+}
+
+// The largest of each score has the frame of all elements; a score of -inf is none.
+inline void check_monotone_frames(const Subject& subject, Checks& checks) {
+  const AnyMonoid& m = subject.monoid;
+  checks.section(subject.name, "frames are monotone");
+  Random random(11);
+  for (int trial = 0; trial < kTrials; ++trial) {
+    constexpr double kNone = -std::numeric_limits<double>::infinity();
+    Item largest{.score = kNone, .other = kNone};
+    Values all = m.join(m.frame_of(m.identity()), m.frame(largest));
+    for (const Item& e : subject.any_row(random, 1 + below(random, kLongest))) {
+      all = m.join(all, m.frame(e));
+      largest.score = std::max(largest.score, e.score), largest.other = std::max(largest.other, e.other);
+    }
+    CHECK(checks, near(m.frame(largest), all, 0), m.frame(largest), all, largest.score, largest.other);
   }
 }
 
@@ -457,9 +481,10 @@ inline void check_laws(const Subject& subject, Checks& checks) {
   check_combine(subject, m, subject.name, checks);
   check_tile_fold(subject, checks);
   check_nan(subject, checks);
-  if (subject.neutral_at_minus_infinity) check_minus_infinity(subject, checks);
+  if (subject.absent) check_absent(subject, checks);
   if (m.is_double()) check_local_gradient(subject, checks);
   if (m.framed) check_frames(subject, checks);
+  if (m.monotone) check_monotone_frames(subject, checks);
   if (m.weighted) {
     check_weights(subject, checks);
     check_combine(subject, *subject.with_payload, subject.name + " with payload", checks);

@@ -20,9 +20,7 @@ std::string with_real(const std::string& name, const std::string& argument = "")
 
 template <class M>
 Subject log_sum_exp() {
-  Subject s = subject<M>(with_real<M>("LogSumExp"));
-  s.neutral_at_minus_infinity = true;
-  return s;
+  return subject<M>(with_real<M>("LogSumExp"));
 }
 
 template <class M>
@@ -42,6 +40,24 @@ Subject cross_entropy() {
   s.objective = [](const Values& p, const Values& g) {
     return g[0] * p[0] + g[1] * p[1] + g[2] * p[2] * p[3];
   };
+  return s;
+}
+
+// Weights of as many classes as rows of the suite have columns, in the monoid's real type.
+template <class M>
+Subject weighted_cross_entropy() {
+  using R = typename M::Real;
+  static const std::vector<R> weights = [] {
+    Random random(12);
+    std::vector<R> list(kLongest + 4);
+    for (R& weight : list) weight = static_cast<R>(std::fabs(normal(random)));
+    list[1] = 0;
+    return list;
+  }();
+  M m{};
+  m.softmax.weight = weights.data();
+  Subject s = subject<M>(with_real<M>("WeightedCrossEntropy"), m);
+  s.objective = cross_entropy<CrossEntropy<R>>().objective;
   return s;
 }
 
@@ -67,7 +83,7 @@ Subject weighted_sum() {
 template <class M>
 Subject log_weighted_sum() {
   Subject s = subject<M>(with_real<M>("LogWSum"));
-  s.neutral_at_minus_infinity = true;
+  s.absent = -std::numeric_limits<double>::infinity();
   return s;
 }
 

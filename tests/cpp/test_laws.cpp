@@ -8,6 +8,9 @@ namespace {
 static_assert(PayloadMonoid<LogSumExp<float>> && PayloadMonoid<Sum<double, Gelu>>);
 static_assert(FramedMonoid<CrossEntropy<float>> && FramedMonoid<LogWSum<double>>);
 static_assert(FramedMonoid<Distillation<float, DistillationLoss::kReverseKL>>);
+static_assert(MaskableMonoid<LogSumExp<float>> && MonotoneMonoid<CrossEntropy<float>> &&
+              MonotoneMonoid<LogWSum<double>>);
+static_assert(TileMonoid<LogSumExp<float>> && TileMonoid<Sum<float>> && !MaskableMonoid<Sum<float>>);
 static_assert(Monoid<WSum<float>> && !FramedMonoid<WSum<float>> && Monoid<ArgMax<double>> &&
               !FramedMonoid<ArgMax<double>>);
 
@@ -140,6 +143,8 @@ int main() {
   check_sum<Gelu>("Gelu", checks);
   check_sum<GeluTanh>("GeluTanh", checks);
   check_both(cross_entropy<CrossEntropy<float>>(), cross_entropy<CrossEntropy<double>>(), checks);
+  check_both(weighted_cross_entropy<WeightedCrossEntropy<float>>(),
+             weighted_cross_entropy<WeightedCrossEntropy<double>>(), checks);
   check_distillation<DistillationLoss::kCrossEntropy>("cross entropy", checks);
   check_distillation<DistillationLoss::kForwardKL>("forward KL", checks);
   check_distillation<DistillationLoss::kReverseKL>("reverse KL", checks);

@@ -235,7 +235,7 @@ void check_smoothing_levels(Checks& checks) {
         const auto p = m.project(fold_tile(m, m.identity(), kLongest, [&](int c) {
           return Element<float>{static_cast<float>(row[c].score), 0, static_cast<int>(row[c].column), 3};
         }));
-        const float loss = CrossEntropyLoss<float>{static_cast<float>(smoothing), 0}.value(p);
+        const float loss = CrossEntropyLoss<float>{static_cast<float>(smoothing), 0}.value(p, kLongest, {});
         const Real80 lse = log_sum_exp_of(row, &Item::score),
                      mean = total(row, [](const Item& e) { return e.score; }) / kLongest;
         const double exact =
@@ -255,14 +255,19 @@ void check_cross_entropy_loss(Checks& checks) {
       for (int trial = 0; trial < kTrials; ++trial) {
         const CrossEntropyLoss<double> rule{smoothing, z_loss};
         const Values p = {normal(random, 3), normal(random, 3), normal(random, 3)};
-        const auto value = [&](const Values& s) { return rule.value({{s[0], 0}, s[1], {s[2] / 7, 0}, 7}); };
+        // Seven classes, whose weights are 1 or have another mean; the target's.
+        const RowWeights<double> weights = trial % 2 ? RowWeights<double>{} : RowWeights<double>{0.3, 1.7};
+        const double sum = 7 * weights.mean;
+        const auto value = [&](const Values& s) {
+          return rule.value({{s[0], 0}, s[1], {s[2] / sum, 0}, sum}, 7, weights);
+        };
         checks.section("CrossEntropyLoss", "value");
-        const double expected =
-            (1 - smoothing) * (p[0] - p[1]) + smoothing * (p[0] - p[2] / 7) + z_loss * p[0] * p[0];
+        const double expected = (1 - smoothing) * weights.target * (p[0] - p[1]) +
+                                smoothing * (weights.mean * p[0] - p[2] / 7) + z_loss * p[0] * p[0];
         CHECK(checks, near(value(p), expected, 1e-13), value(p), expected, smoothing, z_loss);
         checks.section("CrossEntropyLoss", "upstream");
         const double g_loss = normal(random), g_lse = normal(random);
-        const Values gradient = numbers(rule.upstream(p[0], 7, g_loss, g_lse));
+        const Values gradient = numbers(rule.upstream(p[0], 7, weights, g_loss, g_lse));
         for (int part = 0; part < 3; ++part) {
           const double slope = difference([&](double by) {
             Values moved = p;
@@ -277,14 +282,14 @@ void check_cross_entropy_loss(Checks& checks) {
   checks.section("CrossEntropyLoss", "options that are off do not touch infinities");
   const double inf = std::numeric_limits<double>::infinity();
   const CrossEntropyLoss<double> plain{0, 0};
-  const double of_nothing = plain.value({{-inf, 0}, -2, {-inf, 0}, 7}),
-               of_some = plain.value({{3, 0}, 1, {-inf, 0}, 7});
+  const double of_nothing = plain.value({{-inf, 0}, -2, {-inf, 0}, 7}, 7, {}),
+               of_some = plain.value({{3, 0}, 1, {-inf, 0}, 7}, 7, {});
   CHECK(checks, of_nothing == -inf, of_nothing);
   CHECK(checks, of_some == 2, of_some);
-  CHECK(checks, same(numbers(plain.upstream(-inf, 7, 1, 0)), {1, -1, -0.}),
-        numbers(plain.upstream(-inf, 7, 1, 0)));
-  CHECK(checks, same(numbers(plain.upstream(inf, 7, 0, 1)), {1, -0., -0.}),
-        numbers(plain.upstream(inf, 7, 0, 1)));
+  CHECK(checks, same(numbers(plain.upstream(-inf, 7, {}, 1, 0)), {1, -1, -0.}),
+        numbers(plain.upstream(-inf, 7, {}, 1, 0)));
+  CHECK(checks, same(numbers(plain.upstream(inf, 7, {}, 0, 1)), {1, -0., -0.}),
+        numbers(plain.upstream(inf, 7, {}, 0, 1)));
 }
 
 // The whole of cross entropy: scores to loss, and the gradient by every score through rule.upstream and D.
@@ -302,13 +307,13 @@ void check_cross_entropy_problem(Checks& checks) {
       return m.project(fold_tile(m, m.identity(), columns, [&](int j) { return element(s, j); }));
     };
     const double g_loss = normal(random), g_lse = normal(random);
-    const auto upstream = rule.upstream(product(scores).lse.high, columns, g_loss, g_lse);
+    const auto upstream = rule.upstream(product(scores).lse.high, columns, {}, g_loss, g_lse);
     for (int j = 0; j < columns; ++j) {
       const double gradient = m.local_gradient(element(scores, j), product(scores), upstream).score;
       const double slope = difference([&](double by) {
         Values moved = scores;
         moved[j] += by;
-        return g_loss * rule.value(product(moved)) + g_lse * product(moved).lse.high;
+        return g_loss * rule.value(product(moved), columns, {}) + g_lse * product(moved).lse.high;
       });
       CHECK(checks, near(gradient, slope, 1e-8), gradient, slope, j, label);
     }
@@ -320,7 +325,7 @@ void check_rows(Checks& checks) {
   checks.section("CrossEntropyRows", "ignored and invalid targets");
   const std::int64_t target[] = {2, -100, 7, -1, 0};
   double loss[5], lse[5] = {1, 1, 1, 1, 1}, low[5], g_loss[] = {2, 3, 5, 7, 11}, g_lse[] = {1, 1, 1, 1, 1};
-  CrossEntropyRows<double> rows{target, 1, -100, 7, {0, 0}, loss, lse, low, {g_loss, 1}, {}};
+  CrossEntropyRows<double> rows{target, 1, -100, 7, {0, 0}, nullptr, loss, lse, low, {g_loss, 1}, {}};
   for (int row = 0; row < 5; ++row) rows.store(row, {{4, 0.25}, 1, {9, 0}, 7});
   CHECK(checks, same(Values(loss, loss + 5), {3.25, 0, NAN, NAN, 3.25}), Values(loss, loss + 5));
   CHECK(checks, same(Values(lse, lse + 5), {4, 4, 4, 4, 4}), Values(lse, lse + 5));

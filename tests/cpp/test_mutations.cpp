@@ -125,6 +125,31 @@ struct SinglePrecisionInside : LogSumExp<double> {
 struct PayloadNotNormalized : Softmax {
   static constexpr bool kNormalized = false;
 };
+struct AbsentIsZero : Softmax {
+  double absent() const { return 0; }
+};
+struct AbsentIsLowestFinite
+    : Softmax {  // an element alone, or with others of its kind, is a fold of something
+  double absent() const { return -std::numeric_limits<double>::max(); }
+};
+struct AbsentIsInfinite : Softmax {
+  double absent() const { return kInfinity; }
+};
+// Frames above their elements obey all other laws, but the largest score's is not the greatest.
+struct FrameOfMagnitude : Softmax {
+  double frame(E e) const { return abs(Softmax::frame(e)); }
+  State lift(E e) const { return {frame(e), weight(e, frame(e))}; }
+};
+struct FrameOfLeast : Softmax {  // of a softmax of negated scores
+  static E negated(E e) { return {-e.score, e.other, e.column, e.label}; }
+  double absent() const { return kInfinity; }
+  double frame(E e) const { return Softmax::frame(negated(e)); }
+  double weight(E e, double f) const { return Softmax::weight(negated(e), f); }
+  double share(E e, Output p) const { return Softmax::share(negated(e), p); }
+  State lift(E e) const { return Softmax::lift(negated(e)); }
+  State accumulate(State s, E e) const { return Softmax::accumulate(s, negated(e)); }
+  Gradient<double> local_gradient(E e, Output p, double g) const { return {-g * share(e, p), 0}; }
+};
 struct LowWordDropped : Softmax {
   Output project(State s) const { return {Softmax::project(s).high, 0}; }
 };
@@ -241,6 +266,27 @@ struct ProjectSwapsParts : Classes {
   }
 };
 
+using WeighedClasses = WeightedCrossEntropy<double>;
+
+struct WeightNotInSum : WeighedClasses {
+  State accumulate(State s, E e) const {
+    const State with = WeighedClasses::accumulate(s, e);
+    return {with.lse, with.target, s.sum + (e.score - softmax.origin(s.lse.frame)), with.count};
+  }
+};
+struct WeightNotInGradient : WeighedClasses {
+  Gradient<double> local_gradient(E e, Output p, Upstream g) const {
+    return {g.lse * softmax.share(e, p.lse) + hit(e, g.target) + g.sum, 0};
+  }
+};
+struct WeightsNotCounted : WeighedClasses {
+  State accumulate(State s, E e) const {
+    State with = WeighedClasses::accumulate(s, e);
+    with.count = s.count + 1;
+    return with;
+  }
+};
+
 // ---- Distillation
 
 template <DistillationLoss kLoss>
@@ -302,6 +348,12 @@ template <DistillationLoss kLoss>
 struct FramesShared : Distillation<double, kLoss> {
   using Base = Distillation<double, kLoss>;
   typename Base::Frame frame(E e) const { return {max(e.score, e.other), max(e.score, e.other)}; }
+};
+
+template <DistillationLoss kLoss>
+struct TeacherFrameOfLeast : Distillation<double, kLoss> {
+  using Base = Distillation<double, kLoss>;
+  typename Base::Frame frame(E e) const { return Base::frame({e.score, -e.other, e.column, e.label}); }
 };
 
 // ---- ArgMax
@@ -478,6 +530,8 @@ void add_distillation(std::vector<Mutation>& list) {
       {"teacher gradient missing", distillation<TeacherGradientMissing<kLoss>>(""), "local gradient"});
   list.push_back({"sign of the loss", distillation<LossSign<kLoss>>(""), "local gradient"});
   list.push_back({"frames shared", distillation<FramesShared<kLoss>>(""), "tile fold"});
+  list.push_back(
+      {"teacher's frame of the least", distillation<TeacherFrameOfLeast<kLoss>>(""), "frames are monotone"});
 }
 
 std::vector<Mutation> mutations() {
@@ -488,7 +542,7 @@ std::vector<Mutation> mutations() {
       {"no guard in weight", log_sum_exp<WeightUnguarded>(), "weight"},
       {"no guard in reframe", log_sum_exp<ReframeUnguarded>(), "identity"},
       {"no guard in accumulate", log_sum_exp<AccumulateUnguarded>(), "tile fold"},
-      {"no guard in local_gradient", log_sum_exp<ShareUnguarded>(), "-inf is neutral"},
+      {"no guard in local_gradient", log_sum_exp<ShareUnguarded>(), "absent is neutral"},
       {"lift of -inf has mass 1", log_sum_exp<LiftOfOne>(), "identity"},
       {"identity has the lowest finite frame", log_sum_exp<LowestFiniteIdentity>(), "identity"},
       {"identity has frame 0", log_sum_exp<ZeroFrameIdentity>(), "identity"},
@@ -522,6 +576,11 @@ std::vector<Mutation> mutations() {
       {"project in base 2", log_sum_exp<ProjectInBaseTwo>(), "local gradient"},
       {"float inside double", log_sum_exp<SinglePrecisionInside>(), "local gradient"},
       {"kNormalized false", log_sum_exp<PayloadNotNormalized>(), "share"},
+      {"absent = 0", log_sum_exp<AbsentIsZero>(), "absent is neutral"},
+      {"absent is the lowest finite number", log_sum_exp<AbsentIsLowestFinite>(), "absent is neutral"},
+      {"absent = inf", log_sum_exp<AbsentIsInfinite>(), "absent is neutral"},
+      {"frame of the magnitude", log_sum_exp<FrameOfMagnitude>(), "frames are monotone"},
+      {"frame of the least score", log_sum_exp<FrameOfLeast>(), "frames are monotone"},
       {"low word dropped", log_sum_exp<LowWordDropped>(), "share"},
       {"low word negated", log_sum_exp<LowWordNegated>(), "share"},
       {"low word ignored", log_sum_exp<LowWordIgnored>(), "share"},
@@ -547,6 +606,9 @@ std::vector<Mutation> mutations() {
       {"sum not moved with the frame", cross_entropy<SumNotMovedWithFrame>(), "accumulate"},
       {"sum skips the target", cross_entropy<SumSkipsTarget>(), "accumulate"},
       {"parts swapped", cross_entropy<ProjectSwapsParts>(), "local gradient"},
+      {"weight not in the sum", weighted_cross_entropy<WeightNotInSum>(), "accumulate"},
+      {"weight not in D", weighted_cross_entropy<WeightNotInGradient>(), "local gradient"},
+      {"weights not counted", weighted_cross_entropy<WeightsNotCounted>(), "accumulate"},
 
       {"tie keeps the first", arg_max<TieKeepsFirst>(), "commutativity"},
       {"NaN ignored", arg_max<NanIgnored>(), "NaN"},

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from calls import HALVES, Kept, assert_same_bits, check_captured
-from specimens import Inputs, cross_entropy_inputs, name_of, normal
+from specimens import Inputs, class_weights, cross_entropy_inputs, name_of, normal
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -60,6 +60,24 @@ def test_sizes_and_options(
     check_operator("linear_cross_entropy", inputs_of(size, dtype, gpu, bias=bias), options)
     assert ran(before) == {
         f"cross_entropy_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")
+    }
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("workspace", (0, EVERYTHING), ids=("computed again", "kept"))
+@pytest.mark.parametrize("options", (OPTIONS["plain"], OPTIONS["smoothing"], OPTIONS["all"]), ids=str)
+@pytest.mark.parametrize("size", ("one_tile", "narrow", "ragged", "deep", "many_rows"))
+def test_class_weight(
+    size: str, options: dict[str, Any], workspace: int, dtype: torch.dtype, tier: str, gpu: torch.device
+) -> None:
+    before = mr._C.path_counts()
+    weights = class_weights(SIZES[size][1], dtype=dtype, device=gpu)
+    options = {"reduction": "sum", "workspace": workspace, "class_weight": weights, **options}
+    check_operator("linear_cross_entropy", inputs_of(size, dtype, gpu), options)
+    forward = "simt" if tier == "sm80" and "label_smoothing" in options else tier
+    assert ran(before) == {
+        f"cross_entropy_{way}/cuda/{on}/{name_of(dtype)}"
+        for way, on in (("forward", forward), ("backward", tier))
     }
 
 
@@ -401,7 +419,7 @@ def forward_alone(
     logit_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses and log-sum-exps; `mr.linear_cross_entropy` returns these only where it computes all."""
-    operands = (inputs["x"], inputs["weight"], inputs.get("bias"), inputs["target"])
+    operands = (inputs["x"], inputs["weight"], inputs.get("bias"), inputs["target"], None)
     numbers = (logit_scale, softcap, -100, label_smoothing, z_loss)
     nothing_kept = (False, False, False, 0)
     loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy(*operands, "none", *numbers, *nothing_kept)

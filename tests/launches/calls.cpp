@@ -305,7 +305,8 @@ struct LinearCrossEntropy {
   std::string name = "";
   DType dtype = kBFloat16;
   std::int64_t rows = 4096, classes = 32000, width = 1024;
-  bool biased = false, transposed = false, ordered = false, deterministic = false, of_lse = false;
+  bool biased = false, weighted = false, transposed = false, ordered = false, deterministic = false,
+       of_lse = false;
   double softcap = 0, smoothing = 0;
   std::int64_t kept = 0;  // classes
   std::int64_t workspace = 64 << 20;
@@ -317,6 +318,7 @@ void fill_cross_entropy(const LinearCrossEntropy& c, const Tensors& t, Arguments
   x.weight = weight_of(t, "weight", c.dtype, c.classes, c.width, c.transposed);
   if (c.biased) x.bias = t("bias", c.dtype, {c.classes});
   x.target = t("target", kInt64, {c.rows});
+  if (c.weighted) x.class_weight = t("class_weight", accumulation(c.dtype), {class_weights(c.classes)});
   x.lse = t("lse", accumulation(c.dtype), {c.rows});
   x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
   x.options = {.logit_scale = 0.5, .softcap = c.softcap, .label_smoothing = c.smoothing, .z_loss = 1e-4};
@@ -410,6 +412,8 @@ std::vector<LinearCrossEntropy> cross_entropy_calls() {
     add("softcap", {.softcap = 20});
     add("bias and softcap", {.biased = true, .ordered = true, .softcap = 20});
     add("smoothing", {.smoothing = 0.1});
+    add("class weights", {.weighted = true});
+    add("class weights, smoothing", {.weighted = true, .smoothing = 0.1});
     add("transposed weight", {.transposed = true});
     add("lse", {.of_lse = true});
     add("deterministic", {.deterministic = true});

@@ -70,6 +70,7 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "weight": torch.randn(5, 3),
         "bias": None,
         "target": torch.tensor([0, 4, -100, 2]),
+        "class_weight": None,
         "loss": torch.full((4,), math.nan),
         "reduced": None,
         "mean": False,

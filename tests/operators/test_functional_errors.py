@@ -319,7 +319,7 @@ def test_unknown_options(operator: str) -> None:
         ("attention", "enable_gqa", "leave it out"),
         ("attention", "cu_seqlens", "once for each sequence"),
         ("attention", "key_padding_mask", "bias=mask[:, None, None, :]"),
-        ("linear_cross_entropy", "class_weight", 'write reduction="none"'),
+        ("linear_cross_entropy", "ce_weight", "write class_weight"),
         ("linear_cross_entropy", "temperature", "write logit_scale"),
         ("linear_distillation", "ignore_index", "write mask"),
         ("mlp", "bias", "write bias1 and bias2"),

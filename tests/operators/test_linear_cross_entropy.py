@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from specimens import DTYPES, cross_entropy_inputs, integers, name_of, normal
+from specimens import DTYPES, class_weights, cross_entropy_inputs, integers, name_of, normal
 from tolerance import check_operator
 
 import monoidreduce as mr
@@ -103,6 +103,79 @@ def test_accuracy(options: dict[str, Any], dtype: torch.dtype, device: torch.dev
     """Sizes at which the whole rule applies to x and weight, in float32 too."""
     inputs = cross_entropy_inputs(400, 513, 64, dtype=dtype, device=device, bias=True)
     check_operator("linear_cross_entropy", inputs, PER_TOKEN | options)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+@pytest.mark.parametrize("name", ("plain", "label_smoothing", "label_smoothing_1", "z_loss", "all"))
+def test_class_weight(name: str, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    inputs = cross_entropy_inputs(dtype=dtype, device=device, bias=bias)
+    weights = {"class_weight": class_weights(67, dtype=dtype, device=device)}
+    check_operator("linear_cross_entropy", inputs, PER_TOKEN | OPTIONS[name] | weights)
+
+
+@pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
+@pytest.mark.parametrize("label_smoothing", (0.0, 0.3))
+def test_class_weight_is_the_weight_of_torch(
+    label_smoothing: float, reduction: str, device: torch.device
+) -> None:
+    place: Any = {"dtype": torch.float64, "device": device}
+    inputs = cross_entropy_inputs(40, 67, ignored=0.3, ignore_index=5, **place)
+    weights = class_weights(67, **place)
+    x, weight = (inputs[name].requires_grad_() for name in ("x", "weight"))
+    options: Any = {"ignore_index": 5, "reduction": reduction, "label_smoothing": label_smoothing}
+    found = mr.linear_cross_entropy(**inputs, class_weight=weights, **options)
+    expected = F.cross_entropy(x @ weight.T, inputs["target"], weights, **options)
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(y, (x, weight), upstream) for y in (found, expected)))
+
+
+def test_class_weight_where_no_target_counts(device: torch.device) -> None:
+    """All targets ignored: 0, as without weights. All targets of weight 0: what torch makes of 0 / 0."""
+    inputs = cross_entropy_inputs(9, 7, ignored=1.0, dtype=torch.float32, device=device)
+    inputs["x"].requires_grad_()
+    weights = torch.zeros(7, device=device)
+    loss = mr.linear_cross_entropy(**inputs, class_weight=weights + 2)
+    (gradient,) = torch.autograd.grad(loss, inputs["x"])
+    assert loss == 0 and not gradient.any()
+    inputs["target"] = torch.arange(9, device=device) % 7
+    assert mr.linear_cross_entropy(**inputs, class_weight=weights).isnan()
+    assert mr.linear_cross_entropy(**inputs, class_weight=weights, reduction="sum") == 0
+
+
+def test_class_weight_under_torch(device: torch.device) -> None:
+    """Compiled in one graph, by opcheck's rules, mapped, and under autocast."""
+    inputs = cross_entropy_inputs(33, 67, dtype=torch.float32, device=device)
+    weights = class_weights(67, dtype=torch.float32, device=device)
+    options = {"class_weight": weights, "label_smoothing": 0.1}
+
+    def loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return mr.linear_cross_entropy(x, weight, target, **options)
+
+    compiled = torch.compile(mr.linear_cross_entropy, fullgraph=True)
+    check_operator("linear_cross_entropy", inputs, options, function=compiled)
+    numbers = ("mean", 1.0, 0.0, -100, 0.1, 0.0, False, False, False, 0)
+    x = inputs["x"].requires_grad_()
+    torch.library.opcheck(
+        torch.ops.monoidreduce.linear_cross_entropy.default,
+        (x, inputs["weight"], None, inputs["target"], weights, *numbers),
+    )
+    gradient = torch.func.grad(loss)(x.detach(), inputs["weight"], inputs["target"])
+    torch.testing.assert_close(gradient, *torch.autograd.grad(loss(x, inputs["weight"], inputs["target"]), x))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        halved = loss(x, inputs["weight"], inputs["target"])
+    assert halved.dtype == torch.float32 and abs(halved - loss(**inputs)) < 0.1
+
+
+def test_class_weight_has_no_gradient(device: torch.device) -> None:
+    inputs = cross_entropy_inputs(9, 7, dtype=torch.float32, device=device)
+    weights = torch.ones(7, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match="class_weight: expected a tensor that requires no gradient"):
+        mr.linear_cross_entropy(**inputs, class_weight=weights)
+    with torch.no_grad():
+        mr.linear_cross_entropy(**inputs, class_weight=weights)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)

@@ -285,7 +285,7 @@ def test_code_that_nobody_wrote() -> None:
         lambda score, column: dict(x=stat.softmax(score * 2.0).mean(score), y=stat.largest(score))
     )
     traced(A, B)
-    code = forward_code(traced._last[2].program, 0, 0, 0, 0).split()
+    code = forward_code(traced._last[2].text, 0, 0, 0, 0).split()
     results = torch.empty(3, 3), torch.empty(1, 3), torch.empty(1, 3, dtype=torch.long)
     refused = 0
     for at in range(len(code)):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from tolerance import accuracy_failures
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce import _C
 
 stat = mr.stat
 F64 = torch.float64
@@ -206,6 +210,14 @@ def test_numbers_are_constants_and_tensors_data() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
+def test_arguments_with_a_default_keep_it() -> None:
+    def scaled(score: Any, by: float = 3.0) -> Any:
+        return dict(x=stat.total(score * by))
+
+    a, b = torch.ones(2, 2), torch.ones(5, 2)
+    assert (mr.statistics(scaled)(a, b).x == 30).all()
+
+
 class Settings:
     factor = 1.0
 
@@ -271,3 +283,43 @@ def test_threads_and_determinism() -> None:
     first = with_gradients(fold, call)
     again = with_gradients(fold, call)
     assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+def test_explain_names_the_paths_that_are_taken() -> None:
+    fold, call = fold_inputs("token_stats", (5,), 30, dtype=torch.float32)
+    explanation = fold.explain(**call)
+    before = _C.path_counts()
+    fold(**call).lse.sum().backward()
+    for path in (explanation.forward, explanation.backward):
+        assert _C.path_counts()[path] == before.get(path, 0) + 1
+    assert "a program of" in str(explanation)
+
+
+@mr.statistics
+def of_this_module(score: Any) -> Any:
+    return dict(x=stat.total(score))
+
+
+def test_copies_and_pickles_are_the_same_object() -> None:
+    of_this_module(torch.ones(1, 1), torch.ones(2, 1))
+    module = torch.nn.Module()
+    module.fold = of_this_module
+    assert copy.deepcopy(module).fold is of_this_module
+    assert pickle.loads(pickle.dumps(of_this_module)) is of_this_module
+    assert of_this_module.__name__ == "of_this_module"
+
+
+def test_threads_share_a_function() -> None:
+    """Each call has a program of its own, though the last is remembered."""
+    factors = torch.arange(8)
+    a, b = torch.ones(3, 2), torch.ones(5, 2)
+
+    def call(k: int) -> bool:
+        fold = mr.statistics(lambda score: dict(x=stat.total(score * k)))
+        kinds = [fold(a, b).x, fold(a.double(), b.double()).x]
+        shared = scaled(a, b, row={"t": factors[:3] if k % 2 else factors[:3].float()})
+        return all((x == 10 * k).all() for x in kinds) and bool((shared.x == 10 * factors[:3]).all())
+
+    scaled = mr.statistics(lambda score, t: dict(x=stat.total(score * t)))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(call, range(40)))

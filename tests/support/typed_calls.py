@@ -34,7 +34,7 @@ def losses(x: Tensor, weight: Tensor, target: Tensor, flag: bool) -> None:
     assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=True), Pair)
     assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=flag), Tensor | Pair)
     assert_type(mr.linear_distillation(x, weight, x, weight, mask=None), Tensor)
-    mr.linear_cross_entropy(x, weight, target, class_weight=x)  # type: ignore[call-overload]
+    mr.linear_cross_entropy(x, weight, target, ce_weight=x)  # type: ignore[call-overload]
     mr.linear_distillation(x, weight, x, weight, ignore_index=0)  # type: ignore[arg-type]
     mr.mlp(x, weight, weight, bias=x)  # type: ignore[arg-type]
 

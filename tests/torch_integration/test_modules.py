@@ -44,7 +44,10 @@ def tensors(function: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         q, k = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 7, 8)
         return (q, k, k), {"bias": torch.randn(5, 7)}
     if function is mr.linear_cross_entropy:
-        return (x, weight, torch.tensor([0, 2, 4, 6, 10])), {"bias": torch.randn(11)}
+        return (x, weight, torch.tensor([0, 2, 4, 6, 10])), {
+            "bias": torch.randn(11),
+            "class_weight": torch.rand(11),
+        }
     return (x, weight, torch.randn(5, 6), torch.randn(11, 6)), {"mask": torch.rand(5) < 0.5}
 
 
@@ -162,7 +165,7 @@ def test_wrong_options_are_refused_at_construction(
     [
         (mr.nn.Attention, "is_causal", "write causal"),
         (mr.nn.Attention, "attn_mask", "write bias"),
-        (mr.nn.LinearCrossEntropyLoss, "class_weight", "weight the losses yourself"),
+        (mr.nn.LinearCrossEntropyLoss, "ce_weight", "write class_weight"),
         (mr.nn.LinearDistillationLoss, "ignore_index", "write mask"),
     ],
 )

@@ -14,7 +14,7 @@ static_assert(kStateFloats<LogSumExp<Bits>> == kStateFloats<LogSumExp<float>>);
 }  // namespace
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Plan&, const Launch& launch) {
-  cross_entropy_forward_pass<Tile>(x, launch);
+  cross_entropy_forward_pass<Tile, false>(x, launch);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Plan&, const Launch& launch) {

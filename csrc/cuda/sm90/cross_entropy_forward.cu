@@ -42,22 +42,13 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
   const FoldProblem problem = cross_entropy_problem(x);
   const Kept kept = kept_of(x, plan);
   float* const miss = kept.frames[0] + problem.rows() * kept.tiles();  // a number a row
-  const CrossEntropyRows<float, double> rows = rows_of(x);
-  const CrossEntropyTerms terms{{.target = rows.target,
-                                 .target_stride = rows.target_stride,
-                                 .ignore_index = rows.ignore_index,
-                                 .classes = rows.classes,
-                                 .rule = rows.rule,
-                                 .loss = nullptr,
-                                 .lse = rows.lse,
-                                 .lse_low = rows.lse_low,
-                                 .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0},
-                                 .grad_lse = {}},
-                                miss};
+  const auto rows = cross_entropy_rows<float, double>(x);
+  CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss};
+  terms.rows.grad_loss = {static_cast<float*>(x.kept_upstream.data), 0};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
-    const auto fold = [&](auto m) {
+    const auto fold = [&](const auto& m) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
         fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
                               kept.from(part.first_place), launch);
@@ -66,7 +57,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
     if (x.options.label_smoothing != 0) {
       fold(CrossEntropy<Bits>{});
     } else {
-      fold(CrossEntropy<Bits, false>{});
+      fold(HardCrossEntropy<Bits>{});
     }
     weights_to_gradients<E>(kept, terms, problem, launch);
   });
@@ -76,7 +67,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   if (x.kept.present()) return cross_entropy_forward_keeping(x, plan, launch);
-  cross_entropy_forward_pass<Tile>(x, launch);
+  cross_entropy_forward_pass<Tile, true>(x, launch);
 }
 
 void logsumexp_forward(const LogSumExpForward& x, const Plan&, const Launch& launch) {

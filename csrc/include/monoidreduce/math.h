@@ -63,6 +63,10 @@ MR_HD R unit_of_scores() {
   return R(1);
 }
 
+// A number that is the same in all lanes, as a column is.
+MR_HD std::int32_t first_lane(std::int32_t x) { return x; }
+MR_HD std::int64_t first_lane(std::int64_t x) { return x; }
+
 template <class T>
 MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;

@@ -87,6 +87,28 @@ concept PayloadMonoid = FramedMonoid<M> && requires(const M m, typename M::State
   { m.mass(s) } -> std::same_as<typename M::Real>;  // the divisor of the payload where kNormalized
 };
 
+// What the tensor-core kernels ask beside, because they fold a tile of scores at once (device/block/fold_fragment.cuh).
+
+// Frames grow with scores, so that the largest scores of several elements have the frame of all of them:
+//   join(frame(e), frame(f)) == frame({max(e.score, f.score), max(e.other, f.other)})
+// A monoid declares it by `static constexpr bool kMonotone = true`. Without a frame there is nothing to declare.
+template <class M>
+concept MonotoneMonoid = FramedMonoid<M> && (std::is_empty_v<typename M::Frame> || M::kMonotone);
+
+// absent() is the score of an element without weight in any frame, by which kernels replace masked scores. Only a monoid
+// whose result depends on nothing but the payload's sums can do without: excluded columns have payload 0. It gets no mask.
+template <class M>
+concept MaskableMonoid = PayloadMonoid<M> && requires(const M m) {
+  { m.absent() } -> std::same_as<typename M::Real>;
+};
+template <class M>
+concept TileMonoid = PayloadMonoid<M> && MonotoneMonoid<M> &&
+                     (MaskableMonoid<M> || (!M::kNormalized && std::is_empty_v<typename M::Frame>));
+
+// Whether a monoid reads Element::column where no row's label is: tensor-core kernels leave it 0 there otherwise.
+template <class M>
+inline constexpr bool kReadsColumns = requires { requires M::kReadsColumns; };
+
 // The state of the elements of both a and b.
 template <Monoid M>
 MR_HD typename M::State combine(const M& m, const typename M::State& a, const typename M::State& b) {

@@ -68,6 +68,7 @@ enum class Why : std::int8_t {
   kHiddenSpace,    // the same, no tile of hidden values
   kIdleByRows,     // first: their number, second: their blocks, third: of multiprocessors
   kIdleByUnits,    // the same, of hidden units
+  kClassWeights,   // with label smoothing
 };
 struct Reason {
   Why why = Why::kNothing;

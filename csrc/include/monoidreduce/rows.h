@@ -1,20 +1,11 @@
-// The row policies (fold.h) of the operators. T is the accumulation type: float, or double for float64 tensors.
+// The row policies (traits.h) of the other operators; that of cross entropy is beside its call (ops/cross_entropy.h). T is the accumulation type: float, or double for float64 tensors.
 #pragma once
 
 #include "monoidreduce/fold.h"
-#include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/operators.h"
 
 namespace monoidreduce {
-
-// A row statistic with any stride; absent (null) reads as 0.
-template <class T>
-struct RowVector {
-  T* data = nullptr;
-  std::int64_t stride = 1;
-  MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
-};
 
 // attention, logsumexp_matmul: P_i is lse_i, in two words. With a payload, centre is g_lse - <G, out>; without one it is
 // g_lse, and grad_lse is not read.
@@ -40,38 +31,6 @@ struct SumRows {
   MR_HD void store(std::int64_t, T) const {}
   MR_HD T product(std::int64_t) const { return T(0); }
   MR_HD T upstream(std::int64_t) const { return T(0); }
-};
-
-// U: the type in which forward computes the statistics; they are stored as T.
-template <class T, class U = T>
-struct CrossEntropyRows {
-  const std::int64_t* target;  // [rows]
-  std::int64_t target_stride, ignore_index;
-  std::int64_t classes;
-  CrossEntropyLoss<T> rule;
-  T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
-  RowVector<T> grad_loss, grad_lse;
-  using Output = typename CrossEntropy<T>::Output;
-  using Upstream = typename CrossEntropy<T>::Upstream;
-
-  MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
-  MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
-  MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
-  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
-  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < classes; }
-  MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
-    const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
-    const LogNumber<T> kept = rounded<T>(p.lse);
-    lse[row] = kept.high, lse_low[row] = kept.low;
-    loss[row] = ignored(row) ? T(0) : valid(row) ? T(wide.value(p)) : T(NAN);
-  }
-  MR_HD Output product(std::int64_t row) const {
-    return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
-  }
-  MR_HD Upstream upstream(std::int64_t row) const {
-    const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
-    return rule.upstream(lse[row], T(classes), g, grad_lse[row]);
-  }
 };
 
 template <class T>

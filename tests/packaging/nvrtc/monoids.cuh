@@ -20,7 +20,7 @@ struct LogMeanExp {
   };
   using Upstream = R;
   static constexpr int kScores = 1;
-  static constexpr bool kNormalized = true;
+  static constexpr bool kNormalized = true, kMonotone = true;
   struct State {
     R frame, mass, count;
   };

@@ -74,6 +74,10 @@ template <class T, int N>
 MR_HD Pack<T, N> select(PackMask<IntegerOf<T>, N> condition, Pack<T, N> a, Pack<T, N> b) {
   return Pack<T, N>(condition.v ? a.v : b.v);
 }
+template <class T, int N>
+MR_HD T first_lane(Pack<T, N> x) {
+  return x.v[0];
+}
 template <class I, int N>
 MR_HD bool any(PackMask<I, N> m) {
   I bits = 0;

@@ -18,7 +18,7 @@ PartialRows<M> partial_rows(const FoldProblem& p, int splits, float* scratch) {
           static_cast<int>(width)};
 }
 
-template <class E, PayloadMonoid M, class Rows>
+template <class E, class M, class Rows>
 void combine_splits(const M& m, const PartialRows<M>& from, int splits, const FoldShape& shape,
                     const Rows& rows, const OutputRows& out, const Launch& launch) {
   launch_kernel("combine_splits", &combine_splits_kernel<E, M, Rows>, static_cast<unsigned>(from.rows),

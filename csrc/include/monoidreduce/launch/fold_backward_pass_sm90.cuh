@@ -14,7 +14,7 @@ namespace monoidreduce::sm90 {
 
 // Writes the gradient of Tile::kOf among those wanted (with the columns' goes a bias's of columns), of the element type.
 // residuals and marks: as prepare_rows (row_residuals.cuh) left them.
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 void fold_backward_pass(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                         const RowResiduals& residuals, const RowMarks& marks, const Launch& launch) {
   const std::int64_t group = p.heads() / p.column_heads(), lines = Tile::kOfRows ? p.rows() : p.columns();

@@ -14,7 +14,7 @@ namespace monoidreduce {
 
 // Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a
 // payload, c of pull()).
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+template <bool kPayload, class M, class Rows>
   requires(!kPayload || PayloadMonoid<M>)
 void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g,
                    const Launch& launch) {

@@ -26,7 +26,7 @@ std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const Devic
 
 // wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
 // written, contiguous). residuals, marks and turns: as prepare_rows (row_residuals.cuh) left them.
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
                    const Launch& launch) {

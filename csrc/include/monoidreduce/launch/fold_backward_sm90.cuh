@@ -18,7 +18,7 @@ namespace monoidreduce::sm90 {
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
 //   sharing            16-byte aligned: a counter of jobs, 0 at first. Without a mask, the ColumnHandover of
 //                      backward_last_round, if jobs are split. Not read if blocks add in turn.
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
                    const Launch& launch) {

@@ -32,7 +32,7 @@ void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Ro
 }
 
 // partial: fold_floats of scratch.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 void fold_contraction(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                       const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{

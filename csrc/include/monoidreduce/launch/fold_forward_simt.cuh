@@ -11,7 +11,7 @@ namespace monoidreduce {
 
 // Folds every row of the problem: rows.store(row, P_i), and with a payload its fold into out [B, H, M, D], of
 // the payload's element type.
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+template <bool kPayload, class M, class Rows>
   requires(!kPayload || PayloadMonoid<M>)
 void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
                   const Launch& launch) {

@@ -20,7 +20,7 @@ FoldShape forward_shape(const FoldProblem& p) {
 }
 
 // Rows: as the kernel takes them. splits: of the columns of a tile of rows.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
                     int splits, const Rows& rows, const TensorView& out, const Launch& launch) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
@@ -36,7 +36,7 @@ void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, cons
 }
 
 // Rows: as finish_rows (row_fragment.cuh) takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                   const TensorView& out, const Launch& launch) {
   const DeviceGuard device(p.a.cuda_device);
@@ -44,7 +44,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
 }
 
 // The same for few rows, the columns in several splits. scratch: of PartialRows. Rows: as combine_splits takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 void fold_few_rows(const M& m, const Scores& scores, const FoldProblem& p, int splits, const Rows& rows,
                    const TensorView& out, float* scratch, const Launch& launch) {
   const FoldShape shape = forward_shape<E>(p);

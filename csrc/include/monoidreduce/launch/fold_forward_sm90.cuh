@@ -21,7 +21,7 @@ arch::TensorMap payload_map(const TensorView& payload) {
 }
 
 // counter: if rows keep different numbers of columns, a counter of jobs, which is cleared here; else null.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                   const TensorView& out, unsigned long long* counter, const Launch& launch) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();

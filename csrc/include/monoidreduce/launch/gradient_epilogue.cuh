@@ -14,7 +14,7 @@ namespace monoidreduce {
 //   outs   [1, 1, rows, columns] each, of the element type, in the order of the rows. Rows that are not active are 0 or
 //          not written.
 //   sums   GradientEpilogue::sums, [rows / 16, columns] of whole tiles; or absent
-template <class E, class Tile, int kOuts, FramedMonoid M, class Scores, class Rows>
+template <class E, class Tile, int kOuts, class M, class Scores, class Rows>
 void local_gradient(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
                     const TensorView (&outs)[kOuts], const TensorView& sums, const Launch& launch) {
   using Stores = typename Tile::template Stores<kOuts>;

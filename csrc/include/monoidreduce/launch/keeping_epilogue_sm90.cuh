@@ -12,7 +12,7 @@
 namespace monoidreduce::sm90 {
 
 // As fold_contraction, and stores the weights of the first columns.
-template <class E, class Tile, FramedMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,
                   const KeptWeights<M::kScores, Tile::kColumns>& kept, const Launch& launch) {
   const FoldEpilogue<M, Scores, Rows> fold{

@@ -13,7 +13,7 @@ namespace monoidreduce {
 // The weights of all elements and, for a problem with a second product, the derivatives with respect to the first one.
 //   outs   [1, 1, rows, columns] each, of the element type
 //   sums   of the derivatives over 16 rows each, [rows / 16, columns] of whole tiles; or absent
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
                      const TensorView (&outs)[Tile::kScores], const TensorView& sums, const Launch& launch) {
   using Stores = typename Tile::template Stores<Tile::kScores>;

@@ -11,7 +11,7 @@
 namespace monoidreduce {
 
 // Both launch nothing where every row keeps every column.
-template <PayloadMonoid M, class Rows>
+template <class M, class Rows>
 void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
                     const Launch& launch) {
   if (!is_partial(p)) return;
@@ -26,7 +26,7 @@ void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const Te
                 0, launch.stream, arguments, m, Score<typename M::Real>(p.score), rows);
 }
 
-template <PayloadMonoid M, class Rows>
+template <class M, class Rows>
 void repair_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& wanted,
                      const RowMarks& marks, const Launch& launch) {
   if (!is_partial(p)) return;

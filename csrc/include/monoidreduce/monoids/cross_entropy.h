@@ -7,20 +7,21 @@
 
 namespace monoidreduce {
 
-template <class R>
+// The mean of scores may be one by weights: then count is the sum of the weights, else the number of scores. The number is
+// an integer, so that a loop over a tile adds its length at once.
+template <class R, class Count = Index<R>>
 struct ClassState {
   typename LogSumExp<R>::State lse;
   R target;
-  R sum;  // of all scores, each measured from the frame of lse
-  Index<R>
-      count;  // the number of scores in sum; an integer, so that a loop over a tile adds its length at once
+  R sum;  // of all scores, each measured from the frame of lse, times their weights
+  Count count;
 };
 template <class R>
 struct ClassStatistics {
   LogNumber<R> lse;
   R target;
   LogNumber<R> mean;  // in two words like lse: lse - mean may be small where both are large
-  Index<R> count;
+  R count;
 };
 // The gradients with respect to the log-sum-exp, the target's score, and the sum of all scores.
 template <class R>
@@ -34,24 +35,45 @@ MR_HD R hit(const Element<R>& e, R x) {
   return select(e.column == e.label, x, R(-0.f));
 }
 
-// kWithSum: whether to compute the mean; else it is 0.
-template <class R, bool kWithSum = true>
-struct CrossEntropy {
-  LogSumExp<R> softmax;
+// Which scores the mean is of: all alike, none, or by weights of classes. weigh(e, x): x times the weight of e's class.
+template <class R>
+struct EqualClasses : LogSumExp<R> {
+  using Count = Index<R>;
+  MR_HD static R weigh(const Element<R>&, R x) { return x; }
+  MR_HD static Count count(const Element<R>&) { return Count(1); }
+};
+template <class R>
+struct NoClasses : LogSumExp<R> {
+  using Count = Index<R>;
+  MR_HD static R weigh(const Element<R>&, R) { return R(-0.f); }
+  MR_HD static Count count(const Element<R>&) { return Count(0); }
+};
+template <class R>
+struct WeightedClasses : LogSumExp<R> {
+  const Scalar<R>* weight;  // of each column, and those beyond the last that a tile of scores has
+  using Count = R;
+  MR_HD R weigh(const Element<R>& e, R x) const { return count(e) * x; }
+  MR_HD R count(const Element<R>& e) const { return R(weight[first_lane(e.column)]); }
+};
+
+template <class R, template <class> class Classes>
+struct ClassFold {
+  Classes<R> softmax;
   using Real = R;
   using Frame = R;
-  using State = ClassState<R>;
+  using State = ClassState<R, typename Classes<R>::Count>;
   using Output = ClassStatistics<R>;
   using Upstream = ClassUpstream<R>;
   static constexpr int kScores = 1;
-  MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(0), Index<R>(0)}; }
+  static constexpr bool kMonotone = true;
+  MR_HD State identity() const { return {softmax.identity(), R(-0.f), R(0), typename Classes<R>::Count(0)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
-    const R mean = select(s.count == Index<R>(0), R(0), s.sum / R(s.count));
-    return {softmax.project(s.lse), s.target, two_sum(softmax.origin(s.lse.frame), mean), s.count};
+    const R count = R(s.count), mean = select(count == R(0), s.sum, s.sum / count);  // the sum: 0, or NaN
+    return {softmax.project(s.lse), s.target, two_sum(softmax.origin(s.lse.frame), mean), count};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
-    return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + g.sum), R(0)};
+    return {g.lse * softmax.share(e, p.lse) + (hit(e, g.target) + softmax.weigh(e, g.sum)), R(0)};
   }
   MR_HD R frame(Element<R> e) const { return softmax.frame(e); }
   MR_HD R frame_of(State s) const { return s.lse.frame; }
@@ -63,28 +85,47 @@ struct CrossEntropy {
     return {softmax.add(a.lse, b.lse), a.target + b.target, a.sum + b.sum, a.count + b.count};
   }
   MR_HD State accumulate(State s, Element<R> e) const {
-    const R above = kWithSum ? e.score - softmax.origin(s.lse.frame) : R(-0.f);
+    const R above = softmax.weigh(e, e.score - softmax.origin(s.lse.frame));
     return {softmax.accumulate(s.lse, e), s.target + hit(e, e.score), s.sum + above,
-            s.count + Index<R>(kWithSum ? 1 : 0)};
+            s.count + softmax.count(e)};
   }
 };
 
-// loss = (1 - smoothing) (lse - target) + smoothing (lse - mean) + z_loss lse^2, for one row. Natural units.
+template <class R>
+struct CrossEntropy : ClassFold<R, EqualClasses> {};
+// Without label smoothing. The mean is 0.
+template <class R>
+struct HardCrossEntropy : ClassFold<R, NoClasses> {};
+// With label smoothing and weights of classes.
+template <class R>
+struct WeightedCrossEntropy : ClassFold<R, WeightedClasses> {
+  static constexpr bool kReadsColumns = true;
+};
+
+// The weights of a row: of its target, and the mean of those of all classes.
+template <class T>
+struct RowWeights {
+  T target = T(1), mean = T(1);
+};
+
+// For one row, in natural units, of so many classes:
+//   loss = (1 - smoothing) w_target (lse - target) + smoothing / classes sum_c w_c (lse - x_c) + z_loss lse^2
 template <class T>
 struct CrossEntropyLoss {
   T smoothing, z_loss;
   using Upstream = typename CrossEntropy<T>::Upstream;
   // The low words are added to differences of the high words, which are small enough not to absorb them.
-  MR_HD T value(ClassStatistics<T> p) const {
-    const T hard = (p.lse.high - p.target) + p.lse.low;
+  MR_HD T value(ClassStatistics<T> p, T classes, RowWeights<T> weights) const {
+    const T hard = weights.target * ((p.lse.high - p.target) + p.lse.low);
     const T soft = (p.lse.high - p.mean.high) + (p.lse.low - p.mean.low);
-    return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * soft) +
+    return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * (p.count / classes) * soft) +
            (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);
   }
-  // The gradients of the statistics over so many columns, from those of the loss and of the returned lse.
-  MR_HD Upstream upstream(T lse, T columns, T g_loss, T g_lse) const {
-    return {g_loss * (T(1) + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,
-            -g_loss * (T(1) - smoothing), -g_loss * smoothing / columns};
+  // The gradients of the statistics, from those of the loss and of the returned lse; that of the sum is for a weight of 1.
+  MR_HD Upstream upstream(T lse, T classes, RowWeights<T> weights, T g_loss, T g_lse) const {
+    const T both = weights.target + smoothing * (weights.mean - weights.target);
+    return {g_loss * (both + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,
+            -g_loss * (T(1) - smoothing) * weights.target, -g_loss * smoothing / classes};
   }
 };
 

@@ -94,6 +94,7 @@ struct Distillation {
   using Output = DistillationOutput<R>;
   using Upstream = R;  // the gradient of Output::loss
   static constexpr int kScores = 2;
+  static constexpr bool kMonotone = true;
   MR_HD State identity() const { return {p.identity(), q.identity()}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {

@@ -72,7 +72,7 @@ struct LogSumExp {
   using Output = LogNumber<R>;  // natural logarithm of the sum; -inf for an empty fold
   using Upstream = R;
   static constexpr int kScores = 1;
-  static constexpr bool kNormalized = true;
+  static constexpr bool kNormalized = true, kMonotone = true;
   struct State {
     R frame, mass;
   };

@@ -53,6 +53,7 @@ struct LogWSum {
   using Output = LogWeightedMean<LogNumber<R>, R>;
   using Upstream = LogWeightedMean<R, R>;
   static constexpr int kScores = 2;
+  static constexpr bool kMonotone = true;
   MR_HD State identity() const { return {softmax.identity(), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return {softmax.lift(e), softmax.weight(e, frame(e)) * e.other}; }
   MR_HD Output project(State s) const { return {softmax.project(s.softmax), mean_of(s.sum, s.softmax.mass)}; }

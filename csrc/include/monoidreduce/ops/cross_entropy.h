@@ -4,6 +4,7 @@
 #include "monoidreduce/describe.h"
 #include "monoidreduce/error.h"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/ops/matrix.h"
 #include "monoidreduce/ops/rows.h"
 
@@ -28,6 +29,14 @@ constexpr auto cross_entropy_operands() {
   return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
                 optional("bias", &Call::bias, "V"));
 }
+// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes
+// (CrossEntropyLocalGradient) comes with those of all.
+constexpr std::int64_t class_weights(std::int64_t classes) { return 1 + (classes + 255) / 256 * 256; }
+template <class Call>
+constexpr auto class_weight_of(std::string_view classes) {
+  const Axis weights{.name = "1 + 256 ceil(V / 256)", .of = classes, .follows = &class_weights};
+  return optional("class_weight", &Call::class_weight, {weights}, Type::kAccumulation).dense();
+}
 // Upstream gradients and row statistics.
 template <class Call>
 constexpr auto cross_entropy_residuals() {
@@ -38,12 +47,12 @@ constexpr auto cross_entropy_residuals() {
 }
 
 struct CrossEntropyForward {
-  TensorView x, weight, bias, target, loss, lse, lse_low;
+  TensorView x, weight, bias, target, class_weight, loss, lse, lse_low;
   TensorView reduced;  // the losses' sum or mean (LossReduction), where it is wanted
   TensorView scratch;  // size: Plan::scratch
   // Local gradients (dlogits, see below) of the first K classes, which forward stores for the backward pass, for an
   // upstream gradient of kept_upstream for every loss; lines are padded to a multiple of 8. Only where the plan can (Capabilities::keeps),
-  // without a bias or softcap.
+  // without a bias or softcap, or class weights with label smoothing.
   TensorView kept, kept_upstream;
   // Which rows are active. Other rows are not computed; their statistics are 0. The stored local gradients are in this
   // order, all other results are not. Absent: all rows are computed.
@@ -79,10 +88,16 @@ void check_kept(const Call& x) {
           "kept: expected lines padded to a multiple of 8 elements, got stride ", x.kept.stride[0]);
   require(x.kept_upstream.present(), "kept_upstream: expected a tensor, got none");
 }
+// Do all classes have a part in a row's loss, by their weights; else the target alone has.
+template <class Call>
+bool weighs_all(const Call& x) {
+  return x.class_weight.present() && x.options.label_smoothing != 0;
+}
 inline void check_kept_scores(const CrossEntropyForward& x) {
   check_kept(x);
-  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0),
-          "kept: expected none where there is a bias or softcap, got a tensor");
+  require(!x.kept.present() || (!x.bias.present() && x.options.softcap == 0 && !weighs_all(x)),
+          "kept: expected none where there is a bias or softcap, or class weights with label smoothing, got "
+          "a tensor");
 }
 template <class Call>
 void check_no_order_on_cpu(const Call& x) {
@@ -97,7 +112,7 @@ void check_gathered(const char* name, const Call& x, const TensorView& gathered)
 constexpr auto describe(const CrossEntropyForward*) {
   using X = CrossEntropyForward;
   return call("cross_entropy_forward", cross_entropy_operands<X>(),
-              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets),
+              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets), class_weight_of<X>("V"),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("lse", &X::lse, "N", Type::kAccumulation),
@@ -112,7 +127,7 @@ constexpr auto describe(const CrossEntropyForward*) {
 }
 
 struct CrossEntropyBackward {
-  TensorView grad_loss, grad_lse, x, weight, bias, target, lse, lse_low;
+  TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low;
   TensorView d_x, d_weight, d_bias;
   CrossEntropyOptions options;
   std::int64_t workspace = 0;  // bytes for local gradients
@@ -123,8 +138,9 @@ inline void check_bias_gradient(const CrossEntropyBackward& x) {
 constexpr auto describe(const CrossEntropyBackward*) {
   using X = CrossEntropyBackward;
   return call("cross_entropy_backward", cross_entropy_operands<X>(),
-              tensor("target", &X::target, "N", Type::kInt64), cross_entropy_residuals<X>(),
-              gradient("dx", &X::d_x, "N D"), gradient("dweight", &X::d_weight, "V D"),
+              tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>("V"),
+              cross_entropy_residuals<X>(), gradient("dx", &X::d_x, "N D"),
+              gradient("dweight", &X::d_weight, "V D"),
               gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient),
               options(&X::options), workspace(&X::workspace));
 }
@@ -133,7 +149,7 @@ constexpr auto describe(const CrossEntropyBackward*) {
 // weight and bias are that slice; classes is the number of all classes. d_x and d_weight are matrix products of
 // dlogits.
 struct CrossEntropyLocalGradient {
-  TensorView grad_loss, grad_lse, x, weight, bias, target, lse, lse_low, out;
+  TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low, out;
   // Where there is a bias: sums of out over 16 rows each, for rows and columns in whole tiles of 256. Rows that are not
   // active are 0 or not written.
   TensorView sums;
@@ -145,6 +161,9 @@ inline void check_slice(const CrossEntropyLocalGradient& x) {
   require(x.first_class >= 0 && x.first_class + x.weight.size[0] <= x.classes,
           "first_class: expected one of ", x.classes, " with ", x.weight.size[0], " from it on, got ",
           x.first_class);
+  require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(x.classes),
+          "class_weight: expected ", x.classes, " weights and their mean, got shape [",
+          x.class_weight.size[0], "]");
 }
 constexpr auto describe(const CrossEntropyLocalGradient*) {
   using X = CrossEntropyLocalGradient;
@@ -155,8 +174,8 @@ constexpr auto describe(const CrossEntropyLocalGradient*) {
                             return 256 * ((columns + 255) / 256);
                           }};
   return cuda_call("cross_entropy_local_gradient", cross_entropy_operands<X>(),
-                   tensor("target", &X::target, "N", Type::kInt64), cross_entropy_residuals<X>(),
-                   result("out", &X::out, "N V").strided(),
+                   tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>("all V"),
+                   cross_entropy_residuals<X>(), result("out", &X::out, "N V").strided(),
                    result("sums", &X::sums, {kGroups, kColumns}, Type::kAccumulation).strided().maybe(),
                    order_of(&X::order, "N"), option("first_class", &X::first_class).where(&check_slice),
                    option("classes", &X::classes), options(&X::options));
@@ -170,6 +189,78 @@ template <class Call>
                 .score = {.scale = x.options.logit_scale, .softcap = x.options.softcap, .bias_inside = true}};
   if constexpr (requires { x.order; }) p.order = x.order;
   return p;
+}
+
+// Its rows. U: the type in which forward computes the statistics; they are stored as T.
+template <class T, class U = T>
+struct CrossEntropyRows {
+  const std::int64_t* target;  // [rows]
+  std::int64_t target_stride, ignore_index;
+  std::int64_t classes;
+  CrossEntropyLoss<T> rule;
+  const T* class_weight;    // class_weight_of; null: all are 1
+  T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
+  RowVector<T> grad_loss, grad_lse;
+  using Output = typename CrossEntropy<T>::Output;
+  using Upstream = typename CrossEntropy<T>::Upstream;
+
+  MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
+  MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
+  MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
+  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
+  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < classes; }
+  template <class R>
+  MR_HD RowWeights<R> weights(std::int64_t row) const {
+    if (!class_weight || !valid(row)) return {};
+    return {R(class_weight[1 + label(row)]), R(class_weight[0])};
+  }
+  MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
+    const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
+    const LogNumber<T> kept = rounded<T>(p.lse);
+    lse[row] = kept.high, lse_low[row] = kept.low;
+    loss[row] = ignored(row) ? T(0) : valid(row) ? T(wide.value(p, U(classes), weights<U>(row))) : T(NAN);
+  }
+  MR_HD Output product(std::int64_t row) const {
+    return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
+  }
+  MR_HD Upstream upstream(std::int64_t row) const {
+    const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
+    return rule.upstream(lse[row], T(classes), weights<T>(row), g, grad_lse[row]);
+  }
+};
+
+// The rows of a call, forward or backward.
+template <class T, class U = T, class Call>
+[[gnu::always_inline]] inline CrossEntropyRows<T, U> cross_entropy_rows(const Call& x) {
+  CrossEntropyRows<T, U> rows{
+      .target = static_cast<const std::int64_t*>(x.target.data),
+      .target_stride = x.target.stride[0],
+      .ignore_index = x.options.ignore_index,
+      .classes = x.weight.size[0],
+      .rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss)},
+      .class_weight = static_cast<const T*>(x.class_weight.data),
+      .loss = nullptr,
+      .lse = static_cast<T*>(x.lse.data),
+      .lse_low = static_cast<T*>(x.lse_low.data),
+      .grad_loss = {},
+      .grad_lse = {}};
+  if constexpr (requires { x.loss; }) rows.loss = static_cast<T*>(x.loss.data);
+  if constexpr (requires { x.classes; }) rows.classes = x.classes;
+  if constexpr (requires { x.grad_loss; })
+    rows.grad_loss = row_vector<T>(x.grad_loss), rows.grad_lse = row_vector<T>(x.grad_lse);
+  return rows;
+}
+
+// Calls run(monoid) with the monoid of a call.
+template <class R, class Call, class Run>
+[[gnu::always_inline]] inline void with_cross_entropy(const Call& x, Run run) {
+  if (weighs_all(x)) {
+    WeightedCrossEntropy<R> m{};
+    m.softmax.weight = static_cast<const Scalar<R>*>(x.class_weight.data) + 1;
+    if constexpr (requires { x.first_class; }) m.softmax.weight += x.first_class;
+    return run(m);
+  }
+  run(CrossEntropy<R>{});
 }
 
 }  // namespace monoidreduce

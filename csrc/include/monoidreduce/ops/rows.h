@@ -8,6 +8,18 @@
 
 namespace monoidreduce {
 
+// A row statistic with any stride; absent (null) reads as 0.
+template <class T>
+struct RowVector {
+  T* data = nullptr;
+  std::int64_t stride = 1;
+  MR_HD T operator[](std::int64_t row) const { return data ? data[row * stride] : T(0); }
+};
+template <class T>
+[[gnu::always_inline]] inline RowVector<T> row_vector(const TensorView& t) {
+  return {static_cast<T*>(t.data), t.stride[0]};
+}
+
 // An order of rows: the indices of the active rows, then of the others, and last the number of active rows.
 constexpr Axis places_of(std::string_view rows) {
   return {.name = "N + 1", .of = rows, .follows = [](std::int64_t n) { return n + 1; }};

@@ -12,6 +12,7 @@
 #include "monoidreduce/device/arch/tma.cuh"
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/device/block/ring.cuh"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 
@@ -163,7 +164,7 @@ struct BiasElementOf {
   using Type = void;
 };
 template <class Scores>
-  requires requires { typename Scores::BiasElement; }
+  requires ScoresWithTiles<Scores>
 struct BiasElementOf<Scores> {
   using Type = typename Scores::BiasElement;
 };

@@ -6,7 +6,7 @@
 
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/device/warp/lanes.cuh"
-#include "monoidreduce/monoid.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 
@@ -22,11 +22,11 @@ struct Kept {
 };
 
 // Masks a tile: replaces the scores (or dot products, if kMonotone) that a row does not keep by m.absent(), a score without
-// weight. A monoid without such a score gets only columns that every row keeps, and columns beyond the last, whose
+// weight. A monoid without such a score (TileMonoid) gets only columns that every row keeps, and columns beyond the last, whose
 // payload is 0.
-template <PayloadMonoid M, int kSize>
+template <TileMonoid M, int kSize>
 __device__ __forceinline__ void mask_fragment(const M& m, const Kept (&kept)[2], float (&tile)[kSize]) {
-  if constexpr (requires { m.absent(); }) {
+  if constexpr (MaskableMonoid<M>) {
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       if (!kept[row_of_element(i)](i)) tile[i] = m.absent().x;
@@ -58,8 +58,8 @@ inline constexpr float kFarScore = 1 << 22;
 // The largest scores of the thread's two rows, whole rows of the tile. Returns whether they are so large that all scores
 // must be rounded.
 //
-// Scores: fragment_scores.cuh. Where scores grow with dot products, the largest dot product has the frame of the row, and
-// a score is not rounded before the frame is taken from it: one multiply-add does both.
+// Scores: FragmentScores. Where scores grow with dot products, the largest dot product has the frame of the row
+// (MonotoneMonoid), and a score is not rounded before the frame is taken from it: one multiply-add does both.
 template <class R, class Scores, int kSize>
 __device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kSize], const Scores& scores) {
   float largest[2] = {-INFINITY, -INFINITY};
@@ -80,7 +80,7 @@ __device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kS
 
 // Brings the states of the thread's two rows into frames that a tile fits. scale: what the payload sums so far must be
 // multiplied by. Returns whether the tile's scores must be rounded.
-template <PayloadMonoid M, class Scores, int kSize>
+template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&state)[2],
                                                const float (&tile)[kSize], const Scores& scores,
                                                typename M::Real (&scale)[2]) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&s
 
 // Turns a tile into the payload's weights in the frames of its rows, and adds their mass: a state holds that of the thread's
 // own columns.
-template <PayloadMonoid M, class Scores, int kSize>
+template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
                                                float (&tile)[kSize], const Scores& scores) {
   using R = typename M::Real;
@@ -137,7 +137,7 @@ __device__ __forceinline__ decltype(auto) after_rounding(const Scores& scores, b
 
 // Folds a tile into the states of the thread's two rows and turns it into the payload's weights. scale: as of
 // frame_fragment.
-template <PayloadMonoid M, class Scores, int kSize>
+template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                               const Scores& scores, typename M::Real (&scale)[2]) {
   if (frame_fragment(m, state, tile, scores, scale) && Scores::kMonotone) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&st
 
 // Folds a tile into the states of the thread's two rows where there is no payload: of one score an element, or two.
 // column0: of the tile; columns: that there are; label: of each row, or -1.
-template <FramedMonoid M, class Scores, int kSize>
+template <MonotoneMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::State (&state)[2],
                                                     float (&tile)[M::kScores][kSize], const Scores& scores,
                                                     int column0, int columns, const int (&label)[2]) {
@@ -177,9 +177,9 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
     state[row] = m.reframe(state[row], m.join(m.frame_of(state[row]), m.frame(largest)));
   }
 
-  // Most tiles hold no row's label: there nothing is compared with it.
+  // Most tiles hold no row's label: there nothing is compared with it, and columns are not computed.
   const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
-  if (full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
+  if (!kReadsColumns<M> && full && !far && !__any_sync(0xffffffffu, here(label[0]) || here(label[1]))) {
     with_named(m, [&](const auto& m) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {

@@ -1,25 +1,8 @@
-// Score policies of the tensor-core kernels: score.h for a fragment. Each case is a policy of its own, so that it costs no
-// more than it needs. A policy has some of these members:
+// Score policies of the tensor-core kernels, by the concepts of traits.h (FragmentScores, TransposedScores and those beside
+// them): score.h for a fragment. Each case is a policy of its own, so that it costs no more than it needs.
 //
-//   of_head(batch, head)  the policy of one head, for the forward pass
-//   pulled(batch, head, row0, column0)
-//                         the policy of one tile, for the backward pass
-//   kMonotone             whether the score grows with the dot product. Then a fragment may hold dot products in place of
-//                         scores, and an absent score is an absent dot product
-//   value(x, i)           the score of element i, where x is the number in the fragment; the compiler may fuse it with the
-//                         operation that uses it
-//   rounded(x)            the same score, never fused
-//   of_scores(held)       if kMonotone: the policy of a fragment that holds rounded scores (held), or dot products
-//   prepare(tile, row0, column0)
-//                         turns the dot products of the tile at (row0, column0) into the numbers that the fragment holds
-//   prepare_transposed(tile, row0, column0)
-//                         the same for the backward pass, where the lines of a fragment are columns of the fold
-//   unit()                the derivative of the score (in natural units) with respect to the variable of chain()
-//   chain(g, x)           the chain rule: from the derivative g with respect to the score; x as in value()
-//   finish_transposed(weights, g, row0, column0)
-//                         receives the weights and the results of chain(), 0 where a row does not keep a column
-//   add_bias_gradient(i, g)
-//                         receives the derivative with respect to score i, if the bias has a gradient
+// of_head and pulled give the policy of a head or of a tile. Where a bias has a gradient, add_bias_gradient(i, g) receives the
+// derivative with respect to score i.
 #pragma once
 
 #include <cmath>

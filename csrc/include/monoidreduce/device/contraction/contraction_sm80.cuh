@@ -11,6 +11,7 @@
 #include "monoidreduce/device/block/warp_operand.cuh"
 #include "monoidreduce/device/contraction/quad_stores_sm80.cuh"
 #include "monoidreduce/device/schedule/tile_schedule.cuh"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce::sm80 {
 
@@ -28,6 +29,12 @@ struct ContractionTile {
   MR_HD static constexpr bool transposed(int score) { return kTransposed && score == kScores - 1; }
   template <int kOuts>
   using Stores = QuadStores<kOuts>;
+};
+
+template <class T>
+concept ContractionTiling = requires {
+  (T::kRows, T::kColumns, T::kScores, T::kHeld, T::kStages, T::kTransposed, T::kFragments, T::kShareColumns,
+   T::kRowBlock, T::kThreads);
 };
 
 template <int kScores>
@@ -153,11 +160,13 @@ struct ParkedDots {
   }
 };
 
-// Epilogue: as in contraction_sm90.cuh. In place of a warpgroup, half of the warps call it, for one fragment after the other.
+// In place of a warpgroup, half of the warps call the epilogue, for one fragment after the other.
 template <class E, class Tile, class Epilogue>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
                        const __grid_constant__ Epilogue epilogue) {
+  static_assert(ContractionTiling<Tile>);
+  static_assert(ContractionEpilogue<Epilogue, Tile::kScores>);
   static_assert(std::is_empty_v<typename Epilogue::Memory>);
   constexpr int kSize = Tile::kShareColumns / 2;
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];

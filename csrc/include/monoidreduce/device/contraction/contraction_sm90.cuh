@@ -13,6 +13,7 @@
 #include "monoidreduce/device/contraction/slab_stores_sm90.cuh"
 #include "monoidreduce/device/schedule/schedule.cuh"
 #include "monoidreduce/device/schedule/tile_schedule.cuh"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce::sm90 {
 
@@ -36,6 +37,12 @@ struct ContractionTile {
   }
 };
 
+template <class T>
+concept ContractionTiling = requires {
+  (T::kColumns, T::kScores, T::kStages, T::kRowsTransposed, T::kRowBlock, T::kBlocks, T::kConsumers,
+   T::kThreads);
+};
+
 template <int kScores>
 struct ContractionArguments {
   arch::TensorMap rows[kScores], columns[kScores];  // boxes: kRows (transposed: kSlab) and column_lines lines
@@ -45,7 +52,7 @@ struct ContractionArguments {
   RowOrder order;
 };
 
-template <class Tile, class Epilogue>
+template <ContractionTiling Tile, ContractionEpilogue<Tile::kScores> Epilogue>
 struct alignas(kSharedAlignment) ContractionMemory {
   unsigned char rows[Tile::kStages][SharedTile<Tile::kRows, kSlab>::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
@@ -167,15 +174,6 @@ struct Multiplier {
   }
 };
 
-// The epilogue is passed by value and has these members:
-//
-//   Memory                             its shared memory
-//   Work begin(row0)                   a thread's data for the warpgroup's 64 rows from row0 on, kept while the cluster works
-//                                      on these rows
-//   tile(work, dots, row0, column0, memory, warpgroup)   called for each tile: dots[kScores][kColumns / 2]
-//   end(work, place)                   called after the last tile of these rows; place: the index of row0 in
-//                                      [groups, clusters, shares, kRowBlock]
-//   finish()                           called before the block ends
 template <class E, class Tile, class Epilogue>
 __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,

@@ -8,13 +8,10 @@
 
 namespace monoidreduce {
 
-// Scores::chain and unit: fragment_scores.cuh.
 // The gradients by the first kOuts of an element's scores, to as many tensors [rows, columns]. Stores: how a tile gets there
 // (slab_stores_sm90.cuh, quad_stores_sm80.cuh).
-//
-// Rows: label(row); product(row), in the units of M; far(product), must scores be rounded; upstream(row, unit), by the dot
-// product where unit is the scores' (fragment_scores.cuh).
-template <class E, class M, class Scores, class Rows, class Stores>
+template <class E, Monoid M, FragmentScores<M> Scores, LocalGradientRows<M> Rows, FragmentStores Stores>
+  requires PulledScores<Scores, M>
 struct GradientEpilogue {
   using R = typename M::Real;
   using Memory = typename Stores::Memory;
@@ -53,7 +50,8 @@ struct GradientEpilogue {
 #pragma unroll
     for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
     const auto here = [&](int x) { return static_cast<unsigned>(x - column0) < kColumns; };
-    const bool plain = !work.far && !__any_sync(0xffffffffu, here(work.label[0]) || here(work.label[1]));
+    const bool plain = !kReadsColumns<M> && !work.far &&
+                       !__any_sync(0xffffffffu, here(work.label[0]) || here(work.label[1]));
 #pragma unroll
     for (int slab = 0; slab < kColumns / kSlab; ++slab) {
 #pragma unroll

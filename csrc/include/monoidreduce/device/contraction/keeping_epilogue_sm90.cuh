@@ -34,7 +34,7 @@ struct KeptWeights {
 };
 
 // M: a monoid over Bits whose weights are those of one LogSumExp per score; the second has the frame q.
-template <class M, class Scores, class Rows, int kTileColumns>
+template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows, int kTileColumns>
 struct KeepingEpilogue {
   using R = typename M::Real;
   using Memory = SlabMemory;

@@ -10,7 +10,8 @@
 namespace monoidreduce {
 
 // Stores: as in gradient_epilogue.cuh; weights, derivatives.
-template <class E, PayloadMonoid M, class Scores, class Stores>
+template <class E, TileMonoid M, FragmentScores<M> Scores, FragmentStores Stores>
+  requires PulledScores<Scores, M>
 struct PayloadEpilogue {
   static_assert(!M::kNormalized && std::is_empty_v<typename M::Frame>,
                 "a weight must not depend on other columns");

@@ -23,12 +23,19 @@ struct RowTerms {
   int label = -1;
 };
 
+// Rows of it. The gradients of a row that is not active are 0.
+template <class P, int kScores>
+concept TermRows = requires(const P p, std::int64_t row) {
+  { p.active(row) } -> std::same_as<bool>;
+  { p.terms(row) } -> std::same_as<RowTerms<kScores>>;
+};
+
 // The stored weights of a row, one block per row. Lines of weights are in the order of rows and padded to whole vectors.
-// Rows: active(row), else the row's gradients are 0; and terms(row).
 template <class E, int kScores, int kTileColumns, class Rows>
 __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores, kTileColumns> kept,
                                             const __grid_constant__ RowOrder order,
                                             const __grid_constant__ Rows rows) {
+  static_assert(TermRows<Rows, kScores>);
   constexpr int kVector = 8;
   union Vector {
     uint4 words;

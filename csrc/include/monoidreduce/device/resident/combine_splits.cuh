@@ -46,13 +46,12 @@ inline constexpr int kCombiningWarps = 4;
 
 // A block combines one row. Each lane has 8 components of the payload, each warp every kCombiningWarps-th split, because
 // the time goes into waiting for one load after another.
-//
-// Rows: as for finish_rows, and output_of(sums, column0), which is output() for components [column0, column0 + 8).
-template <class E, PayloadMonoid M, class Rows>
+template <class E, class M, class Rows>
 __global__ void __launch_bounds__(32 * kCombiningWarps)
     combine_splits_kernel(const __grid_constant__ M m, const __grid_constant__ PartialRows<M> from,
                           int splits, const __grid_constant__ FoldShape shape,
                           const __grid_constant__ Rows rows, const __grid_constant__ OutputRows out) {
+  static_assert(PayloadRows<Rows, M>);
   constexpr int kLaneWidth = 8;
   using Whole = WithPayload<M, kLaneWidth>;
   __shared__ typename Whole::State of_warps[kCombiningWarps][32];

@@ -43,6 +43,11 @@ struct PassTile {
   static constexpr int kStages = kWidth > 192 && !kOfPayload ? 3 : 4;
 };
 
+template <class T>
+concept PassTiling = requires {
+  (T::kOf, T::kWidth, T::kStaying, T::kStreamed, T::kTransposed, T::kConsumers, T::kStages, T::kThreads);
+};
+
 struct PassArguments {
   arch::TensorMap staying[2];   // boxes of kStaying lines; a transposed payload's, here and below, of kWidth
   arch::TensorMap streamed[2];  // boxes of kStreamed lines
@@ -142,7 +147,11 @@ __device__ __forceinline__ void produce(const PassArguments& p, const PassJob<Ti
   }
 }
 
-template <class E, class Tile, PayloadMonoid M, class Scores>
+// Lines are rows in one pass, columns in the others.
+template <class S, class M>
+concept PassScores = FragmentScores<S, M> && TransposedScores<S, M>;
+
+template <class E, PassTiling Tile, TileMonoid M, PassScores<M> Scores>
 struct PassConsumer {
   using R = typename M::Real;
   static constexpr int kWidth = Tile::kWidth, kStreamed = Tile::kStreamed;
@@ -396,7 +405,7 @@ struct PassConsumer {
   }
 };
 
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_backward_pass_kernel(const __grid_constant__ PassArguments p, const __grid_constant__ M m,
                               const __grid_constant__ Scores scores) {

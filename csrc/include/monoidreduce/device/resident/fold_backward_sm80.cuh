@@ -41,6 +41,11 @@ struct BackwardTile {
   static_assert(kRows / kWarps >= Turns::kRows);
 };
 
+template <class T>
+concept BackwardTiling = requires {
+  (T::kWidth, T::kRows, T::kColumns, T::kTransposed, T::kWarps, T::kStages, T::kBlocks, T::kThreads);
+};
+
 struct BackwardArguments {
   StridedLines rows, grad_out, columns, payload;
   StridedLines d_columns, d_payload;
@@ -130,7 +135,7 @@ struct BackwardFeed {
   }
 };
 
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, BackwardTiling Tile, TileMonoid M, PulledScoresOfHeads<M> Scores>
 struct BackwardWorker {
   using R = typename M::Real;
   static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns,
@@ -144,7 +149,7 @@ struct BackwardWorker {
   using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
   // Fragments that are pulled together, one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kBiasedByElement<Scores> ? kFragments : 1;
-  static constexpr bool kBanded = requires(const M& m) { m.absent(); };  // may a row keep some columns only
+  static constexpr bool kBanded = MaskableMonoid<M>;  // may a row keep some columns only
 
   const M& m;
   const Scores& all_scores;
@@ -407,7 +412,7 @@ struct BackwardWorker {
   }
 };
 
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fold_backward_kernel(const __grid_constant__ BackwardArguments p, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores) {

@@ -63,6 +63,12 @@ struct BackwardTile {
   }
 };
 
+template <class T>
+concept BackwardTiling = requires {
+  (T::kWidth, T::kRows, T::kColumns, T::kTransposed, T::kAddsRows, T::kInTurn, T::kConsumers, T::kStages,
+   T::kThreads);
+};
+
 // The data that consumers store for a part of a job: their gradients of columns and payload.
 template <class Tile>
 using ColumnHandover = Handover<kWarpgroup * Tile::kConsumers, Tile::kWidth / 4>;
@@ -269,7 +275,10 @@ struct BiasGradient {
   }
 };
 
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class S, class M>
+concept BackwardScores = TransposedScores<S, M> || ScoresWithTiles<S>;
+
+template <class E, BackwardTiling Tile, TileMonoid M, BackwardScores<M> Scores>
 struct BackwardConsumer {
   using R = typename M::Real;
   static constexpr int kWidth = Tile::kWidth, kRows = Tile::kRows, kColumns = Tile::kColumns;
@@ -550,7 +559,7 @@ struct BackwardConsumer {
   }
 };
 
-template <class E, class Tile, PayloadMonoid M, class Scores>
+template <class E, class Tile, class M, class Scores>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_backward_kernel(const __grid_constant__ BackwardArguments<Tile> p, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores) {

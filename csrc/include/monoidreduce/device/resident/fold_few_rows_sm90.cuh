@@ -10,15 +10,14 @@
 
 namespace monoidreduce::sm90 {
 
-// Rows: as combine_splits takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_few_rows_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ Packing packing,
                          const __grid_constant__ PartialRows<M> partial, const __grid_constant__ M m,
                          const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   static_assert(Tile::kConsumers == 1 && Tile::kRows == kPackedLines);
   extern __shared__ unsigned char shared_bytes[];
-  using Worker = Consumer<E, Tile, M, Scores, PackedJob>;
+  using Worker = Consumer<E, Tile, M, Scores, Rows, PackedJob>;
   auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   if (threadIdx.x == 0) memory.init();

@@ -27,6 +27,11 @@ struct ForwardTile {
   static constexpr int kRows = kFragmentRows * kFragments, kThreads = 128;
 };
 
+template <class T>
+concept ForwardTiling = requires {
+  (T::kWidth, T::kRows, T::kColumns, T::kFragments, T::kTransposed, T::kStages, T::kBlocks, T::kThreads);
+};
+
 struct ForwardArguments {
   StridedLines rows, columns, payload;
   OutputRows out;
@@ -89,11 +94,17 @@ __device__ __forceinline__ auto job_of_block(const FoldShape& shape, const Rows&
   }
 }
 
-// Rows: as finish_rows (row_fragment.cuh) takes them, or RowSplits.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class P, class M>
+concept RowsOrSplits = PayloadRows<P, M> || std::same_as<P, RowSplits<M>>;
+
+template <class E, class Tile, class M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
                         const __grid_constant__ Scores all_scores, const __grid_constant__ Rows rows) {
+  static_assert(ForwardTiling<Tile>);
+  static_assert(TileMonoid<M>);
+  static_assert(ScoresOfHeads<Scores, M>);
+  static_assert(RowsOrSplits<Rows, M>);
   using R = typename M::Real;
   constexpr int kWidth = Tile::kWidth, kColumns = Tile::kColumns, kFragments = Tile::kFragments;
   extern __shared__ __align__(kLineBytes) unsigned char shared_bytes[];

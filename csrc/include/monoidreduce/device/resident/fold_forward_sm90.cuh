@@ -33,6 +33,12 @@ struct ForwardTile {
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
 };
 
+template <class T>
+concept ForwardTiling = requires {
+  (T::kWidth, T::kPayloadWidth, T::kRows, T::kColumns, T::kTransposed, T::kConsumers, T::kStages,
+   T::kThreads);
+};
+
 struct ForwardArguments {
   arch::TensorMap rows, columns, payload;  // boxes: a consumer's, kColumns, kColumns or kPayloadWidth lines
   arch::TensorMap rounded;                 // out, of a warp's lines; not where out is of floats
@@ -136,8 +142,11 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
     memory.row_ring.acquire(row_at, 0, [&] { memory.job[row_at.stage].tiles = -1; });
 }
 
+template <class S, class M>
+concept ForwardScores = FragmentScores<S, M> || ScoresWithTiles<S>;
+
 // A consumer, with the rows of one job.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Job>
+template <class E, ForwardTiling Tile, TileMonoid M, ForwardScores<M> Scores, PayloadRows<M> Rows, class Job>
 struct Consumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
@@ -267,7 +276,6 @@ struct Consumer {
 
   // Stores the result of a job, through the buffer of the rows. No other warp reads a warp's lines there, so warps do not
   // wait for each other.
-  template <class Rows>
   __device__ __forceinline__ void store_rounded(const Rows& rows, const ForwardArguments& p) {
     normalise_sums(m, state, sums, rows);
     const Job job = memory.job[row_at.stage];  // again: registers are few before
@@ -296,13 +304,12 @@ struct Consumer {
   }
 };
 
-// Rows: as finish_rows (row_fragment.cuh) takes them.
-template <class E, class Tile, PayloadMonoid M, class Scores, class Rows>
+template <class E, class Tile, class M, class Scores, class Rows>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     fold_forward_kernel(const __grid_constant__ ForwardArguments p, const __grid_constant__ M m,
                         const __grid_constant__ Scores scores, const __grid_constant__ Rows rows) {
   extern __shared__ unsigned char shared_bytes[];
-  using Worker = Consumer<E, Tile, M, Scores, RowJob>;
+  using Worker = Consumer<E, Tile, M, Scores, Rows, RowJob>;
   using Schedule = RowSchedule<Tile::kRows, Tile::kColumns>;
   auto& memory = *reinterpret_cast<typename Worker::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));

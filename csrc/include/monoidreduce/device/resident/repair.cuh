@@ -12,6 +12,7 @@
 #include "monoidreduce/device/warp/lanes.cuh"
 #include "monoidreduce/pull.h"
 #include "monoidreduce/score.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 
@@ -72,12 +73,13 @@ __device__ __forceinline__ std::int64_t warps_of_grid() {
   return std::int64_t{gridDim.x} * blockDim.x / kWarp;
 }
 
-// marked(row): whether the result of this flat row was not finite. Rows: RowPolicy. R: double, as a row's mass is one long sum.
-template <PayloadMonoid M, class Rows>
+// Recomputes marked rows. Over double, as a row's mass is one long sum.
+template <class M, class Rows>
 __global__ void __launch_bounds__(256)
     repair_forward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
                           const __grid_constant__ Score<typename M::Real> score,
                           const __grid_constant__ Rows rows) {
+  static_assert(PayloadMonoid<M> && MarkedRows<Rows, M>);
   using R = typename M::Real;
   const std::int64_t heads = p.rows.size[1], count = p.rows.size[2], columns = p.columns.size[2];
   const std::int64_t group = heads / p.columns.size[1], all = p.rows.size[0] * heads * count;
@@ -113,11 +115,12 @@ __global__ void __launch_bounds__(256)
 }
 
 // Recomputes the gradients of marked rows and columns.
-template <PayloadMonoid M, class Rows>
+template <class M, class Rows>
 __global__ void __launch_bounds__(256)
     repair_backward_kernel(const __grid_constant__ RepairArguments p, const __grid_constant__ M m,
                            const __grid_constant__ Score<float> score, const __grid_constant__ Rows rows,
                            const __grid_constant__ RowMarks marks) {
+  static_assert(PayloadMonoid<M> && ProductSource<Rows, M>);
   const std::int64_t heads = p.rows.size[1], row_count = p.rows.size[2], column_heads = p.columns.size[1],
                      columns = p.columns.size[2], group = heads / column_heads;
   struct Pulled {

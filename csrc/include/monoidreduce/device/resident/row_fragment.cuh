@@ -16,7 +16,7 @@ struct OutputRows {
 
 // A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of
 // scores holds, and absent scores where a row does not keep a column.
-template <PayloadMonoid M, class Scores, class Job, int kSize>
+template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
                                            const FoldShape& shape, const Job& job, int first, int column0) {
   constexpr int kColumns = 2 * kSize;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], con
 
 // Folds a tile of dot products into the states of the thread's two rows and turns it into the payload's weights. scale: what
 // the payload sums so far must be multiplied by.
-template <PayloadMonoid M, class Scores, class Job, int kSize>
+template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                           const Scores& scores, const FoldShape& shape, const Job& job,
                                           int first, int column0, typename M::Real (&scale)[2]) {
@@ -72,8 +72,8 @@ __device__ __forceinline__ float normalisation(const M& m, const typename M::Sta
   return !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
 }
 
-// Turns the payload's sums into what is written. state: whole. Rows: as finish_rows takes them.
-template <PayloadMonoid M, class Rows, int kSize>
+// Turns the payload's sums into what is written. state: whole.
+template <PayloadMonoid M, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void normalise_sums(const M& m, const typename M::State (&state)[2],
                                                float (&sums)[kSize], const Rows& rows) {
   const float factor[2] = {normalisation(m, state[0]), normalisation(m, state[1])};
@@ -83,7 +83,7 @@ __device__ __forceinline__ void normalise_sums(const M& m, const typename M::Sta
 }
 
 // P_i of lines [first, + 64) of a job's rows. state: whole; sums: as they are written.
-template <PayloadMonoid M, class Job, class Rows, int kSize>
+template <PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void finish_states(const M& m, const typename M::State (&state)[2],
                                               const float (&sums)[kSize], const FoldShape& shape,
                                               const Job& job, int first, const Rows& rows) {
@@ -102,10 +102,7 @@ __device__ __forceinline__ void finish_states(const M& m, const typename M::Stat
 }
 
 // The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: whole.
-//
-// Rows: store(flat row, P_i, right), right being false if the row must be computed again (repair.cuh); and
-// output(sums), which makes of the payload's fold what is written; kRounded: is out always of type E.
-template <class E, PayloadMonoid M, class Job, class Rows, int kSize>
+template <class E, PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
                                             float (&sums)[kSize], const FoldShape& shape, const Job& job,
                                             int first, const Rows& rows, const OutputRows& out) {

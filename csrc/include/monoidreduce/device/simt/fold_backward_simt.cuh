@@ -206,11 +206,12 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
   }
 }
 
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+template <bool kPayload, class M, class Rows>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
     fold_backward(const __grid_constant__ M m, const __grid_constant__ PullArguments p,
                   const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows,
                   const __grid_constant__ Walk walk) {
+  static_assert(Monoid<M> && RowPolicy<Rows, M>);
   extern __shared__ __align__(32) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<TileMemory<typename M::Real>*>(shared_bytes);
   const std::int64_t jobs = walk.count(false), steps = walk.count(true);

@@ -81,10 +81,11 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
   }
 }
 
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+template <bool kPayload, class M, class Rows>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
     fold_forward(const __grid_constant__ M m, const __grid_constant__ ForwardArguments p,
                  const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows) {
+  static_assert(Monoid<M> && RowPolicy<Rows, M>);
   using T = typename M::Real;
   extern __shared__ __align__(32) unsigned char shared_bytes[];
   auto& memory = *reinterpret_cast<TileMemory<T>*>(shared_bytes);
