@@ -336,19 +336,10 @@ register(
 
 
 def distillation_results(
-    x: Tensor,
-    weight: Tensor,
-    teacher_x: Tensor,
-    teacher_weight: Tensor,
-    mask: Tensor | None,
-    reduction: str,
-    kind: str,
-    temperature: float,
-    keep: bool,
-    x_differentiated: bool,
-    workspace: int | None,
+    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, mask: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
+    reduction, kind, temperature, keep, x_differentiated, workspace = options
     tokens = x.shape[0]
     loss = statistics(x, *([tokens] if reduction == "none" else []))
     keep, width = keep and kind != "reverse_kl", teacher_x.shape[1]
