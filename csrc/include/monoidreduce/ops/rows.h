@@ -83,8 +83,8 @@ struct FittedCopy {
 };
 inline void check_fitted(const FittedCopy& x) {
   require(x.x.dtype != DType::kFloat64, "x: expected float32 or a 16-bit type, got float64");
-  require(x.out.dtype == x.x.dtype || x.x.dtype == DType::kFloat32, "out: expected ", name(x.x.dtype), ", got ",
-          name(x.out.dtype));
+  require(x.out.dtype == x.x.dtype || x.x.dtype == DType::kFloat32, "out: expected ", name(x.x.dtype),
+          ", got ", name(x.out.dtype));
 }
 constexpr auto describe(const FittedCopy*) {
   using X = FittedCopy;
