@@ -378,6 +378,7 @@ Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
          .weight = columns,
          .bias = part_of(x.bias, 0, from, count),
          .target = x.target,
+         .class_weight = x.class_weight,
          .lse = x.lse,
          .lse_low = x.lse_low,
          .out = local,
