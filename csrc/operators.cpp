@@ -10,7 +10,7 @@
 #include "plan/check.h"
 
 #ifdef MONOIDREDUCE_WITH_CUDA
-#include "monoidreduce/launch/device_facts.h"
+#include "monoidreduce/launch/device_facts.cuh"
 #endif
 
 namespace monoidreduce {

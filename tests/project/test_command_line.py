@@ -41,7 +41,7 @@ def start(folder: Path, *arguments: str, first: Path | None = None, **options: A
         [sys.executable, "-m", "monoidreduce", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **options.pop("environment", {})},
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"} | options,
     )
 
 

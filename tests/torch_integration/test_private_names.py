@@ -46,7 +46,7 @@ def test_they_are_in_one_file() -> None:
     found = {
         str(file.relative_to(PACKAGE)): names
         for file in PACKAGE.rglob("*.py")
-        if (names := private_names(file.read_text())) and file.stem != "_torch_private"
+        if (names := private_names(file.read_text("utf-8"))) and file.stem != "_torch_private"
     }
     assert not found
 

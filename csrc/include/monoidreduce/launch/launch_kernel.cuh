@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "monoidreduce/error.h"
-#include "monoidreduce/launch/device_facts.h"
+#include "monoidreduce/launch/device_facts.cuh"
 
 namespace monoidreduce {
 
