@@ -262,6 +262,16 @@ def test_infinite_value_of_few_keys(m: int, device: torch.device) -> None:
     assert results["d_v"].isfinite().all() and results["d_k"].isnan().any()
 
 
+@pytest.mark.parametrize("rows", (1, 3, 16, 17))
+def test_infinite_column_of_few_rows(rows: int, device: torch.device) -> None:
+    """Where rows do not fill a panel, no lane beyond them multiplies the column by 0."""
+    a = torch.rand(rows, 2, dtype=torch.float64, device=device) + 1
+    b = torch.randn(5, 2, dtype=torch.float64, device=device)
+    b[3] = -torch.inf
+    found = check_operator("logsumexp_matmul", {"a": a, "b": b}, differentiate=["b"])
+    assert (found["d_b"][3] == 0).all() and found["d_b"].isfinite().all()
+
+
 @every_dtype
 def test_attention_excluded_garbage_is_bitwise_zero_filled(dtype: torch.dtype, device: torch.device) -> None:
     """What no row keeps may hold anything: the results are those of zeros there, bit for bit.

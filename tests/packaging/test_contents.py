@@ -57,7 +57,8 @@ HEADERS = """
     device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/row_prologue.cuh
     device/warp/lanes.cuh
     launch/combine_splits.cuh launch/contraction_schedule.h launch/contraction_sm80.cuh
-    launch/contraction_sm90.cuh launch/dense_lines.h launch/device_facts.cuh launch/fold_backward_pass_sm90.cuh
+    launch/contraction_sm90.cuh launch/dense_lines.h launch/device_facts.cuh
+    launch/fold_backward_pass_sm90.cuh
     launch/fold_backward_simt.cuh launch/fold_backward_sm80.cuh launch/fold_backward_sm90.cuh
     launch/fold_epilogue.cuh launch/fold_few_rows_sm90.cuh launch/fold_forward_simt.cuh
     launch/fold_forward_sm80.cuh launch/fold_forward_sm90.cuh launch/fold_shape.cuh

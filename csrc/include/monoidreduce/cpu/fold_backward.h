@@ -364,6 +364,13 @@ class Backward {
       if (bias_.get()) std::fill_n(bias_ + panel * tile_size(), columns_ * kPanel<T>, T(0));
     }
 
+    // Lanes beyond the last row: their scores are 0 times the columns, NaN if these are infinite.
+    void clear_lanes_beyond(std::int64_t rows, T* tile) const {
+      if (rows == kPanel<T> || !tile) return;
+      for (T* column = tile; column != tile + columns_ * kPanel<T>; column += kPanel<T>)
+        std::fill(column + rows, column + kPanel<T>, T(0));
+    }
+
     // Recomputes the scores of a panel, pulls the gradient through the fold, and adds to d_a.
     void pull_panel(std::int64_t panel, int worker) {
       const PanelFacts<Packs, T>& facts = *(facts_ + first_panel_ + panel);
@@ -404,6 +411,7 @@ class Backward {
           pull_tile<false>(m, tile, facts, dz, other_dz, weights, bias);
         }
       });
+      for (T* found : {dz, other_dz, weights, bias}) clear_lanes_beyond(count, found);
       if (pass_.want_.a) {
         T* sums = of_a_.panel(first_panel_ + panel, room);
         matmul(b_.over_columns(), p_.width(), 1, columns_, as_operand(dz, columns_, operand), sums, true);

@@ -670,12 +670,6 @@ struct ProgramPull {
     Interpreter<T> interpreter(*program);
     interpreter.begin(tile.rows.first);
     interpreter.run_tile(dz, other_dz, tile.first_column, columns, tile.score.scale);
-    // Lanes beyond the last row: their scores are 0 times the columns, NaN if these are infinite.
-    for (T* gradient : {dz, other_dz}) {
-      if (tile.rows.count == kPanel<T> || !gradient) continue;
-      for (std::int64_t j = 0; j < columns; ++j)
-        std::fill(gradient + j * kPanel<T> + tile.rows.count, gradient + (j + 1) * kPanel<T>, T(0));
-    }
   }
 };
 
