@@ -37,6 +37,13 @@ def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*SCRIPTS, "compare.py"}
 
 
+def test_the_site_shows_each_example() -> None:
+    """A formatter that takes the lines for Python would keep the site from putting the files in."""
+    page = (EXAMPLES.parent / "docs/examples.md").read_text("utf-8")
+    shown = re.findall(r'^--8<-- "examples/([a-z_]+\.py)"$', page, re.M)
+    assert sorted(shown) == sorted([*SCRIPTS, "compare.py"])
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_example(script: str, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / script), run_name="__main__")
