@@ -36,10 +36,12 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
     csrc/cuda/reduce_losses.cu
+    csrc/cuda/loaded_kernels.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
     csrc/cuda/order_rows.cu
+    csrc/cuda/statistics.cu
     csrc/cuda/sm80/attention_forward.cu
     csrc/cuda/sm80/cross_entropy_forward.cu
     csrc/cuda/sm80/cross_entropy_gradient.cu

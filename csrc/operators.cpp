@@ -109,14 +109,14 @@ void count_kept(const Call& x, const char* backward) {
 }
 
 // A part of a pass, whose plan is that of the pass.
-template <auto kSm80, auto kSm90, class Call>
+template <auto kSm80, auto kSm90, auto kSimt = kNone, class Call>
 void run_part(const Call& x, const Launch& launch, const Plan* plan, const char* pass) {
   check(launch);
   check(x);
   if constexpr (kWithCuda) {
     require(plan != nullptr, "plan: expected that of ", pass, ", got none");
     check_part(x, *plan, pass);
-    run_planned<kNone, kSm80, kSm90>(x, launch, *plan);
+    run_planned<kSimt, kSm80, kSm90>(x, launch, *plan);
     count_path(pass, "cuda", plan->can().name, false, name(leading(x).dtype));
   } else {
     refuse_cuda(x);
@@ -209,6 +209,19 @@ void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& lau
   run_part<sm80::logsumexp_local_gradient, sm90::logsumexp_local_gradient>(
       x, launch, plan, kDescription<LogSumExpBackward>.name);
 }
+void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::statistics_fold, sm90::statistics_fold, simt::statistics_fold>(
+      x, launch, plan, kDescription<StatisticsFold>.name);
+}
+void statistics_local_gradient(const StatisticsLocalGradient& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::statistics_local_gradient, sm90::statistics_local_gradient, simt::statistics_local_gradient>(
+      x, launch, plan, kDescription<StatisticsLocalGradient>.name);
+}
+#ifndef MONOIDREDUCE_WITH_CUDA
+std::int64_t load_kernels(const std::string&, const std::vector<std::string>&) {
+  throw Error("this build of monoidreduce is CPU-only: it loads no kernels");
+}
+#endif
 void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::mlp_hidden, sm90::mlp_hidden>(x, launch, plan, kDescription<MlpForward>.name);
 }

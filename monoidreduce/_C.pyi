@@ -52,6 +52,7 @@ def cpu_tiles(
 ) -> tuple[tuple[int, int], tuple[int, int]]: ...
 def can_keep(device: int, width: int, other_width: int, scale: float) -> bool: ...
 def facts_of(device: int) -> DeviceFacts: ...
+def load_kernels(image: bytes, names: list[str]) -> int: ...
 def path_counts() -> dict[str, int]: ...
 def attention_forward(
     q: Tensor,
@@ -537,6 +538,84 @@ def statistics_backward(
     threads: int,
     stream: int,
 ) -> None: ...
+def statistics_fold(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    values: Tensor,
+    low: Tensor,
+    indices: Tensor,
+    scratch: Tensor | None,
+    kernels: int,
+    state_words: int,
+    scale: float,
+    threads: int,
+    stream: int,
+    plan: Plan | None = None,
+) -> None: ...
+def plan_statistics_fold(
+    a: Tensor,
+    b: Tensor | None = None,
+    other_a: Tensor | None = None,
+    other_b: Tensor | None = None,
+    row: Tensor | None = None,
+    column: Tensor | None = None,
+    row_index: Tensor | None = None,
+    column_index: Tensor | None = None,
+    values: Tensor | None = None,
+    low: Tensor | None = None,
+    indices: Tensor | None = None,
+    scratch: Tensor | None = None,
+    kernels: int = 0,
+    state_words: int = 0,
+    scale: float = 1.0,
+    deterministic: bool = False,
+    tf32: bool = False,
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
+def statistics_local_gradient(
+    a: Tensor,
+    b: Tensor,
+    other_a: Tensor | None,
+    other_b: Tensor | None,
+    row: Tensor | None,
+    column: Tensor | None,
+    row_index: Tensor | None,
+    column_index: Tensor | None,
+    out: Tensor,
+    other_out: Tensor | None,
+    kernels: int,
+    first_column: int,
+    scale: float,
+    workspace: int,
+    threads: int,
+    stream: int,
+    plan: Plan | None = None,
+) -> None: ...
+def plan_statistics_local_gradient(
+    a: Tensor,
+    b: Tensor | None = None,
+    other_a: Tensor | None = None,
+    other_b: Tensor | None = None,
+    row: Tensor | None = None,
+    column: Tensor | None = None,
+    row_index: Tensor | None = None,
+    column_index: Tensor | None = None,
+    out: Tensor | None = None,
+    other_out: Tensor | None = None,
+    kernels: int = 0,
+    first_column: int = 0,
+    scale: float = 1.0,
+    workspace: int = 0,
+    deterministic: bool = False,
+    tf32: bool = False,
+    gpu: DeviceFacts | None = None,
+) -> Plan: ...
 def scale_rows(
     x: Tensor,
     factor: Tensor | None,

@@ -221,15 +221,22 @@ def explain(
     )
 
 
-def explain_statistics(name: str, operands: tuple[Tensor | None, ...], operations: int) -> Explanation:
+def explain_statistics(name: str, operands: tuple[Any, ...], program: str) -> Explanation:
     """What a call of `monoidreduce.statistics` would run.
 
-    name: of the function. operands: a, b, other_a, other_b. operations: of its program.
+    name: of the function. operands: a, b, other_a, other_b. program: its text.
     """
+    from monoidreduce.program.program import parse
+
     a = operands[0]
-    assert a is not None
-    on_cpu, dtype = a.device.type == "cpu", _name(a.dtype)
-    path = f"cpu/{_C.cpu_isa_of(a)}/{dtype}" if on_cpu else f"cuda/torch/{dtype}"
+    operations = len(parse(program).nodes)
+    shared = (
+        "the gradient by data of rows or of columns is one more forward pass each",
+        f"the inputs are {_name(a.dtype)}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+    )
+    if a.is_cuda:
+        return _explain_statistics_on_cuda(name, operands, program, operations, shared)
+    path = f"cpu/{_C.cpu_isa_of(a)}/{_name(a.dtype)}"
     count: Any = _C.cpu_tiles
     folded = [None if t is None else t.detach()[None, None] for t in operands]
     options = {"payload": None, "bias_gradient": False, "threads": torch.get_num_threads()}
@@ -237,17 +244,56 @@ def explain_statistics(name: str, operands: tuple[Tensor | None, ...], operation
         operator=name,
         forward=f"statistics_forward/{path}",
         backward=f"statistics_backward/{path}",
-        architecture=_C.cpu_isa() if on_cpu else torch.cuda.get_device_name(a.device),
-        tiles=count(*folded, **options) if on_cpu else None,
-        workspace=None if on_cpu else get_workspace(),
-        deterministic=on_cpu,
+        architecture=_C.cpu_isa(),
+        tiles=count(*folded, **options),
+        workspace=None,
+        deterministic=True,
         reasons=(
-            f"the function is a program of {operations} operations, which the CPU engine interprets"
-            if on_cpu
-            else "there are no kernels of statistics for CUDA yet: torch computes some columns at a time",
-            "the gradient by data of rows or of columns is one more forward pass each",
-            f"the inputs are {dtype}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+            f"the function is a program of {operations} operations, which the CPU engine interprets",
+            *shared,
         ),
+    )
+
+
+def _explain_statistics_on_cuda(
+    name: str, operands: tuple[Any, ...], program: str, operations: int, shared: tuple[str, ...]
+) -> Explanation:
+    from monoidreduce.program import compiler
+    from monoidreduce.program.cuda_source import state_words
+
+    a, found, dtype = operands[0], compiler.find(), _name(operands[0].dtype)
+    if found is None:
+        paths = (f"statistics_forward/cuda/torch/{dtype}", f"statistics_backward/cuda/torch/{dtype}")
+        how: tuple[str, ...] = (
+            "there is no compiler for kernels, so torch computes some columns at a time, many times slower: "
+            "pip install nvidia-cuda-nvrtc",
+        )
+    else:
+        scores = 1 if operands[2] is None else 2
+        a, b, other_a, other_b = operands
+        forward = _C.plan_statistics_fold(a, b, other_a, other_b, state_words=state_words(program))
+        room = get_workspace() // scores
+        backward = _C.plan_statistics_local_gradient(a, b, other_a, other_b, workspace=room)
+        paths = (
+            f"statistics_fold/cuda/{forward.tier}/{dtype}",
+            f"statistics_local_gradient/cuda/{backward.tier}/{dtype}",
+        )
+        version = ".".join(map(str, found.version))
+        how = (
+            f"the function is a program of {operations} operations",
+            f"NVRTC {version} compiles it, {found.path}",
+            f"forward: {forward}",
+            f"backward: {backward}",
+        )
+    return Explanation(
+        operator=name,
+        forward=paths[0],
+        backward=paths[1],
+        architecture=_architecture(a.device),
+        tiles=None,
+        workspace=get_workspace(),
+        deterministic=found is not None,
+        reasons=(*how, *shared),
     )
 
 

@@ -114,6 +114,8 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&logsumexp_local_gradient);
   calls.define(&statistics_forward);
   calls.define(&statistics_backward);
+  calls.define(&statistics_fold);
+  calls.define(&statistics_local_gradient);
   calls.define(&scale_rows);
   calls.define(&copy_fitted);
   calls.define(&order_rows);
@@ -126,6 +128,12 @@ PYBIND11_MODULE(_C, m) {
       },
       "device"_a, "width"_a, "other_width"_a, "scale"_a);
   m.def("facts_of", &facts_of, "device"_a);
+  m.def(
+      "load_kernels",
+      [](const py::bytes& image, const std::vector<std::string>& names) {
+        return load_kernels(image, names);
+      },
+      "image"_a, "names"_a);
   m.def("build_info", &build_info);
   m.def("cpu_isa", py::overload_cast<>(&cpu_isa));
   m.def(

@@ -16,6 +16,8 @@ void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Plan& plan, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch);
 void logsumexp_backward(const LogSumExpBackward& x, const Plan& plan, const Launch& launch);
+void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
+void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace simt
 
 namespace sm80 {
@@ -32,6 +34,8 @@ void mlp_hidden(const MlpHidden& x, const Plan& plan, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& x, const Plan& plan, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch);
+void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
+void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace sm80
 
 namespace sm90 {
@@ -51,6 +55,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch);
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);
+void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
+void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace sm90
 
 // Of all GPUs.

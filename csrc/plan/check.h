@@ -43,6 +43,14 @@ void check_order(const Call& x, const Plan& plan) {
 }
 
 template <class Call>
+void check_scratch(const Call& x, const Plan& plan) {
+  if constexpr (requires { x.scratch; }) {
+    const std::int64_t elements = x.scratch.present() ? x.scratch.numel() : 0;
+    require(elements >= plan.scratch, "scratch: expected ", plan.scratch, " elements, got ", elements);
+  }
+}
+
+template <class Call>
 void check(const Call& x, const Plan& plan) {
   constexpr const char* kName = kDescription<Call>.name;
   require(plan.call == std::string_view(kName), "plan: expected that of ", kName, ", got that of ",
@@ -53,10 +61,7 @@ void check(const Call& x, const Plan& plan) {
   if constexpr (requires { x.kept; })
     require((x.kept.present() ? x.kept.size[1] : 0) == plan.kept, "kept: expected ", plan.kept,
             " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
-  if constexpr (requires { x.scratch; }) {
-    const std::int64_t elements = x.scratch.present() ? x.scratch.numel() : 0;
-    require(elements >= plan.scratch, "scratch: expected ", plan.scratch, " elements, got ", elements);
-  }
+  check_scratch(x, plan);
   check_order(x, plan);
   check_gradients(x, plan);
 }
@@ -69,6 +74,7 @@ void check_part(const Call& x, const Plan& plan, const char* pass) {
   require(part.rows <= all.rows && part.columns <= all.columns && part.width == all.width &&
               part.dtype == all.dtype && part.device == all.device,
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
+  check_scratch(x, plan);
   check_order(x, plan);
 }
 

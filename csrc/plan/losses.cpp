@@ -10,12 +10,13 @@ namespace {
 template <class Call>
 Call padded(const Call& given) {
   Call x = given;
-  const auto pad = [](auto&... t) { ((t.size[1] = padded_size(t.size[1])), ...); };
+  const auto pad = [](auto&... t) { ((t.present() ? t.size[1] = padded_size(t.size[1]) : 0), ...); };
   if constexpr (requires { x.a; })
     pad(x.a, x.b);
   else
     pad(x.x, x.weight);
   if constexpr (requires { x.teacher_x; }) pad(x.teacher_x, x.teacher_weight);
+  if constexpr (requires { x.other_a; }) pad(x.other_a, x.other_b);
   return x;
 }
 
@@ -82,6 +83,21 @@ Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launc
   return forward_plan<LogSumExp<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
 }
 Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return backward_plan(x, gpu, launch);
+}
+
+Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& launch) {
+  const StatisticsFold x = padded(given);
+  const FoldProblem p = problem_of(x);
+  Plan plan = plan_of(given, x, choose_contraction(p, gpu), launch);
+  const bool two = p.other_a.present();
+  if (plan.choice.family == Family::kSm80)
+    plan.scratch = fold_floats(two ? tiles::kSm80Distillation : tiles::kSm80Loss, x.state_words, p, gpu);
+  if (plan.choice.family == Family::kSm90)
+    plan.scratch = fold_floats(two ? tiles::kSm90Distillation : tiles::kSm90Loss, x.state_words, p, gpu);
+  return plan;
+}
+Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
 

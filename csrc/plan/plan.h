@@ -11,7 +11,11 @@ namespace monoidreduce {
 
 template <class Call>
 FoldProblem problem_of(const Call& x) {
-  if constexpr (requires { x.q; })
+  if constexpr (requires { x.row_index; }) {
+    FoldProblem problem = statistics_problem(x);
+    problem.score.scale = 1;  // programs take any
+    return problem;
+  } else if constexpr (requires { x.q; })
     return attention_problem(x);
   else if constexpr (requires { x.grad_out, x.hidden; })
     return mlp_gradient_problem(x);

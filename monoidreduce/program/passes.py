@@ -6,7 +6,7 @@ total over the rows. So both are forward passes.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,15 +17,21 @@ from monoidreduce.program.bytecode import backward_code, forward_code
 from monoidreduce.program.chunked import Chunked
 from monoidreduce.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.program.program import Program, parse
+from monoidreduce.workspace import get_workspace
 
 __all__ = ["backward", "forward", "results"]
 
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _has_kernels(a: Tensor) -> bool:
-    return not a.is_cuda
+    if not a.is_cuda:
+        return True
+    from monoidreduce.program import kernels
+
+    return kernels.is_available()
 
 
 def _count(data: Tensor | None) -> int:
@@ -57,22 +63,18 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _fold(
-    program: str,
-    a: Tensor,
-    b: Tensor,
-    other_a: Tensor | None,
-    other_b: Tensor | None,
-    row: Tensor | None,
-    column: Tensor | None,
-    row_index: Tensor | None,
-    column_index: Tensor | None,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def _fold(program: str, operands: Operands, data: Data, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """data: reals of rows, of columns, integers of rows, of columns."""
+    a = operands[0]
     folded = _results(parse(program), a)
-    code = forward_code(program, _count(row), _count(row_index), _count(column), _count(column_index))
-    data = (row, column, row_index, column_index)
-    _C.statistics_forward(a, b, other_a, other_b, *data, *folded, code, scale, *launch(a))
+    row, column, row_index, column_index = data
+    counts = (_count(row), _count(row_index), _count(column), _count(column_index))
+    if a.is_cuda:
+        from monoidreduce.program import cuda
+
+        cuda.fold(program, operands, data, counts, folded, scale)
+    else:
+        _C.statistics_forward(*operands, *data, *folded, forward_code(program, *counts), scale, *launch(a))
     return folded
 
 
@@ -91,10 +93,10 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (other_a is not None) != (parse(program).scores == 2):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
+    operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
     if not _has_kernels(a):
-        operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
         return Chunked(program, operands, data, scale, workspace).forward()
-    return _fold(program, a, b, other_a, other_b, row, column, row_index, column_index, scale)
+    return _fold(program, operands, data, scale)
 
 
 def backward(
@@ -124,14 +126,22 @@ def backward(
     if not _has_kernels(a):
         chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
         return rounded(chunked.backward(known, known_index, counts, needed), inputs, needed[:6])
-    d_a, d_b, d_other_a, d_other_b = d_operands = [
-        gradient(t, wanted) if t is not None else None for t, wanted in zip(operands, needed, strict=False)
-    ]
     data = (known, column, known_index, column_index)
-    if any(t is not None for t in d_operands):
-        code = backward_code(program, *counts, _count(column), _count(column_index))
-        of_operands = (d_a, d_b, d_other_a, d_other_b)
-        _C.statistics_backward(*operands, *data, *of_operands, code, scale, *launch(a))
+    if a.is_cuda:
+        from monoidreduce.program import cuda
+
+        of_columns = (_count(column), _count(column_index))
+        bytes = get_workspace() if workspace is None else workspace
+        d_operands = cuda.backward(program, operands, data, (*counts, *of_columns), scale, bytes, needed[:4])
+    else:
+        d_operands = [
+            gradient(t, wanted) if t is not None else None
+            for t, wanted in zip(operands, needed, strict=False)
+        ]
+        if any(t is not None for t in d_operands):
+            code = backward_code(program, *counts, _count(column), _count(column_index))
+            arguments: Any = (*operands, *data, *d_operands, code, scale, *launch(a))
+            _C.statistics_backward(*arguments)
     d_row = d_column = None
     if needed[4] and row is not None:
         d_row = _totals(row_sums(program, *counts), row, operands, data, scale)
@@ -148,7 +158,7 @@ def _totals(
     sums: Sums | None,
     of: Tensor,
     operands: Operands,
-    data: tuple[Tensor | None, ...],
+    data: Data,
     scale: float,
 ) -> Tensor:
     """The gradients by data. data: reals of rows, of columns, integers of rows, of columns."""
@@ -162,6 +172,7 @@ def _totals(
     a, b, other_a, other_b = operands
     if parse(sums.text).scores == 1:
         other_a = other_b = None
-    totals, _, _ = _fold(sums.text, a, b, other_a, other_b, row, column, row_index, column_index, scale)
+    kept = (row, column, row_index, column_index)
+    totals, _, _ = _fold(sums.text, (a, b, other_a, other_b), kept, scale)
     gradients[list(sums.of)] = totals
     return gradients

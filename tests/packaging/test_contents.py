@@ -22,8 +22,9 @@ PYTHON = """
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
     plan/fsdp_tp.py plan/kernels.py plan/mesh.py plan/noise_scale.py plan/operators.py plan/planner.py
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
-    program/__init__.py program/arguments.py program/bytecode.py program/chunked.py program/derivative.py
-    program/errors.py program/graph.py program/monoid.py program/operations.py program/passes.py
+    program/__init__.py program/arguments.py program/bytecode.py program/cache.py program/chunked.py
+    program/compiler.py program/cuda.py program/cuda_source.py program/derivative.py program/errors.py
+    program/graph.py program/kernels.py program/monoid.py program/operations.py program/passes.py
     program/program.py program/reader.py program/tracing.py program/vocabulary.py
 """
 HEADERS = """
@@ -44,8 +45,11 @@ HEADERS = """
     device/contraction/fold_epilogue.cuh device/contraction/gradient_epilogue.cuh
     device/contraction/keeping_epilogue_sm90.cuh device/contraction/payload_epilogue.cuh
     device/contraction/product_epilogue_sm90.cuh device/contraction/quad_stores_sm80.cuh
+    device/contraction/program_epilogue.cuh device/contraction/program_sm80.cuh
+    device/contraction/program_sm90.cuh
     device/contraction/row_order.cuh device/contraction/slab_stores_sm90.cuh
     device/contraction/weights_to_gradients.cuh
+    device/program/element_real.cuh device/program/functions.h device/program/statistics.h
     device/resident/combine_splits.cuh device/resident/fold_backward_pass_sm90.cuh
     device/resident/fold_backward_sm80.cuh device/resident/fold_backward_sm90.cuh
     device/resident/fold_few_rows_sm90.cuh device/resident/fold_forward_sm80.cuh
@@ -54,16 +58,18 @@ HEADERS = """
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
-    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/row_prologue.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/program_simt.cuh
+    device/simt/row_prologue.cuh
     device/warp/lanes.cuh
     launch/combine_splits.cuh launch/contraction_schedule.h launch/contraction_sm80.cuh
     launch/contraction_sm90.cuh launch/dense_lines.h launch/device_facts.cuh
+    launch/driver.cuh
     launch/fold_backward_pass_sm90.cuh
     launch/fold_backward_simt.cuh launch/fold_backward_sm80.cuh launch/fold_backward_sm90.cuh
     launch/fold_epilogue.cuh launch/fold_few_rows_sm90.cuh launch/fold_forward_simt.cuh
     launch/fold_forward_sm80.cuh launch/fold_forward_sm90.cuh launch/fold_shape.cuh
     launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/last_round.h launch/launch.h
-    launch/launch_kernel.cuh
+    launch/launch_kernel.cuh launch/loaded_kernels.cuh
     launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h

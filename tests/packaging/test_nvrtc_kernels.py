@@ -36,6 +36,7 @@ PREAMBLE = """
 #include "monoidreduce/device/block/fast_real.cuh"
 #include "monoidreduce/device/block/fragment_scores.cuh"
 #include "monoids.cuh"
+#include "programs.cuh"
 #include "rows.cuh"
 
 using namespace monoidreduce;
@@ -70,6 +71,9 @@ EVERY_GPU = {
             "simt::fold_backward<true, LogMeanExp<float>, Rows<LogMeanExp<float>>>",
             "simt::fold_backward<false, NoisyOr<double>, Rows<NoisyOr<double>>>",
         ),
+    ),
+    "simt programs": Kernel(
+        "program_simt", ("simt::fold_program<Program<float>>", "simt::pull_program<Program<double>>")
     ),
     "simt centre of rows": Kernel("row_prologue", ("simt::row_centre<float>",)),
     "centre of rows": Kernel("row_residuals", ("prepare_rows<E, 16>", "clear_marks")),

@@ -72,6 +72,14 @@ MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;
 }
 
+// x / y rounded down, 0 where y is; -1 / least number wraps around.
+template <class I>
+MR_HD I floor_of_quotient(I x, I y) {
+  if (y == 0) return 0;
+  if (y == -1) return static_cast<I>(0 - static_cast<std::uint64_t>(x));
+  return x / y - (x % y != 0 && (x < 0) != (y < 0));
+}
+
 // Returns the second operand if the first is NaN. So a NaN score never becomes a frame; it reaches the result through
 // its mass.
 MR_HD float max(float a, float b) { return a > b ? a : b; }

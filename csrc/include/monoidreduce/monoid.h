@@ -69,9 +69,13 @@ concept FramedMonoid = Projected<M> && requires(const M m, typename M::State s, 
 };
 
 template <class M>
-concept Monoid = FramedMonoid<M> || Projected<M> && requires(const M m, typename M::State s) {
+concept Combines = requires(const M m, typename M::State s) {
+  { m.identity() } -> std::same_as<typename M::State>;
   { m.combine(s, s) } -> std::same_as<typename M::State>;  // associative and commutative
 };
+
+template <class M>
+concept Monoid = FramedMonoid<M> || (Projected<M> && Combines<M>);
 
 // combine((f, m), (g, n)) == (h, rescale(f, h) m + rescale(g, h) n), with h = join(f, g).
 // The payload's sums are rescaled and added in the same way.
@@ -110,7 +114,8 @@ template <class M>
 inline constexpr bool kReadsColumns = requires { requires M::kReadsColumns; };
 
 // The state of the elements of both a and b.
-template <Monoid M>
+template <class M>
+  requires Monoid<M> || Combines<M>
 MR_HD typename M::State combine(const M& m, const typename M::State& a, const typename M::State& b) {
   if constexpr (FramedMonoid<M>) {
     const auto frame = m.join(m.frame_of(a), m.frame_of(b));

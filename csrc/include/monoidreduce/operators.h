@@ -41,6 +41,8 @@ Plan plan(const MlpForward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const MlpBackward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const StatisticsFold& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch);
 // What a GPU that is there has. Throws where the build is CPU-only.
 const DeviceFacts& facts_of(int cuda_device);
 
@@ -64,12 +66,16 @@ void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const 
 void reduce_losses(const LossReduction& x, const Launch& launch);
 void statistics_forward(const StatisticsForward& x, const Launch& launch);
 void statistics_backward(const StatisticsBackward& x, const Launch& launch);
+void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan);
 
 // On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), of a slice of
 // the classes at a time. plan: of the backward pass.
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch, const Plan* plan);
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch, const Plan* plan);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
+void statistics_local_gradient(const StatisticsLocalGradient& x, const Launch& launch, const Plan* plan);
+// Kernels that were compiled while the process runs: machine code, and the names of some. Returns the number of the first.
+std::int64_t load_kernels(const std::string& image, const std::vector<std::string>& names);
 // Gathers, multiplies or scatters rows for the products with local gradients.
 void scale_rows(const RowScaling& x, const Launch& launch);
 // Pads or cuts a tensor for the tensor cores.

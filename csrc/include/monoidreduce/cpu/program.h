@@ -277,13 +277,6 @@ MR_HD Pack<T, N> expm1_of_each(Pack<T, N> x) {
   const R near = less * (x / log_of_each(power));
   return select(power == R(1), x, select(abs(x) < R(0.5), near, less));
 }
-template <class T>
-MR_HD T floor_of_quotient(T x, T y) {
-  if (y == 0) return 0;
-  if (y == -1) return static_cast<T>(0 - static_cast<std::make_unsigned_t<T>>(x));
-  return x / y - (x % y != 0 && (x < 0) != (y < 0));
-}
-
 // Behind every column, so that a real -inf still is the largest of a row.
 template <class T>
 inline constexpr IntegerOf<T> kNoColumn = std::numeric_limits<IntegerOf<T>>::max();

@@ -17,10 +17,10 @@ QuadStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   return stores;
 }
 
-// Runs the epilogue over the products a . b^T of a problem. scratch: kScratch floats per block.
-template <class E, class Tile, class Epilogue>
-void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
-                 float* scratch, const char* name, const Launch& launch) {
+// Of the products a . b^T of a problem. scratch: kScratch floats per block.
+template <class Tile>
+ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedule& schedule,
+                                                          const FoldProblem& p, float* scratch) {
   ContractionArguments<Tile::kScores> arguments;
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
   for (int score = 0; score < Tile::kScores; ++score) {
@@ -31,9 +31,21 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
   }
   arguments.schedule = schedule;
   arguments.parked = reinterpret_cast<float4*>(scratch);
+  return arguments;
+}
+template <class, class Tile>
+constexpr std::size_t contraction_bytes(Tile) {
+  return sizeof(ContractionMemory<Tile>);
+}
+
+// Runs the epilogue over the products of a problem.
+template <class E, class Tile, class Epilogue>
+void contraction(Tile tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
+                 float* scratch, const char* name, const Launch& launch) {
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>, static_cast<unsigned>(schedule.clusters),
-                Tile::kThreads, sizeof(ContractionMemory<Tile>), launch.stream, arguments, epilogue);
+                Tile::kThreads, contraction_bytes<typename Epilogue::Memory>(tile), launch.stream,
+                contraction_arguments(tile, schedule, p, scratch), epilogue);
 }
 
 }  // namespace monoidreduce::sm80

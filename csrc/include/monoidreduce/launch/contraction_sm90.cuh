@@ -18,11 +18,11 @@ SlabStores<kOuts> stores_for(Tile, const TensorView (&tensors)[kOuts]) {
   return stores;
 }
 
-// Runs the epilogue over the products a . b^T of a problem. Columns are lines, or adjacent (transposed). Rows are adjacent if
-// the tile says so; an order is then one of the width.
-template <class E, class Tile, class Epilogue>
-void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue, float*,
-                 const char* name, const Launch& launch) {
+// Of the products a . b^T of a problem. Columns are lines, or adjacent (transposed). Rows are adjacent if the tile says so; an
+// order is then one of the width.
+template <class Tile>
+ContractionArguments<Tile::kScores> contraction_arguments(Tile, const TileSchedule& schedule,
+                                                          const FoldProblem& p, float*) {
   ContractionArguments<Tile::kScores> arguments{
       .order = row_order(p.order, Tile::kRowsTransposed ? p.width() : p.rows(), p.first_place)};
   const TensorView rows[] = {p.a, p.other_a}, columns[] = {p.b, p.other_b};
@@ -36,11 +36,23 @@ void contraction(Tile, const TileSchedule& schedule, const FoldProblem& p, const
     arguments.steps[score] = static_cast<int>((rows[score].size[3] + kSlab - 1) / kSlab);
   }
   arguments.schedule = schedule;
+  return arguments;
+}
+// Bytes of shared memory, with what an epilogue has.
+template <class EpilogueMemory, class Tile>
+constexpr std::size_t contraction_bytes(Tile) {
+  return sizeof(ContractionMemory<Tile, EpilogueMemory>) + kSharedAlignment;
+}
+
+// Runs the epilogue over the products of a problem.
+template <class E, class Tile, class Epilogue>
+void contraction(Tile tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
+                 float* scratch, const char* name, const Launch& launch) {
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
                 static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
-                sizeof(ContractionMemory<Tile, Epilogue>) + kSharedAlignment, launch.stream, arguments,
-                epilogue);
+                contraction_bytes<typename Epilogue::Memory>(tile), launch.stream,
+                contraction_arguments(tile, schedule, p, scratch), epilogue);
 }
 
 }  // namespace monoidreduce::sm90

@@ -39,9 +39,10 @@ inline unsigned blocks_for(std::int64_t jobs) {
   return static_cast<unsigned>(std::min(jobs, kMostBlocks));
 }
 
-template <class Kernel>
-[[noreturn]] void throw_launch_error(cudaError_t error, const char* name, Kernel kernel, unsigned blocks,
-                                     int threads, std::size_t shared_bytes) {
+inline constexpr std::size_t kWithoutAsking = 48 << 10;  // bytes of shared memory
+
+[[noreturn]] inline void throw_launch_error(cudaError_t error, const char* name, unsigned blocks, int threads,
+                                            std::size_t shared_bytes) {
   int device = -1, major = 0, minor = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
@@ -60,7 +61,6 @@ template <class Kernel>
 template <class... Parameters, class... Arguments>
 void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blocks, int threads,
                    std::size_t shared_bytes, void* stream, const Arguments&... arguments) {
-  constexpr std::size_t kWithoutAsking = 48 << 10;
   cudaError_t error = cudaSuccess;
   if (shared_bytes > kWithoutAsking) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -72,7 +72,7 @@ void launch_kernel(const char* name, void (*kernel)(Parameters...), unsigned blo
   }
   if (error != cudaSuccess) {
     cudaGetLastError();  // clears it, so that the next launch does not report it again
-    throw_launch_error(error, name, kernel, blocks, threads, shared_bytes);
+    throw_launch_error(error, name, blocks, threads, shared_bytes);
   }
 }
 

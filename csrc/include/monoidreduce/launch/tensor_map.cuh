@@ -6,24 +6,11 @@
 #include "monoidreduce/device/arch/tma.cuh"
 #include "monoidreduce/device/block/bias_tile.cuh"
 #include "monoidreduce/launch/dense_lines.h"
+#include "monoidreduce/launch/driver.cuh"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/tensor_view.h"
 
 namespace monoidreduce::sm90 {
-
-// The driver's function, found at run time: the library does not link libcuda, so it loads where there is no driver.
-inline decltype(&cuTensorMapEncodeTiled) encode_tiled() {
-  static void* const function = [] {
-    void* found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    check_cuda(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-        "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)");
-    if (result != cudaDriverEntryPointSuccess) throw Error("the CUDA driver has no cuTensorMapEncodeTiled");
-    return found;
-  }();
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-}
 
 // [B, H, rows, width], in boxes of box_rows lines of each of box_heads, the lines of line_bytes, 128 or 64 of them, and
 // swizzled as these. Axes of stride 0 repeat what they have.
@@ -43,14 +30,14 @@ inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_by
                     : t.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                     : t.dtype == DType::kBool    ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  static const auto encode = driver_function<decltype(cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   const DeviceGuard device(t.cuda_device);
   arch::TensorMap map;
   static_assert(sizeof(map) == sizeof(CUtensorMap));
-  const CUresult result =
-      encode_tiled()(reinterpret_cast<CUtensorMap*>(&map), type, 4, t.data, sizes, strides, box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE,
-                     line_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(reinterpret_cast<CUtensorMap*>(&map), type, 4, t.data, sizes, strides, box,
+                                 steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 line_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) throw Error(message("cuTensorMapEncodeTiled failed with code ", int(result)));
   return map;
 }

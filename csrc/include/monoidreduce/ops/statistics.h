@@ -53,6 +53,42 @@ constexpr auto describe(const StatisticsBackward*) {
               option("scale", &X::scale));
 }
 
+// The same on a GPU, by kernels that were compiled for the program (load_kernels): its fold, and on tensor cores the
+// combination of partial states.
+struct StatisticsFold {
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView values, low, indices;
+  TensorView scratch;                         // size: Plan::scratch
+  std::int64_t kernels = 0, state_words = 0;  // the first kernel's number; size of a state in numbers
+  double scale = 1;
+};
+constexpr auto describe(const StatisticsFold*) {
+  using X = StatisticsFold;
+  return cuda_call(
+      "statistics_fold", statistics_operands<X>(), result("values", &X::values, "K N", Type::kAccumulation),
+      result("low", &X::low, "L N", Type::kAccumulation), result("indices", &X::indices, "P N", Type::kInt64),
+      scratch("scratch", &X::scratch), option("kernels", &X::kernels), option("state_words", &X::state_words),
+      option("scale", &X::scale));
+}
+
+// The gradients by the scores, of some columns: those in b, from first_column on. On tensor cores in the element type, else
+// in the accumulation type.
+struct StatisticsLocalGradient {
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView out, other_out;
+  std::int64_t kernels = 0, first_column = 0;
+  double scale = 1;
+  std::int64_t workspace = 0;  // bytes for local gradients
+};
+constexpr auto describe(const StatisticsLocalGradient*) {
+  using X = StatisticsLocalGradient;
+  return cuda_call("statistics_local_gradient", statistics_operands<X>(),
+                   result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
+                   result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
+                   option("kernels", &X::kernels), option("first_column", &X::first_column),
+                   option("scale", &X::scale), workspace(&X::workspace));
+}
+
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem statistics_problem(const Call& x) {
   return {.a = as_rows(x.a),

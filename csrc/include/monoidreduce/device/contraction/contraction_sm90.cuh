@@ -52,11 +52,11 @@ struct ContractionArguments {
   RowOrder order;
 };
 
-template <ContractionTiling Tile, ContractionEpilogue<Tile::kScores> Epilogue>
+template <ContractionTiling Tile, class EpilogueMemory>
 struct alignas(kSharedAlignment) ContractionMemory {
   unsigned char rows[Tile::kStages][SharedTile<Tile::kRows, kSlab>::kBytes];
   unsigned char columns[Tile::kStages][SharedTile<Tile::kColumns, kSlab>::kBytes];
-  typename Epilogue::Memory epilogue;
+  EpilogueMemory epilogue;
   Ring<Tile::kStages> ring;
 };
 
@@ -178,8 +178,9 @@ template <class E, class Tile, class Epilogue>
 __global__ void __cluster_dims__(Tile::kBlocks) __launch_bounds__(Tile::kThreads, 1)
     contraction_kernel(const __grid_constant__ ContractionArguments<Tile::kScores> p,
                        const __grid_constant__ Epilogue epilogue) {
+  static_assert(ContractionEpilogue<Epilogue, Tile::kScores>);
   extern __shared__ unsigned char shared_bytes[];
-  using Memory = ContractionMemory<Tile, Epilogue>;
+  using Memory = ContractionMemory<Tile, typename Epilogue::Memory>;
   auto& memory = *reinterpret_cast<Memory*>(shared_bytes +
                                             (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
   const int counted = p.order.counted();

@@ -59,7 +59,7 @@ template <class M, class Tile, class Rows>
 __global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule of_all,
                                 const __grid_constant__ RowOrder order, const typename M::State* partial,
                                 const __grid_constant__ Rows rows) {
-  static_assert(Monoid<M> && StateRows<Rows, M>);
+  static_assert((Monoid<M> || Combines<M>) && StateRows<Rows, M>);
   const int place = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), counted = order.counted();
   if (place >= order.rows) return;
   if (place >= counted) return rows.skip(order[place]);

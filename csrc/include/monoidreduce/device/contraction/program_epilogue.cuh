@@ -1,0 +1,140 @@
+// A program (device/program/statistics.h) as epilogues of the contraction: its fold, and its local gradients. Their layouts do
+// not depend on the program: the host fills them without knowing it (launch/program.cuh).
+#pragma once
+
+#include "monoidreduce/device/block/fragment.cuh"
+#include "monoidreduce/device/program/element_real.cuh"
+#include "monoidreduce/device/program/statistics.h"
+#include "monoidreduce/device/warp/lanes.cuh"
+#include "monoidreduce/traits.h"
+
+namespace monoidreduce {
+
+// The element of a thread's fragment, whose lines are rows.
+template <class P, int kSize>
+__device__ __forceinline__ ProgramElement<P> fragment_element(const ProgramData& data,
+                                                              const ProgramRow<P> (&rows)[2],
+                                                              const float (&dots)[P::kScores][kSize], int i,
+                                                              int column0) {
+  // Rounded, so that both passes see the same scores: a fused product adds -0.
+  const auto score = [&](int n) {
+    return typename P::Real(fmaf(dots[n][i], static_cast<float>(data.scale), -0.f));
+  };
+  const int column = ::min(column0 + fragment_column(i), static_cast<int>(data.columns) - 1);
+  return data.element<P>(score(0), score(P::kScores - 1), rows[row_of_element(i)], column);
+}
+template <class P>
+__device__ __forceinline__ void load_rows(ProgramRow<P> (&rows)[2], const ProgramData& data, int row0) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    rows[r] = data.of_row<P>(::min(row0 + fragment_row(r), static_cast<int>(data.rows) - 1));
+}
+
+// partial: as in FoldEpilogue, which combine_partial combines.
+template <class P>
+struct ProgramFold {
+  struct Memory {};
+  struct Work {
+    StatisticsState<P> state[2];
+    ProgramRow<P> rows[2];
+  };
+  ProgramData data;
+  StatisticsState<P>* partial;
+
+  __device__ __forceinline__ Work begin(int row0) const {
+    Work work;
+    work.state[0] = work.state[1] = StatisticsSum<P>{}.identity();
+    load_rows<P>(work.rows, data, row0);
+    return work;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, const float (&dots)[P::kScores][kSize], int, int column0,
+                                       Memory&, int) const {
+    // A part after the other: what both loops of fold_elements need of its elements fits the registers.
+    constexpr int kPart = P::kScores == 1 ? 32 : 8;
+#pragma unroll
+    for (int first = 0; first < kSize; first += kPart) {
+      const auto element = [&](int i) {
+        return fragment_element<P>(data, work.rows, dots, first + i, column0);
+      };
+      const auto present = [&](int i) { return column0 + fragment_column(first + i) < data.columns; };
+      if (column0 + kSize * 2 <= data.columns) {
+        fold_elements<P, kPart, true>(work.state, row_of_element, element, present);
+      } else {
+        fold_elements<P, kPart, false>(work.state, row_of_element, element, present);
+      }
+    }
+  }
+  __device__ __forceinline__ void end(const Work& work, std::int64_t place) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const auto whole = reduce_lanes<4>(
+          work.state[r], [](const auto& s, const auto& t) { return StatisticsSum<P>{}.combine(s, t); });
+      if (threadIdx.x % 4 == 0) partial[place + fragment_row(r)] = whole;
+    }
+  }
+  __device__ __forceinline__ void finish() const {}
+};
+
+// Rows of combine_partial.
+template <class P>
+struct ProgramRows {
+  StatisticsResults results;
+  __device__ __forceinline__ std::int64_t label(std::int64_t) const { return -1; }
+  __device__ __forceinline__ void store(std::int64_t row, const StatisticsState<P>& state) const {
+    results.store<P>(row, state);
+  }
+  __device__ __forceinline__ void skip(std::int64_t row) const { store(row, StatisticsSum<P>{}.identity()); }
+};
+
+// P::gradient(element) -> Gradient, by the scores. To as many tensors [rows, columns] as there are scores, rounded to E.
+template <class E, class P, FragmentStores Stores>
+struct ProgramGradient {
+  static_assert(Stores::kOuts == P::kScores);
+  using Memory = typename Stores::Memory;
+  struct Work {
+    ProgramRow<P> rows[2];
+  };
+  ProgramData data;
+  Stores stores;
+
+  __device__ __forceinline__ Work begin(int row0) const {
+    Work work;
+    load_rows<P>(work.rows, data, row0);
+    return work;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void tile(Work& work, const float (&dots)[P::kScores][kSize], int row0,
+                                       int column0, Memory& memory, int warpgroup) const {
+    constexpr int kSlabs = kSize / kSlabElements;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      std::uint32_t words[P::kScores][kSlabElements / 2];
+#pragma unroll
+      for (int i = 0; i < kSlabElements / 2; ++i) {
+        const auto first = gradient(work, dots, slab * kSlabElements + 2 * i, column0),
+                   second = gradient(work, dots, slab * kSlabElements + 2 * i + 1, column0);
+        words[0][i] = arch::pack<E>(first.score, second.score);
+        if constexpr (P::kScores == 2) words[1][i] = arch::pack<E>(first.other, second.other);
+      }
+#pragma unroll
+      for (int n = 0; n < P::kScores; ++n)
+        stores.template store<kSlabs * P::kScores>(words[n], n, row0, column0 + slab * kSlab,
+                                                   slab * P::kScores + n, memory, warpgroup);
+    }
+  }
+  __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
+  __device__ __forceinline__ void finish() const { stores.finish(); }
+
+ private:
+  template <int kSize>
+  __device__ __forceinline__ Gradient<float> gradient(const Work& work,
+                                                      const float (&dots)[P::kScores][kSize], int i,
+                                                      int column0) const {
+    const auto g = P::gradient(fragment_element<P>(data, work.rows, dots, i, column0));
+    const float scale = static_cast<float>(data.scale);
+    return {scalar(g.score) * scale, scalar(g.other) * scale};
+  }
+};
+
+}  // namespace monoidreduce

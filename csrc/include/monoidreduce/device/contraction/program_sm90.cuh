@@ -1,0 +1,16 @@
+// The tiles of Hopper's contraction that run programs, for the host and for generated sources.
+#pragma once
+
+#include "monoidreduce/device/contraction/contraction_sm90.cuh"
+#include "monoidreduce/device/contraction/program_epilogue.cuh"
+
+namespace monoidreduce::sm90 {
+
+template <int kScores>
+using ProgramFoldTile = std::conditional_t<kScores == 1, ContractionTile<256, 4>, ContractionTile<192, 5, 2>>;
+// Gradients of two scores by a tile of 192 columns spilled 708 bytes (KL both ways and chi2).
+template <int kScores>
+using ProgramGradientTile =
+    std::conditional_t<kScores == 1, ContractionTile<256, 4>, ContractionTile<128, 5, 2>>;
+
+}  // namespace monoidreduce::sm90

@@ -1,0 +1,29 @@
+// The real type of programs on tensor cores: functions of one or two instructions, in natural units. Each is evaluated for
+// every element, so its errors are measured against the rounding of a 16-bit operand, 2^-9 or 2^-12.
+#pragma once
+
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/device/program/functions.h"
+
+namespace monoidreduce {
+
+struct ElementFunctions {
+  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
+  __device__ __forceinline__ static float log(float x) { return arch::log2(x) * float(kLn2); }
+  __device__ __forceinline__ static float tanh(float x) { return BaseTwo::tanh(x); }
+  __device__ __forceinline__ static float sigmoid(float x) { return arch::reciprocal(1.f + exp(-x)); }
+};
+using ElementReal = FastReal<ElementFunctions>;
+
+__device__ __forceinline__ ElementReal sqrt(ElementReal x) { return ::sqrtf(x.x); }
+// Near 0 the series keep the digits that 1 + x and e^x - 1 lose. The first term left out is 2^-23 of the sum.
+__device__ __forceinline__ ElementReal log1p(ElementReal e) {
+  const float x = e.x, series = x - x * x * (0.5f - x * (1.f / 3 - x * 0.25f));
+  return fabsf(x) < 0.027f ? series : ElementFunctions::log(1.f + x);
+}
+__device__ __forceinline__ ElementReal expm1(ElementReal e) {
+  const float x = e.x, series = x + x * x * (0.5f + x * (1.f / 6 + x * (1.f / 24)));
+  return fabsf(x) < 0.06f ? series : ElementFunctions::exp(x) - 1.f;
+}
+
+}  // namespace monoidreduce

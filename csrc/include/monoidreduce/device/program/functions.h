@@ -1,0 +1,59 @@
+// The functions that generated programs call beside math.h's. R is float or double, or on tensor cores FastReal.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce {
+
+MR_HD float sqrt(float x) { return ::sqrtf(x); }
+MR_HD double sqrt(double x) { return ::sqrt(x); }
+MR_HD float expm1(float x) { return ::expm1f(x); }
+MR_HD double expm1(double x) { return ::expm1(x); }
+MR_HD float log1p(float x) { return ::log1pf(x); }
+MR_HD double log1p(double x) { return ::log1p(x); }
+
+// log(1 + e^x), accurate everywhere.
+template <class R>
+MR_HD R log1pexp(R x) {
+  return max(x, R(0)) + log1p(exp(-abs(x)));
+}
+// Of NaN and a number, NaN.
+template <class R>
+MR_HD R maximum(R x, R y) {
+  return select(x > y || x != x, x, y);
+}
+template <class R>
+MR_HD R minimum(R x, R y) {
+  return select(x < y || x != x, x, y);
+}
+// e^(x - high - low), where high + low is a log-sum-exp; measured from 0 where that is -inf.
+template <class R>
+MR_HD R share(R x, R high, R low) {
+  return exp_of_difference(x, LogSumExp<R>::origin(high), low);
+}
+
+// An integer of the data, which may be of more bits than the program's: those outside equal no column.
+template <class I>
+MR_HD constexpr I saturated(std::int64_t x) {
+  constexpr I kMost = std::numeric_limits<I>::max(), kLeast = -kMost - 1;
+  return x > kMost ? kMost : x < kLeast ? kLeast : static_cast<I>(x);
+}
+template <class I>
+MR_HD I floor_remainder(I x, I y) {
+  return x - floor_of_quotient(x, y) * y;
+}
+
+// As plain floating point.
+template <class R>
+MR_HD Scalar<R> scalar(R x) {
+  if constexpr (std::is_arithmetic_v<R>)
+    return x;
+  else
+    return x.x;
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,222 @@
+// The fold of a program: the statistics of a row's elements (monoidreduce.stat). The program is a generated type P
+// (monoidreduce/program/cuda_source.py):
+//
+//   Real                                                float or double, or ElementReal
+//   kScores                                             scores of an element, 1 or 2
+//   kRowData, kRowIndices, kColumnData, kColumnIndices  how many numbers it reads of a row and of a column
+//   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   its statistics; means of each softmax
+//   statistics(element)                                 -> ElementStatistics<P>
+#pragma once
+
+#include <cstdint>
+
+#include "monoidreduce/device/program/functions.h"
+
+namespace monoidreduce {
+
+// C++ has no arrays of nothing.
+template <class T, int kCount>
+struct Numbers {
+  T at[kCount > 0 ? kCount : 1];
+  MR_HD T& operator[](int i) { return at[i]; }
+  MR_HD const T& operator[](int i) const { return at[i]; }
+};
+
+template <class P>
+struct ProgramRow {
+  Numbers<typename P::Real, P::kRowData> data;
+  Numbers<Index<typename P::Real>, P::kRowIndices> index;
+};
+template <class P>
+struct ProgramElement {
+  using R = typename P::Real;
+  R score, other;
+  Index<R> position;  // the column's number
+  ProgramRow<P> row;
+  Numbers<R, P::kColumnData> column;
+  Numbers<Index<R>, P::kColumnIndices> column_index;
+};
+
+template <class P>
+constexpr int means() {
+  int count = 0;
+  for (int s = 0; s < P::kSoftmaxes; ++s) count += P::kMeans[s];
+  return count;
+}
+template <class P>
+struct ElementStatistics {
+  using R = typename P::Real;
+  Numbers<R, P::kSoftmaxes> log_weight;
+  Numbers<R, means<P>()> mean;  // what means are taken of, of all softmaxes
+  Numbers<R, P::kTotals> total;
+  Numbers<R, P::kLargest> largest;
+  Numbers<bool, P::kCounts> counted;
+};
+
+// Whether x, of column j, is larger than y, of column k. NaN is the largest; of equal values the first column counts.
+template <class R>
+MR_HD bool is_larger(R x, Index<R> j, R y, Index<R> k) {
+  const bool equal = x == y || (x != x && y != y);
+  return equal ? j < k : x > y || x != x;
+}
+
+// Of some elements of a row. Weights are measured from a frame, the largest log weight; one of +inf from the largest finite
+// number, as in LogSumExp.
+template <class P>
+struct StatisticsState {
+  using R = typename P::Real;
+  using I = Index<R>;
+  static constexpr I kNoColumn = std::numeric_limits<I>::max();
+  Numbers<R, P::kSoftmaxes> frame, mass;
+  Numbers<R, means<P>()> mean;  // sums of weights times values
+  Numbers<R, P::kTotals> total;
+  Numbers<R, P::kLargest> largest;
+  Numbers<I, P::kLargest> at;
+  Numbers<I, P::kCounts> count;
+
+  MR_HD static R origin(R frame) { return LogSumExp<R>::origin(frame); }
+
+  MR_HD void raise(const Numbers<R, P::kSoftmaxes>& top) {
+    int k = 0;
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
+      const R to = select(top[s] == infinity<R>(), monoidreduce::largest<R>(), top[s]);
+      const R factor = exp(frame[s] - origin(to));
+      frame[s] = to, mass[s] = mass[s] * factor;
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] = mean[k] * factor;
+    }
+  }
+  // An element whose log weights the frames hold.
+  MR_HD void add(const ElementStatistics<P>& e, I column, bool present) {
+    int k = 0;
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
+      const R log_weight = present ? e.log_weight[s] : -infinity<R>();
+      const R weight = exp(log_weight - origin(frame[s]));
+      mass[s] = mass[s] + weight;
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] =
+          mean[k] + select(log_weight == -infinity<R>(), R(0), weight * e.mean[k]);
+    }
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) total[k] = total[k] + select(present, e.total[k], R(-0.f));
+    MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
+      const bool take = present && is_larger(e.largest[k], column, largest[k], at[k]);
+      largest[k] = select(take, e.largest[k], largest[k]), at[k] = select(take, column, at[k]);
+    }
+    MR_UNROLL for (int k = 0; k < P::kCounts; ++k) count[k] += present && e.counted[k];
+  }
+};
+
+// How the states of a row's parts become one.
+template <class P>
+struct StatisticsSum {
+  using State = StatisticsState<P>;
+  using R = typename P::Real;
+
+  MR_HD State identity() const {
+    State s{};
+    MR_UNROLL for (int k = 0; k < P::kSoftmaxes; ++k) s.frame[k] = -infinity<R>(), s.mass[k] = R(0);
+    MR_UNROLL for (int k = 0; k < means<P>(); ++k) s.mean[k] = R(0);
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) s.total[k] = R(-0.f);
+    MR_UNROLL for (int k = 0; k < P::kLargest; ++k) s.largest[k] = -infinity<R>(), s.at[k] = State::kNoColumn;
+    MR_UNROLL for (int k = 0; k < P::kCounts; ++k) s.count[k] = 0;
+    return s;
+  }
+  MR_HD State combine(State a, State b) const {
+    Numbers<R, P::kSoftmaxes> top;
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) top[s] = max(b.frame[s], a.frame[s]);
+    a.raise(top), b.raise(top);
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) a.mass[s] = a.mass[s] + b.mass[s];
+    MR_UNROLL for (int k = 0; k < means<P>(); ++k) a.mean[k] = a.mean[k] + b.mean[k];
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) a.total[k] = a.total[k] + b.total[k];
+    MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
+      const bool take = is_larger(b.largest[k], b.at[k], a.largest[k], a.at[k]);
+      a.largest[k] = select(take, b.largest[k], a.largest[k]), a.at[k] = select(take, b.at[k], a.at[k]);
+    }
+    MR_UNROLL for (int k = 0; k < P::kCounts; ++k) a.count[k] += b.count[k];
+    return a;
+  }
+};
+
+// Folds kCount elements into the states of kStates rows: element i belongs to row row_of(i). kAll: are all of them present.
+template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present>
+MR_HD void fold_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_of, const ElementAt& element,
+                         const Present& present) {
+  if constexpr (P::kSoftmaxes > 0) {
+    Numbers<typename P::Real, P::kSoftmaxes> top[kStates];
+    MR_UNROLL for (int r = 0; r < kStates; ++r) top[r] = state[r].frame;
+    MR_UNROLL for (int i = 0; i < kCount; ++i) {
+      const ElementStatistics<P> e = P::statistics(element(i));
+      auto& of_row = top[row_of(i)];
+      MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) of_row[s] =
+          kAll || present(i) ? max(e.log_weight[s], of_row[s]) : of_row[s];
+    }
+    MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].raise(top[r]);
+  }
+  MR_UNROLL for (int i = 0; i < kCount; ++i) {
+    const ProgramElement<P> e = element(i);
+    state[row_of(i)].add(P::statistics(e), e.position, kAll || present(i));
+  }
+}
+
+// The numbers that a call gives a program: of rows and of columns [data, rows] and [data, columns], in the accumulation type
+// T, and integers. first_column: the number of the first column that it has.
+struct ProgramData {
+  const void *row, *column;
+  const std::int64_t *row_index, *column_index;
+  std::int64_t row_pitch, column_pitch, row_index_pitch, column_index_pitch;
+  std::int64_t rows, columns, first_column;
+  double scale;  // of dot products
+
+  template <class P>
+  MR_HD ProgramRow<P> of_row(std::int64_t i) const {
+    using R = typename P::Real;
+    const auto* const numbers = static_cast<const Scalar<R>*>(row);
+    ProgramRow<P> found{};
+    MR_UNROLL for (int k = 0; k < P::kRowData; ++k) found.data[k] = R(numbers[k * row_pitch + i]);
+    MR_UNROLL for (int k = 0; k < P::kRowIndices; ++k) found.index[k] =
+        saturated<Index<R>>(row_index[k * row_index_pitch + i]);
+    return found;
+  }
+  // score, other: scaled. column: there is one.
+  template <class P>
+  MR_HD ProgramElement<P> element(typename P::Real score, typename P::Real other, const ProgramRow<P>& of,
+                                  std::int64_t j) const {
+    using R = typename P::Real;
+    const auto* const numbers = static_cast<const Scalar<R>*>(column);
+    ProgramElement<P> e{score, other, static_cast<Index<R>>(first_column + j), of, {}, {}};
+    MR_UNROLL for (int k = 0; k < P::kColumnData; ++k) e.column[k] = R(numbers[k * column_pitch + j]);
+    MR_UNROLL for (int k = 0; k < P::kColumnIndices; ++k) e.column_index[k] =
+        saturated<Index<R>>(column_index[k * column_index_pitch + j]);
+    return e;
+  }
+};
+
+// Where a row's statistics go: [numbers, rows] each, in the order of `Program` (monoidreduce/program/program.py). low: the
+// low words of the log-sum-exps.
+struct StatisticsResults {
+  void *values, *low;
+  std::int64_t* indices;
+  std::int64_t rows;
+
+  template <class P>
+  MR_HD void store(std::int64_t row, const StatisticsState<P>& state) const {
+    using T = Scalar<typename P::Real>;
+    using I = Index<typename P::Real>;
+    T *value = static_cast<T*>(values) + row, *of_low = static_cast<T*>(low) + row;
+    std::int64_t* index = indices + row;
+    int k = 0;
+    for (int s = 0; s < P::kSoftmaxes; ++s) {
+      const T mass = scalar(state.mass[s]);
+      const LogNumber<T> lse = LogNumber<T>{scalar(state.frame[s]), T(0)} + log_number(mass);
+      *value = lse.high, value += rows, *of_low = lse.low, of_low += rows;
+      for (int end = k + P::kMeans[s]; k < end; ++k, value += rows)
+        *value = mass == T(0) ? T(0) : scalar(state.mean[k]) / mass;
+    }
+    for (int n = 0; n < P::kTotals; ++n, value += rows) *value = scalar(state.total[n]);
+    for (int n = 0; n < P::kLargest; ++n, value += rows, index += rows) {
+      const I column = state.at[n];
+      *value = scalar(state.largest[n]), *index = column == StatisticsState<P>::kNoColumn ? -1 : column;
+    }
+    for (int n = 0; n < P::kCounts; ++n, index += rows) *index = state.count[n];
+  }
+};
+
+}  // namespace monoidreduce

@@ -1,0 +1,102 @@
+// A program (device/program/statistics.h) on any GPU, of any element type, width and strides: its fold, and its local
+// gradients. A block computes tiles of 64 x 64 dot products; four neighbouring lanes have 16 columns each of a row (tile.cuh).
+#pragma once
+
+#include "monoidreduce/device/block/tile.cuh"
+#include "monoidreduce/device/program/statistics.h"
+#include "monoidreduce/device/warp/lanes.cuh"
+
+namespace monoidreduce::simt {
+
+struct ProgramOperands {
+  Tensor rows[2], columns[2];  // [1, 1, rows, width] and [1, 1, columns, width], of each score
+};
+
+// The dot products of a tile: of the first score in memory.first, of the second in memory.second.
+template <int kScores, class T>
+__device__ __forceinline__ void multiply_operands(TileMemory<T>& memory, const ProgramOperands& p,
+                                                  std::int64_t row0, std::int64_t column0) {
+  __syncthreads();
+#pragma unroll 1
+  for (int n = 0; n < kScores; ++n) {
+    multiply_rows(n == 0 ? memory.first : memory.second, memory, Matrix<T>(p.rows[n], 0, 0), row0,
+                  Matrix<T>(p.columns[n], 0, 0), column0);
+  }
+  __syncthreads();
+}
+
+// Element n of the calling thread's row.
+template <class P, class T>
+__device__ __forceinline__ ProgramElement<P> element_of(const TileMemory<T>& memory, const ProgramData& data,
+                                                        const ProgramRow<P>& row, std::int64_t column0,
+                                                        int n) {
+  const int at = element_column(n) * kPitch + element_row();
+  const T scale = static_cast<T>(data.scale);
+  const std::int64_t column = min(column0 + element_column(n), data.columns - 1);
+  return data.element<P>(multiply_add(memory.first[at], scale, T(-0.f)),
+                         P::kScores == 2 ? multiply_add(memory.second[at], scale, T(-0.f)) : T(0), row,
+                         column);
+}
+
+template <class P>
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename P::Real>)
+    fold_program(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
+                 const __grid_constant__ StatisticsResults results) {
+  using T = typename P::Real;
+  extern __shared__ __align__(32) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<TileMemory<T>*>(shared_bytes);
+  const StatisticsSum<P> sum;
+  const std::int64_t tiles = divide_up(data.rows, kTile);
+
+#pragma unroll 1
+  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const std::int64_t row0 = tile * kTile, row = row0 + element_row();
+    const ProgramRow<P> of_row = data.of_row<P>(min(row, data.rows - 1));
+    StatisticsState<P> state[1] = {sum.identity()};
+#pragma unroll 1
+    for (std::int64_t column0 = 0; column0 < data.columns; column0 += kTile) {
+      multiply_operands<P::kScores>(memory, p, row0, column0);
+      fold_elements<P, kLaneElements, false>(
+          state, [](int) { return 0; },
+          [&](int n) { return element_of<P>(memory, data, of_row, column0, n); },
+          [&](int n) { return column0 + element_column(n) < data.columns; });
+    }
+    const auto whole =
+        reduce_lanes<kRowLanes>(state[0], [&](const auto& s, const auto& t) { return sum.combine(s, t); });
+    if (row < data.rows && threadIdx.x % kRowLanes == 0) results.store<P>(row, whole);
+  }
+}
+
+// outs: [1, 1, rows, columns] for each score, of the accumulation type.
+struct ProgramOuts {
+  Tensor of[2];
+};
+template <class P>
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename P::Real>)
+    pull_program(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
+                 const __grid_constant__ ProgramOuts outs) {
+  using T = typename P::Real;
+  extern __shared__ __align__(32) unsigned char shared_bytes[];
+  auto& memory = *reinterpret_cast<TileMemory<T>*>(shared_bytes);
+  const std::int64_t column_tiles = divide_up(data.columns, kTile),
+                     tiles = divide_up(data.rows, kTile) * column_tiles;
+
+#pragma unroll 1
+  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const std::int64_t row0 = tile / column_tiles * kTile, column0 = tile % column_tiles * kTile;
+    const std::int64_t row = row0 + element_row();
+    const ProgramRow<P> of_row = data.of_row<P>(min(row, data.rows - 1));
+    multiply_operands<P::kScores>(memory, p, row0, column0);
+#pragma unroll 1
+    for (int n = 0; n < kLaneElements; ++n) {
+      const std::int64_t column = column0 + element_column(n);
+      if (row >= data.rows || column >= data.columns) continue;
+      const auto g = P::gradient(element_of<P>(memory, data, of_row, column0, n));
+      const T scale = static_cast<T>(data.scale);
+      Matrix<T>(outs.of[0], 0, 0).write(row, column, g.score * scale);
+      if constexpr (P::kScores == 2) Matrix<T>(outs.of[1], 0, 0).write(row, column, g.other * scale);
+    }
+  }
+}
+
+}  // namespace monoidreduce::simt

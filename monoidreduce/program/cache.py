@@ -1,0 +1,87 @@
+"""Compiled kernels on disk: a folder of files, each named after the hash of all that it was made from.
+
+The environment variable MONOIDREDUCE_CACHE_DIR names the folder; `off` keeps nothing. A file is written under
+another name and renamed, so processes may write the same one at once. Machine code is run, so only a folder
+of the user's own, closed to others, is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from monoidreduce.program.compiler import Image
+
+__all__ = ["folder", "key", "load", "store"]
+
+_MOST_BYTES = 256 << 20
+
+
+def folder() -> Path | None:
+    """Where kernels are, None for nowhere. It is there and closed to others."""
+    named = os.environ.get("MONOIDREDUCE_CACHE_DIR", "")
+    if named == "off":
+        return None
+    try:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        path = Path(named) if named else Path(base) / "monoidreduce"
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = path.stat()
+    except (OSError, RuntimeError):  # RuntimeError: no home
+        return None
+    closed = stat.S_IMODE(facts.st_mode) & 0o077 == 0 and facts.st_uid == os.getuid()
+    return path if closed else None
+
+
+def key(*parts: str) -> str:
+    """The hash of some texts, which are told apart."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def load(key: str) -> Image | None:
+    """What was stored under the key, if all of it is there."""
+    path = folder()
+    if path is None:
+        return None
+    try:
+        head, _, code = (path / key[:2] / key).read_bytes().partition(b"\n")
+        facts = json.loads(head)
+        if facts["sha256"] != hashlib.sha256(code).hexdigest():
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path / key[:2] / key)  # used now: the oldest go first
+        return Image(code, tuple(facts["names"]), facts["log"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def store(key: str, image: Image) -> None:
+    """Keep an image, as far as there is a folder that can be written."""
+    path = folder()
+    if path is None:
+        return
+    facts = {"sha256": hashlib.sha256(image.code).hexdigest(), "names": image.names, "log": image.log}
+    try:
+        place = path / key[:2]
+        place.mkdir(mode=0o700, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place, prefix=".", delete=False) as file:
+            file.write(json.dumps(facts).encode() + b"\n" + image.code)
+        os.replace(file.name, place / key)
+        _make_room(path)
+    except OSError:
+        return
+
+
+def _make_room(path: Path) -> None:
+    """Remove the files that were used longest ago, beyond the most bytes."""
+    files = sorted(((f.stat(), f) for f in path.glob("*/*")), key=lambda of: -of[0].st_mtime)
+    bytes = 0
+    for facts, file in files:
+        bytes += facts.st_size
+        if bytes > _MOST_BYTES:
+            file.unlink(missing_ok=True)

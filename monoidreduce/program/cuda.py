@@ -1,0 +1,141 @@
+"""The passes of a program by kernels on a GPU.
+
+A row's statistics are one fold. The gradients of the operands are products of the gradients by the scores,
+which are computed for as many columns at a time as the workspace holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.local_gradients import Head, multiply_local_gradients
+from monoidreduce._ops.memory import (
+    accumulation_dtype,
+    accumulator,
+    launch,
+    padded,
+    padded_weight,
+    statistics,
+)
+from monoidreduce._ops.slices import columns_in
+from monoidreduce.program.cuda_source import state_words
+from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
+
+__all__ = ["backward", "fold"]
+
+Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
+
+_LEAST_COLUMNS = 256  # of a slice, where there are no tensor cores
+
+
+def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
+    if not plan.tensor_cores:
+        return operands
+    a, b, other_a, other_b = operands
+    second = (
+        (None, None)
+        if other_a is None or other_b is None
+        else (padded(other_a), padded_weight(other_b, plan))
+    )
+    return padded(a), padded_weight(b, plan), *second
+
+
+def _contiguous(data: Data) -> Data:
+    row, column, row_index, column_index = (None if t is None else t.contiguous() for t in data)
+    return row, column, row_index, column_index
+
+
+def fold(
+    program: str, operands: Operands, data: Data, counts: Counts, results: Results, scale: float
+) -> None:
+    """Write the values, low words and indices of all rows."""
+    a, words = operands[0], state_words(program)
+    plan = _C.plan_statistics_fold(*operands, state_words=words)
+    kernels = fold_kernels(program, counts, a.dtype, plan, a.device.index)
+    scratch = statistics(a, plan.scratch)
+    given = (*_as_kernels_read(operands, plan), *_contiguous(data), *results, scratch)
+    _C.statistics_fold(*given, kernels, words, scale, *launch(a), plan)
+
+
+def backward(
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    needed: list[bool],
+) -> list[Tensor | None]:
+    """The gradients by the operands, of their types or sums.
+
+    known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each operand.
+    """
+    if not any(needed):
+        return [None] * 4
+    scores = 1 if operands[2] is None else 2
+    plan = _C.plan_statistics_local_gradient(
+        *operands,
+        workspace=workspace // scores,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+    )
+    kernels = gradient_kernels(program, counts, operands[0].dtype, plan, operands[0].device.index)
+    row, column, row_index, column_index = _contiguous(known)
+    a, b, other_a, other_b = _as_kernels_read(operands, plan)
+
+    def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:
+        of_columns = [None if t is None else t[:, part] for t in (column, column_index)]
+        of_second = None if other_b is None else other_b[part]
+        data = (row, of_columns[0], row_index, of_columns[1])
+        arguments: Any = (a, b[part], other_a, of_second, *data, out, other_out)
+        arguments += (kernels, part.start, scale, workspace, *launch(a), plan)
+        _C.statistics_local_gradient(*arguments)
+
+    if not plan.tensor_cores:
+        return _by_torch(operands, store, workspace // scores, needed)
+    heads = [Head(a, b, columns_in(workspace // scores, len(a)), [*needed[:2], False], plan.clusters)]
+    if other_a is not None and other_b is not None:
+        own = columns_in(workspace // scores, len(a))
+        heads.append(Head(other_a, other_b, own, [*needed[2:4], False], plan.clusters))
+
+    def store_for_heads(part: slice) -> None:
+        store(part, heads[0].local(part), heads[1].local(part) if scores == 2 else None)
+
+    multiply_local_gradients(store_for_heads, heads)
+    found = [gradient for head in heads for gradient in (head.rows_gradient(), head.d_columns)]
+    return [*found, *[None] * (4 - len(found))]
+
+
+def _by_torch(
+    operands: Operands, store: Callable[..., None], bytes: int, needed: list[bool]
+) -> list[Tensor | None]:
+    """The same where there are no tensor cores: torch multiplies in the accumulation dtype."""
+    a, b, *_ = operands
+    dtype, (rows, columns) = accumulation_dtype(a.dtype), (len(a), len(b))
+    at_once = max(bytes // (dtype.itemsize * max(rows, 1)), _LEAST_COLUMNS)
+    found = [
+        accumulator(t) if t is not None and wanted else None
+        for t, wanted in zip(operands, needed, strict=False)
+    ]
+    for first in range(0, columns, at_once):
+        part = slice(first, min(first + at_once, columns))
+        local = [
+            None if t is None else t.new_empty((rows, part.stop - first), dtype=dtype) for t in operands[::2]
+        ]
+        store(part, *local)
+        for gradients, of_rows, of_columns, d_rows, d_columns in zip(
+            local, operands[::2], operands[1::2], found[::2], found[1::2], strict=True
+        ):
+            if gradients is None or of_rows is None or of_columns is None:
+                continue
+            if d_rows is not None:
+                d_rows.addmm_(gradients, of_columns[part].to(dtype))
+            if d_columns is not None:
+                torch.mm(gradients.T, of_rows.to(dtype), out=d_columns[part])
+    return found

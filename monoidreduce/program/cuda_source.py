@@ -1,0 +1,163 @@
+"""The C++ text of a program, for NVRTC: its fold, or its gradients by the scores.
+
+The text has one struct, as csrc/include/monoidreduce/device/program/statistics.h describes it: straight-line
+code for one element. All else is in the library's headers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from monoidreduce.program.derivative import gradient
+from monoidreduce.program.graph import Node
+from monoidreduce.program.operations import LEAVES, OPERATIONS
+from monoidreduce.program.program import Program, parse, reachable
+
+__all__ = ["Source", "fold_source", "gradient_source", "state_words"]
+
+_TYPES = {"real": "R", "index": "I", "bool": "bool"}
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "lt": "<",
+    "le": "<=",
+    "eq": "==",
+    "and": "&&",
+    "or": "||",
+    "index_add": "+",
+    "index_sub": "-",
+    "index_mul": "*",
+    "index_lt": "<",
+    "index_le": "<=",
+    "index_eq": "==",
+}
+_CALLS = {"where": "select", "index_where": "select", "index_div": "floor_of_quotient"}
+_CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-", "to_real": "to_real"}
+_DATA = {
+    "row": "e.row.data",
+    "row_index": "e.row.index",
+    "column": "e.column",
+    "column_index": "e.column_index",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The struct `Program<R>`, and how many scores an element has."""
+
+    text: str
+    scores: int
+
+
+def _value(node: Node) -> str:
+    name, *arguments = node
+    if name == "real":
+        value = float.fromhex(arguments[0])
+        if math.isnan(value):
+            return "R(NAN)"
+        if math.isinf(value):
+            return "infinity<R>()" if value > 0 else "-infinity<R>()"
+        return f"R({value.hex()})"
+    if name == "integer":
+        return f"saturated<I>({arguments[0]}ll)"
+    if name == "boolean":
+        return "true" if arguments[0] else "false"
+    if name in ("score", "other", "position"):
+        return f"e.{name}"
+    if name in _DATA:
+        return f"{_DATA[name]}[{arguments[0]}]"
+    operands = [f"x{number}" for number in arguments]
+    if name in _INFIX:
+        return f" {_INFIX[name]} ".join(operands)
+    return f"{_CALLS.get(name, name)}({', '.join(operands)})"
+
+
+def _lines(nodes: Sequence[Node], roots: Iterable[int]) -> list[str]:
+    lines = []
+    for number in reachable(nodes, roots):
+        node = nodes[number]
+        kind = LEAVES[node[0]] if node[0] in LEAVES else OPERATIONS[node[0]].kinds[-1]
+        lines.append(f"const {_TYPES[kind]} x{number} = {_value(node)};")
+    return lines
+
+
+def _struct(constants: dict[str, int], means: Sequence[int], function: str, body: Iterable[str]) -> str:
+    listed = ", ".join(f"{name} = {value}" for name, value in constants.items())
+    indented = "\n".join(f"    {line}" for line in body)
+    return f"""\
+template <class R>
+struct Program {{
+  using Real = R;
+  using I = Index<R>;
+  static constexpr int {listed};
+  static constexpr int kMeans[] = {{{", ".join(map(str, means or (0,)))}}};
+  MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
+  MR_HD static {function}([[maybe_unused]] const ProgramElement<Program>& e) {{
+{indented}
+  }}
+}};
+"""
+
+
+def _constants(scores: int, counts: Sequence[int], statistics: Sequence[int]) -> dict[str, int]:
+    data = ("kRowData", "kRowIndices", "kColumnData", "kColumnIndices")
+    of_rows = ("kSoftmaxes", "kTotals", "kLargest", "kCounts")
+    return {"kScores": scores, **dict(zip((*data, *of_rows), (*counts, *statistics), strict=True))}
+
+
+def _means(program: Program) -> list[int]:
+    return [len(softmax) - 1 for softmax in program.softmaxes]
+
+
+@lru_cache(256)
+def fold_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
+    """The fold of a program's text. Numbers: how many data a call has of each kind."""
+    program = parse(text)
+    body = [*_lines(program.nodes, program.roots), "ElementStatistics<Program> to{};"]
+    mean = 0
+    for s, (log_weight, *values) in enumerate(program.softmaxes):
+        body.append(f"to.log_weight[{s}] = x{log_weight};")
+        for value in values:
+            body.append(f"to.mean[{mean}] = x{value};")
+            mean += 1
+    for field, numbers in (
+        ("total", program.totals),
+        ("largest", program.largest),
+        ("counted", program.counts),
+    ):
+        body += [f"to.{field}[{k}] = x{number};" for k, number in enumerate(numbers)]
+    constants = _constants(
+        program.scores,
+        (rows, row_indices, columns, column_indices),
+        (len(program.softmaxes), len(program.totals), len(program.largest), len(program.counts)),
+    )
+    function = "ElementStatistics<Program> statistics"
+    return Source(_struct(constants, _means(program), function, [*body, "return to;"]), program.scores)
+
+
+@lru_cache(256)
+def gradient_source(text: str, rows: int, row_indices: int, columns: int, column_indices: int) -> Source:
+    """Its gradients by the scores. Rows have the data that `derivative.gradient` adds."""
+    program = parse(text)
+    of = gradient(text, rows, row_indices)
+    roots = [number for number in (of.score, of.other) if number is not None]
+    known = rows + 2 * program.values + len(program.softmaxes)
+    counts = (known, row_indices + len(program.largest), columns, column_indices)
+    results = ", ".join(f"x{number}" for number in roots) + (", R(0)" if len(roots) == 1 else "")
+    body = [*_lines(of.nodes.nodes, roots), f"return {{{results}}};"]
+    constants = _constants(program.scores, counts, (0, 0, 0, 0))
+    return Source(_struct(constants, (), "Gradient<R> gradient", body), program.scores)
+
+
+@lru_cache(256)
+def state_words(text: str) -> int:
+    """The size of StatisticsState<Program<R>> in numbers of the accumulation type."""
+    program = parse(text)
+    softmaxes, largest = len(program.softmaxes), len(program.largest)
+    numbers = (softmaxes, softmaxes, sum(_means(program)), len(program.totals), largest, largest)
+    return sum(max(count, 1) for count in (*numbers, len(program.counts)))

@@ -1,0 +1,163 @@
+"""The GPU kernels of a program: their source, compiled once and kept, and loaded once in a process.
+
+Program -> cuda_source (C++) -> compiler (NVRTC) -> cache (disk) -> _C.load_kernels
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from monoidreduce import _C
+from monoidreduce._paths import get_include
+from monoidreduce.program import cache, compiler
+from monoidreduce.program.compiler import Image
+from monoidreduce.program.cuda_source import Source, fold_source, gradient_source, state_words
+
+__all__ = ["compiled", "fold_kernels", "gradient_kernels", "is_available"]
+
+Counts = tuple[int, int, int, int]  # of data of rows, their integers, of columns, theirs
+
+_UNIT = """\
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+{includes}
+namespace monoidreduce {{
+
+{program}
+using P = Program<{real}>;
+{checks}
+}}  // namespace monoidreduce
+"""
+_ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
+_FOLD, _GRADIENT = "fold", "gradient"
+
+
+def is_available() -> bool:
+    """Is there a compiler, so that programs have kernels on a GPU."""
+    return compiler.find() is not None
+
+
+def fold_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int) -> int:
+    """The number of the first kernel that folds rows; on tensor cores a second combines partial states."""
+    return _loaded(_FOLD, program, counts, dtype, plan.tier, torch.cuda.get_device_capability(device))
+
+
+def gradient_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int) -> int:
+    """The number of the kernel that writes gradients by scores. counts: as of the forward pass."""
+    return _loaded(_GRADIENT, program, counts, dtype, plan.tier, torch.cuda.get_device_capability(device))
+
+
+@lru_cache(1024)
+def _loaded(
+    which: str, program: str, counts: Counts, dtype: torch.dtype, tier: str, capability: tuple[int, int]
+) -> int:
+    image = compiled(which, program, counts, dtype, tier, capability)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def compiled(
+    which: str, program: str, counts: Counts, dtype: torch.dtype, tier: str, capability: tuple[int, int]
+) -> Image:
+    """The kernels of a pass, from the cache or the compiler.
+
+    Args:
+        which: "fold" or "gradient".
+        program: `Program.text`.
+        counts: how many data a call has of each kind.
+        dtype: of the operands.
+        tier: "simt", "sm80" or "sm90", of the plan.
+        capability: of the GPU, as (9, 0).
+    """
+    found = compiler.find()
+    assert found is not None
+    source = (fold_source if which == _FOLD else gradient_source)(program, *counts)
+    text = unit(which, program, source, tier, dtype)
+    names = _instances(which, source, tier, dtype)
+    architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures(), capability)
+    key = cache.key(text, *names, architecture, str(found.version), _hash_of_headers())
+    image = cache.load(key)
+    if image is None:
+        include = Path(get_include())
+        options = ["--std=c++20", "-default-device", f"--include-path={include / 'monoidreduce' / 'rtc'}"]
+        if architecture.startswith("sm_"):
+            options.append("--ptxas-options=-v")  # registers and spills, in the log
+        with _progress():
+            image = found.compile(text, architecture, [*options, f"--include-path={include}"], names)
+        cache.store(key, image)
+    return image
+
+
+def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype) -> str:
+    """What is compiled: the library's headers, the program, and what the host takes for granted of it."""
+    headers = ["simt/program_simt" if tier == "simt" else f"contraction/program_{tier}"]
+    if tier != "simt" and which == _FOLD:
+        headers.append("contraction/fold_epilogue")
+    real = "ElementReal"
+    if tier == "simt":
+        real = "double" if dtype == torch.float64 else "float"
+    checks = ""
+    if which == _FOLD:
+        checks = f"static_assert(sizeof(StatisticsState<P>) == {state_words(program)} * sizeof(P::Real));\n"
+    includes = "".join(f'#include "monoidreduce/device/{header}.cuh"\n' for header in headers)
+    return _UNIT.format(includes=includes, program=source.text, real=real, checks=checks)
+
+
+def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> list[str]:
+    """The kernels of a unit as C++ names them."""
+    here = "monoidreduce::"
+    if tier == "simt":
+        return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
+    family, element = f"{here}{tier}::", _ELEMENTS[dtype]
+    if which == _FOLD:
+        tile = f"{family}ProgramFoldTile<{source.scores}>"
+        return [
+            f"{family}contraction_kernel<{element}, {tile}, {here}ProgramFold<{here}P>>",
+            f"{here}combine_partial<{here}StatisticsSum<{here}P>, {tile}, {here}ProgramRows<{here}P>>",
+        ]
+    tile = f"{family}ProgramGradientTile<{source.scores}>"
+    epilogue = f"{here}ProgramGradient<{element}, {here}P, typename {tile}::template Stores<{source.scores}>>"
+    return [f"{family}contraction_kernel<{element}, {tile}, {epilogue}>"]
+
+
+def _architecture(known: list[int], capability: tuple[int, int]) -> str:
+    """Machine code runs on later GPUs of the same major version; any other takes PTX."""
+    major, minor = capability
+    fitting = [arch for arch in known if arch // 10 == major and arch % 10 <= minor]
+    if fitting:
+        return f"sm_{max(fitting)}"
+    return f"compute_{max(arch for arch in known if arch < 10 * major)}"
+
+
+@lru_cache(1)
+def _hash_of_headers() -> str:
+    include = Path(get_include()) / "monoidreduce"
+    total = hashlib.sha256()
+    for header in sorted(path for path in include.rglob("*") if path.is_file()):
+        total.update(str(header.relative_to(include)).encode() + b"\0" + header.read_bytes())
+    return total.hexdigest()
+
+
+@contextmanager
+def _progress() -> Iterator[None]:
+    """A line on stderr where the block takes more than a second; MONOIDREDUCE_PROGRESS=0 is silent."""
+    if os.environ.get("MONOIDREDUCE_PROGRESS") == "0":
+        yield
+        return
+    text = "monoidreduce: compiling the kernels of a function, once\n"
+    timer = threading.Timer(1.0, sys.stderr.write, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

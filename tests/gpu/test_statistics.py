@@ -1,0 +1,198 @@
+"""statistics by kernels that are compiled for the function: against torch in float64, on every tier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from calls import HALVES
+from folds import FOLDS, fold_inputs, leaves_of, outputs_of, random_folds
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from specimens import name_of
+from tolerance import accuracy_failures
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce import _C
+
+Call = dict[str, Any]
+TENSOR_CORES = ("sm80", "sm90")
+
+
+def moved(value: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Leaves of a call on a device, floating ones in a dtype."""
+    if isinstance(value, dict):
+        return {name: moved(t, device, dtype) for name, t in value.items()}
+    if not isinstance(value, Tensor):
+        return value
+    if not value.is_floating_point():
+        return value.to(device)
+    return value.detach().to(device, dtype or value.dtype).requires_grad_(value.requires_grad)
+
+
+def with_gradients(fold: Any, call: Call) -> list[Tensor]:
+    """The outputs of a call, then the gradients of a random combination of them."""
+    outputs = outputs_of(fold(**call))
+    generator = torch.Generator().manual_seed(0)
+    real = [t for t in outputs if t.is_floating_point() and t.requires_grad]
+    upstream = [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in real]
+    leaves = leaves_of(call)
+    if not real:
+        return [*outputs, *map(torch.zeros_like, leaves)]
+    return [
+        *outputs,
+        *torch.autograd.grad(real, leaves, upstream, materialize_grads=True, allow_unused=True),
+    ]
+
+
+def assert_accurate(fold: Any, call: Call, dtype: torch.dtype, gpu: torch.device, rows: int) -> None:
+    """The outputs and gradients are as accurate as torch's in the same dtype."""
+    ours = with_gradients(fold, moved(call, gpu))
+    exact = with_gradients(fold.reference, moved(call, gpu, torch.float64))
+    base = with_gradients(fold.reference, moved(call, gpu))
+    count = len(ours) - len(leaves_of(call))
+    names = [*(f"out{i}" for i in range(count)), *(f"d_{i}" for i in range(len(ours) - count))]
+    failures: list[str] = []
+    for name, y, ref, torchs in zip(names, ours, exact, base, strict=True):
+        if y.is_floating_point():
+            failures += accuracy_failures(name, y, ref, torchs, dtype, rows)
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.tiers(*TENSOR_CORES)
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize(("shape", "columns", "width"), (((400,), 1300, 72), ((2, 3, 67), 513, 64)))
+def test_accuracy(
+    name: str,
+    shape: tuple[int, ...],
+    columns: int,
+    width: int,
+    dtype: torch.dtype,
+    tier: str,
+    gpu: torch.device,
+) -> None:
+    """Also of widths that are no multiple of 8 (the second score's, 70 and 62)."""
+    fold, call = fold_inputs(name, shape, columns, width, dtype)
+    before = _C.path_counts()
+    assert_accurate(fold, call, dtype, gpu, 400)
+    path = f"statistics_fold/cuda/{tier}/{name_of(dtype)}"
+    assert _C.path_counts()[path] > before.get(path, 0)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("name", FOLDS)
+def test_accuracy_without_tensor_cores(
+    name: str, dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
+    fold, call = fold_inputs(name, (130,), 300, 19, dtype)
+    if dtype != torch.float64:
+        return assert_accurate(fold, call, dtype, gpu, 130)
+    expected = with_gradients(fold.reference, moved(call, gpu))
+    for found, exact in zip(with_gradients(fold, moved(call, gpu)), expected, strict=True):
+        torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.tiers(*TENSOR_CORES)
+def test_random_functions(tier: str, gpu: torch.device) -> None:
+    @settings(
+        max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
+    )
+    @given(fold=random_folds(), seed=st.integers(0, 1000))
+    def run(fold: Any, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+
+        def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+
+        call: Call = {"a": leaf(150, 16), "b": leaf(390, 16), "scale": 0.3}
+        if fold.scores == 2:
+            call |= {"other_a": leaf(150, 8), "other_b": leaf(390, 8)}
+        call["label"] = torch.randint(-1, 391, (150,), generator=generator)
+        call |= {"row": {"t": leaf(150, dtype=torch.float32)}}
+        call |= {"column": {"w": leaf(390, dtype=torch.float32)}}
+        assert_accurate(mr.statistics(fold.function), call, torch.bfloat16, gpu, 150)
+
+    run()
+
+
+@pytest.mark.tiers(*TENSOR_CORES)
+@pytest.mark.parametrize("name", ("token_stats", "reference_kl"))
+def test_slices_of_columns(name: str, tier: str, gpu: torch.device) -> None:
+    """A workspace of one tile and one that holds all give the same gradients, but for the sums' rounding."""
+    fold, call = fold_inputs(name, (300,), 1100, 64, torch.bfloat16)
+    results = []
+    for bytes in (2 * 2 * 300 * 256, 64 << 20):
+        with mr.workspace(bytes):
+            results.append(with_gradients(fold, moved(call, gpu)))
+    for few, all_at_once in zip(*results, strict=True):
+        torch.testing.assert_close(few, all_at_once, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.tiers("sm90")
+def test_weights_as_they_lie(tier: str, gpu: torch.device) -> None:
+    """Columns [D, V], which Hopper's kernels read without a copy."""
+    fold, call = fold_inputs("token_stats", (100,), 520, 64, torch.bfloat16)
+    call = moved(call, gpu)
+    expected = fold(**call)
+    call["b"] = call["b"].detach().T.contiguous().T
+    torch.testing.assert_close(fold(**call).lse, expected.lse, rtol=0, atol=0)
+
+
+@pytest.mark.tiers(*TENSOR_CORES)
+def test_the_same_bits_every_time(tier: str, gpu: torch.device, deterministic: None) -> None:
+    fold, call = fold_inputs("reference_kl", (300,), 1100, 64, torch.bfloat16)
+    call = moved(call, gpu)
+    first, again = with_gradients(fold, call), with_gradients(fold, call)
+    assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+@pytest.mark.tiers(*TENSOR_CORES)
+def test_graph_and_streams(tier: str, gpu: torch.device) -> None:
+    fold, call = fold_inputs("token_stats", (64,), 300, 64, torch.bfloat16)
+    call = {name: t.detach() for name, t in moved(call, gpu).items()}
+    expected = fold(**call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fold(**call)
+    graph.replay()
+    torch.testing.assert_close(outputs_of(captured), outputs_of(expected), rtol=0, atol=0)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        found = fold(**call)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.testing.assert_close(outputs_of(found), outputs_of(expected), rtol=0, atol=0)
+
+
+def test_no_rows_and_no_columns(gpu: torch.device) -> None:
+    for rows, columns in ((0, 5), (4, 0)):
+        fold, call = fold_inputs("token_stats", (rows,), columns, 16, torch.bfloat16)
+        found = with_gradients(fold, moved(call, gpu))
+        expected = with_gradients(fold, call)
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs, equal_nan=True)
+
+
+def test_explain_names_the_kernels(gpu: torch.device) -> None:
+    fold, call = fold_inputs("token_stats", (64,), 300, 64, torch.bfloat16)
+    call = moved(call, gpu)
+    explanation = fold.explain(**call)
+    before = _C.path_counts()
+    fold(**call).lse.sum().backward()
+    for path in (explanation.forward, explanation.backward):
+        assert _C.path_counts()[path] > before.get(path, 0)
+
+
+def test_without_a_compiler_torch_computes(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    from monoidreduce.program import compiler
+
+    monkeypatch.setattr(compiler, "find", lambda: None)
+    fold, call = fold_inputs("reference_kl", (20,), 70, 16, torch.float32)
+    call = moved(call, gpu)
+    assert "pip install nvidia-cuda-nvrtc" in str(fold.explain(**call))
+    for found, expected in zip(with_gradients(fold, call), with_gradients(fold.reference, call), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,27 @@
+// A program as the library generates it (monoidreduce/program/cuda_source.py), for test_nvrtc_kernels.py.
+#pragma once
+
+#include "monoidreduce/device/program/statistics.h"
+
+namespace user {
+
+using namespace monoidreduce;
+
+// The log-sum-exp, the mean score and the largest of a row's data times the score.
+template <class R>
+struct Program {
+  using Real = R;
+  static constexpr int kScores = 1, kRowData = 1, kRowIndices = 0, kColumnData = 0, kColumnIndices = 0;
+  static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0;
+  static constexpr int kMeans[] = {1};
+  MR_HD static ElementStatistics<Program> statistics(const ProgramElement<Program>& e) {
+    ElementStatistics<Program> to{};
+    to.log_weight[0] = to.mean[0] = e.score, to.largest[0] = e.score * e.row.data[0];
+    return to;
+  }
+  MR_HD static Gradient<R> gradient(const ProgramElement<Program>& e) {
+    return {e.row.data[0] * e.score, R(0)};
+  }
+};
+
+}  // namespace user

@@ -1,0 +1,175 @@
+"""The kernels of programs, as far as a compiler shows: they compile, spill little, and are kept on disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from folds import FOLDS, fold_inputs
+
+from monoidreduce import get_include
+from monoidreduce.program import cache, compiler, kernels
+from monoidreduce.program.compiler import CompilationError, Compiler, Image
+
+SPILLS = re.compile(r"(\d+) bytes spill stores")
+IMAGE = Image(b"\x7fELF and\nmore", ("first", "second"), "log")
+
+
+@pytest.fixture
+def nvrtc() -> Compiler:
+    found = compiler.find()
+    if found is None:
+        pytest.skip("no NVRTC: pip install --group nvrtc")
+    return found
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def program_of(name: str) -> tuple[str, kernels.Counts]:
+    """The text of a program, and how many data a call of it has."""
+    fold, call = fold_inputs(name, (5,), 9)
+    fold(**call)
+    traced = fold._last[2]
+    counts = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    return traced.text, (counts[0], counts[1], counts[2], counts[3])
+
+
+@pytest.mark.parametrize("which", ("fold", "gradient"))
+@pytest.mark.parametrize(
+    ("name", "tier"),
+    (
+        *(("token_stats", tier) for tier in ("sm90", "sm80", "simt")),
+        ("reference_kl", "sm90"),
+    ),
+)
+def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which: str) -> None:
+    image = kernels.compiled(which, *program_of(name), torch.bfloat16, tier, (9, 0))
+    assert image.code.startswith(b"\x7fELF")
+    assert all(name.encode() in image.code for name in image.names)
+    spills = [int(bytes) for bytes in SPILLS.findall(image.log)]
+    assert len(spills) == len(image.names) == (2 if which == "fold" and tier != "simt" else 1)
+    assert max(spills) <= 64, image.log
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability"),
+    ((torch.float64, (8, 6)), (torch.float32, (12, 0)), (torch.float16, (99, 0))),
+    ids=str,
+)
+def test_kernels_of_any_gpu(nvrtc: Compiler, dtype: torch.dtype, capability: tuple[int, int]) -> None:
+    image = kernels.compiled("fold", *program_of("siglip"), dtype, "simt", capability)
+    is_ptx = b".entry" in image.code
+    assert is_ptx == (capability == (99, 0))  # a GPU that the compiler does not know
+
+
+def test_kept_on_disk(nvrtc: Compiler, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: Any = ("fold", *program_of("noisy_or"), torch.float32, "simt", (8, 0))
+    image = kernels.compiled(*arguments)
+    monkeypatch.setattr(Compiler, "compile", lambda *_: pytest.fail("it is in the cache"))
+    assert kernels.compiled(*arguments) == image
+    (file,) = folder.glob("*/*")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    # A file that is not whole is as none.
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(pytest.fail.Exception, match="in the cache"):
+        kernels.compiled(*arguments)
+
+
+def test_compiler_says_what_it_refuses(nvrtc: Compiler) -> None:
+    with pytest.raises(CompilationError, match=r"(?s)error: .*nonsense"):
+        nvrtc.compile("nonsense", "sm_80", ["--std=c++20"], [])
+
+
+def test_a_line_where_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Hurried:
+        def __init__(self, seconds: float, write: Any, arguments: list[str]) -> None:
+            assert seconds == 1.0
+            self.start, self.cancel = lambda: write(*arguments), lambda: None
+
+    monkeypatch.setattr(kernels.threading, "Timer", Hurried)
+    with kernels._progress():
+        pass
+    monkeypatch.setenv("MONOIDREDUCE_PROGRESS", "0")
+    with kernels._progress():
+        pass
+    assert capsys.readouterr().err == "monoidreduce: compiling the kernels of a function, once\n"
+
+
+def test_store_and_load() -> None:
+    key = cache.key("text", "sm_90a")
+    assert cache.load(key) is None
+    cache.store(key, IMAGE)
+    assert cache.load(key) == IMAGE
+    assert cache.load(cache.key("texts", "m_90a")) is None
+
+
+def test_a_folder_that_others_may_write_is_not_read(folder: Path) -> None:
+    cache.store(cache.key("a"), IMAGE)
+    folder.chmod(0o770)
+    assert cache.folder() is None
+    assert cache.load(cache.key("a")) is None
+
+
+@pytest.mark.parametrize("named", ("off", "/proc/nothing"))
+def test_no_folder(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", named)
+    cache.store(cache.key("a"), IMAGE)
+    assert cache.load(cache.key("a")) is None
+
+
+def test_oldest_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [cache.key(name) for name in "abc"]
+    for age, key in enumerate(reversed(keys)):
+        cache.store(key, IMAGE)
+        os.utime(folder / key[:2] / key, (1e9 - age, 1e9 - age))
+    size = (folder / keys[0][:2] / keys[0]).stat().st_size
+    monkeypatch.setattr(cache, "_MOST_BYTES", 2 * size)
+    cache.store(cache.key("d"), IMAGE)
+    kept = {path.name for path in folder.glob("*/*")}
+    assert kept == {cache.key("d"), keys[2]}
+
+
+def test_processes_may_store_the_same_at_once(folder: Path) -> None:
+    script = (
+        "from monoidreduce.program import cache\n"
+        "from monoidreduce.program.compiler import Image\n"
+        "for _ in range(50):\n"
+        "    cache.store(cache.key('a'), Image(b'x' * 100_000, ('k',), ''))\n"
+        "    assert cache.load(cache.key('a')).code == b'x' * 100_000\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
+    assert [process.wait() for process in running] == [0, 0]
+    assert len([*folder.glob("*/*")]) == 1
+
+
+def test_nothing_is_compiled_by_an_import() -> None:
+    script = "import monoidreduce, sys; print('monoidreduce.program.compiler' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_the_host_knows_the_size_of_a_state(nvrtc: Compiler, name: str) -> None:
+    """Of which the scratch is made: with a wrong number a unit does not compile."""
+    text, counts = program_of(name)
+    unit = kernels.unit("fold", text, kernels.fold_source(text, *counts), "simt", torch.float32)
+    words = re.search(r"sizeof\(StatisticsState<P>\) == (\d+)", unit)
+    assert words is not None
+    wrong = unit.replace(words[0], words[0][: -len(words[1])] + str(int(words[1]) + 1))
+    folders = (Path(get_include()) / "monoidreduce" / "rtc", get_include())
+    options = ["--std=c++20", "-default-device", *(f"-I{folder}" for folder in folders)]
+    nvrtc.compile(unit, "compute_80", options, [])
+    with pytest.raises(CompilationError, match="static assertion failed"):
+        nvrtc.compile(wrong, "compute_80", options, [])
