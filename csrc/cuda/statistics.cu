@@ -43,7 +43,8 @@ ProgramData data_of(const Call& x) {
           .scale = x.scale};
 }
 StatisticsResults results_of(const StatisticsFold& x) {
-  return {x.values.data, x.low.data, static_cast<std::int64_t*>(x.indices.data), x.a.size[0]};
+  return {x.values.data, x.low.data, static_cast<std::int64_t*>(x.indices.data), x.a.size[0],
+          x.b.size[0] == 0 ? -1 : 0};
 }
 
 // Calls run(tile) with the tile for a call's number of scores.

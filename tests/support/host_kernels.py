@@ -44,8 +44,8 @@ extern "C" void run(const double* score, const double* other, ProgramData data, 
       for (std::int64_t first = part * 16; first < data.columns; first += 32) {
         const auto there = [&](int i) { return first + i < data.columns; };
         const auto element = [&](int i) {
-          const std::int64_t j = there(i) ? first + i : data.columns - 1, at = row * data.columns + j;
-          return data.element<P>(score[at], other[at], of_row, j);
+          const std::int64_t at = row * data.columns + (there(i) ? first + i : 0);
+          return data.element<P>(score[at], other[at], of_row, first + i);
         };
         fold_elements<P, 16, false>(state, pick, element, there);
       }
@@ -81,7 +81,10 @@ class Data(ctypes.Structure):
 class Results(ctypes.Structure):
     """StatisticsResults."""
 
-    _fields_ = (*((name, ctypes.c_void_p) for name in ("values", "low", "indices")), ("rows", ctypes.c_int64))
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("values", "low", "indices")),
+        *((name, ctypes.c_int64) for name in ("rows", "lowest")),
+    )
 
 
 def _data(row: Any, column: Any, row_index: Any, column_index: Any, rows: int, columns: int) -> Data:
@@ -108,7 +111,8 @@ class HostKernels:
         score, other = self._scores(operands, scale)
         run = self._compiled(cuda_source.fold_source, program)
         data = _data(row, column, row_index, column_index, *score.shape)
-        results = Results(values.data_ptr(), low.data_ptr(), indices.data_ptr(), len(score))
+        lowest = -1 if len(score[0]) == 0 else 0
+        results = Results(values.data_ptr(), low.data_ptr(), indices.data_ptr(), len(score), lowest)
         run(ctypes.c_void_p(score.data_ptr()), ctypes.c_void_p(other.data_ptr()), data, results)
 
     def statistics_backward(self, *arguments: Any) -> None:

@@ -20,8 +20,8 @@ __device__ __forceinline__ ProgramElement<P> fragment_element(const ProgramData&
   const auto score = [&](int n) {
     return typename P::Real(fmaf(dots[n][i], static_cast<float>(data.scale), -0.f));
   };
-  const int column = ::min(column0 + fragment_column(i), static_cast<int>(data.columns) - 1);
-  return data.element<P>(score(0), score(P::kScores - 1), rows[row_of_element(i)], column);
+  return data.element<P>(score(0), score(P::kScores - 1), rows[row_of_element(i)],
+                         column0 + fragment_column(i));
 }
 template <class P>
 __device__ __forceinline__ void load_rows(ProgramRow<P> (&rows)[2], const ProgramData& data, int row0) {

@@ -53,11 +53,15 @@ struct ElementStatistics {
   Numbers<bool, P::kCounts> counted;
 };
 
-// Whether x, of column j, is larger than y, of column k. NaN is the largest; of equal values the first column counts.
+// Whether x is larger than y. NaN is the largest.
+template <class R>
+MR_HD bool is_larger(R x, R y) {
+  return !(x <= y) && y == y;
+}
+// The same of x in column j and y in column k: of equal values the first column counts.
 template <class R>
 MR_HD bool is_larger(R x, Index<R> j, R y, Index<R> k) {
-  const bool equal = x == y || (x != x && y != y);
-  return equal ? j < k : x > y || x != x;
+  return is_larger(x, y) || (j < k && !is_larger(y, x));
 }
 
 // Of some elements of a row. Weights are measured from a frame, the largest log weight; one of +inf from the largest finite
@@ -85,7 +89,7 @@ struct StatisticsState {
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] = mean[k] * factor;
     }
   }
-  // An element whose log weights the frames hold.
+  // An element whose log weights the frames hold, behind all earlier ones.
   MR_HD void add(const ElementStatistics<P>& e, I column, bool present) {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
@@ -97,7 +101,7 @@ struct StatisticsState {
     }
     MR_UNROLL for (int k = 0; k < P::kTotals; ++k) total[k] = total[k] + select(present, e.total[k], R(-0.f));
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
-      const bool take = present && is_larger(e.largest[k], column, largest[k], at[k]);
+      const bool take = present && is_larger(e.largest[k], largest[k]);
       largest[k] = select(take, e.largest[k], largest[k]), at[k] = select(take, column, at[k]);
     }
     MR_UNROLL for (int k = 0; k < P::kCounts; ++k) count[k] += present && e.counted[k];
@@ -175,26 +179,27 @@ struct ProgramData {
         saturated<Index<R>>(row_index[k * row_index_pitch + i]);
     return found;
   }
-  // score, other: scaled. column: there is one.
+  // score, other: scaled. An element behind the last column has that one's data.
   template <class P>
   MR_HD ProgramElement<P> element(typename P::Real score, typename P::Real other, const ProgramRow<P>& of,
                                   std::int64_t j) const {
     using R = typename P::Real;
     const auto* const numbers = static_cast<const Scalar<R>*>(column);
+    const std::int64_t there = j < columns ? j : columns - 1;
     ProgramElement<P> e{score, other, static_cast<Index<R>>(first_column + j), of, {}, {}};
-    MR_UNROLL for (int k = 0; k < P::kColumnData; ++k) e.column[k] = R(numbers[k * column_pitch + j]);
+    MR_UNROLL for (int k = 0; k < P::kColumnData; ++k) e.column[k] = R(numbers[k * column_pitch + there]);
     MR_UNROLL for (int k = 0; k < P::kColumnIndices; ++k) e.column_index[k] =
-        saturated<Index<R>>(column_index[k * column_index_pitch + j]);
+        saturated<Index<R>>(column_index[k * column_index_pitch + there]);
     return e;
   }
 };
 
 // Where a row's statistics go: [numbers, rows] each, in the order of `Program` (monoidreduce/program/program.py). low: the
-// low words of the log-sum-exps.
+// low words of the log-sum-exps. lowest: the column of a largest that is -inf, 0 or, where there is no column, -1.
 struct StatisticsResults {
   void *values, *low;
   std::int64_t* indices;
-  std::int64_t rows;
+  std::int64_t rows, lowest;
 
   template <class P>
   MR_HD void store(std::int64_t row, const StatisticsState<P>& state) const {
@@ -213,7 +218,7 @@ struct StatisticsResults {
     for (int n = 0; n < P::kTotals; ++n, value += rows) *value = scalar(state.total[n]);
     for (int n = 0; n < P::kLargest; ++n, value += rows, index += rows) {
       const I column = state.at[n];
-      *value = scalar(state.largest[n]), *index = column == StatisticsState<P>::kNoColumn ? -1 : column;
+      *value = scalar(state.largest[n]), *index = column == StatisticsState<P>::kNoColumn ? lowest : column;
     }
     for (int n = 0; n < P::kCounts; ++n, index += rows) *index = state.count[n];
   }

@@ -32,10 +32,9 @@ __device__ __forceinline__ ProgramElement<P> element_of(const TileMemory<T>& mem
                                                         int n) {
   const int at = element_column(n) * kPitch + element_row();
   const T scale = static_cast<T>(data.scale);
-  const std::int64_t column = min(column0 + element_column(n), data.columns - 1);
   return data.element<P>(multiply_add(memory.first[at], scale, T(-0.f)),
                          P::kScores == 2 ? multiply_add(memory.second[at], scale, T(-0.f)) : T(0), row,
-                         column);
+                         column0 + element_column(n));
 }
 
 template <class P>
