@@ -50,7 +50,8 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/mlp_few_rows.cu
     csrc/cuda/sm80/mlp_forward.cu
     csrc/cuda/sm80/mlp_gradient.cu
-    csrc/cuda/sm80/mlp_hidden.cu)
+    csrc/cuda/sm80/mlp_hidden.cu
+    csrc/cuda/sm80/statistics.cu)
 
 # The same, for each architecture by itself: from 9.0 on these add to memory (device/arch/reduce_add.cuh), or widen bfloat16, in
 # other instructions.
@@ -75,4 +76,5 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/distillation_gradient.cu
     csrc/cuda/sm90/cross_entropy_forward.cu
     csrc/cuda/sm90/cross_entropy_gradient.cu
-    csrc/cuda/sm90/local_products.cu)
+    csrc/cuda/sm90/local_products.cu
+    csrc/cuda/sm90/statistics.cu)

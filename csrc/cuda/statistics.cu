@@ -1,104 +1,8 @@
-// Statistics that a user wrote as a Python function: the launches of kernels that were compiled for its program.
-#include "../plan/tiles.h"
-#include "engine.h"
-#include "monoidreduce/device/contraction/program_sm80.cuh"
-#include "monoidreduce/device/contraction/program_sm90.cuh"
 #include "monoidreduce/device/simt/program_simt.cuh"
-#include "monoidreduce/launch/contraction_schedule.h"
-#include "monoidreduce/launch/contraction_sm80.cuh"
-#include "monoidreduce/launch/contraction_sm90.cuh"
-#include "monoidreduce/launch/loaded_kernels.cuh"
+#include "program_passes.cuh"
 
-namespace monoidreduce::cuda {
+namespace monoidreduce::cuda::simt {
 namespace {
-
-static_assert(kSizesOf<monoidreduce::sm90::ProgramFoldTile<1>> == tiles::kSm90Loss);
-static_assert(kSizesOf<monoidreduce::sm90::ProgramFoldTile<2>> == tiles::kSm90Distillation);
-static_assert(kSizesOf<monoidreduce::sm80::ProgramFoldTile<1>> == tiles::kSm80Loss);
-static_assert(kSizesOf<monoidreduce::sm80::ProgramFoldTile<2>> == tiles::kSm80Distillation);
-
-struct Nothing {};
-
-template <class Call>
-ProgramData data_of(const Call& x) {
-  const auto pitch = [](const char* name, const TensorView& t) -> std::int64_t {
-    if (!t.present()) return 0;
-    require(t.size[1] <= 1 || t.stride[1] == 1, name, ": expected rows of adjacent numbers, got stride ",
-            t.stride[1]);
-    return t.stride[0];
-  };
-  std::int64_t first_column = 0;
-  if constexpr (requires { x.first_column; }) first_column = x.first_column;
-  return {.row = x.row.data,
-          .column = x.column.data,
-          .row_index = static_cast<const std::int64_t*>(x.row_index.data),
-          .column_index = static_cast<const std::int64_t*>(x.column_index.data),
-          .row_pitch = pitch("row", x.row),
-          .column_pitch = pitch("column", x.column),
-          .row_index_pitch = pitch("row_index", x.row_index),
-          .column_index_pitch = pitch("column_index", x.column_index),
-          .rows = x.a.size[0],
-          .columns = x.b.size[0],
-          .first_column = first_column,
-          .scale = x.scale};
-}
-StatisticsResults results_of(const StatisticsFold& x) {
-  return {x.values.data, x.low.data, static_cast<std::int64_t*>(x.indices.data), x.a.size[0],
-          x.b.size[0] == 0 ? -1 : 0};
-}
-
-// Calls run(tile) with the tile for a call's number of scores.
-template <template <int> class Tile, class Call, class Run>
-void with_tile(const Call& x, Run run) {
-  if (x.other_a.present())
-    run(Tile<2>{});
-  else
-    run(Tile<1>{});
-}
-
-// What the generated kernels take is laid out as here, whatever their program is (program_epilogue.cuh).
-struct Fold {
-  ProgramData data;
-  void* partial;
-};
-template <class Tile>
-void fold(Tile tile, const StatisticsFold& x, const Launch& launch) {
-  const FoldProblem p = statistics_problem(x);
-  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
-  float* const partial = static_cast<float*>(x.scratch.data);
-  float* const parked = partial + partial_floats(kSizesOf<Tile>, x.state_words, schedule);
-  const DeviceGuard guard(x.a.cuda_device);
-  launch_loaded("statistics_fold", x.kernels, static_cast<unsigned>(schedule.clusters * Tile::kBlocks),
-                Tile::kThreads, contraction_bytes<Nothing>(tile), launch.stream,
-                contraction_arguments(tile, schedule, p, parked), Fold{data_of(x), partial});
-  constexpr int kThreads = 128;
-  launch_loaded("combine_partial", x.kernels + 1, blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads,
-                0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
-}
-
-template <class Stores>
-struct Gradients {
-  ProgramData data;
-  Stores stores;
-};
-template <class Tile, class Stores>
-void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Stores& stores, const Launch& launch) {
-  const FoldProblem p = statistics_problem(x);
-  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
-  static_assert(Tile::kScratch == 0);
-  const DeviceGuard guard(x.a.cuda_device);
-  launch_loaded("statistics_local_gradient", x.kernels,
-                static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
-                contraction_bytes<typename Stores::Memory>(tile), launch.stream,
-                contraction_arguments(tile, schedule, p, nullptr), Gradients<Stores>{data_of(x), stores});
-}
-template <class Tile>
-void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Launch& launch) {
-  if constexpr (Tile::kScores == 1)
-    local_gradient(tile, x, stores_for(tile, {as_rows(x.out)}), launch);
-  else
-    local_gradient(tile, x, stores_for(tile, {as_rows(x.out), as_rows(x.other_out)}), launch);
-}
 
 monoidreduce::simt::ProgramOperands operands_of(const FoldProblem& p) {
   return {{device_tensor(p.a), device_tensor(p.other_a)}, {device_tensor(p.b), device_tensor(p.other_b)}};
@@ -108,8 +12,6 @@ std::size_t tile_bytes(DType dtype) {
 }
 
 }  // namespace
-
-namespace simt {
 
 void statistics_fold(const StatisticsFold& x, const Plan&, const Launch& launch) {
   const std::int64_t tiles = divide_up(x.a.size[0], kTile);
@@ -128,25 +30,4 @@ void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, co
                 launch.stream, operands_of(statistics_problem(x)), data_of(x), outs);
 }
 
-}  // namespace simt
-namespace sm80 {
-
-void statistics_fold(const StatisticsFold& x, const Plan&, const Launch& launch) {
-  with_tile<monoidreduce::sm80::ProgramFoldTile>(x, [&](auto tile) { fold(tile, x, launch); });
-}
-void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
-  with_tile<monoidreduce::sm80::ProgramGradientTile>(x, [&](auto tile) { local_gradient(tile, x, launch); });
-}
-
-}  // namespace sm80
-namespace sm90 {
-
-void statistics_fold(const StatisticsFold& x, const Plan&, const Launch& launch) {
-  with_tile<monoidreduce::sm90::ProgramFoldTile>(x, [&](auto tile) { fold(tile, x, launch); });
-}
-void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
-  with_tile<monoidreduce::sm90::ProgramGradientTile>(x, [&](auto tile) { local_gradient(tile, x, launch); });
-}
-
-}  // namespace sm90
-}  // namespace monoidreduce::cuda
+}  // namespace monoidreduce::cuda::simt

@@ -1,0 +1,19 @@
+#include "../program_passes.cuh"
+#include "monoidreduce/device/contraction/program_sm90.cuh"
+#include "monoidreduce/launch/contraction_sm90.cuh"
+
+namespace monoidreduce::cuda::sm90 {
+
+using namespace monoidreduce::sm90;
+
+static_assert(kSizesOf<ProgramFoldTile<1>> == tiles::kSm90Loss);
+static_assert(kSizesOf<ProgramFoldTile<2>> == tiles::kSm90Distillation);
+
+void statistics_fold(const StatisticsFold& x, const Plan&, const Launch& launch) {
+  with_tile<ProgramFoldTile>(x, [&](auto tile) { fold(tile, x, launch); });
+}
+void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
+  with_tile<ProgramGradientTile>(x, [&](auto tile) { local_gradient(tile, x, launch); });
+}
+
+}  // namespace monoidreduce::cuda::sm90
