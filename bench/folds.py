@@ -90,7 +90,9 @@ FOLDS: dict[str, tuple[Any, Callable[..., Tensor]]] = {
 }
 
 
-def case(name: str, dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) -> Case:
+def case(
+    dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int, name: str = "lse_target"
+) -> Case:
     """N rows against V columns of width D, scores of unit variance; of two heads the first alone learns."""
     fold, number = FOLDS[name]
     heads = 2 if name == "divergences" else 1
@@ -131,8 +133,8 @@ def case(name: str, dtype: torch.dtype, device: torch.device, *, N: int, V: int,
 def cases(device: torch.device, quick: bool) -> list[Case]:
     """The head of a language model on a GPU, on a CPU a smaller one."""
     if quick:
-        return [case(name, torch.bfloat16, device, N=64, V=500, D=64) for name in FOLDS]
+        return [case(torch.bfloat16, device, N=64, V=500, D=64, name=name) for name in FOLDS]
     if device.type == "cpu":
-        return [case(name, torch.float32, device, N=1024, V=8192, D=256) for name in FOLDS]
+        return [case(torch.float32, device, N=1024, V=8192, D=256, name=name) for name in FOLDS]
     sizes: list[Size] = [{"N": 8192, "V": 32000, "D": 4096}, {"N": 8192, "V": 128256, "D": 4096}]
-    return [case(name, torch.bfloat16, device, **size) for name in FOLDS for size in sizes]
+    return [case(torch.bfloat16, device, **size, name=name) for name in FOLDS for size in sizes]

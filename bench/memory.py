@@ -49,6 +49,12 @@ SWEEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {"M": 32768, "N": 32768, "F": 64},
         {"M": 64, "N": 64, "F": 64},
     ),
+    "folds": (
+        "V",
+        {"N": 1024, "V": 32000, "D": 512},
+        {"N": 4096, "V": 32000, "D": 2048},
+        {"N": 64, "V": 64, "D": 64},
+    ),
 }
 CONTENDERS = ("monoidreduce", "torch")
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
+from bench import folds
 
 LIMIT_US = 30.0  # of a call that records
 CALLS = 50  # few: a round of a few milliseconds is rarely interrupted
@@ -68,6 +69,11 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
         "logsumexp": Call(
             lambda: mr.logsumexp_matmul(x, weight),
             lambda: torch.logsumexp(x @ weight.mT, -1),
+            (x, weight),
+        ),
+        "folds": Call(
+            lambda: folds.loss_of(folds.lse_target, x, weight, target),
+            lambda: folds.loss_of(folds.lse_target.reference, x, weight, target),
             (x, weight),
         ),
     }
