@@ -106,7 +106,7 @@ class Checker {
       case Type::kSameOrAccumulation:
         return t.dtype == accumulation_ ? accumulation_ : same_;
       case Type::kGradient:
-        return gradient;
+        return t.dtype == accumulation_ ? accumulation_ : gradient;
       case Type::kPlanGradient:
         return t.dtype == same_ ? same_ : gradient;
       case Type::kSameAccumulationOrBool:

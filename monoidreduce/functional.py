@@ -10,6 +10,13 @@ Common to all of them:
 - A wrong argument raises TypeError (its type or dtype) or ValueError (its shape, device or value) before any
   work is done.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
+- Given a `process_group`, a ProcessGroup or a one-dimensional DeviceMesh, the columns of the fold (classes,
+  keys, hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
+  upstream gradients. Results, and gradients of rows, are the same bits on all of them; gradients of columns
+  are of a rank's own. `classes` is the number of columns of all ranks: shards may then be those of
+  torch.chunk, or be padded to one length, and padding takes no part. With `sequence_parallel` each rank has
+  other rows, equally many, and results of rows are of its own. `grad_dtype` is the dtype in which partial
+  gradients of rows are sent, by default the accumulation dtype. See docs/distributed.md.
 - `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
   each member of the batch, one after another.
 """
@@ -17,11 +24,11 @@ Common to all of them:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
 from operator import index
-from typing import Any, Literal, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -54,7 +61,15 @@ __all__ = [
     "mlp",
 ]
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from monoidreduce.distributed.operators import Sharded
+
 Window = Sequence[int | None]
+Ranks: TypeAlias = "ProcessGroup | DeviceMesh | None"
+Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # the tensors and the first options of an op
 
 REDUCTIONS = ("none", "mean", "sum")
 INTEGERS = (
@@ -178,6 +193,25 @@ def score_factors(scale: float | None, softcap: float | None) -> tuple[float | N
 def _differentiated(*tensors: Tensor) -> bool:
     """Does autograd record what is computed from one of them."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
+def _checked(
+    operator: str, check: Callable[..., Checked], arguments: tuple[Any, ...], ranks: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...], Sharded | None]:
+    """What check makes of the arguments: tensors and options of the op; and what runs it over several ranks.
+
+    ranks: process_group, classes, sequence_parallel, grad_dtype.
+    """
+    process_group, classes, sequence_parallel, grad_dtype = ranks
+    if process_group is None:
+        if classes is not None or sequence_parallel or grad_dtype is not None:
+            expected = "a ProcessGroup or DeviceMesh, for classes, sequence_parallel or grad_dtype"
+            raise ValueError(mismatch("process_group", expected, None))
+        return *check(*arguments), None
+    from monoidreduce.distributed.operators import Sharded
+
+    sharded = Sharded.of(operator, lambda: check(*arguments), *ranks)
+    return sharded.tensors, sharded.options, None if sharded.group.size == 1 else sharded
 
 
 def workspace_bytes(workspace: int | None) -> int | None:
@@ -422,109 +456,19 @@ def _states(name: str, given: Any) -> dict[str, Tensor]:
     return {f"{name}[{i}]": tensor for i, tensor in enumerate(given)}
 
 
-@overload
-def linear_cross_entropy(
+def _check_cross_entropy(
     x: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    return_lse: Literal[False] = False,
-    workspace: int | None = None,
-) -> Tensor: ...
-@overload
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    return_lse: Literal[True],
-    workspace: int | None = None,
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    return_lse: bool,
-    workspace: int | None = None,
-) -> Tensor | tuple[Tensor, Tensor]: ...
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    *,
-    bias: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    ignore_index: int = -100,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    softcap: float | None = None,
-    logit_scale: float = 1.0,
-    return_lse: bool = False,
-    workspace: int | None = None,
-    **others: NoReturn,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
-
-    The values are those of `torch.nn.functional.cross_entropy`, but for one: where every target is ignored,
-    "mean" is 0, not NaN.
-
-    Args:
-        x: [..., D] one row per token.
-        weight: [V, D] one row per class.
-        target: [...] class indices, of any integer dtype.
-        bias: [V].
-        class_weight: [V], as torch's `weight`: multiplies a class's part in each loss, and "mean" divides by
-            the sum of the targets' weights. It does not multiply the z-loss, and has no gradient.
-        ignore_index: tokens with this target have loss and gradients 0 and do not count in the mean. On a
-            Hopper GPU their logits are not computed, unless return_lse is True.
-        reduction: "none", "mean" or "sum".
-        label_smoothing: the share in [0, 1] of the target's probability that is spread over all classes.
-        z_loss: adds z_loss * lse^2 to the loss of each token. 0, or a magnitude from 2^-100 to 2^100.
-        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
-        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
-        return_lse: return the log-sum-exp of each token's logits too.
-        workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
-            a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
-            and has no room for where gradients will be written later. Less is slower, never wrong.
-
-    Returns:
-        The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
-        every token, both in the accumulation dtype.
-
-    Raises:
-        TypeError, ValueError: an argument is not as above, or class_weight requires a gradient.
-        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's loss is NaN
-            instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
-    """
-    if others:
-        refuse("linear_cross_entropy", others)
+    class_weight: Tensor | None,
+    reduction: str,
+    logit_scale: float,
+    softcap: float | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> Checked:
     check_tensor("target", target)
     if target.dtype not in INTEGERS:
         raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
@@ -553,70 +497,169 @@ def linear_cross_entropy(
     label_smoothing = check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
-    return_lse = check_bool("return_lse", return_lse)
-    loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy.default(
-        rows,
-        weight,
-        bias,
-        targets,
-        class_weight,
-        reduction,
-        logit_scale,
-        softcap_value(softcap),
-        ignore_index,
-        label_smoothing,
-        z_loss,
-        return_lse,
-        rows.is_cuda and _differentiated(rows, weight),
-        _differentiated(rows),
-        workspace_bytes(workspace),
-    )
-    if reduction == "none":
-        loss = _like_rows(loss, x)
-    return (loss, _like_rows(lse, x)) if return_lse else loss
+    options = (reduction, logit_scale, softcap_value(softcap), ignore_index, label_smoothing, z_loss)
+    return (rows, weight, bias, targets, class_weight), options
 
 
-def linear_distillation(
+@overload
+def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
-    teacher_x: Tensor,
-    teacher_weight: Tensor,
+    target: Tensor,
     *,
-    loss: str = "cross_entropy",
-    temperature: float = 1.0,
-    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
     reduction: str = "mean",
-    teacher_grad: bool = False,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: Literal[False] = False,
     workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+) -> Tensor: ...
+@overload
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: Literal[True],
+    workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: bool,
+    workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    return_lse: bool = False,
+    workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
     **others: NoReturn,
-) -> Tensor:
-    """A loss between a student's and a teacher's distribution over the same classes, without their logits.
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
 
-    p_s = softmax(x @ weight^T / temperature) and p_t = softmax(teacher_x @ teacher_weight^T / temperature).
+    The values are those of `torch.nn.functional.cross_entropy`, but for one: where every target is ignored,
+    "mean" is 0, not NaN.
 
     Args:
         x: [..., D] one row per token.
-        weight: [V, D].
-        teacher_x: [..., E] with the leading axes of x.
-        teacher_weight: [V, E].
-        loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s) or "reverse_kl"
-            sum p_s (log p_s - log p_t). Not multiplied by temperature^2.
-        temperature: from 2^-100 to 2^100.
-        mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
-        reduction: "none", "mean" or "sum"; the mean over no token is 0.
-        teacher_grad: whether teacher_x and teacher_weight receive gradients.
+        weight: [V, D] one row per class.
+        target: [...] class indices, of any integer dtype.
+        bias: [V].
+        class_weight: [V], as torch's `weight`: multiplies a class's part in each loss, and "mean" divides by
+            the sum of the targets' weights. It does not multiply the z-loss, and has no gradient.
+        ignore_index: tokens with this target have loss and gradients 0 and do not count in the mean. On a
+            Hopper GPU their logits are not computed, unless return_lse is True.
+        reduction: "none", "mean" or "sum".
+        label_smoothing: the share in [0, 1] of the target's probability that is spread over all classes.
+        z_loss: adds z_loss * lse^2 to the loss of each token. 0, or a magnitude from 2^-100 to 2^100.
+        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
+        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
+        return_lse: return the log-sum-exp of each token's logits too.
+        process_group, classes, sequence_parallel, grad_dtype: weight, bias and class_weight are this rank's
+            part of the classes; see `monoidreduce.functional`.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
             a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
             and has no room for where gradients will be written later. Less is slower, never wrong.
 
     Returns:
-        The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
+        The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
+        every token, both in the accumulation dtype.
 
     Raises:
-        TypeError, ValueError: an argument is not as above.
+        TypeError, ValueError: an argument is not as above, or class_weight requires a gradient.
+        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's loss is NaN
+            instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
     """
     if others:
-        refuse("linear_distillation", others)
+        refuse("linear_cross_entropy", others)
+    return_lse, workspace = check_bool("return_lse", return_lse), workspace_bytes(workspace)
+    numbers = (reduction, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    tensors, options, sharded = _checked(
+        "linear_cross_entropy",
+        _check_cross_entropy,
+        (x, weight, bias, target, class_weight, *numbers),
+        (process_group, classes, sequence_parallel, grad_dtype),
+    )
+    rows = tensors[0]
+    if sharded is None:
+        loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy.default(
+            *tensors,
+            *options,
+            0,
+            -1,
+            return_lse,
+            rows.is_cuda and _differentiated(*tensors[:2]),
+            _differentiated(rows),
+            workspace,
+        )
+    else:
+        loss, lse = sharded.linear_cross_entropy(return_lse, workspace)
+    if reduction == "none":
+        loss = _like_rows(loss, x)
+    return (loss, _like_rows(lse, x)) if return_lse else loss
+
+
+def _check_distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    reduction: str,
+    loss: str,
+    temperature: float,
+    teacher_grad: bool,
+) -> Checked:
     x, weight, teacher_x, teacher_weight = _operands(
         x=x, weight=weight, teacher_x=teacher_x, teacher_weight=teacher_weight
     )
@@ -643,20 +686,92 @@ def linear_distillation(
     temperature = check_positive("temperature", temperature)
     if not check_bool("teacher_grad", teacher_grad):
         teacher_rows, teacher_weight = _constant(teacher_rows), _constant(teacher_weight)
-    result, _, _ = torch.ops.monoidreduce.linear_distillation.default(
-        rows,
-        weight,
-        teacher_rows,
-        teacher_weight,
-        keep,
-        reduction,
-        loss,
-        temperature,
-        rows.is_cuda and _differentiated(rows, weight) and not _differentiated(teacher_rows, teacher_weight),
-        _differentiated(rows),
-        workspace_bytes(workspace),
+    return (rows, weight, teacher_rows, teacher_weight, keep), (reduction, loss, temperature)
+
+
+def linear_distillation(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    *,
+    loss: str = "cross_entropy",
+    temperature: float = 1.0,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+    teacher_grad: bool = False,
+    workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+    **others: NoReturn,
+) -> Tensor:
+    """A loss between a student's and a teacher's distribution over the same classes, without their logits.
+
+    p_s = softmax(x @ weight^T / temperature) and p_t = softmax(teacher_x @ teacher_weight^T / temperature).
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D].
+        teacher_x: [..., E] with the leading axes of x.
+        teacher_weight: [V, E].
+        loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s) or "reverse_kl"
+            sum p_s (log p_s - log p_t). Not multiplied by temperature^2.
+        temperature: from 2^-100 to 2^100.
+        mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
+        reduction: "none", "mean" or "sum"; the mean over no token is 0.
+        teacher_grad: whether teacher_x and teacher_weight receive gradients.
+        process_group, classes, sequence_parallel, grad_dtype: weight and teacher_weight are this rank's part
+            of the classes; see `monoidreduce.functional`.
+        workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
+            a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
+            and has no room for where gradients will be written later. Less is slower, never wrong.
+
+    Returns:
+        The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    if others:
+        refuse("linear_distillation", others)
+    tensors, options, sharded = _checked(
+        "linear_distillation",
+        _check_distillation,
+        (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad),
+        (process_group, classes, sequence_parallel, grad_dtype),
     )
+    workspace = workspace_bytes(workspace)
+    if sharded is None:
+        rows = tensors[0]
+        result, _, _ = torch.ops.monoidreduce.linear_distillation.default(
+            *tensors,
+            *options,
+            rows.is_cuda and _differentiated(*tensors[:2]) and not _differentiated(*tensors[2:4]),
+            _differentiated(rows),
+            workspace,
+        )
+    else:
+        result = sharded.linear_distillation(workspace)
     return _like_rows(result, x) if reduction == "none" else result
+
+
+def _check_mlp(
+    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None, activation: str
+) -> Checked:
+    x, w1, w2, bias1, bias2 = _operands(("bias1", "bias2"), x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
+    sizes: dict[str, int] = {}
+    rows = _rows("x", x, "M")
+    check_axes("x", rows, ("rows", "M"), sizes)
+    check_axes("w1", w1, ("K", "M"), sizes)
+    check_axes("w2", w2, ("N", "K"), sizes)
+    if bias1 is not None:
+        check_axes("bias1", bias1, ("K",), sizes)
+    if bias2 is not None:
+        check_axes("bias2", bias2, ("N",), sizes)
+    check_choice("activation", activation, ACTIVATIONS)
+    return (rows, w1, w2, bias1, bias2), (activation,)
 
 
 def mlp(
@@ -667,6 +782,9 @@ def mlp(
     activation: str = "gelu_tanh",
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
+    process_group: Ranks = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
     **others: NoReturn,
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
@@ -680,6 +798,8 @@ def mlp(
         activation: "relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid" or "identity".
         bias1: [K].
         bias2: [N].
+        process_group, sequence_parallel, grad_dtype: w1, w2 and bias1 are this rank's part of the hidden
+            units, of any number; see `monoidreduce.functional`.
 
     Returns:
         [..., N] in the dtype of x; bias2 (or 0) where K is 0.
@@ -689,28 +809,47 @@ def mlp(
     """
     if others:
         refuse("mlp", others)
-    x, w1, w2, bias1, bias2 = _operands(("bias1", "bias2"), x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
-    sizes: dict[str, int] = {}
-    rows = _rows("x", x, "M")
-    check_axes("x", rows, ("rows", "M"), sizes)
-    check_axes("w1", w1, ("K", "M"), sizes)
-    check_axes("w2", w2, ("N", "K"), sizes)
-    if bias1 is not None:
-        check_axes("bias1", bias1, ("K",), sizes)
-    if bias2 is not None:
-        check_axes("bias2", bias2, ("N",), sizes)
-    check_choice("activation", activation, ACTIVATIONS)
-    out = torch.ops.monoidreduce.mlp.default(rows, w1, w2, bias1, bias2, activation, workspace_bytes(None))
+    tensors, options, sharded = _checked(
+        "mlp",
+        _check_mlp,
+        (x, w1, w2, bias1, bias2, activation),
+        (process_group, None, sequence_parallel, grad_dtype),
+    )
+    workspace = workspace_bytes(None)
+    if sharded is None:
+        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, workspace)
+    else:
+        out = sharded.mlp(workspace)
     return _like_rows(out, x)
 
 
-def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
+def _check_logsumexp(a: Tensor, b: Tensor, scale: float) -> Checked:
+    a, b = _operands(a=a, b=b)
+    sizes: dict[str, int] = {}
+    rows = _rows("a", a, "F")
+    check_axes("a", rows, ("rows", "F"), sizes)
+    check_axes("b", b, ("N", "F"), sizes)
+    return (rows, b), (check_factor("scale", scale),)
+
+
+def logsumexp_matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    scale: float = 1.0,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+) -> Tensor:
     """log sum_j exp(scale * <a_i, b_j>), without the products: the scalar fold.
 
     Args:
         a: [..., F] one row per result.
         b: [N, F] what is folded.
         scale: of the products.
+        process_group, classes, sequence_parallel, grad_dtype: b is this rank's part of the columns; see
+            `monoidreduce.functional`.
 
     Returns:
         [...] in the accumulation dtype; -inf where N is 0.
@@ -718,11 +857,15 @@ def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:
     Raises:
         TypeError, ValueError: an argument is not as above.
     """
-    a, b = _operands(a=a, b=b)
-    sizes: dict[str, int] = {}
-    rows = _rows("a", a, "F")
-    check_axes("a", rows, ("rows", "F"), sizes)
-    check_axes("b", b, ("N", "F"), sizes)
-    scale = check_factor("scale", scale)
-    lse, _ = torch.ops.monoidreduce.logsumexp_matmul.default(rows, b, scale, workspace_bytes(None))
+    tensors, options, sharded = _checked(
+        "logsumexp_matmul",
+        _check_logsumexp,
+        (a, b, scale),
+        (process_group, classes, sequence_parallel, grad_dtype),
+    )
+    workspace = workspace_bytes(None)
+    if sharded is None:
+        lse, _ = torch.ops.monoidreduce.logsumexp_matmul.default(*tensors, *options, workspace)
+    else:
+        lse = sharded.logsumexp_matmul(workspace)
     return _like_rows(lse, a)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch import Tensor
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
 from ._validate import check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
+
+if TYPE_CHECKING:
+    from monoidreduce.functional import Ranks
 
 __all__ = ["fold", "map_reduce"]
 
@@ -78,6 +81,7 @@ def map_reduce(
     project_fold_backward: Callable[[Any, Any, State], tuple[Any, Any]] | None = None,
     a_chunk: int | None = None,
     b_chunk: int | None = None,
+    process_group: Ranks = None,
 ) -> State:
     """P_i = fold over j of f(a_i, b_j) for every row i of `a`, without storing what all pairs of rows give.
 
@@ -99,6 +103,9 @@ def map_reduce(
             b_slice), g being the gradient of project_fold's state; gradients in the form of the slices, None
             where there is none. Autograd does it unless given.
         a_chunk, b_chunk: rows of a slice of `a` and of `b`; 1024 unless given.
+        process_group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the rows of `b` are
+            split, in any numbers. Then all ranks call with the same `a` and upstream gradients. The states,
+            and the gradient of `a`, are the same bits on all of them, the gradient of `b` is a rank's own.
 
     Returns:
         The states of all rows of `a`, concatenated along axis 0. float16 and bfloat16 fields are folded, and
@@ -120,6 +127,15 @@ def map_reduce(
             in place. That goes unnoticed under torch.inference_mode and torch.compile.
         RuntimeError: when differentiated twice.
     """
+    if process_group is not None:
+        from monoidreduce.distributed.fold import map_reduce_over_ranks
+
+        options = {
+            "project_fold_backward": project_fold_backward,
+            "a_chunk": a_chunk,
+            "b_chunk": b_chunk,
+        }
+        return map_reduce_over_ranks(process_group, monoid, project_fold, a, b, options)
     _check_monoid(monoid)
     _check_function("project_fold", project_fold)
     if project_fold_backward is not None:

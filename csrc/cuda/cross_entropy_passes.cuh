@@ -86,17 +86,11 @@ void logsumexp_forward_pass(const LogSumExpForward& x, const Launch& launch) {
   });
 }
 
-// Rows, for the classes from first_class on.
 struct CrossEntropyGradientRows {
   CrossEntropyRows<float> rows;
-  std::int64_t first_class;
-  int classes;
   using Upstream = CrossEntropy<Bits>::Upstream;
 
-  __device__ int label(std::int64_t row) const {
-    const std::int64_t label = rows.label(row) - first_class;
-    return 0 <= label && label < classes ? static_cast<int>(label) : -1;
-  }
+  __device__ int label(std::int64_t row) const { return static_cast<int>(rows.label(row)); }
   // Without a part in the loss a row weighs nothing, whatever its log-sum-exp.
   __device__ CrossEntropy<Bits>::Output product(std::int64_t row) const {
     const LogNumber<Bits> lse =
@@ -122,8 +116,7 @@ struct LogSumExpGradientRows {
 template <class Tile>
 void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const CrossEntropyGradientRows rows{cross_entropy_rows<float>(x), x.first_class,
-                                      static_cast<int>(problem.columns())};
+  const CrossEntropyGradientRows rows{cross_entropy_rows<float>(x)};
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](const auto& m, const auto& scores) {

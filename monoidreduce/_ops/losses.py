@@ -165,6 +165,8 @@ def cross_entropy_results(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    first_class: int,
+    classes: int,
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
@@ -199,12 +201,14 @@ def cross_entropy_forward(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    first_class: int,
+    classes: int,
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _debug_targets(target, weight.shape[0], ignore_index)
+    _debug_targets(target, weight.shape[0] if classes < 0 else classes, ignore_index)
     losses = statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = first_kept = kept_for = order = gathered = None
@@ -232,7 +236,7 @@ def cross_entropy_forward(
     reduced = _reduced(losses, reduction)
     results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
     mean = reduction == "mean" and class_weight is None
-    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
+    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
     _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
     if class_weights is not None and reduced is not None:
         counted = target != ignore_index
@@ -258,6 +262,8 @@ def cross_entropy_backward(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
+    first_class: int,
+    classes: int,
     lse_of_ignored: bool,
     keep: bool,
     x_differentiated: bool,
@@ -271,6 +277,7 @@ def cross_entropy_backward(
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
     options, plan = (logit_scale, softcap, ignore_index, label_smoothing, z_loss), None
+    classes = weight.shape[0] if classes < 0 else classes
     if x.is_cuda:
         if grad_lse is not None:  # kept local gradients are those of the loss alone
             kept = kept[:, :0]
@@ -297,8 +304,9 @@ def cross_entropy_backward(
 
             def store(part: slice) -> None:
                 operands = (head.rows, weight[part], None if bias is None else bias[part])
-                local = (head.local(part), head.local_sums(part), order, part.start, len(weight))
-                arguments: Any = (*operands, *rows, *local, *options, *launch(x), plan)
+                local = (head.local(part), head.local_sums(part), order)
+                slice_of_classes = (first_class + part.start, classes)
+                arguments: Any = (*operands, *rows, *local, *options, *slice_of_classes, *launch(x), plan)
                 _C.cross_entropy_local_gradient(*arguments)
 
             multiply_local_gradients(store, [head])
@@ -311,7 +319,7 @@ def cross_entropy_backward(
     dbias = bias_gradient(bias, needed[2])
     rows = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
     given = (x, weight, bias, *rows, dx, dweight, dbias)
-    arguments: Any = (*given, *options, workspace, *launch(x), plan)
+    arguments: Any = (*given, *options, first_class, classes, workspace, *launch(x), plan)
     _C.cross_entropy_backward(*arguments)
     return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
 
@@ -320,8 +328,8 @@ register(
     "linear_cross_entropy",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight",
     options="str reduction, float logit_scale, float softcap, int ignore_index, "
-    "float label_smoothing, float z_loss, bool lse_of_ignored, bool keep, bool x_differentiated, "
-    "int? workspace",
+    "float label_smoothing, float z_loss, int first_class, int classes, bool lse_of_ignored, bool keep, "
+    "bool x_differentiated, int? workspace",
     outputs="loss, lse, lse_low, kept",
     differentiable="loss, lse",
     residuals="lse, lse_low, kept",

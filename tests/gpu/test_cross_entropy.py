@@ -421,7 +421,7 @@ def forward_alone(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The losses and log-sum-exps; `mr.linear_cross_entropy` returns these only where it computes all."""
     operands = (inputs["x"], inputs["weight"], inputs.get("bias"), inputs["target"], None)
-    numbers = (logit_scale, softcap, -100, label_smoothing, z_loss)
+    numbers = (logit_scale, softcap, -100, label_smoothing, z_loss, 0, -1)
     nothing_kept = (False, False, False, 0)
     loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy(*operands, "none", *numbers, *nothing_kept)
     return loss, lse

@@ -371,6 +371,8 @@ Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
   const TensorView partial_sums = t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)});
   const auto gradient = [&](std::int64_t from, std::int64_t count) {
     const TensorView local = part_of(room, 1, 0, count), columns = part_of(x.weight, 0, from, count);
+    CrossEntropyOptions options = x.options;
+    options.first_class = from, options.classes = c.classes;
     cross_entropy_local_gradient(
         {.grad_loss = x.grad_loss,
          .grad_lse = x.grad_lse,
@@ -384,9 +386,7 @@ Plan backward(const LinearCrossEntropy& c, const Tensors& t) {
          .out = local,
          .sums = c.biased ? part_of(partial_sums, 1, 0, round_up(count, 256)) : TensorView{},
          .order = order,
-         .first_class = from,
-         .classes = c.classes,
-         .options = x.options},
+         .options = options},
         launch, &plan);
     return local;
   };

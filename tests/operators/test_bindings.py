@@ -86,6 +86,8 @@ def cross_entropy_arguments(**changed: Any) -> dict[str, Any]:
         "ignore_index": -100,
         "label_smoothing": 0.0,
         "z_loss": 0.0,
+        "first_class": 0,
+        "classes": -1,
         **LAUNCH,
     }
     assert changed.keys() <= arguments.keys()

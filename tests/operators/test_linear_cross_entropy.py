@@ -156,7 +156,7 @@ def test_class_weight_under_torch(device: torch.device) -> None:
 
     compiled = torch.compile(mr.linear_cross_entropy, fullgraph=True)
     check_operator("linear_cross_entropy", inputs, options, function=compiled)
-    numbers = ("mean", 1.0, 0.0, -100, 0.1, 0.0, False, False, False, 0)
+    numbers = ("mean", 1.0, 0.0, -100, 0.1, 0.0, 0, -1, False, False, False, 0)
     x = inputs["x"].requires_grad_()
     torch.library.opcheck(
         torch.ops.monoidreduce.linear_cross_entropy.default,

@@ -23,7 +23,7 @@ enum class Type {
   kSame,
   kAccumulation,  // float64 in a call of float64, else float32
   kSameOrAccumulation,
-  kGradient,      // kSame on the CPU, kAccumulation on CUDA (operators.h)
+  kGradient,      // kSame or kAccumulation on the CPU, kAccumulation on CUDA (operators.h)
   kPlanGradient,  // kGradient, or kSame where the plan has them written
   kSameAccumulationOrBool,
   kUpToFloat32,  // float32 or a 16-bit type

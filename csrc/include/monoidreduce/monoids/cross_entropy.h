@@ -110,13 +110,14 @@ struct RowWeights {
 
 // For one row, in natural units, of so many classes:
 //   loss = (1 - smoothing) w_target (lse - target) + smoothing / classes sum_c w_c (lse - x_c) + z_loss lse^2
+// Where only some classes are folded the sum is over these, and without the target the first term is 0.
 template <class T>
 struct CrossEntropyLoss {
   T smoothing, z_loss;
   using Upstream = typename CrossEntropy<T>::Upstream;
   // The low words are added to differences of the high words, which are small enough not to absorb them.
-  MR_HD T value(ClassStatistics<T> p, T classes, RowWeights<T> weights) const {
-    const T hard = weights.target * ((p.lse.high - p.target) + p.lse.low);
+  MR_HD T value(ClassStatistics<T> p, T classes, RowWeights<T> weights, bool has_target = true) const {
+    const T hard = has_target ? weights.target * ((p.lse.high - p.target) + p.lse.low) : T(0);
     const T soft = (p.lse.high - p.mean.high) + (p.lse.low - p.mean.low);
     return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * (p.count / classes) * soft) +
            (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);

@@ -10,9 +10,12 @@
 
 namespace monoidreduce {
 
+// weight, with bias, may be a slice of the classes, from first_class on. Targets are indices in all of them, and label
+// smoothing divides by their number.
 struct CrossEntropyOptions {
   double logit_scale = 1, softcap = 0, label_smoothing = 0, z_loss = 0;
   std::int64_t ignore_index = -100;
+  std::int64_t first_class = 0, classes = -1;  // -1: weight has all classes
 };
 constexpr auto describe(const CrossEntropyOptions*) {
   using X = CrossEntropyOptions;
@@ -21,7 +24,12 @@ constexpr auto describe(const CrossEntropyOptions*) {
                 option("ignore_index", &X::ignore_index),
                 option("label_smoothing", &X::label_smoothing, "a number in [0, 1]",
                        [](double v) { return v >= 0 && v <= 1; }),
-                option("z_loss", &X::z_loss));
+                option("z_loss", &X::z_loss), option("first_class", &X::first_class),
+                option("classes", &X::classes));
+}
+template <class Call>
+std::int64_t all_classes(const Call& x) {
+  return x.options.classes < 0 ? x.weight.size[0] : x.options.classes;
 }
 
 template <class Call>
@@ -29,13 +37,24 @@ constexpr auto cross_entropy_operands() {
   return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
                 optional("bias", &Call::bias, "V"));
 }
-// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes
-// (CrossEntropyLocalGradient) comes with those of all.
+// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes comes with
+// those of all.
 constexpr std::int64_t class_weights(std::int64_t classes) { return 1 + (classes + 255) / 256 * 256; }
 template <class Call>
-constexpr auto class_weight_of(std::string_view classes) {
-  const Axis weights{.name = "1 + 256 ceil(V / 256)", .of = classes, .follows = &class_weights};
-  return optional("class_weight", &Call::class_weight, {weights}, Type::kAccumulation).dense();
+void check_slice(const Call& x) {
+  const std::int64_t first = x.options.first_class, classes = all_classes(x);
+  require(first >= 0 && first + x.weight.size[0] <= classes, "first_class: expected one of ", classes,
+          " with ", x.weight.size[0], " from it on, got ", first);
+  require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(classes),
+          "class_weight: expected ", classes, " weights and their mean, got shape [",
+          x.class_weight.size[0], "]");
+}
+template <class Call>
+constexpr auto class_weight_of() {
+  const Axis weights{.name = "1 + 256 ceil(V / 256)", .of = "all V", .follows = &class_weights};
+  return optional("class_weight", &Call::class_weight, {weights}, Type::kAccumulation)
+      .dense()
+      .where(&check_slice<Call>);
 }
 // Upstream gradients and row statistics.
 template <class Call>
@@ -67,7 +86,7 @@ struct CrossEntropyForward {
 inline void check_targets(const CrossEntropyForward& x) {
   if (x.target.is_cuda()) return;
   const auto* values = static_cast<const std::int64_t*>(x.target.data);
-  const std::int64_t classes = x.weight.size[0], ignored = x.options.ignore_index;
+  const std::int64_t classes = all_classes(x), ignored = x.options.ignore_index;
   for (std::int64_t i = 0; i < x.target.size[0]; ++i) {
     const std::int64_t value = values[i * x.target.stride[0]];
     if ((value < 0 || value >= classes) && value != ignored) {
@@ -112,7 +131,7 @@ void check_gathered(const char* name, const Call& x, const TensorView& gathered)
 constexpr auto describe(const CrossEntropyForward*) {
   using X = CrossEntropyForward;
   return call("cross_entropy_forward", cross_entropy_operands<X>(),
-              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets), class_weight_of<X>("V"),
+              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets), class_weight_of<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("lse", &X::lse, "N", Type::kAccumulation),
@@ -138,7 +157,7 @@ inline void check_bias_gradient(const CrossEntropyBackward& x) {
 constexpr auto describe(const CrossEntropyBackward*) {
   using X = CrossEntropyBackward;
   return call("cross_entropy_backward", cross_entropy_operands<X>(),
-              tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>("V"),
+              tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
               cross_entropy_residuals<X>(), gradient("dx", &X::d_x, "N D"),
               gradient("dweight", &X::d_weight, "V D"),
               gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient),
@@ -146,25 +165,15 @@ constexpr auto describe(const CrossEntropyBackward*) {
 }
 
 // dlogits: the derivatives of the loss with respect to the dot products <x_i, weight_j>, for a slice of the classes.
-// weight and bias are that slice; classes is the number of all classes. d_x and d_weight are matrix products of
-// dlogits.
+// d_x and d_weight are matrix products of dlogits.
 struct CrossEntropyLocalGradient {
   TensorView grad_loss, grad_lse, x, weight, bias, target, class_weight, lse, lse_low, out;
   // Where there is a bias: sums of out over 16 rows each, for rows and columns in whole tiles of 256. Rows that are not
   // active are 0 or not written.
   TensorView sums;
   TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
-  std::int64_t first_class = 0, classes = 0;
   CrossEntropyOptions options;
 };
-inline void check_slice(const CrossEntropyLocalGradient& x) {
-  require(x.first_class >= 0 && x.first_class + x.weight.size[0] <= x.classes,
-          "first_class: expected one of ", x.classes, " with ", x.weight.size[0], " from it on, got ",
-          x.first_class);
-  require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(x.classes),
-          "class_weight: expected ", x.classes, " weights and their mean, got shape [",
-          x.class_weight.size[0], "]");
-}
 constexpr auto describe(const CrossEntropyLocalGradient*) {
   using X = CrossEntropyLocalGradient;
   constexpr Axis kGroups{.name = "16 ceil(N / 256)", .of = "N", .follows = [](std::int64_t rows) {
@@ -174,11 +183,10 @@ constexpr auto describe(const CrossEntropyLocalGradient*) {
                             return 256 * ((columns + 255) / 256);
                           }};
   return cuda_call("cross_entropy_local_gradient", cross_entropy_operands<X>(),
-                   tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>("all V"),
+                   tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
                    cross_entropy_residuals<X>(), result("out", &X::out, "N V").strided(),
                    result("sums", &X::sums, {kGroups, kColumns}, Type::kAccumulation).strided().maybe(),
-                   order_of(&X::order, "N"), option("first_class", &X::first_class).where(&check_slice),
-                   option("classes", &X::classes), options(&X::options));
+                   order_of(&X::order, "N"), options(&X::options));
 }
 
 template <class Call>
@@ -201,24 +209,34 @@ struct CrossEntropyRows {
   const T* class_weight;    // class_weight_of; null: all are 1
   T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
   RowVector<T> grad_loss, grad_lse;
+  std::int64_t first_class = 0, columns = kAllColumns;  // the classes that are folded here
+  static constexpr std::int64_t kAllColumns = std::int64_t{1} << 62;
   using Output = typename CrossEntropy<T>::Output;
   using Upstream = typename CrossEntropy<T>::Upstream;
 
-  MR_HD std::int64_t label(std::int64_t row) const { return target[row * target_stride]; }
-  MR_HD bool ignored(std::int64_t row) const { return label(row) == ignore_index; }
+  MR_HD std::int64_t target_of(std::int64_t row) const { return target[row * target_stride]; }
+  // The column of the target, -1 if it is not among those that are folded.
+  MR_HD std::int64_t label(std::int64_t row) const {
+    const std::int64_t column = target_of(row) - first_class;
+    return 0 <= column && column < columns ? column : -1;
+  }
+  MR_HD bool ignored(std::int64_t row) const { return target_of(row) == ignore_index; }
   MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
   // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
-  MR_HD bool valid(std::int64_t row) const { return label(row) >= 0 && label(row) < classes; }
+  MR_HD bool valid(std::int64_t row) const { return target_of(row) >= 0 && target_of(row) < classes; }
   template <class R>
   MR_HD RowWeights<R> weights(std::int64_t row) const {
     if (!class_weight || !valid(row)) return {};
-    return {R(class_weight[1 + label(row)]), R(class_weight[0])};
+    return {R(class_weight[1 + target_of(row)]), R(class_weight[0])};
   }
   MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
     const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
     const LogNumber<T> kept = rounded<T>(p.lse);
     lse[row] = kept.high, lse_low[row] = kept.low;
-    loss[row] = ignored(row) ? T(0) : valid(row) ? T(wide.value(p, U(classes), weights<U>(row))) : T(NAN);
+    const bool here = label(row) >= 0;
+    loss[row] = ignored(row)  ? T(0)
+                : valid(row) ? T(wide.value(p, U(classes), weights<U>(row), here))
+                             : T(NAN);
   }
   MR_HD Output product(std::int64_t row) const {
     return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
@@ -236,16 +254,17 @@ template <class T, class U = T, class Call>
       .target = static_cast<const std::int64_t*>(x.target.data),
       .target_stride = x.target.stride[0],
       .ignore_index = x.options.ignore_index,
-      .classes = x.weight.size[0],
+      .classes = all_classes(x),
       .rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss)},
       .class_weight = static_cast<const T*>(x.class_weight.data),
       .loss = nullptr,
       .lse = static_cast<T*>(x.lse.data),
       .lse_low = static_cast<T*>(x.lse_low.data),
       .grad_loss = {},
-      .grad_lse = {}};
+      .grad_lse = {},
+      .first_class = x.options.first_class,
+      .columns = x.weight.size[0]};
   if constexpr (requires { x.loss; }) rows.loss = static_cast<T*>(x.loss.data);
-  if constexpr (requires { x.classes; }) rows.classes = x.classes;
   if constexpr (requires { x.grad_loss; })
     rows.grad_loss = row_vector<T>(x.grad_loss), rows.grad_lse = row_vector<T>(x.grad_lse);
   return rows;
@@ -256,8 +275,7 @@ template <class R, class Call, class Run>
 [[gnu::always_inline]] inline void with_cross_entropy(const Call& x, Run run) {
   if (weighs_all(x)) {
     WeightedCrossEntropy<R> m{};
-    m.softmax.weight = static_cast<const Scalar<R>*>(x.class_weight.data) + 1;
-    if constexpr (requires { x.first_class; }) m.softmax.weight += x.first_class;
+    m.softmax.weight = static_cast<const Scalar<R>*>(x.class_weight.data) + 1 + x.options.first_class;
     return run(m);
   }
   run(CrossEntropy<R>{});

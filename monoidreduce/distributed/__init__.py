@@ -1,0 +1,9 @@
+"""Folds over several devices: the fold of a state from each rank, and parts of tensors.
+
+The operators take `process_group` themselves; see `monoidreduce.functional` and docs/distributed.md.
+"""
+
+from monoidreduce.distributed.collectives import shard, unshard
+from monoidreduce.distributed.fold import all_fold
+
+__all__ = ["all_fold", "shard", "unshard"]

@@ -1,0 +1,176 @@
+"""Folds whose columns are split over ranks: each rank folds its own, and every rank combines the states.
+
+If P is the fold of all columns and X an element, the gradient by X is a function of P and X alone (corollary
+2.1.3 of MonoidReduce). So each rank has the gradients of its columns once it has P, and no state is sent
+backward. A row is folded with the columns of all ranks, so its gradient is a sum over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from monoidreduce.distributed.collectives import gather, gather_states, sum_over_ranks
+from monoidreduce.distributed.group import Group, Sharding, facts_of, together
+from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
+from monoidreduce.monoids import Monoid, check_state, layout, maker
+
+__all__ = ["ShardedFold", "all_fold", "combined", "fold_over_ranks", "map_reduce_over_ranks", "replicated", "summed_gradient"]
+
+State = TypeVar("State", bound=tuple[Tensor, ...])
+
+
+def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
+    """The fold of one state from each rank, on every rank: an all-reduce for any commutative monoid.
+
+    States are combined in the order of ranks, so that all ranks have the same bits. Every rank is to compute
+    the same from the result. Then the gradient of a rank's state is the monoid's local gradient.
+
+    Args:
+        monoid: an instance of any `Monoid`.
+        state: a state of it, that is a NamedTuple of tensors, of the same shapes and dtypes on all ranks.
+        process_group: a ProcessGroup or a one-dimensional DeviceMesh.
+
+    Returns:
+        A state like the one given. Differentiable once, in every floating field.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above.
+    """
+    group = Group.of(process_group)
+
+    def prepare() -> tuple[bool, dict[str, Any]]:
+        _check_monoid(monoid)
+        check_state("state", state, monoid)
+        return True, {"monoid": repr(monoid), "state": layout(state)}
+
+    together(group, "all_fold", prepare)
+    return combined(monoid, state, group)
+
+
+def combined(monoid: Monoid[State], state: State, group: Group) -> State:
+    """`all_fold`, checked."""
+    make = maker(state)
+    return make(_AllFold.apply(_Folded(monoid), make, group, *state))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def map_reduce_over_ranks(
+    process_group: Any, monoid: Monoid[State], project_fold: Any, a: Any, b: Any, options: dict[str, Any]
+) -> State:
+    """`map_reduce` with the rows of b split over ranks: each folds its own, then all states are combined."""
+    group = Group.of(process_group)
+
+    def prepare() -> tuple[State, dict[str, Any]]:
+        of_ranks = replicated(a, group) if isinstance(a, Tensor) else a
+        if isinstance(a, tuple):
+            of_ranks = tuple(replicated(t, group) if isinstance(t, Tensor) else t for t in a)
+        state = map_reduce(monoid, project_fold, of_ranks, b, **options)
+        tensors = a if isinstance(a, tuple) else (a,)
+        facts = facts_of(((f"a[{i}]", t) for i, t in enumerate(tensors)), {})
+        return state, facts | {"monoid": repr(monoid), "state": layout(state)}
+
+    return combined(monoid, together(group, "map_reduce", prepare), group)
+
+
+def replicated(t: Tensor, group: Group) -> Tensor:
+    """The tensor, which all ranks have and fold with their own columns: its gradient is a sum over ranks."""
+    result: Tensor = _Replicated.apply(t, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Replicated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return t.view_as(t)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return sum_over_ranks(grad, ctx.group, grad.dtype), None
+
+
+class _AllFold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, monoid: Any, make: Any, group: Group, *fields: Tensor) -> tuple[Tensor, ...]:
+        ctx.monoid, ctx.make = monoid, make
+        states = [make(each) for each in zip(*gather_states(fields, group), strict=True)]
+        total = tuple(reduce(monoid.combine, states))
+        ctx.save_for_backward(*fields, *total)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(field for field in total if not field.is_floating_point()))
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        fields, total = ctx.saved_tensors[: len(upstream)], ctx.saved_tensors[len(upstream) :]
+        local = ctx.monoid.local_gradient(*map(ctx.make, (total, fields, _fill(upstream, total))))
+        pairs = zip(fields, local, strict=True)
+        return None, None, None, *(g if field.is_floating_point() else None for field, g in pairs)
+
+
+@dataclass(frozen=True)
+class ShardedFold:
+    """An op of `_ops` whose columns are split over ranks.
+
+    forward, backward: the options of both passes. rows: which inputs are rows; their gradients are summed.
+    combine: of what the op returns, gathered, the results, then the residuals. differentiable: how many of the
+    results have gradients, the first ones.
+    """
+
+    name: str
+    forward: tuple[Any, ...]
+    backward: tuple[Any, ...]
+    rows: tuple[int, ...]
+    combine: Callable[[list[Tensor]], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
+    sharding: Sharding
+    differentiable: int = 1
+
+
+def fold_over_ranks(fold: ShardedFold, *inputs: Tensor | None) -> Any:
+    """The results for these inputs of the op; see ShardedFold."""
+    return _FoldOverRanks.apply(fold, *inputs)  # type: ignore[no-untyped-call]
+
+
+def summed_gradient(part: Tensor, of: Tensor, sharding: Sharding) -> Tensor:
+    """The gradient of rows, from a rank's part of it."""
+    return sum_over_ranks(part, sharding.group, of.dtype, sent=sharding.sent, own=sharding.own_rows)
+
+
+class _FoldOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fold: ShardedFold, *given: Any) -> tuple[Tensor, ...]:
+        group, inputs = fold.sharding.group, list(given)
+        if fold.sharding.own_rows:
+            for i in fold.rows:
+                if inputs[i] is not None:
+                    inputs[i] = gather(inputs[i], group).flatten(0, 1)
+        states = getattr(torch.ops.monoidreduce, fold.name)(*inputs, *fold.forward)
+        results, residuals = fold.combine(gather_states(states, group))
+        ctx.fold, ctx.count = fold, len(inputs)
+        ctx.mark_non_differentiable(*(t for t in results if not t.is_floating_point()))
+        ctx.save_for_backward(*inputs, *residuals)
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        fold, saved, needed = ctx.fold, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        grads = grads[: fold.differentiable]
+        if all(grad is None for grad in grads):
+            return (None,) * (1 + ctx.count)
+        op = getattr(torch.ops.monoidreduce, f"{fold.name}_backward")
+        found = [*op(*grads, *saved, *fold.backward, needed)]
+        found += [None] * (ctx.count - len(found))  # constants
+        for i in fold.rows:
+            if needed[i]:
+                found[i] = summed_gradient(found[i], saved[i], fold.sharding)
+        return None, *(g if wanted else None for g, wanted in zip(found, needed, strict=True))

@@ -1,0 +1,196 @@
+"""The operators of `functional` where the columns are split over ranks: their arguments are checked there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from monoidreduce._ops.losses import _count, _target_weights, with_mean
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce.distributed import states
+from monoidreduce.distributed.collectives import gather, shard, sum_over_ranks
+from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
+from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
+
+__all__ = ["Sharded"]
+
+# The inputs of ops that are a rank's part of the columns, and on which axis.
+_COLUMN_AXES = {
+    "weight": 0,
+    "bias": 0,
+    "class_weight": 0,
+    "teacher_weight": 0,
+    "b": 0,
+    "w1": 0,
+    "bias1": 0,
+    "w2": 1,
+}
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A call over several ranks. tensors, options: the first ones of the op, without padding."""
+
+    tensors: tuple[Any, ...]
+    options: tuple[Any, ...]
+    columns: Columns
+    sharding: Sharding
+
+    @classmethod
+    def of(
+        cls,
+        operator: str,
+        check: Callable[[], tuple[tuple[Any, ...], tuple[Any, ...]]],
+        process_group: Any,
+        *ranks: Any,
+    ) -> Sharded:
+        """check: checks the arguments, and returns tensors and options. ranks: the others of `Sharding`."""
+        group = Group.of(process_group)
+        schema = getattr(torch.ops.monoidreduce, operator).default._schema.arguments
+        names = [argument.name for argument in schema]
+
+        def prepare() -> tuple[Sharded, dict[str, Any]]:
+            tensors, options = check()
+            sharding = Sharding.of(group, *ranks)
+            facts = facts_of(zip(names, (*tensors, *options), strict=False), _COLUMN_AXES) | sharding.facts
+            if operator == "mlp":  # which takes shards of any length
+                return cls(tensors, options, Columns.of(group, "w1", len(tensors[1]), None), sharding), facts
+            columns = sharding.columns(names[1], tensors[1])
+            own = [
+                columns.own(t) if name in _COLUMN_AXES else t for name, t in zip(names, tensors, strict=False)
+            ]
+            facts |= {"classes": columns.all, f"rows of {names[1]}": columns.stride}
+            return cls(tuple(own), options, columns, sharding), facts
+
+        return together(group, operator, prepare)
+
+    @property
+    def group(self) -> Group:
+        return self.sharding.group
+
+    def _all_rows(self, t: Tensor) -> Tensor:
+        """[rows] of a constant: those of all ranks."""
+        return gather(t, self.group).view(-1) if self.sharding.own_rows else t
+
+    def _own_rows(self, t: Tensor) -> Tensor:
+        """[rows] -> those of this rank."""
+        return shard(t, 0, self.group.handle) if self.sharding.own_rows else t
+
+    def linear_cross_entropy(self, return_lse: bool, workspace: int | None) -> tuple[Tensor, Tensor]:
+        """The loss, and the log-sum-exps [rows]."""
+        x, weight, bias, target, class_weight = self.tensors
+        reduction, logit_scale, softcap, ignore_index, smoothing, z_loss = self.options
+        columns, dtype = self.columns, accumulation_dtype(x.dtype)
+        target, class_weight = self._all_rows(target), columns.gathered(class_weight)
+        counted, all_weights = target != ignore_index, with_mean(class_weight)
+        of_target = _target_weights(all_weights, target, counted)
+        # [ranks, rows]: with which weights a rank's classes are in a row's loss.
+        has_target = torch.arange(self.group.size, device=x.device)[:, None] == target // max(
+            columns.stride, 1
+        )
+        hard = has_target.double() if of_target is None else has_target * of_target.double()
+        soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
+        weights = (1 - smoothing) * hard + smoothing * soft
+
+        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            losses, high, low, kept = gathered
+            loss, lse = states.cross_entropy(losses, weights, high, low)
+            if z_loss:
+                loss = loss + z_loss * lse * lse
+            loss = loss.to(dtype).masked_fill(~counted, 0.0)
+            high, low = states.two_words(lse, dtype)
+            count = _count(counted, reduction, loss, of_target)
+            return (_reduced(loss, reduction, count), high), (high, low, kept[0])
+
+        slices = (columns.first, columns.all, return_lse, False, False, workspace)
+        fold = ShardedFold(
+            "linear_cross_entropy",
+            forward=("none", logit_scale, softcap, ignore_index, smoothing, 0.0, *slices),
+            backward=(*self.options, *slices),
+            rows=(0,),
+            combine=combine,
+            sharding=self.sharding,
+            differentiable=2,
+        )
+        loss, lse = fold_over_ranks(fold, x, weight, bias, target, class_weight)
+        return self._own_rows(loss) if reduction == "none" else loss, self._own_rows(lse)
+
+    def linear_distillation(self, workspace: int | None) -> Tensor:
+        """The loss."""
+        x, weight, teacher_x, teacher_weight, mask = self.tensors
+        reduction, kind, temperature = self.options
+        mask = None if mask is None else self._all_rows(mask)
+
+        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            losses, stats, kept = gathered
+            loss, of_rows = states.distillation(losses, stats, kind)
+            loss = loss.to(losses.dtype)
+            if mask is not None:
+                loss = loss.masked_fill(~mask, 0.0)
+            return (_reduced(loss, reduction, _count(mask, reduction, loss)),), (of_rows, kept[0])
+
+        fold = ShardedFold(
+            "linear_distillation",
+            forward=("none", kind, temperature, False, False, workspace),
+            backward=(*self.options, False, False, workspace),
+            rows=(0, 2),
+            combine=combine,
+            sharding=self.sharding,
+        )
+        (loss,) = fold_over_ranks(fold, x, weight, teacher_x, teacher_weight, mask)
+        return self._own_rows(loss) if reduction == "none" else loss
+
+    def logsumexp_matmul(self, workspace: int | None) -> Tensor:
+        """[rows]."""
+
+        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            high, low = gathered
+            _, lse = states.log_sum_exp(high, low)
+            words = states.two_words(lse, high.dtype)
+            return words[:1], words
+
+        options = (*self.options, workspace)
+        fold = ShardedFold("logsumexp_matmul", options, options, (0,), combine, self.sharding)
+        (lse,) = fold_over_ranks(fold, *self.tensors)
+        return self._own_rows(lse)
+
+    def mlp(self, workspace: int | None) -> Tensor:
+        """[rows, N]. The state of a row is the row itself, a sum."""
+        result: Tensor = _Mlp.apply(self.sharding, (*self.options, workspace), *self.tensors)  # type: ignore[no-untyped-call]
+        return result
+
+
+def _reduced(losses: Tensor, reduction: str, count: Tensor | None) -> Tensor:
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total if reduction == "sum" else total / (max(len(losses), 1) if count is None else count)
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, sharding: Sharding, options: Any, x: Tensor, *weights: Any) -> Tensor:
+        if sharding.own_rows:
+            x = gather(x, sharding.group).flatten(0, 1)
+        *hidden, bias2 = weights
+        ctx.sharding, ctx.options = sharding, options
+        ctx.save_for_backward(x, *weights)
+        # All ranks have bias2; it is to be added once.
+        part = torch.ops.monoidreduce.mlp(x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
+        return sum_over_ranks(part, sharding.group, part.dtype, own=sharding.own_rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        sharding, needed = ctx.sharding, ctx.needs_input_grad[2:]
+        if sharding.own_rows:
+            grad = gather(grad, sharding.group).flatten(0, 1)
+        found = torch.ops.monoidreduce.mlp_backward(grad, *ctx.saved_tensors, *ctx.options, needed)
+        dx = summed_gradient(found[0], ctx.saved_tensors[0], sharding) if needed[0] else None
+        others = (g if wanted else None for g, wanted in zip(found[1:], needed[1:], strict=True))
+        return None, None, dx, *others

@@ -1,0 +1,101 @@
+"""Statistics of a user's function where the columns are split over ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import statistics
+from monoidreduce.distributed.collectives import shard, unshard
+from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
+from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
+from monoidreduce.distributed.states import two_words
+from monoidreduce.program.monoid import StatisticsMonoid
+from monoidreduce.program.program import parse
+
+__all__ = ["statistics_over_ranks"]
+
+
+def statistics_over_ranks(
+    of: statistics.Statistics,
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    label: Tensor | None,
+    row: Mapping[str, Tensor],
+    column: Mapping[str, Tensor],
+    scale: float,
+    workspace: int | None,
+    process_group: Any,
+    *ranks: Any,
+) -> Any:
+    """The statistics, as `Statistics.__call__` returns them. ranks: the others of `Sharding`."""
+    group = Group.of(process_group)
+
+    def prepare() -> tuple[tuple[Columns, Sharding], dict[str, Any]]:
+        call = statistics._Call(of, *operands, label, row, column, scale)
+        sharding = Sharding.of(group, *ranks)
+        columns = sharding.columns("b", call.b)
+        names = ("a", "b", "other_a", "other_b")
+        given = (*zip(names, operands, strict=True), ("label", label), ("scale", scale), *row.items())
+        facts = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts | {"classes": columns.all}
+        program = hashlib.sha256(of._traced(call)[0].text.encode()).hexdigest()
+        return (columns, sharding), facts | {"rows of b": columns.stride, "the function's program": program}
+
+    columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
+
+    def rows_of(t: Any) -> Any:
+        return unshard(t, 0, group.handle) if sharding.own_rows and t is not None else t
+
+    a, b, other_a, other_b = operands
+    call = statistics._Call(
+        of,
+        rows_of(a),
+        columns.own(b),  # type: ignore[arg-type]
+        rows_of(other_a),
+        columns.own(other_b),
+        rows_of(label),
+        {name: rows_of(t) for name, t in row.items()},
+        {name: columns.own(t) for name, t in column.items()},  # type: ignore[misc]
+        scale,
+        columns.first,
+    )
+    traced, tensors = of._traced(call)
+    of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
+    text, has_positions = _with_numbered_columns(traced.text, 0 if column_index is None else len(column_index))
+    if has_positions:
+        positions = call.positions[None]
+        column_index = positions if column_index is None else torch.cat((column_index, positions))
+
+    monoid, options = StatisticsMonoid(text), (text, call.scale, workspace)
+
+    def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        values, low, indices = gathered
+        per_rank = (monoid.state(*each, columns.stride * i) for i, each in enumerate(zip(values, low, indices, strict=True)))
+        total, at = monoid.project(reduce(monoid.combine, per_rank))
+        lows = [two_words(total[field], values.dtype)[1] for field in monoid.log_sum_exps]
+        rounded = total.to(values.dtype)
+        here = at.clone()
+        here[: len(monoid.program.largest)] -= columns.first
+        return (rounded, at), (rounded, torch.stack(lows) if lows else low[0], here)
+
+    fold = ShardedFold("statistics", options, options, (0, 2, 4), combine, replace(sharding, own_rows=False))
+    data = (of_rows, of_columns, row_index, column_index)
+    values, indices = fold_over_ranks(fold, *call.operands_of(traced), *data)
+    result = call.named(traced, values, indices)
+    return result
+
+
+@lru_cache(256)
+def _with_numbered_columns(text: str, number: int) -> tuple[str, bool]:
+    """The program with the numbers of columns read from this datum of integers; and whether it reads them.
+
+    A kernel counts the columns of a rank from 0.
+    """
+    program = parse(text)
+    nodes = tuple(("column_index", number) if node == ("position",) else node for node in program.nodes)
+    return replace(program, nodes=nodes).text, nodes != program.nodes

@@ -1,0 +1,136 @@
+"""The operators with their columns split over ranks, against the rule of tolerance.py; replicated results have
+the same bits on all ranks (`ranks.OverRanks`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import OverRanks
+from specimens import (
+    class_weights,
+    cross_entropy_inputs,
+    distillation_inputs,
+    logsumexp_inputs,
+    mlp_inputs,
+    name_of,
+)
+from tolerance import check_operator
+
+CPU: Any = {"device": torch.device("cpu")}
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+PER_TOKEN: dict[str, Any] = {"reduction": "none", "return_lse": True}
+EVERYTHING: dict[str, Any] = {"label_smoothing": 0.2, "z_loss": 0.05, "softcap": 3.0, "logit_scale": 0.7}
+ROWS = 384  # with fewer the rule says nothing of float32's mean error
+
+
+def check(operator: str, inputs: Any, options: Any, ranks: int, **split: Any) -> dict[str, torch.Tensor]:
+    return check_operator(operator, inputs, options, function=OverRanks(operator, ranks, **split))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("ranks", (2, 3, 4))
+@pytest.mark.parametrize("options", ({}, EVERYTHING), ids=("plain", "everything"))
+def test_cross_entropy(options: dict[str, Any], ranks: int, dtype: torch.dtype) -> None:
+    inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=dtype, bias=bool(options), **CPU)
+    check("linear_cross_entropy", inputs, PER_TOKEN | options, ranks)
+
+
+@pytest.mark.parametrize("name", ("label_smoothing", "z_loss", "softcap", "logit_scale"))
+def test_each_option_of_cross_entropy(name: str) -> None:
+    inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=torch.float32, **CPU)
+    check("linear_cross_entropy", inputs, PER_TOKEN | {name: EVERYTHING[name]}, 3)
+
+
+@pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
+@pytest.mark.parametrize("smoothing", (0.0, 0.3))
+@pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
+def test_class_weights_and_reductions(reduction: str, smoothing: float, own_rows: bool) -> None:
+    inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=torch.float32, **CPU)
+    weights = class_weights(67, dtype=torch.float32, **CPU)
+    options = {"reduction": reduction, "label_smoothing": smoothing, "class_weight": weights}
+    check("linear_cross_entropy", inputs, options, 2, own_rows=own_rows)
+
+
+@pytest.mark.parametrize("classes, ranks", ((3, 4), (1, 2), (5, 4)))
+@pytest.mark.parametrize("padding", (None, 0, 9))
+def test_empty_uneven_and_padded_shards(classes: int, ranks: int, padding: int | None) -> None:
+    """Padding is NaN, so that it would be seen."""
+    inputs = cross_entropy_inputs(40, classes, 8, dtype=torch.float32, bias=True, **CPU)
+    options = PER_TOKEN | EVERYTHING | {"class_weight": class_weights(classes, dtype=torch.float32, **CPU)}
+    check("linear_cross_entropy", inputs, options, ranks, padding=padding)
+
+
+@pytest.mark.parametrize("level", (300.0, -3000.0))
+@pytest.mark.parametrize("operator", ("linear_cross_entropy", "linear_distillation"))
+def test_a_constant_in_all_logits_of_a_row(operator: str, level: float) -> None:
+    options: dict[str, Any] = {"reduction": "none"}
+    if operator == "linear_cross_entropy":
+        inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=torch.float32, level=level, **CPU)
+        options["label_smoothing"] = 0.2
+    else:
+        inputs = distillation_inputs(ROWS, 67, dtype=torch.float32, level=level, teacher_level=-level, **CPU)
+        options["teacher_grad"] = True
+    check(operator, inputs, options, 3)
+
+
+@pytest.mark.parametrize("ignore_index", (-100, 5, 66))
+def test_ignored_tokens(ignore_index: int) -> None:
+    """An index of a class, which lies in one rank's shard, is ignored by all."""
+    inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=torch.float32, ignore_index=ignore_index, **CPU)
+    found = check("linear_cross_entropy", inputs, {"reduction": "none", "ignore_index": ignore_index}, 4)
+    ignored = inputs["target"] == ignore_index
+    assert ignored.any() and not found["out0"][ignored].any() and not found["d_x"][ignored].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("loss", ("cross_entropy", "forward_kl", "reverse_kl"))
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_distillation(ranks: int, loss: str, dtype: torch.dtype) -> None:
+    inputs = distillation_inputs(ROWS, 67, 24, 25, dtype=dtype, mask=True, **CPU)
+    options = {"loss": loss, "temperature": 2.0, "reduction": "none", "teacher_grad": True}
+    check("linear_distillation", inputs, options, ranks)
+
+
+@pytest.mark.parametrize("reduction", ("none", "mean"))
+@pytest.mark.parametrize("mask", (False, True), ids=("all", "masked"))
+def test_distillation_of_own_rows(reduction: str, mask: bool) -> None:
+    inputs = distillation_inputs(ROWS, 67, 24, 25, dtype=torch.float32, mask=mask, **CPU)
+    options = {"reduction": reduction, "teacher_grad": True}
+    check("linear_distillation", inputs, options, 3, own_rows=True)
+
+
+@pytest.mark.parametrize("padding", (None, 30))
+@pytest.mark.parametrize("classes", (2, 7))
+def test_distillation_with_empty_and_padded_shards(classes: int, padding: int | None) -> None:
+    inputs = distillation_inputs(40, classes, dtype=torch.float32, **CPU)
+    check("linear_distillation", inputs, {"reduction": "none", "teacher_grad": True}, 4, padding=padding)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
+def test_logsumexp(own_rows: bool, dtype: torch.dtype) -> None:
+    inputs = logsumexp_inputs(ROWS, 67, 24, dtype=dtype, **CPU)
+    check("logsumexp_matmul", inputs, {"scale": 0.5}, 4, own_rows=own_rows, padding=5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("ranks", (2, 4))
+@pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
+def test_mlp(own_rows: bool, ranks: int, dtype: torch.dtype) -> None:
+    inputs = mlp_inputs(ROWS, 24, 67, 25, dtype=dtype, bias1=True, bias2=True, **CPU)
+    check("mlp", inputs, {"activation": "gelu"}, ranks, own_rows=own_rows)
+
+
+@pytest.mark.parametrize("operator", ("linear_cross_entropy", "mlp"))
+def test_partial_gradients_in_16_bits(operator: str) -> None:
+    make: Any = {"linear_cross_entropy": cross_entropy_inputs, "mlp": mlp_inputs}[operator]
+    inputs = make(ROWS, dtype=torch.bfloat16, **CPU)
+    check(operator, inputs, {}, 4, grad_dtype=torch.bfloat16)
+
+
+def test_more_than_one_axis_of_rows() -> None:
+    inputs = cross_entropy_inputs((4, 96), 67, 24, dtype=torch.float32, **CPU)
+    found = check("linear_cross_entropy", inputs, PER_TOKEN, 2)
+    assert found["out0"].shape == (4, 96)

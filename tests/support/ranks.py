@@ -1,0 +1,209 @@
+"""Ranks for tests: processes with gloo that are started once and call what a test sends them.
+
+`on_ranks(n, function, ...)` calls a function of a test module on n ranks. `OverRanks` is an operator whose
+columns are split over ranks, as a function of whole tensors: for `tolerance.check_operator`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tolerance import content
+from torch import Tensor
+
+import monoidreduce as mr
+
+MOST_RANKS = 4
+SECONDS = 30  # for a call, after which its ranks are ended
+# On which axis the columns lie, and the rows.
+COLUMN_AXES = {"weight": 0, "bias": 0, "class_weight": 0, "teacher_weight": 0, "b": 0, "w1": 0, "bias1": 0, "w2": 1}
+ROWS = ("x", "target", "mask", "teacher_x", "a")
+
+
+class Ranks:
+    """The processes. Each runs `_serve`."""
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        store = tempfile.NamedTemporaryFile(delete=False).name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        pipes = [context.Pipe() for _ in range(MOST_RANKS)]
+        self.ends = [end for end, _ in pipes]
+        self.processes = [
+            context.Process(target=_serve, args=(rank, store, end), daemon=True)
+            for rank, (_, end) in enumerate(pipes)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def call(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """function(group, *args) on the first ranks, or args of each rank where they are `Each`."""
+        for rank, end in enumerate(self.ends[:count]):
+            of_rank = [a.of_ranks[rank] if isinstance(a, Each) else a for a in args]
+            end.send_bytes(pickle.dumps((count, function, of_rank)))
+        answers = []
+        for rank, end in enumerate(self.ends[:count]):
+            if not end.poll(SECONDS):
+                self.end()
+                raise TimeoutError(f"rank {rank} of {count} gave no answer in {SECONDS} s")
+            answers.append(pickle.loads(end.recv_bytes()))
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        if failures:
+            raise failures[0]
+        return answers
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+        _ranks.cache_clear()
+
+
+class Each:
+    """An argument that differs between ranks."""
+
+    def __init__(self, of_ranks: list[Any]) -> None:
+        self.of_ranks = of_ranks
+
+
+@cache
+def _ranks() -> Ranks:
+    ranks = Ranks()
+    atexit.register(ranks.end)
+    return ranks
+
+
+def on_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What function(group, *args) returns on each of so many ranks. It is a function of a module, by name."""
+    return _ranks().call(count, function, *args)
+
+
+def _serve(rank: int, store: str, end: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, MOST_RANKS), rank=rank, world_size=MOST_RANKS,
+        timeout=timedelta(seconds=SECONDS / 2),
+    )  # fmt: skip
+    groups = {count: dist.new_group(list(range(count))) for count in range(1, MOST_RANKS + 1)}
+    while True:
+        count, function, args = pickle.loads(end.recv_bytes())
+        try:
+            answer = function(groups[count], *args)
+        except BaseException as error:
+            error.add_note(traceback.format_exc()) if hasattr(error, "add_note") else None
+            answer = error
+        end.send_bytes(pickle.dumps(answer))
+
+
+# An operator of whole tensors
+
+
+def split(t: Tensor, axis: int, count: int, padding: int | None = None) -> list[Tensor]:
+    """As torch.chunk, with empty parts. padding: so many columns of NaN at the end of the last ones."""
+    size = t.shape[axis]
+    length = -(-size // count) if padding is None else -(-(size + padding) // count)
+    parts = [t.narrow(axis, min(i * length, size), min(length, max(size - i * length, 0))) for i in range(count)]
+    if padding is None:
+        return parts
+    shapes = [[*p.shape[:axis], length - p.shape[axis], *p.shape[axis + 1 :]] for p in parts]
+    return [torch.cat((p, p.new_full(s, torch.nan)), axis) for p, s in zip(parts, shapes, strict=True)]
+
+
+_kept: dict[str, Any] = {}
+
+
+def _forward(group: Any, operator: str, inputs: dict[str, Tensor], options: dict[str, Any], wanted: Any) -> Any:
+    leaves = {name: t.detach().requires_grad_(name in wanted) for name, t in inputs.items()}
+    outputs = getattr(mr, operator)(**leaves, **options, process_group=group)
+    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    _kept.update(leaves=leaves, outputs=outputs)
+    return [y.detach().clone() for y in outputs]
+
+
+def _backward(group: Any, upstream: list[Tensor | None], wanted: list[str]) -> list[Tensor]:
+    followed = [(y, g) for y, g in zip(_kept["outputs"], upstream, strict=True) if g is not None]
+    leaves = [_kept["leaves"][name] for name in wanted]
+    found = torch.autograd.grad([y for y, _ in followed], leaves, [g for _, g in followed], allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found, strict=True)]
+
+
+def same_bits(tensors: list[Tensor]) -> Tensor:
+    """One of them, which are the same on all ranks."""
+    first, *others = tensors
+    for other in others:
+        assert torch.equal(content(first), content(other)), "ranks differ"
+    return first
+
+
+class OverRanks:
+    """mr.<operator> with its columns split over ranks, called in this process with whole tensors.
+
+    ranks: how many. padding: as `split` has it, with `classes`. own_rows: sequence parallel.
+    """
+
+    def __init__(
+        self, operator: str, ranks: int, padding: int | None = None, own_rows: bool = False, **options: Any
+    ) -> None:
+        self.operator, self.ranks, self.padding, self.own_rows = operator, ranks, padding, own_rows
+        self.options = options | ({"sequence_parallel": True} if own_rows else {})
+
+    def __call__(self, **given: Any) -> Any:
+        inputs = {name: t for name, t in given.items() if isinstance(t, Tensor)}
+        options = {name: value for name, value in given.items() if name not in inputs} | self.options
+        if self.operator != "mlp":
+            options["classes"] = inputs["b" if "b" in inputs else "weight"].shape[0]
+        found = _OverRanks.apply(self, options, tuple(inputs), *inputs.values())
+        return found if len(found) > 1 else found[0]
+
+    def parts(self, name: str, t: Tensor) -> list[Tensor]:
+        if name in COLUMN_AXES:
+            return split(t, COLUMN_AXES[name], self.ranks, self.padding)
+        return list(t.chunk(self.ranks)) if self.own_rows and name in ROWS else [t] * self.ranks
+
+    def whole(self, name: str, parts: list[Tensor], like: Tensor) -> Tensor:
+        if name in COLUMN_AXES:
+            if self.padding is not None:
+                length = parts[0].shape[COLUMN_AXES[name]]
+                ends = [min(length, max(like.shape[0] - i * length, 0)) for i in range(self.ranks)]
+                assert not any(p[end:].any() for p, end in zip(parts, ends, strict=True)), "of padding"
+                parts = [p[:end] for p, end in zip(parts, ends, strict=True)]
+            return torch.cat(parts, COLUMN_AXES[name])
+        return torch.cat(parts) if self.own_rows and name in ROWS else same_bits(parts)
+
+
+class _OverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, of: OverRanks, options: Any, names: tuple[str, ...], *tensors: Tensor) -> Any:
+        wanted = [name for name, need in zip(names, ctx.needs_input_grad[3:], strict=True) if need]
+        shards = {name: of.parts(name, t.detach()) for name, t in zip(names, tensors, strict=True)}
+        inputs = Each([{name: parts[rank] for name, parts in shards.items()} for rank in range(of.ranks)])
+        found = on_ranks(of.ranks, _forward, of.operator, inputs, options, wanted)
+        ctx.of, ctx.names, ctx.wanted = of, names, wanted
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+        outputs = [list(parts) for parts in zip(*found, strict=True)]
+        return tuple(torch.cat(y) if of.own_rows and y[0].dim() else same_bits(y) for y in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> Any:
+        of = ctx.of
+        sent = [
+            list(g.chunk(of.ranks)) if g is not None and of.own_rows and g.dim() else [g] * of.ranks
+            for g in upstream
+        ]
+        of_ranks = Each([[parts[rank] for parts in sent] for rank in range(of.ranks)])
+        found = on_ranks(of.ranks, _backward, of_ranks, ctx.wanted)
+        parts = dict(zip(ctx.wanted, map(list, zip(*found, strict=True)), strict=True))
+        like = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        gradients = (of.whole(n, parts[n], like[n]) if n in parts else None for n in ctx.names)
+        return None, None, None, *gradients
