@@ -5,6 +5,8 @@ P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid whose gradient ne
 the inputs. So what would be their largest intermediate is never stored, forward or backward.
 """
 
+from typing import TYPE_CHECKING, Any
+
 # The first two come before all else: one is for Ctrl-C meanwhile, the other refuses a torch that is too old.
 from monoidreduce import _interrupt, _requirements, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
@@ -25,6 +27,9 @@ from monoidreduce.program.errors import TraceError
 from monoidreduce.statistics import statistics
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 
+if TYPE_CHECKING:
+    from monoidreduce import distributed
+
 __all__ = [
     "Monoid",
     "MonoidLawError",
@@ -33,6 +38,7 @@ __all__ = [
     "attention",
     "backend_info",
     "check_monoid",
+    "distributed",
     "explain",
     "fold",
     "get_cmake_dir",
@@ -51,3 +57,12 @@ __all__ = [
     "statistics",
     "workspace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`distributed`, which not every torch has what it needs for, with its first use."""
+    if name == "distributed":
+        from importlib import import_module
+
+        return import_module("monoidreduce.distributed")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -195,6 +195,16 @@ def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
+def is_over_ranks(process_group: Any, classes: Any, sequence_parallel: Any, grad_dtype: Any) -> bool:
+    """Whether there is a group; without one, whether there is nothing that asks for it."""
+    if process_group is not None:
+        return True
+    if classes is not None or sequence_parallel or grad_dtype is not None:
+        expected = "a ProcessGroup or DeviceMesh, for classes, sequence_parallel or grad_dtype"
+        raise ValueError(mismatch("process_group", expected, None))
+    return False
+
+
 def _checked(
     operator: str, check: Callable[..., Checked], arguments: tuple[Any, ...], ranks: tuple[Any, ...]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], Sharded | None]:
@@ -202,11 +212,7 @@ def _checked(
 
     ranks: process_group, classes, sequence_parallel, grad_dtype.
     """
-    process_group, classes, sequence_parallel, grad_dtype = ranks
-    if process_group is None:
-        if classes is not None or sequence_parallel or grad_dtype is not None:
-            expected = "a ProcessGroup or DeviceMesh, for classes, sequence_parallel or grad_dtype"
-            raise ValueError(mismatch("process_group", expected, None))
+    if not is_over_ranks(*ranks):
         return *check(*arguments), None
     from monoidreduce.distributed.operators import Sharded
 

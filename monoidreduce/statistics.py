@@ -16,7 +16,16 @@ from monoidreduce import _torch_private
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import check_axes, check_factor, check_like, check_tensor, mismatch
-from monoidreduce.functional import INTEGERS, _like_rows, _operands, _per_row, _rows, workspace_bytes
+from monoidreduce.functional import (
+    INTEGERS,
+    Ranks,
+    _like_rows,
+    _operands,
+    _per_row,
+    _rows,
+    is_over_ranks,
+    workspace_bytes,
+)
 from monoidreduce.program.arguments import ARGUMENTS, arguments, kind_of, names_in
 from monoidreduce.stat import Extremum
 
@@ -86,6 +95,10 @@ class Statistics:
         column: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
         workspace: int | None = None,
+        process_group: Ranks = None,
+        classes: int | None = None,
+        sequence_parallel: bool = False,
+        grad_dtype: torch.dtype | None = None,
         **others: Any,
     ) -> Any:
         """The statistics of the scores scale * a @ b^T, without storing them.
@@ -99,6 +112,9 @@ class Statistics:
             column: data of columns by name, each [V].
             scale: of the scores.
             workspace: bytes for local gradients on a GPU, `get_workspace()` by default.
+            process_group, classes, sequence_parallel, grad_dtype: b, other_b and data of columns are this
+                rank's part; see `monoidreduce.functional`. Labels, the argument column and indices are
+                numbers of all columns. Rows of several ranks are joined along the first axis.
 
         Returns:
             A NamedTuple with the names that the function returned. Log-sum-exps, means and totals are [...]
@@ -111,6 +127,12 @@ class Statistics:
         """
         if others:
             refuse(self.__name__, others)  # type: ignore[attr-defined]
+        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype):
+            from monoidreduce.distributed.statistics import statistics_over_ranks
+
+            data = (label, row or {}, column or {}, scale, workspace)
+            ranks = (process_group, classes, sequence_parallel, grad_dtype)
+            return statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
         traced, tensors = self._traced(call)
         values, _, indices = torch.ops.monoidreduce.statistics.default(
@@ -217,9 +239,10 @@ class _Call:
         row: Mapping[str, Tensor],
         column: Mapping[str, Tensor],
         scale: float,
+        first_column: int = 0,
     ) -> None:
         self.of, names = of, of._names
-        self.given = a
+        self.given, self.first_column = a, first_column
         if ("other" in names) != (other_a is not None) or (other_a is None) != (other_b is None):
             expected = (
                 "two tensors, for the argument other" if "other" in names else "none: no argument is other"
@@ -279,6 +302,11 @@ class _Call:
         rows = tuple([(name, kind_of(t)) for name, t in self.row.items()])
         return rows, tuple([(name, kind_of(t)) for name, t in self.column.items()])
 
+    @property
+    def positions(self) -> Tensor:
+        """[V] the numbers of the columns."""
+        return torch.arange(len(self.b), device=self.a.device) + self.first_column
+
     def operands_of(self, traced: Traced) -> tuple[Any, ...]:
         """The operands that a function uses, be there an argument or not."""
         return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
@@ -322,7 +350,7 @@ class _Call:
 
         def leaf(node: tuple[Any, ...]) -> Tensor:
             if node[0] == "position":
-                return torch.arange(len(self.b), device=self.a.device)
+                return self.positions
             return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
 
         found = evaluate(traced.nodes, indices, leaf, self.a)

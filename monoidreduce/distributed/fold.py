@@ -7,23 +7,31 @@ backward. A row is folded with the columns of all ranks, so its gradient is a su
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from monoidreduce.distributed.collectives import gather, gather_states, sum_over_ranks
 from monoidreduce.distributed.group import Group, Sharding, facts_of, together
+from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
 from monoidreduce.monoids import Monoid, check_state, layout, maker
 
-__all__ = ["ShardedFold", "all_fold", "combined", "fold_over_ranks", "map_reduce_over_ranks", "replicated", "summed_gradient"]
+__all__ = [
+    "ShardedFold",
+    "all_fold",
+    "combined",
+    "fold_over_ranks",
+    "map_reduce_over_ranks",
+    "replicated",
+    "summed_gradient",
+]
 
-State = TypeVar("State", bound=tuple[Tensor, ...])
+State = TypeVar("State", bound=Sequence[Tensor])
 
 
 def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
@@ -91,7 +99,7 @@ class _Replicated(torch.autograd.Function):
         return t.view_as(t)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> Any:
         return sum_over_ranks(grad, ctx.group, grad.dtype), None
 
@@ -108,7 +116,7 @@ class _AllFold(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
         fields, total = ctx.saved_tensors[: len(upstream)], ctx.saved_tensors[len(upstream) :]
         local = ctx.monoid.local_gradient(*map(ctx.make, (total, fields, _fill(upstream, total))))
@@ -121,8 +129,8 @@ class ShardedFold:
     """An op of `_ops` whose columns are split over ranks.
 
     forward, backward: the options of both passes. rows: which inputs are rows; their gradients are summed.
-    combine: of what the op returns, gathered, the results, then the residuals. differentiable: how many of the
-    results have gradients, the first ones.
+    combine: of what the op returns, gathered, the results, then the residuals. differentiable: how many of
+    the results have gradients, the first ones.
     """
 
     name: str
@@ -161,7 +169,7 @@ class _FoldOverRanks(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         fold, saved, needed = ctx.fold, ctx.saved_tensors, ctx.needs_input_grad[1:]
         grads = grads[: fold.differentiable]

@@ -64,8 +64,8 @@ def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, di
     Later calls skip it, unless the environment variable MONOIDREDUCE_DEBUG is 1.
 
     Raises:
-        TypeError, ValueError, IndexError, RuntimeError: on all ranks alike, what prepare raised on one of them, or that two
-            of them differ. The message names the rank.
+        TypeError, ValueError, IndexError, RuntimeError: on all ranks alike, what prepare raised on one of
+            them, or that two of them differ. The message names the rank.
     """
     compared = _compared.setdefault(group.handle, set())
     if operator in compared and os.environ.get("MONOIDREDUCE_DEBUG") != "1":
@@ -83,7 +83,7 @@ def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, di
         if "error" in of_rank:
             raise _ERRORS[of_rank["error"]](f"rank {rank}: {of_rank['text']}")
     for rank, of_rank in enumerate(records):
-        for name in sorted({*records[0], *of_rank}):
+        for name in {**records[0], **of_rank}:
             first, here = records[0].get(name), of_rank.get(name)
             if first != here:
                 raise ValueError(f"rank {rank}: {mismatch(name, f'{first} as on rank 0', here)}")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from monoidreduce._ops.losses import _count, _target_weights, with_mean
 from monoidreduce._ops.memory import accumulation_dtype
@@ -16,6 +15,7 @@ from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import gather, shard, sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
+from monoidreduce.distributed.once import differentiable_once
 
 __all__ = ["Sharded"]
 
@@ -185,7 +185,7 @@ class _Mlp(torch.autograd.Function):
         return sum_over_ranks(part, sharding.group, part.dtype, own=sharding.own_rows)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> Any:
         sharding, needed = ctx.sharding, ctx.needs_input_grad[2:]
         if sharding.own_rows:

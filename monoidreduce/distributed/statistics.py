@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce import statistics
 from monoidreduce.distributed.collectives import shard, unshard
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
 from monoidreduce.distributed.states import two_words
 from monoidreduce.program.monoid import StatisticsMonoid
 from monoidreduce.program.program import parse
+from monoidreduce.statistics import Statistics, _Call
 
 __all__ = ["statistics_over_ranks"]
 
 
 def statistics_over_ranks(
-    of: statistics.Statistics,
+    of: Statistics,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
     label: Tensor | None,
     row: Mapping[str, Tensor],
@@ -37,7 +37,7 @@ def statistics_over_ranks(
     group = Group.of(process_group)
 
     def prepare() -> tuple[tuple[Columns, Sharding], dict[str, Any]]:
-        call = statistics._Call(of, *operands, label, row, column, scale)
+        call = _Call(of, *operands, label, row, column, scale)
         sharding = Sharding.of(group, *ranks)
         columns = sharding.columns("b", call.b)
         names = ("a", "b", "other_a", "other_b")
@@ -48,25 +48,25 @@ def statistics_over_ranks(
 
     columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
 
+    def own_rows(t: Tensor) -> Tensor:
+        return shard(t, 0, group.handle)
+
     def rows_of(t: Any) -> Any:
         return unshard(t, 0, group.handle) if sharding.own_rows and t is not None else t
 
     a, b, other_a, other_b = operands
-    call = statistics._Call(
-        of,
-        rows_of(a),
-        columns.own(b),  # type: ignore[arg-type]
-        rows_of(other_a),
-        columns.own(other_b),
-        rows_of(label),
-        {name: rows_of(t) for name, t in row.items()},
-        {name: columns.own(t) for name, t in column.items()},  # type: ignore[misc]
-        scale,
-        columns.first,
-    )
+    own: tuple[Any, Any, Any, Any] = (rows_of(a), columns.own(b), rows_of(other_a), columns.own(other_b))
+    label = rows_of(label)
+    row = {name: rows_of(t) for name, t in row.items()}
+    column = {name: columns.own(t) for name, t in column.items()}  # type: ignore[misc]
+    if group.size == 1:
+        return of(*own, label=label, row=row, column=column, scale=scale, workspace=workspace)
+    call = _Call(of, *own, label, row, column, scale, columns.first)
     traced, tensors = of._traced(call)
     of_rows, of_columns, row_index, column_index = call.data_of(traced, tensors)
-    text, has_positions = _with_numbered_columns(traced.text, 0 if column_index is None else len(column_index))
+    text, has_positions = _with_numbered_columns(
+        traced.text, 0 if column_index is None else len(column_index)
+    )
     if has_positions:
         positions = call.positions[None]
         column_index = positions if column_index is None else torch.cat((column_index, positions))
@@ -75,7 +75,8 @@ def statistics_over_ranks(
 
     def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         values, low, indices = gathered
-        per_rank = (monoid.state(*each, columns.stride * i) for i, each in enumerate(zip(values, low, indices, strict=True)))
+        of_ranks = zip(values, low, indices, strict=True)
+        per_rank = (monoid.of_results(*each, columns.stride * i) for i, each in enumerate(of_ranks))
         total, at = monoid.project(reduce(monoid.combine, per_rank))
         lows = [two_words(total[field], values.dtype)[1] for field in monoid.log_sum_exps]
         rounded = total.to(values.dtype)
@@ -84,10 +85,14 @@ def statistics_over_ranks(
         return (rounded, at), (rounded, torch.stack(lows) if lows else low[0], here)
 
     fold = ShardedFold("statistics", options, options, (0, 2, 4), combine, replace(sharding, own_rows=False))
-    data = (of_rows, of_columns, row_index, column_index)
-    values, indices = fold_over_ranks(fold, *call.operands_of(traced), *data)
+    inputs = (*call.operands_of(traced), of_rows, of_columns, row_index, column_index)
+    values, indices = fold_over_ranks(fold, *inputs)
     result = call.named(traced, values, indices)
-    return result
+    if not sharding.own_rows:
+        return result
+    return type(result)(
+        *(type(s)(*map(own_rows, s)) if isinstance(s, tuple) else own_rows(s) for s in result)
+    )
 
 
 @lru_cache(256)

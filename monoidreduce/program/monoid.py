@@ -49,6 +49,20 @@ class StatisticsMonoid(Monoid[Any]):
         at = [torch.where(i < 0, _LAST, i) for i in indices[:columns]]
         return self.State(*values, *at, *indices[columns:])
 
+    def of_results(self, values: Tensor, low: Tensor, indices: Tensor, first: int) -> Any:
+        """The state, in float64, of what the op returns for the columns from `first` on."""
+        program, reals = self.program, [value.double() for value in values]
+        for field, word in zip(self.log_sum_exps, low, strict=True):
+            reals[field] = torch.where(reals[field].isfinite(), reals[field] + word, reals[field])
+        count = len(program.largest)
+        at = [torch.where(i < 0, _LAST, i + first) for i in indices[:count]]
+        return self.State(*reals, *at, *indices[count:])
+
+    @property
+    def log_sum_exps(self) -> list[int]:
+        """The fields that are log-sum-exps."""
+        return [first for first, _ in self._softmaxes()]
+
     def project(self, state: Any) -> tuple[Tensor, Tensor]:
         """The values and the indices of the rows, as a call of the program has them."""
         program = self.program

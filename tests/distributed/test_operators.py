@@ -1,5 +1,7 @@
-"""The operators with their columns split over ranks, against the rule of tolerance.py; replicated results have
-the same bits on all ranks (`ranks.OverRanks`)."""
+"""The operators with their columns split over ranks, against the rule of tolerance.py.
+
+Replicated results have the same bits on all ranks (`ranks.OverRanks`).
+"""
 
 from __future__ import annotations
 

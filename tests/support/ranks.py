@@ -15,6 +15,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +26,18 @@ from torch import Tensor
 import monoidreduce as mr
 
 MOST_RANKS = 4
-SECONDS = 30  # for a call, after which its ranks are ended
+SECONDS = 40  # for a call, after which its ranks are ended
 # On which axis the columns lie, and the rows.
-COLUMN_AXES = {"weight": 0, "bias": 0, "class_weight": 0, "teacher_weight": 0, "b": 0, "w1": 0, "bias1": 0, "w2": 1}
+COLUMN_AXES = {
+    "weight": 0,
+    "bias": 0,
+    "class_weight": 0,
+    "teacher_weight": 0,
+    "b": 0,
+    "w1": 0,
+    "bias1": 0,
+    "w2": 1,
+}
 ROWS = ("x", "target", "mask", "teacher_x", "a")
 
 
@@ -36,7 +46,7 @@ class Ranks:
 
     def __init__(self) -> None:
         context = get_context("spawn")
-        store = tempfile.NamedTemporaryFile(delete=False).name
+        store = str(Path(tempfile.mkdtemp()) / "store")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         pipes = [context.Pipe() for _ in range(MOST_RANKS)]
         self.ends = [end for end, _ in pipes]
@@ -46,6 +56,8 @@ class Ranks:
         ]
         for process in self.processes:
             process.start()
+        for end in self.ends:
+            end.recv_bytes()  # it has started
 
     def call(self, count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """function(group, *args) on the first ranks, or args of each rank where they are `Each`."""
@@ -95,6 +107,7 @@ def _serve(rank: int, store: str, end: Any) -> None:
         timeout=timedelta(seconds=SECONDS / 2),
     )  # fmt: skip
     groups = {count: dist.new_group(list(range(count))) for count in range(1, MOST_RANKS + 1)}
+    end.send_bytes(b"")
     while True:
         count, function, args = pickle.loads(end.recv_bytes())
         try:
@@ -112,7 +125,9 @@ def split(t: Tensor, axis: int, count: int, padding: int | None = None) -> list[
     """As torch.chunk, with empty parts. padding: so many columns of NaN at the end of the last ones."""
     size = t.shape[axis]
     length = -(-size // count) if padding is None else -(-(size + padding) // count)
-    parts = [t.narrow(axis, min(i * length, size), min(length, max(size - i * length, 0))) for i in range(count)]
+    parts = [
+        t.narrow(axis, min(i * length, size), min(length, max(size - i * length, 0))) for i in range(count)
+    ]
     if padding is None:
         return parts
     shapes = [[*p.shape[:axis], length - p.shape[axis], *p.shape[axis + 1 :]] for p in parts]
@@ -122,7 +137,9 @@ def split(t: Tensor, axis: int, count: int, padding: int | None = None) -> list[
 _kept: dict[str, Any] = {}
 
 
-def _forward(group: Any, operator: str, inputs: dict[str, Tensor], options: dict[str, Any], wanted: Any) -> Any:
+def _forward(
+    group: Any, operator: str, inputs: dict[str, Tensor], options: dict[str, Any], wanted: Any
+) -> Any:
     leaves = {name: t.detach().requires_grad_(name in wanted) for name, t in inputs.items()}
     outputs = getattr(mr, operator)(**leaves, **options, process_group=group)
     outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)

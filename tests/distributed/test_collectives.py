@@ -1,0 +1,100 @@
+"""Parts of tensors, and sums that are taken in the order of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import Each, on_ranks, same_bits
+from torch import Tensor
+
+import monoidreduce as mr
+from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
+from monoidreduce.distributed.group import Group
+
+
+def _sum(group: Any, part: Tensor, dtype: torch.dtype, options: Any) -> Tensor:
+    return sum_over_ranks(part, Group.of(group), dtype, **options)
+
+
+@pytest.mark.parametrize("shape", ((8, 3), (5,), (0, 3), (1,)))
+def test_a_sum_is_in_the_order_of_ranks(shape: tuple[int, ...]) -> None:
+    """Of numbers for which every order has other bits."""
+    parts = [torch.randn(shape) * 10.0 ** (3 * i) for i in (2, 0, 3, 1)]
+    expected = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    assert torch.equal(same_bits(on_ranks(4, _sum, Each(parts), torch.float32, {})), expected)
+
+
+def test_a_rank_may_have_its_rows_of_a_sum() -> None:
+    parts = [torch.randn(8, 3) for _ in range(4)]
+    expected = ((parts[0] + parts[1]) + parts[2]) + parts[3]
+    found = on_ranks(4, _sum, Each(parts), torch.float32, {"own": True})
+    assert torch.equal(torch.cat(found), expected)
+
+
+def test_16_bit_parts_are_summed_in_float32_and_rounded_once() -> None:
+    parts = [torch.randn(40) for _ in range(3)]
+    expected = sum(p.bfloat16().float() for p in parts).bfloat16()
+    options = {"sent": torch.bfloat16}
+    assert torch.equal(same_bits(on_ranks(3, _sum, Each(parts), torch.bfloat16, options)), expected)
+
+
+def _gathered(group: Any, fields: list[Tensor]) -> list[Tensor]:
+    return gather_states(fields, Group.of(group))
+
+
+def test_fields_of_any_dtype_are_gathered_by_one_collective() -> None:
+    states = [
+        [
+            torch.randn(3).bfloat16(),
+            torch.randn(2, 2).double(),
+            torch.arange(3),
+            torch.rand(5),
+            torch.randn(()),
+        ]
+        for _ in range(3)
+    ]
+    for found in on_ranks(3, _gathered, Each(states)):
+        for field, of_ranks in zip(found, zip(*states, strict=True), strict=True):
+            assert torch.equal(field, torch.stack(of_ranks))
+
+
+def _there_and_back(group: Any, t: Tensor, dim: int, upstream: Tensor) -> Any:
+    t = t.clone().requires_grad_()
+    part = mr.distributed.shard(t, dim, group)
+    whole = mr.distributed.unshard(part, dim, group)
+    return part.detach(), whole.detach(), *torch.autograd.grad(whole, t, upstream)
+
+
+@pytest.mark.parametrize("dim", (0, 1, -1))
+def test_shard_and_unshard(dim: int) -> None:
+    t, upstream = torch.randn(6, 3, 9).movedim(0, 1).contiguous().movedim(0, 1), torch.randn(6, 3, 9)
+    found = on_ranks(3, _there_and_back, t, dim, upstream)
+    assert torch.equal(torch.cat([part for part, *_ in found], dim), t)
+    for _, whole, gradient in found:
+        assert torch.equal(whole, t) and torch.equal(gradient, upstream)
+
+
+def _error(group: Any, name: str, *args: Any) -> str:
+    try:
+        getattr(mr.distributed, name)(*args, group)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "name, args, expected",
+    (
+        (
+            "shard",
+            (torch.zeros(4, 3), 1),
+            "dim: expected an axis whose size is a multiple of 2 ranks, got 1 of",
+        ),
+        ("shard", (torch.zeros(4), 1), "dim: expected one of the 1 axes of tensor, got 1"),
+        ("unshard", ("x", 0), "tensor: expected a tensor, got 'x'"),
+    ),
+)
+def test_errors(name: str, args: tuple[Any, ...], expected: str) -> None:
+    assert all(text.startswith(expected) for text in on_ranks(2, _error, name, *args))
