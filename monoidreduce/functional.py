@@ -24,6 +24,7 @@ Common to all of them:
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
@@ -195,8 +196,18 @@ def _differentiated(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
-def is_over_ranks(process_group: Any, classes: Any, sequence_parallel: Any, grad_dtype: Any) -> bool:
-    """Whether there is a group; without one, whether there is nothing that asks for it."""
+def is_dtensor(t: Any) -> bool:
+    """Without loading what DTensor needs where nobody has."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(t, tensors.DTensor)
+
+
+def is_over_ranks(
+    process_group: Any, classes: Any, sequence_parallel: Any, grad_dtype: Any, placed: bool = False
+) -> bool:
+    """Whether there is a group, and none of these without it. placed: of DTensors, which say all that."""
+    if placed and process_group is not None:
+        raise TypeError(mismatch("process_group", "None, where an argument is a DTensor", process_group))
     if process_group is not None:
         return True
     if classes is not None or sequence_parallel or grad_dtype is not None:
@@ -612,7 +623,8 @@ def linear_cross_entropy(
         logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
         return_lse: return the log-sum-exp of each token's logits too.
         process_group, classes, sequence_parallel, grad_dtype: weight, bias and class_weight are this rank's
-            part of the classes; see `monoidreduce.functional`.
+            part of the classes; see `monoidreduce.functional`. Without a group x, weight, target and bias may
+            be DTensors on one mesh; see docs/distributed.md.
         workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
             a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
             and has no room for where gradients will be written later. Less is slower, never wrong.
@@ -628,6 +640,26 @@ def linear_cross_entropy(
     """
     if others:
         refuse("linear_cross_entropy", others)
+    if is_dtensor(weight) or is_dtensor(x):
+        from monoidreduce.distributed import dtensor
+
+        is_over_ranks(process_group, classes, sequence_parallel, grad_dtype, placed=True)
+        found: Any = dtensor.linear_cross_entropy(
+            x,
+            weight,
+            target,
+            bias=bias,
+            class_weight=class_weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            softcap=softcap,
+            logit_scale=logit_scale,
+            return_lse=return_lse,
+            workspace=workspace,
+        )
+        return found  # type: ignore[no-any-return]
     return_lse, workspace = check_bool("return_lse", return_lse), workspace_bytes(workspace)
     numbers = (reduction, logit_scale, softcap, ignore_index, label_smoothing, z_loss)
     tensors, options, sharded = _checked(

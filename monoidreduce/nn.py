@@ -13,9 +13,9 @@ from monoidreduce import functional
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._validate import check_bool, check_choice, check_floating, check_int, check_like, mismatch
-from monoidreduce.functional import Window, autocast_dtype
+from monoidreduce.functional import Window, autocast_dtype, is_dtensor
 
-__all__ = ["MLP", "Attention", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
+__all__ = ["MLP", "Attention", "LinearCrossEntropyHead", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
 
 Result = TypeVar("Result")  # of a call: a tensor or, with return_lse, two
 
@@ -262,6 +262,67 @@ class LinearDistillationLoss(_Operator):
             *,
             mask: Tensor | None = None,
         ) -> Tensor: ...
+
+
+class LinearCrossEntropyHead(nn.Module):
+    """A linear layer over classes whose forward gives the loss, so that wrappers see the parameters' use.
+
+    FSDP, for one, gathers parameters for the forward of the module that has them: a loss that reads them
+    elsewhere meets a part of them, and `full_tensor()` there has wrong gradients where ranks have other
+    tokens. Under `monoidreduce.distributed.VocabParallel` the classes are split over ranks.
+
+    Attributes:
+        weight: [classes, in_features], bias: [classes] or None, initialised as those of `torch.nn.Linear`.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        bias: bool = False,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        """options: of `LinearCrossEntropyLoss`.
+
+        Raises:
+            TypeError, ValueError: a size that is no int >= 0, bias not a bool, or a wrong option.
+        """
+        super().__init__()
+        for name, size in {"in_features": in_features, "classes": classes}.items():
+            if check_int(name, size, "an int >= 0") < 0:
+                raise ValueError(mismatch(name, "an int >= 0", size))
+        self.options = LinearCrossEntropyLoss(**options).options
+        self.weight = nn.Parameter(torch.empty((classes, in_features), device=device, dtype=dtype))
+        of_bias = torch.empty(classes, device=device, dtype=dtype) if check_bool("bias", bias) else None
+        self.register_parameter("bias", None if of_bias is None else nn.Parameter(of_bias))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initialise the parameters anew, as after `to_empty`, which leaves them undefined."""
+        nn.Linear.reset_parameters(self)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, target: Tensor | None = None) -> Any:
+        """The loss of x [..., in_features] and target [...] as `linear_cross_entropy` has it.
+
+        Without a target the logits [..., classes] of torch's linear, which no option changes.
+        """
+        if is_dtensor(self.weight):
+            from monoidreduce.distributed import dtensor
+
+            return dtensor.logits(self, x) if target is None else dtensor.loss_of_head(self, x, target)
+        if target is None:
+            return nn.functional.linear(x, self.weight, self.bias)
+        return functional.linear_cross_entropy(x, self.weight, target, bias=self.bias, **self.options)
+
+    def extra_repr(self) -> str:
+        classes, inputs = self.weight.shape
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"{inputs}, {classes}, bias={self.bias is not None}{options}"
 
 
 class MLP(nn.Module):

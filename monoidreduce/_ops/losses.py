@@ -29,7 +29,7 @@ from monoidreduce._ops.memory import (
     rounded,
     statistics,
 )
-from monoidreduce._ops.registry import choices, register
+from monoidreduce._ops.registry import UNROUNDED, choices, register
 from monoidreduce._ops.slices import columns_in, columns_to_keep
 from monoidreduce._validate import mismatch
 from monoidreduce.workspace import get_workspace
@@ -269,6 +269,7 @@ def cross_entropy_backward(
     x_differentiated: bool,
     workspace: int | None,
     needed: list[bool],
+    unrounded: bool = False,
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
     counted, class_weights = target != ignore_index, with_mean(class_weight)
@@ -314,14 +315,14 @@ def cross_entropy_backward(
             dbias = None if dbias is None else dbias / logit_scale
             computed = (head.rows_gradient(), head.d_columns, dbias)
             return rounded(computed, (*inputs, bias), needed[:3])
-    dx = gradient(x, needed[0])
+    dx = gradient(x, needed[0], unrounded)
     dweight = gradient(weight, needed[1])
     dbias = bias_gradient(bias, needed[2])
     rows = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
     given = (x, weight, bias, *rows, dx, dweight, dbias)
     arguments: Any = (*given, *options, first_class, classes, workspace, *launch(x), plan)
     _C.cross_entropy_backward(*arguments)
-    return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3])
+    return rounded((dx, dweight, dbias), (x, weight, bias), needed[:3], unrounded)
 
 
 register(
@@ -337,6 +338,7 @@ register(
     forward=cross_entropy_forward,
     fake=cross_entropy_results,
     backward=cross_entropy_backward,
+    backward_options=UNROUNDED,
 )
 
 
@@ -412,6 +414,7 @@ def distillation_backward(
     x_differentiated: bool,
     workspace: int | None,
     needed: list[bool],
+    unrounded: bool = False,
 ) -> list[Tensor]:
     stats, kept = stats.contiguous(), kept.contiguous()
     count = _count(mask, reduction, stats)
@@ -460,13 +463,16 @@ def distillation_backward(
             computed = [found for h in heads for found in (h.rows_gradient(), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
             return rounded(computed, inputs, needed[:4])
-    gradients = [gradient(t, wanted) for t, wanted in zip(inputs, needed, strict=False)]
+    gradients = [
+        gradient(t, wanted, unrounded and t is not weight and t is not teacher_weight)
+        for t, wanted in zip(inputs, needed, strict=False)
+    ]
     dx, dweight, dteacher_x, dteacher_weight = gradients
     wanted = (dx, dweight, dteacher_x, dteacher_weight)
     _C.distillation_backward(
         *inputs, mask, grad_losses, stats, *wanted, *options, workspace, *launch(x), plan
     )
-    return rounded(gradients, inputs, needed[:4])
+    return rounded(gradients, inputs, needed[:4], unrounded)
 
 
 register(
@@ -480,6 +486,7 @@ register(
     forward=distillation_forward,
     fake=distillation_results,
     backward=distillation_backward,
+    backward_options=UNROUNDED,
 )
 
 
@@ -511,6 +518,7 @@ def logsumexp_backward(
     scale: float,
     workspace: int | None,
     needed: list[bool],
+    unrounded: bool = False,
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()
     plan = None
@@ -532,11 +540,11 @@ def logsumexp_backward(
 
             multiply_local_gradients(store, [head])
             return rounded((head.rows_gradient(), head.d_columns), inputs, needed)
-    da = gradient(a, needed[0])
+    da = gradient(a, needed[0], unrounded)
     db = gradient(b, needed[1])
     options = (scale, workspace or 0, *launch(a), plan)
     _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, da, db, *options)
-    return rounded((da, db), (a, b), needed)
+    return rounded((da, db), (a, b), needed, unrounded)
 
 
 register(
@@ -549,4 +557,5 @@ register(
     forward=logsumexp_forward,
     fake=logsumexp_results,
     backward=logsumexp_backward,
+    backward_options=UNROUNDED,
 )

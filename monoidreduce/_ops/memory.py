@@ -32,11 +32,11 @@ def new(like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def gradient(of: Tensor, needed: bool) -> Tensor | None:
+def gradient(of: Tensor, needed: bool, unrounded: bool = False) -> Tensor | None:
     """What a kernel writes a gradient to: on the CPU each element once, on a GPU by addition."""
     if not needed:
         return None
-    return accumulator(of) if of.is_cuda else new(of)
+    return accumulator(of) if of.is_cuda or unrounded else new(of)
 
 
 def bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
@@ -114,11 +114,19 @@ def mapped_bias(bias: Tensor) -> Tensor:
 
 
 def rounded(
-    gradients: Iterable[Tensor | None], of: Sequence[Tensor | None], needed: Iterable[bool]
+    gradients: Iterable[Tensor | None],
+    of: Sequence[Tensor | None],
+    needed: Iterable[bool],
+    unrounded: bool = False,
 ) -> list[Tensor]:
-    """The gradients, each in the dtype of its input, and in its shape if that was padded; or _no_gradient."""
+    """The gradients, each in the dtype of its input, and in its shape if that was padded; or _no_gradient.
+
+    unrounded: those that need not be cut stay in the dtype in which they were summed.
+    """
     return [
-        _cut(gradient, t) if wanted and gradient is not None and t is not None else no_gradient(of)
+        (gradient if unrounded and gradient.shape == t.shape else _cut(gradient, t))
+        if wanted and gradient is not None and t is not None
+        else no_gradient(of)
         for gradient, t, wanted in zip(gradients, of, needed, strict=True)
     ]
 

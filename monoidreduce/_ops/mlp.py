@@ -23,7 +23,7 @@ from monoidreduce._ops.memory import (
     statistics,
 )
 from monoidreduce._ops.mlp_parts import multiply_hidden, multiply_hidden_gradients
-from monoidreduce._ops.registry import choices, register
+from monoidreduce._ops.registry import UNROUNDED, choices, register
 from monoidreduce.workspace import get_workspace
 
 ACTIVATIONS = choices("mlp_forward", "activation")
@@ -105,6 +105,7 @@ def mlp_backward(
     activation: str,
     workspace: int | None,
     needed: list[bool],
+    unrounded: bool = False,
 ) -> list[Tensor]:
     kind, on_device, inputs = ACTIVATIONS.index(activation), launch(x), (x, w1, w2, bias1, bias2)
     gradients: list[Tensor | None]
@@ -130,11 +131,12 @@ def mlp_backward(
             d_rows = accumulator(x) if plan.adds_rows else new(x)
             gradients = [d_rows, new(w1), new(w2)]
         else:
-            gradients = [gradient(t, wanted) for t, wanted in zip((x, w1, w2), needed[:3], strict=True)]
+            dx = gradient(x, needed[0], unrounded)
+            gradients = [dx, gradient(w1, needed[1]), gradient(w2, needed[2])]
         gradients.append(bias_gradient(bias1, needed[3]))
         dx, dw1, dw2, dbias1 = gradients
         _C.mlp_backward(x, w1, w2, bias1, grad_out, dx, dw1, dw2, dbias1, kind, 0, *on_device, plan)
-    return rounded((*gradients, dbias2), inputs, needed)
+    return rounded((*gradients, dbias2), inputs, needed, unrounded)
 
 
 register(
@@ -147,4 +149,5 @@ register(
     forward=mlp_forward,
     fake=mlp_result,
     backward=mlp_backward,
+    backward_options=UNROUNDED,
 )

@@ -26,7 +26,10 @@ from monoidreduce._torch_private import (
     transforms_are_active,
 )
 
-__all__ = ["choices", "register"]
+__all__ = ["UNROUNDED", "choices", "register"]
+
+# An option of backward ops: gradients of rows may stay in the dtype in which they were summed.
+UNROUNDED = "bool unrounded=False"
 
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]

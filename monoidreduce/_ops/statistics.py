@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from monoidreduce._ops.registry import register
+from monoidreduce._ops.registry import UNROUNDED, register
 
 
 def _in_passes(name: str) -> Callable[..., Any]:
@@ -31,4 +31,5 @@ register(
     forward=_in_passes("forward"),
     fake=_in_passes("results"),
     backward=_in_passes("backward"),
+    backward_options=UNROUNDED,
 )

@@ -4,6 +4,7 @@ The operators take `process_group` themselves; see `monoidreduce.functional` and
 """
 
 from monoidreduce.distributed.collectives import shard, unshard
+from monoidreduce.distributed.dtensor import VocabParallel
 from monoidreduce.distributed.fold import all_fold
 
-__all__ = ["all_fold", "shard", "unshard"]
+__all__ = ["VocabParallel", "all_fold", "shard", "unshard"]

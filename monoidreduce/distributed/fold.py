@@ -176,7 +176,7 @@ class _FoldOverRanks(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
         op = getattr(torch.ops.monoidreduce, f"{fold.name}_backward")
-        found = [*op(*grads, *saved, *fold.backward, needed)]
+        found = [*op(*grads, *saved, *fold.backward, needed, True)]
         found += [None] * (ctx.count - len(found))  # constants
         for i in fold.rows:
             if needed[i]:

@@ -190,7 +190,7 @@ class _Mlp(torch.autograd.Function):
         sharding, needed = ctx.sharding, ctx.needs_input_grad[2:]
         if sharding.own_rows:
             grad = gather(grad, sharding.group).flatten(0, 1)
-        found = torch.ops.monoidreduce.mlp_backward(grad, *ctx.saved_tensors, *ctx.options, needed)
+        found = torch.ops.monoidreduce.mlp_backward(grad, *ctx.saved_tensors, *ctx.options, needed, True)
         dx = summed_gradient(found[0], ctx.saved_tensors[0], sharding) if needed[0] else None
         others = (g if wanted else None for g, wanted in zip(found[1:], needed[1:], strict=True))
         return None, None, dx, *others

@@ -116,6 +116,7 @@ def backward(
     scale: float,
     workspace: int | None,
     needed: list[bool],
+    unrounded: bool = False,
 ) -> list[Tensor]:
     of = parse(program)
     known = torch.cat([t for t in (row, values, low, grad_values) if t is not None])
@@ -125,7 +126,8 @@ def backward(
     counts = (_count(row), _count(row_index))
     if not _has_kernels(a):
         chunked = Chunked(program, operands, (row, column, row_index, column_index), scale, workspace)
-        return rounded(chunked.backward(known, known_index, counts, needed), inputs, needed[:6])
+        found = chunked.backward(known, known_index, counts, needed)
+        return rounded(found, inputs, needed[:6], unrounded)
     data = (known, column, known_index, column_index)
     if a.is_cuda:
         from monoidreduce.program import cuda
@@ -135,7 +137,7 @@ def backward(
         d_operands = cuda.backward(program, operands, data, (*counts, *of_columns), scale, bytes, needed[:4])
     else:
         d_operands = [
-            gradient(t, wanted) if t is not None else None
+            gradient(t, wanted, unrounded and (t is a or t is other_a)) if t is not None else None
             for t, wanted in zip(operands, needed, strict=False)
         ]
         if any(t is not None for t in d_operands):
@@ -151,7 +153,7 @@ def backward(
         exchanged = (column, known, indices_of_rows, known_index)
         sums = column_sums(program, *counts)
         d_column = _totals(sums, column, (b, a, other_b, other_a), exchanged, scale)
-    return rounded((*d_operands, d_row, d_column), inputs, needed[:6])
+    return rounded((*d_operands, d_row, d_column), inputs, needed[:6], unrounded)
 
 
 def _totals(

@@ -1,0 +1,186 @@
+"""LinearCrossEntropyHead under FSDP2, DDP and VocabParallel, and losses of DTensors: as in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import on_ranks
+from torch import Tensor, nn
+
+import monoidreduce as mr
+
+ROWS, WIDTH, CLASSES = 24, 16, 41
+OPTIONS = {"label_smoothing": 0.1, "z_loss": 1e-3}
+
+
+class Model(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.head = mr.nn.LinearCrossEntropyHead(
+            WIDTH, CLASSES, bias=True, dtype=torch.float64, **OPTIONS, **options
+        )
+
+    def forward(self, x: Tensor, target: Tensor | None = None) -> Any:
+        return self.head(torch.tanh(self.body(x)), target)
+
+
+def _data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    target = torch.randint(CLASSES, (ROWS,), generator=generator)
+    target[::5] = -100
+    return torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=generator), target
+
+
+def _alone() -> tuple[Tensor, dict[str, Tensor]]:
+    model = Model(reduction="sum")
+    loss = model(*_data())
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _whole(t: Any) -> Tensor:
+    return t.full_tensor() if hasattr(t, "full_tensor") else t
+
+
+def _wrapped(group: Any, wrapper: str, reshard: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    """Each rank has other tokens; gradients are averaged."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = Model(reduction="sum")
+    x, target = (t.chunk(group.size())[group.rank()] for t in _data())
+    mesh = DeviceMesh.from_group(group, "cpu")
+    if wrapper == "fsdp2":
+        fully_shard(model.head, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh)
+    else:
+        model = nn.parallel.DistributedDataParallel(model, process_group=group)
+    loss = model(x, target)
+    loss.backward()
+    total = loss.detach().clone()
+    dist.all_reduce(total, group=group)
+    of = model.module if wrapper == "ddp" else model
+    return total, {name: _whole(p.grad) * group.size() for name, p in of.named_parameters()}
+
+
+@pytest.mark.parametrize("wrapper, reshard", (("fsdp2", True), ("fsdp2", False), ("ddp", False)))
+def test_head_in_wrappers(wrapper: str, reshard: bool) -> None:
+    _compare(on_ranks(2, _wrapped, wrapper, reshard))
+
+
+def _compare(found: list[tuple[Tensor, dict[str, Tensor]]]) -> None:
+    loss, gradients = _alone()
+    for total, of_rank in found:
+        torch.testing.assert_close(total, loss, rtol=1e-12, atol=1e-12)
+        assert of_rank.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(of_rank[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def _vocab_parallel(group: Any, with_logits: bool) -> Any:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    model = Model(reduction="sum")
+    mesh = DeviceMesh.from_group(group, "cpu")
+    parallelize_module(model.head, mesh, mr.distributed.VocabParallel())
+    x, target = _data()
+    if with_logits:
+        return model(x).detach()
+    loss = model(x, target)
+    loss.backward()
+    return loss.detach(), {name: _whole(p.grad) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_vocab_parallel_head(ranks: int) -> None:
+    _compare(on_ranks(ranks, _vocab_parallel, False))
+    x, _ = _data()
+    for logits in on_ranks(ranks, _vocab_parallel, True):
+        torch.testing.assert_close(logits, Model()(x).detach(), rtol=1e-12, atol=1e-12)
+
+
+def _of_another_module(group: Any) -> str:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    try:
+        parallelize_module(
+            nn.Linear(3, 4), DeviceMesh.from_group(group, "cpu"), mr.distributed.VocabParallel()
+        )
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def test_vocab_parallel_is_for_the_head() -> None:
+    assert on_ranks(2, _of_another_module) == ["module: expected a LinearCrossEntropyHead, got Linear"] * 2
+
+
+def _of_dtensors(group: Any, placements: Any, reduction: str, wrong: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    def placed(names: str) -> list[Any]:
+        return [Shard(0) if name == "S" else Replicate() for name in names]
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+    torch.manual_seed(3)
+    weight, bias = torch.randn(CLASSES, WIDTH).double(), torch.randn(CLASSES).double()
+    x, target = _data()
+    leaves = [
+        distribute_tensor(t, mesh, placed(how)).requires_grad_()
+        for t, how in ((x, placements), (weight, "RS"), (bias, "RS"))
+    ]
+    labels = distribute_tensor(target, mesh, placed(placements))
+    given = {"x": leaves[0], "weight": leaves[1], "target": labels, "bias": leaves[2], "reduction": reduction}
+    if wrong:
+        changed = {"plain x": {"x": x}, "weight": {"weight": distribute_tensor(weight, mesh, placed("SS"))}}
+        changed |= {
+            "target": {"target": distribute_tensor(target, mesh, placed("RS"))},
+            "group": {"process_group": group},
+        }
+        try:
+            mr.linear_cross_entropy(**given | changed[wrong])
+        except TypeError as error:
+            return str(error)
+        return ""
+    found: Any = mr.linear_cross_entropy(**given, **OPTIONS)
+    upstream = torch.linspace(1, 2, ROWS).double() if reduction == "none" else torch.tensor(1.5).double()
+    whole = found.full_tensor()
+    whole.backward(upstream)
+    plain = [t.clone().requires_grad_() for t in (x, weight, bias)]
+    expected = mr.linear_cross_entropy(
+        plain[0], plain[1], target, bias=plain[2], reduction=reduction, **OPTIONS
+    )
+    expected.backward(upstream)
+    return [(whole.detach(), expected.detach())] + [
+        (a.grad.full_tensor(), b.grad) for a, b in zip(leaves, plain, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
+@pytest.mark.parametrize("placements", ("SS", "SR", "RS", "RR"))
+def test_dtensors_on_a_mesh_of_two_dimensions(placements: str, reduction: str) -> None:
+    """x split over rows, columns, both or neither."""
+    for of_rank in on_ranks(4, _of_dtensors, placements, reduction, ""):
+        for value, expected in of_rank:
+            torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong, expected",
+    (
+        ("plain x", "x: expected a DTensor on the mesh of weight"),
+        ("weight", "weight: expected a DTensor with Shard(0) on one dimension"),
+        ("target", "target: expected placements"),
+        ("group", "process_group: expected None, where an argument is a DTensor"),
+    ),
+)
+def test_wrong_dtensors(wrong: str, expected: str) -> None:
+    assert all(text.startswith(expected) for text in on_ranks(4, _of_dtensors, "SR", "sum", wrong))
