@@ -17,20 +17,13 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import check_int, check_tensor, mismatch
 from monoidreduce.distributed.group import Group
 
-__all__ = ["gather", "gather_states", "shard", "sum_over_ranks", "unshard"]
-
-
-def gather(t: Tensor, group: Group) -> Tensor:
-    """[...], of one shape on all ranks -> [ranks, ...]."""
-    found = t.new_empty((group.size, *t.shape))
-    dist.all_gather_into_tensor(found.view(-1), t.contiguous().view(-1), group=group.handle)
-    return found
+__all__ = ["gather_states", "shard", "sum_over_ranks", "unshard"]
 
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Each field [...] -> [ranks, ...], all of them by one collective."""
     flat = [field.contiguous().view(-1).view(torch.uint8) for field in fields]
-    found = gather(torch.cat(flat), group)
+    found = group.gather(torch.cat(flat))
     ends = accumulate(len(part) for part in flat)
     return [
         found[:, end - len(part) : end].clone().view(field.dtype).view(group.size, *field.shape)
@@ -61,7 +54,7 @@ def sum_over_ranks(
     total: Tensor = first.to(dtype)
     if own:
         return total.view(len(part) // group.size, *part.shape[1:])
-    return gather(total, group).view(-1)[: part.numel()].view(part.shape)
+    return group.gather(total).view(-1)[: part.numel()].view(part.shape)
 
 
 def shard(tensor: Tensor, dim: int, process_group: Any) -> Tensor:
@@ -117,7 +110,7 @@ def _part(tensor: Tensor, axis: int, group: Group) -> Tensor:
 
 
 def _joined(part: Tensor, axis: int, group: Group) -> Tensor:
-    return torch.cat(tuple(gather(part, group)), axis)
+    return torch.cat(tuple(group.gather(part)), axis)
 
 
 class _Shard(torch.autograd.Function):

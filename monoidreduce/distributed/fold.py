@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from monoidreduce.distributed.collectives import gather, gather_states, sum_over_ranks
+from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
 from monoidreduce.distributed.group import Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
@@ -159,7 +159,7 @@ class _FoldOverRanks(torch.autograd.Function):
         if fold.sharding.own_rows:
             for i in fold.rows:
                 if inputs[i] is not None:
-                    inputs[i] = gather(inputs[i], group).flatten(0, 1)
+                    inputs[i] = group.gather(inputs[i]).flatten(0, 1)
         states = getattr(torch.ops.monoidreduce, fold.name)(*inputs, *fold.forward)
         results, residuals = fold.combine(gather_states(states, group))
         ctx.fold, ctx.count = fold, len(inputs)

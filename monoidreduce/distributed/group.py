@@ -21,6 +21,8 @@ __all__ = ["Columns", "Group", "Sharding", "facts_of", "together"]
 
 Result = TypeVar("Result")
 
+# Its name in later versions of torch; earlier ones have the other.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _RECORD_BYTES = 4096
 _ERRORS = {error.__name__: error for error in (TypeError, ValueError, IndexError, RuntimeError)}
 # The operators whose arguments the ranks of a group have compared.
@@ -47,6 +49,12 @@ class Group:
         if not isinstance(handle, dist.ProcessGroup):
             raise TypeError(mismatch("process_group", expected, repr(process_group)))
         return cls(handle, dist.get_rank(handle), dist.get_world_size(handle))
+
+    def gather(self, t: Tensor) -> Tensor:
+        """[...], of one shape on all ranks -> [ranks, ...]."""
+        found = t.new_empty((self.size, *t.shape))
+        _all_gather(found.view(-1), t.contiguous().view(-1), group=self.handle)
+        return found
 
     @property
     def device(self) -> torch.device:
@@ -112,9 +120,7 @@ def _exchanged(record: dict[str, Any], group: Group) -> list[dict[str, Any]]:
     """The records of all ranks."""
     text = json.dumps(record, default=str).encode()
     own = torch.frombuffer(bytearray(text.ljust(_RECORD_BYTES)), dtype=torch.uint8).to(group.device)
-    found = own.new_empty((group.size, _RECORD_BYTES))
-    dist.all_gather_into_tensor(found.view(-1), own, group=group.handle)
-    return [json.loads(bytes(row.tolist())) for row in found]
+    return [json.loads(bytes(row.tolist())) for row in group.gather(own)]
 
 
 @dataclass(frozen=True)
@@ -169,9 +175,7 @@ class Columns:
             return None
         padded = shard.new_zeros(self.stride)
         padded[: self.count] = shard.detach()[: self.count]
-        found = padded.new_empty(self.group.size * self.stride)
-        dist.all_gather_into_tensor(found, padded, group=self.group.handle)
-        return found[: self.all]
+        return self.group.gather(padded).view(-1)[: self.all]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from monoidreduce._ops.losses import _count, _target_weights, with_mean
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.distributed import states
-from monoidreduce.distributed.collectives import gather, shard, sum_over_ranks
+from monoidreduce.distributed.collectives import shard, sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
@@ -75,7 +75,7 @@ class Sharded:
 
     def _all_rows(self, t: Tensor) -> Tensor:
         """[rows] of a constant: those of all ranks."""
-        return gather(t, self.group).view(-1) if self.sharding.own_rows else t
+        return self.group.gather(t).view(-1) if self.sharding.own_rows else t
 
     def _own_rows(self, t: Tensor) -> Tensor:
         """[rows] -> those of this rank."""
@@ -176,7 +176,7 @@ class _Mlp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, sharding: Sharding, options: Any, x: Tensor, *weights: Any) -> Tensor:
         if sharding.own_rows:
-            x = gather(x, sharding.group).flatten(0, 1)
+            x = sharding.group.gather(x).flatten(0, 1)
         *hidden, bias2 = weights
         ctx.sharding, ctx.options = sharding, options
         ctx.save_for_backward(x, *weights)
@@ -189,7 +189,7 @@ class _Mlp(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         sharding, needed = ctx.sharding, ctx.needs_input_grad[2:]
         if sharding.own_rows:
-            grad = gather(grad, sharding.group).flatten(0, 1)
+            grad = sharding.group.gather(grad).flatten(0, 1)
         found = torch.ops.monoidreduce.mlp_backward(grad, *ctx.saved_tensors, *ctx.options, needed, True)
         dx = summed_gradient(found[0], ctx.saved_tensors[0], sharding) if needed[0] else None
         others = (g if wanted else None for g, wanted in zip(found[1:], needed[1:], strict=True))

@@ -15,6 +15,9 @@ PYTHON = """
     _ops/__init__.py _ops/attention.py _ops/local_gradients.py _ops/losses.py _ops/memory.py _ops/mlp.py
     _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
+    distributed/__init__.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
+    distributed/group.py distributed/once.py distributed/operators.py distributed/states.py
+    distributed/statistics.py
     integrations/__init__.py integrations/_attention.py integrations/_loss.py integrations/transformers.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
     io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/partition.py
