@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import OverRanks
+from ranks import OverRanks, on_ranks
 from specimens import (
+    ONE_EACH,
     class_weights,
     cross_entropy_inputs,
     distillation_inputs,
@@ -19,6 +20,8 @@ from specimens import (
     name_of,
 )
 from tolerance import check_operator
+
+import monoidreduce as mr
 
 CPU: Any = {"device": torch.device("cpu")}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -136,3 +139,39 @@ def test_more_than_one_axis_of_rows() -> None:
     inputs = cross_entropy_inputs((4, 96), 67, 24, dtype=torch.float32, **CPU)
     found = check("linear_cross_entropy", inputs, PER_TOKEN, 2)
     assert found["out0"].shape == (4, 96)
+
+
+def _without_and_with_group(group: Any, operator: str, inputs: Any, options: Any) -> list[list[torch.Tensor]]:
+    found = []
+    for given in ({}, {"process_group": group}):
+        leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in inputs.items()}
+        result = getattr(mr, operator)(**leaves, **options, **given)
+        result.sum().backward()
+        found.append([result.detach(), *(t.grad for t in leaves.values() if t.grad is not None)])
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    "specimen",
+    [s for s in ONE_EACH if "attention" not in s.operator],
+    ids=lambda specimen: specimen.operator,
+)
+def test_one_rank_has_the_bits_of_no_group(specimen: Any, dtype: torch.dtype) -> None:
+    call = (specimen.operator, specimen.inputs(dtype, **CPU), specimen.options)
+    ((alone, found),) = on_ranks(1, _without_and_with_group, *call)
+    assert len(alone) > 1 and all(map(torch.equal, alone, found))
+
+
+def _compiled(group: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def loss(**tensors: Any) -> Any:
+        return mr.linear_cross_entropy(**tensors, process_group=group) * 2
+
+    return loss(**inputs), torch.compile(loss, backend="eager")(**inputs)
+
+
+def test_under_torch_compile() -> None:
+    """Which breaks the graph at the call."""
+    inputs = cross_entropy_inputs(40, 30, 8, dtype=torch.float32, **CPU)
+    for eager, compiled in on_ranks(2, _compiled, inputs):
+        assert torch.equal(eager, compiled)
