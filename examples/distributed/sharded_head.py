@@ -2,8 +2,8 @@
 
     python examples/distributed/sharded_head.py
 
-Each process has the whole body and half of the classes, which are pairs of bytes. Both compute the same loss. The text
-is that of the demo: the source of Python's standard library.
+Each process has the whole body and half of the classes, which are pairs of bytes. Both compute the same loss.
+The text is that of the demo: the source of Python's standard library.
 """
 
 from __future__ import annotations
