@@ -108,7 +108,7 @@ class Checker {
       case Type::kGradient:
         return t.dtype == accumulation_ ? accumulation_ : gradient;
       case Type::kPlanGradient:
-        return t.dtype == same_ ? same_ : gradient;
+        return t.dtype == same_ ? same_ : accumulation_;
       case Type::kSameAccumulationOrBool:
         require(t.dtype == DType::kBool || t.dtype == same_ || t.dtype == accumulation_, f.name,
                 ": expected bool, ", name(same_), " or ", name(accumulation_), ", got ", name(t.dtype));
