@@ -46,8 +46,8 @@ void check_slice(const Call& x) {
   require(first >= 0 && first + x.weight.size[0] <= classes, "first_class: expected one of ", classes,
           " with ", x.weight.size[0], " from it on, got ", first);
   require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(classes),
-          "class_weight: expected ", classes, " weights and their mean, got shape [",
-          x.class_weight.size[0], "]");
+          "class_weight: expected ", classes, " weights and their mean, got shape [", x.class_weight.size[0],
+          "]");
 }
 template <class Call>
 constexpr auto class_weight_of() {
@@ -234,7 +234,7 @@ struct CrossEntropyRows {
     const LogNumber<T> kept = rounded<T>(p.lse);
     lse[row] = kept.high, lse_low[row] = kept.low;
     const bool here = label(row) >= 0;
-    loss[row] = ignored(row)  ? T(0)
+    loss[row] = ignored(row) ? T(0)
                 : valid(row) ? T(wide.value(p, U(classes), weights<U>(row), here))
                              : T(NAN);
   }
