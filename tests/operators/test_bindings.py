@@ -488,7 +488,8 @@ def test_a_target_that_is_no_class_is_an_index_error_before_any_work(at: int, wr
     assert arguments["loss"].isnan().all() and arguments["lse"].isnan().all()
 
 
-def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs() -> None:
+def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs_or_of_sums() -> None:
+    """The latter are the same numbers, which are not rounded yet."""
     arguments = {
         name: value.bfloat16()
         if isinstance(value, Tensor) and name not in ("lse", "lse_low", "grad_lse", "dbias")
@@ -498,8 +499,13 @@ def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs() -> None:
     _C.attention_backward(**arguments)
     assert all(arguments[name].any() for name in ("dq", "dk", "dv", "dbias"))
     for name in ("dq", "dk", "dv"):
-        with pytest.raises(ValueError, match=rf"^{name}: expected bfloat16, got float32$"):
-            _C.attention_backward(**arguments | {name: arguments[name].float()})
+        sums = torch.full_like(arguments[name], math.nan, dtype=torch.float32)
+        _C.attention_backward(**arguments | {name: sums, "dbias": torch.zeros_like(arguments["dbias"])})
+        assert torch.equal(sums.bfloat16(), arguments[name]) and not torch.equal(
+            sums, arguments[name].float()
+        )
+        with pytest.raises(ValueError, match=rf"^{name}: expected (bfloat16|float32), got float64$"):
+            _C.attention_backward(**arguments | {name: arguments[name].double()})
 
 
 def test_on_a_gpu_column_gradients_have_the_accumulation_dtype_or_that_of_the_inputs() -> None:
