@@ -28,8 +28,8 @@ struct StatisticsForward {
   std::string program;              // the code of cpu/program.h
   double scale = 1;
 };
-constexpr auto describe(const StatisticsForward*) {
-  using X = StatisticsForward;
+template <std::same_as<StatisticsForward> X>
+constexpr auto describe(const X*) {
   return call("statistics_forward", statistics_operands<X>(),
               result("values", &X::values, "K N", Type::kAccumulation),
               result("low", &X::low, "L N", Type::kAccumulation),
@@ -45,8 +45,8 @@ struct StatisticsBackward {
   std::string program;
   double scale = 1;
 };
-constexpr auto describe(const StatisticsBackward*) {
-  using X = StatisticsBackward;
+template <std::same_as<StatisticsBackward> X>
+constexpr auto describe(const X*) {
   return call("statistics_backward", statistics_operands<X>(), gradient("da", &X::d_a, "N D"),
               gradient("db", &X::d_b, "V D"), gradient("dother_a", &X::d_other_a, "N E"),
               gradient("dother_b", &X::d_other_b, "V E"), option("program", &X::program),
