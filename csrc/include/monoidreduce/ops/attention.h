@@ -12,8 +12,8 @@ struct AttentionOptions {
   std::int64_t left = ColumnRange::kUnbounded,
                right = ColumnRange::kUnbounded;  // the window, see ColumnRange
 };
-constexpr auto describe(const AttentionOptions*) {
-  using X = AttentionOptions;
+template <std::same_as<AttentionOptions> X>
+constexpr auto describe(const X*) {
   constexpr auto is_bound = [](std::int64_t n) { return n >= ColumnRange::kUnbounded; };
   constexpr const char* kBound = "an integer >= 0, or -1 for no bound";
   return fields(option("scale", &X::scale),
@@ -40,8 +40,8 @@ struct AttentionForward {
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
 };
-constexpr auto describe(const AttentionForward*) {
-  using X = AttentionForward;
+template <std::same_as<AttentionForward> X>
+constexpr auto describe(const X*) {
   return call("attention_forward", attention_operands<X>(),
               result("out", &X::out, "B H M D", Type::kSameOrAccumulation),
               result("lse", &X::lse, "B H M", Type::kAccumulation),
@@ -63,8 +63,8 @@ inline void check_bias_gradient(const AttentionBackward& x) {
 inline void check_cuda_scratch(const AttentionBackward& x) {
   require(x.scratch.present() || !x.q.is_cuda(), "scratch: expected a tensor, got none");
 }
-constexpr auto describe(const AttentionBackward*) {
-  using X = AttentionBackward;
+template <std::same_as<AttentionBackward> X>
+constexpr auto describe(const X*) {
   return call(
       "attention_backward", attention_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
       optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),

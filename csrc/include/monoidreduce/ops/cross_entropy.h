@@ -17,8 +17,8 @@ struct CrossEntropyOptions {
   std::int64_t ignore_index = -100;
   std::int64_t first_class = 0, classes = -1;  // -1: weight has all classes
 };
-constexpr auto describe(const CrossEntropyOptions*) {
-  using X = CrossEntropyOptions;
+template <std::same_as<CrossEntropyOptions> X>
+constexpr auto describe(const X*) {
   return fields(option("logit_scale", &X::logit_scale),
                 option("softcap", &X::softcap, "a number >= 0, 0 for none", [](double v) { return v >= 0; }),
                 option("ignore_index", &X::ignore_index),
@@ -128,8 +128,8 @@ void check_gathered(const char* name, const Call& x, const TensorView& gathered)
           ": expected a tensor if and only if there is an order, got ", gathered.present() ? "one" : "none");
   require(!gathered.present() || gathered.size[0] > 0, name, ": expected room for a row, got none");
 }
-constexpr auto describe(const CrossEntropyForward*) {
-  using X = CrossEntropyForward;
+template <std::same_as<CrossEntropyForward> X>
+constexpr auto describe(const X*) {
   return call("cross_entropy_forward", cross_entropy_operands<X>(),
               tensor("target", &X::target, "N", Type::kInt64).where(&check_targets), class_weight_of<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
@@ -154,8 +154,8 @@ struct CrossEntropyBackward {
 inline void check_bias_gradient(const CrossEntropyBackward& x) {
   require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
 }
-constexpr auto describe(const CrossEntropyBackward*) {
-  using X = CrossEntropyBackward;
+template <std::same_as<CrossEntropyBackward> X>
+constexpr auto describe(const X*) {
   return call("cross_entropy_backward", cross_entropy_operands<X>(),
               tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
               cross_entropy_residuals<X>(), gradient("dx", &X::d_x, "N D"),
@@ -174,8 +174,8 @@ struct CrossEntropyLocalGradient {
   TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
   CrossEntropyOptions options;
 };
-constexpr auto describe(const CrossEntropyLocalGradient*) {
-  using X = CrossEntropyLocalGradient;
+template <std::same_as<CrossEntropyLocalGradient> X>
+constexpr auto describe(const X*) {
   constexpr Axis kGroups{.name = "16 ceil(N / 256)", .of = "N", .follows = [](std::int64_t rows) {
                            return 16 * ((rows + 255) / 256);
                          }};

@@ -17,8 +17,8 @@ struct DistillationOptions {
   DistillationLoss loss = DistillationLoss::kCrossEntropy;
   double temperature = 1;
 };
-constexpr auto describe(const DistillationOptions*) {
-  using X = DistillationOptions;
+template <std::same_as<DistillationOptions> X>
+constexpr auto describe(const X*) {
   return fields(choice("kind", &X::loss, "0, 1 or 2", kDistillationLossNames),
                 option("temperature", &X::temperature, "a finite number > 0",
                        [](double t) { return t > 0 && std::isfinite(t); }));
@@ -55,8 +55,8 @@ inline void check_both_gathered(const DistillationForward& x) {
   check_gathered("gathered", x, x.gathered);
   check_gathered("teacher_gathered", x, x.teacher_gathered);
 }
-constexpr auto describe(const DistillationForward*) {
-  using X = DistillationForward;
+template <std::same_as<DistillationForward> X>
+constexpr auto describe(const X*) {
   return call("distillation_forward", distillation_operands<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
@@ -76,8 +76,8 @@ struct DistillationBackward {
   DistillationOptions options;
   std::int64_t workspace = 0;  // as for cross entropy
 };
-constexpr auto describe(const DistillationBackward*) {
-  using X = DistillationBackward;
+template <std::same_as<DistillationBackward> X>
+constexpr auto describe(const X*) {
   return call("distillation_backward", distillation_operands<X>(),
               tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
               tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
@@ -92,8 +92,8 @@ struct DistillationLocalGradient {
   TensorView grad_loss, x, weight, teacher_x, teacher_weight, mask, stats, out, teacher_out, order;
   DistillationOptions options;
 };
-constexpr auto describe(const DistillationLocalGradient*) {
-  using X = DistillationLocalGradient;
+template <std::same_as<DistillationLocalGradient> X>
+constexpr auto describe(const X*) {
   return cuda_call("distillation_local_gradient", distillation_operands<X>(),
                    tensor("grad_loss", &X::grad_loss, "N", Type::kAccumulation),
                    tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),

@@ -12,8 +12,8 @@ struct LogSumExpForward {
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   double scale = 1;
 };
-constexpr auto describe(const LogSumExpForward*) {
-  using X = LogSumExpForward;
+template <std::same_as<LogSumExpForward> X>
+constexpr auto describe(const X*) {
   return call("logsumexp_forward", tensor("a", &X::a, "M F"), tensor("b", &X::b, "N F"),
               result("lse", &X::lse, "M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "M", Type::kAccumulation), scratch("scratch", &X::scratch),
@@ -33,8 +33,8 @@ struct LogSumExpBackward {
   double scale = 1;
   std::int64_t workspace = 0;  // bytes for local gradients
 };
-constexpr auto describe(const LogSumExpBackward*) {
-  using X = LogSumExpBackward;
+template <std::same_as<LogSumExpBackward> X>
+constexpr auto describe(const X*) {
   return call("logsumexp_backward", logsumexp_backward_operands<X>(), gradient("da", &X::d_a, "M F"),
               gradient("db", &X::d_b, "N F"), option("scale", &X::scale), workspace(&X::workspace));
 }
@@ -44,8 +44,8 @@ struct LogSumExpLocalGradient {
   TensorView grad_lse, a, b, lse, lse_low, out;
   double scale = 1;
 };
-constexpr auto describe(const LogSumExpLocalGradient*) {
-  using X = LogSumExpLocalGradient;
+template <std::same_as<LogSumExpLocalGradient> X>
+constexpr auto describe(const X*) {
   return cuda_call("logsumexp_local_gradient", logsumexp_backward_operands<X>(),
                    result("out", &X::out, "M N").strided(), option("scale", &X::scale));
 }

@@ -25,8 +25,8 @@ struct MlpForward {
   ActivationKind activation = ActivationKind::kIdentity;
   std::int64_t workspace = 0;  // bytes for hidden values where no kernel can do without them (Plan::part)
 };
-constexpr auto describe(const MlpForward*) {
-  using X = MlpForward;
+template <std::same_as<MlpForward> X>
+constexpr auto describe(const X*) {
   return call("mlp_forward", mlp_operands<X>(), optional("bias2", &X::bias2, "N"),
               result("out", &X::out, "B N"), scratch("scratch", &X::scratch), activation_of(&X::activation),
               workspace(&X::workspace));
@@ -42,8 +42,8 @@ inline void check_bias_gradient(const MlpBackward& x) {
   require(!x.d_bias1.present() || x.bias1.present(),
           "dbias1: expected none where bias1 is none, got a tensor");
 }
-constexpr auto describe(const MlpBackward*) {
-  using X = MlpBackward;
+template <std::same_as<MlpBackward> X>
+constexpr auto describe(const X*) {
   return call("mlp_backward", mlp_operands<X>(), tensor("grad_out", &X::grad_out, "B N"),
               gradient("dx", &X::d_x, "B M", Type::kPlanGradient),
               gradient("dw1", &X::d_w1, "K M", Type::kPlanGradient),
@@ -58,8 +58,8 @@ struct MlpHidden {
   TensorView x, w1, bias1, out;
   ActivationKind activation = ActivationKind::kIdentity;
 };
-constexpr auto describe(const MlpHidden*) {
-  using X = MlpHidden;
+template <std::same_as<MlpHidden> X>
+constexpr auto describe(const X*) {
   return cuda_call("mlp_hidden", tensor("x", &X::x, "B M"), tensor("w1", &X::w1, "K M"),
                    optional("bias1", &X::bias1, "K"), result("out", &X::out, "B K").strided(),
                    activation_of(&X::activation));
@@ -74,8 +74,8 @@ struct MlpLocalGradient {
       sums;  // sums of out over 16 rows each, for rows in whole tiles of 256 and columns in whole tiles of 192
   ActivationKind activation = ActivationKind::kIdentity;
 };
-constexpr auto describe(const MlpLocalGradient*) {
-  using X = MlpLocalGradient;
+template <std::same_as<MlpLocalGradient> X>
+constexpr auto describe(const X*) {
   constexpr Axis kGroups{.name = "16 ceil(B / 256)", .of = "B", .follows = [](std::int64_t rows) {
                            return 16 * ((rows + 255) / 256);
                          }};

@@ -41,8 +41,8 @@ inline void check_one_of(const RowOrdering& x) {
   require(active.size[0] + 1 == x.order.size[0], "order: expected a place for each row and one more, got ",
           x.order.size[0]);
 }
-constexpr auto describe(const RowOrdering*) {
-  using X = RowOrdering;
+template <std::same_as<RowOrdering> X>
+constexpr auto describe(const X*) {
   return cuda_call("order_rows", result("order", &X::order, {places_of("N")}, Type::kInt64),
                    optional("target", &X::target, "N", Type::kInt64),
                    optional("mask", &X::mask, "N", Type::kBool).where(&check_one_of),
@@ -68,8 +68,8 @@ inline void check_scaled(const RowScaling& x) {
 inline void check_order(const RowScaling& x) {
   require(x.order.present() || (x.factor.present() && !x.scatters), "order: expected a tensor, got none");
 }
-constexpr auto describe(const RowScaling*) {
-  using X = RowScaling;
+template <std::same_as<RowScaling> X>
+constexpr auto describe(const X*) {
   return cuda_call("scale_rows", tensor("x", &X::x, "P D").where(&check_scaled),
                    optional("factor", &X::factor, "P", Type::kFloat32).dense(),
                    result("out", &X::out, "P D", Type::kUpToFloat32).strided(),
@@ -86,8 +86,8 @@ inline void check_fitted(const FittedCopy& x) {
   require(x.out.dtype == x.x.dtype || x.x.dtype == DType::kFloat32, "out: expected ", name(x.x.dtype),
           ", got ", name(x.out.dtype));
 }
-constexpr auto describe(const FittedCopy*) {
-  using X = FittedCopy;
+template <std::same_as<FittedCopy> X>
+constexpr auto describe(const X*) {
   return cuda_call("copy_fitted", tensor("x", &X::x, "B H R C").where(&check_fitted),
                    result("out", &X::out, "B H S D", Type::kUpToFloat32).strided());
 }
@@ -108,8 +108,8 @@ struct RowsProduct {
   TensorView factor;  // multiplies the rows of the product
   TensorView order;   // absent: all rows are active
 };
-constexpr auto describe(const RowsProduct*) {
-  using X = RowsProduct;
+template <std::same_as<RowsProduct> X>
+constexpr auto describe(const X*) {
   return cuda_call(
       "rows_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>), tensor("b", &X::b, "C D"),
       optional("factor", &X::factor, "P", Type::kAccumulation).dense(),
@@ -122,8 +122,8 @@ struct ColumnsProduct {
   TensorView scale;  // multiplies the product
   TensorView out, order;
 };
-constexpr auto describe(const ColumnsProduct*) {
-  using X = ColumnsProduct;
+template <std::same_as<ColumnsProduct> X>
+constexpr auto describe(const X*) {
   return cuda_call("columns_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>),
                    tensor("b", &X::b, "P D"),
                    optional("scale", &X::scale, "1=1", Type::kAccumulation).dense(),
@@ -149,8 +149,8 @@ struct LossReduction {
   std::int64_t ignore_index = -100;
   bool mean = false;
 };
-constexpr auto describe(const LossReduction*) {
-  using X = LossReduction;
+template <std::same_as<LossReduction> X>
+constexpr auto describe(const X*) {
   return call("reduce_losses", tensor("losses", &X::losses, "N", Type::kAccumulation).dense(),
               optional("target", &X::target, "N", Type::kInt64), optional("mask", &X::mask, "N", Type::kBool),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation),

@@ -28,8 +28,8 @@ struct StatisticsForward {
   std::string program;              // the code of cpu/program.h
   double scale = 1;
 };
-constexpr auto describe(const StatisticsForward*) {
-  using X = StatisticsForward;
+template <std::same_as<StatisticsForward> X>
+constexpr auto describe(const X*) {
   return call("statistics_forward", statistics_operands<X>(),
               result("values", &X::values, "K N", Type::kAccumulation),
               result("low", &X::low, "L N", Type::kAccumulation),
@@ -45,8 +45,8 @@ struct StatisticsBackward {
   std::string program;
   double scale = 1;
 };
-constexpr auto describe(const StatisticsBackward*) {
-  using X = StatisticsBackward;
+template <std::same_as<StatisticsBackward> X>
+constexpr auto describe(const X*) {
   return call("statistics_backward", statistics_operands<X>(), gradient("da", &X::d_a, "N D"),
               gradient("db", &X::d_b, "V D"), gradient("dother_a", &X::d_other_a, "N E"),
               gradient("dother_b", &X::d_other_b, "V E"), option("program", &X::program),
@@ -62,8 +62,8 @@ struct StatisticsFold {
   std::int64_t kernels = 0, state_words = 0;  // the first kernel's number; size of a state in numbers
   double scale = 1;
 };
-constexpr auto describe(const StatisticsFold*) {
-  using X = StatisticsFold;
+template <std::same_as<StatisticsFold> X>
+constexpr auto describe(const X*) {
   return cuda_call(
       "statistics_fold", statistics_operands<X>(), result("values", &X::values, "K N", Type::kAccumulation),
       result("low", &X::low, "L N", Type::kAccumulation), result("indices", &X::indices, "P N", Type::kInt64),
@@ -80,8 +80,8 @@ struct StatisticsLocalGradient {
   double scale = 1;
   std::int64_t workspace = 0;  // bytes for local gradients
 };
-constexpr auto describe(const StatisticsLocalGradient*) {
-  using X = StatisticsLocalGradient;
+template <std::same_as<StatisticsLocalGradient> X>
+constexpr auto describe(const X*) {
   return cuda_call("statistics_local_gradient", statistics_operands<X>(),
                    result("out", &X::out, "N V", Type::kSameOrAccumulation).strided(),
                    result("other_out", &X::other_out, "N V", Type::kSameOrAccumulation).strided().maybe(),
