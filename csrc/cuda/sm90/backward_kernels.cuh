@@ -1,6 +1,7 @@
 // The kernels that a backward fold takes on Hopper, by width and mode.
 #pragma once
 
+#include "../../plan/tiles.h"
 #include "../engine.h"
 #include "../mlp.h"
 #include "monoidreduce/launch/fold_backward_pass_sm90.cuh"
@@ -26,6 +27,7 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
   using namespace monoidreduce::sm90;
   using enum GradientOf;
   const auto pass = [&](auto tile) {
+    static_assert(tile.kStaying == tiles::kPass.rows && tile.kStreamed == tiles::kPass.columns);
     fold_backward_pass<E, decltype(tile)>(m, scores, p, wanted, residuals, marks, launch);
   };
   const auto three_passes = [&](auto width) {
