@@ -10,6 +10,7 @@ from monoidreduce import _interrupt, _requirements, monoids, nn, stat  # noqa: F
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
 from monoidreduce.backend import backend_info, explain
+from monoidreduce.costs import Cost, cost
 from monoidreduce.functional import (
     attention,
     linear_cross_entropy,
@@ -26,6 +27,7 @@ from monoidreduce.statistics import statistics
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 
 __all__ = [
+    "Cost",
     "Monoid",
     "MonoidLawError",
     "TraceError",
@@ -33,6 +35,7 @@ __all__ = [
     "attention",
     "backend_info",
     "check_monoid",
+    "cost",
     "explain",
     "fold",
     "get_cmake_dir",

@@ -45,6 +45,7 @@ class Plan:
     scratch: int
     adds_rows: bool
     tile: tuple[int, int]
+    few_rows: bool
     part: tuple[int, int]
     clusters: int
     tier: str

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS, Operator
+from monoidreduce.flops import FORMULAS
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
 
@@ -60,12 +61,14 @@ class DryRun:
     Attributes:
         launches: kernels of this library and of torch; one function of this library may launch several.
         peak: the most bytes at a time beyond inputs, outputs and gradients, of the forward pass or of both.
-        results: bytes of the outputs and the gradients.
+        compulsory: bytes of inputs and upstream gradients, and of outputs and gradients.
+        flops: of matrix products as `monoidreduce.flops` counts them, without scores that are computed again.
     """
 
     launches: list[Launch] = field(default_factory=list)
     peak: int = 0
-    results: int = 0
+    compulsory: int = 0
+    flops: int = 0
 
 
 def _described(value: Any) -> Any:
@@ -102,7 +105,7 @@ class _Notes(TorchDispatchMode):
             self.calls.append((operator, given, results))
             return results
         results = func(*args, **(kwargs or {}))
-        self.note(func, args, kwargs or {}, results)
+        self.note(func, args, results)
         return results
 
     def differentiated(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +116,9 @@ class _Notes(TorchDispatchMode):
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         return given
 
-    def note(self, func: Any, args: Any, kwargs: dict[str, Any], results: Any) -> None:
-        given = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    def note(self, func: Any, args: Any, results: Any) -> None:
+        read = args[1:] if func._schema.name == "aten::copy_" else args
+        given = [t for t in torch.utils._pytree.tree_leaves(read) if isinstance(t, Tensor)]
         made = [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, Tensor)]
         self.hold(made)
         if func.is_view or "empty" in func._schema.name or func.namespace != "aten":
@@ -202,22 +206,43 @@ def dry_run(
 
     with _substituted(notes, gpu), torch.no_grad():
         call = {name: emptied(value) for name, value in call.items()}
-        notes.known.update(t.untyped_storage() for t in call.values() if isinstance(t, Tensor))
+        inputs = {t.untyped_storage(): t.nbytes for t in call.values() if isinstance(t, Tensor)}
+        notes.known.update(inputs)
         with notes:
             output = getattr(functional, operator)(**call)
-        run.results = sum(t.nbytes for t in (output if isinstance(output, tuple) else [output]))
-        run.peak = notes.most - run.results
+        outputs = sum(t.nbytes for t in (output if isinstance(output, tuple) else [output]))
+        run.peak = notes.most - outputs
+        run.compulsory = sum(inputs.values()) + outputs
+        ((of, given, results),) = notes.calls
+        run.flops = _flops(operator, given)
         if needed:
-            ((of, given, results),) = notes.calls
             results = results if isinstance(results, tuple) else (results,)
             notes.calls, notes.backward = [], True
             upstream, kept, arguments = torch.empty_like(results[0]), of.residuals(results), [*given.values()]
             wanted = [name in needed for name in given][: of.inputs]
             del results
             notes.known.add(upstream.untyped_storage())
+            grads = (upstream, *[None] * (of.differentiable - 1))
+            of_backward = (*grads, *arguments[: of.inputs], *kept, *arguments[of.inputs :], wanted)
             with notes:
-                grads = (upstream, *[None] * (of.differentiable - 1))
-                found = of.backward(*grads, *arguments[: of.inputs], *kept, *arguments[of.inputs :], wanted)
-            run.results += sum(t.nbytes for t in found)
-            run.peak = max(run.peak, notes.most - run.results)
+                found = of.backward(*of_backward)
+            gradients = sum(t.nbytes for t in found)
+            run.peak = max(run.peak, notes.most - outputs - gradients)
+            run.compulsory += sum(inputs.values()) + upstream.nbytes + gradients
+            run.flops += FORMULAS[f"{operator}_backward"](*map(_shape, of_backward))
+            run.flops -= _flops(operator, given, scores=True)
     return run
+
+
+def _shape(value: Any) -> Any:
+    return value.shape if isinstance(value, Tensor) else value
+
+
+def _flops(operator: str, given: dict[str, Any], scores: bool = False) -> int:
+    """Of the forward pass, or of its scores alone: payloads are as if they were of width 0."""
+    shapes = {name: _shape(value) for name, value in given.items()}
+    if scores and operator == "attention":
+        shapes["v"] = (*shapes["v"][:3], 0)
+    if scores and operator == "mlp":
+        shapes["w2"] = (0, shapes["w2"][1])
+    return FORMULAS[operator](*shapes.values())
