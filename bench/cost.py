@@ -1,7 +1,7 @@
 """The model of `monoidreduce.cost` beside bench/results.
 
-`python bench/cost.py` writes the tables of docs/cost.md; with --fit it first fits the model's constants, on one or
-two cases a kernel, and writes monoidreduce/costs/constants.json. Every other case is held out.
+`python bench/cost.py` writes the tables of docs/cost.md. With --fit it first fits the model's constants, on
+one or two cases a kernel, and writes monoidreduce/costs/constants.json. Every other case is held out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,9 @@ import monoidreduce as mr
 from bench.harness import tf32_allowed
 from bench.publish import RESULTS, ROOT
 from bench.report import in_words, table
-from monoidreduce.costs.dry_run import dry_run
-from monoidreduce.costs.kernels import Work, work_of
+from monoidreduce.costs.cost import kernels
+from monoidreduce.costs.kernels import Work
 from monoidreduce.costs.model import Constants, constants_of, fitted_constants, time_of
-from monoidreduce.backend import resolved
-from monoidreduce.costs.cost import _needed
 from monoidreduce.hardware import find
 
 CONSTANTS = ROOT / "monoidreduce" / "costs" / "constants.json"
@@ -49,9 +47,9 @@ OPERATORS = {
     "mlp": "mlp",
     "logsumexp": "logsumexp_matmul",
 }
-# Until these commits a workspace was 128 MiB by default. At db5173a cross entropy kept local gradients in the memory
-# of gradients too, where all did not fit its workspace: those passes are others.
-WORKSPACES = {commit: 128 << 20 for commit in ("0d07cf7", "db5173a", "a7f1d91")}
+# At these commits a workspace was 128 MiB by default. At db5173a cross entropy kept local gradients in the
+# memory of gradients too, where all did not fit its workspace: those passes are others.
+WORKSPACES = dict.fromkeys(("0d07cf7", "db5173a", "a7f1d91"), 128 << 20)
 EARLIER = "db5173a"
 SHORTEST = 0.1  # milliseconds: below, launches and latencies that the model has not take most of the time
 MODES = {"deterministic", "float32 output"}  # which the model does not know
@@ -64,7 +62,7 @@ class Measured:
     Attributes:
         name: of the case, for people.
         hardware: in `monoidreduce.hardware`.
-        op, parameters, dtype, mode: as the row has them; mode is the contender's name behind "monoidreduce, ".
+        op, parameters, dtype, mode: as the row has them; mode follows "monoidreduce, " in a contender's name.
         workspace: bytes.
         milliseconds: of "forward" and "backward".
         peak: bytes, of either pass or of both, whichever are more.
@@ -83,17 +81,20 @@ class Measured:
     earlier: bool
 
 
-def measured() -> list[Measured]:
+@cache
+def measured() -> tuple[Measured, ...]:
     """What bench/results has of this library on the devices that the model knows; the last run of a case."""
     found = {}
-    for file in sorted(RESULTS.glob("*.json"), key=lambda f: json.loads(f.read_text())["environment"]["date"]):
+    for file in sorted(
+        RESULTS.glob("*.json"), key=lambda f: json.loads(f.read_text())["environment"]["date"]
+    ):
         document = json.loads(file.read_text("utf-8"))
         environment = document["environment"]
         if environment["device"] in DEVICES:
             for row in document["speed"]:
                 for case in _cases(row, environment):
                     found[case.name] = case
-    return list(found.values())
+    return tuple(found.values())
 
 
 def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measured]:
@@ -199,11 +200,7 @@ class Fit:
 
 
 def _attention(B: int, H: int, L: int, d: int, more: str = "", dtype: str = "bfloat16") -> str:
-    causal, _, option = more.partition(" ") if more.startswith("causal") else ("", "", more)
-    flags = [option] * (option == "bias") + [causal] * bool(causal)
-    values = [option] * bool(option and option != "bias")
-    order = ["causal"] * bool(causal) + ["bias"] * (option == "bias")
-    return f"attention, {', '.join([f'B {B}, H {H}, L {L}, d {d}', *values, *(order or flags)])}, {dtype}"
+    return f"attention, B {B}, H {H}, L {L}, d {d}{more}, {dtype}"
 
 
 def _mlp(B: int, K: int, d: int, dtype: str = "bfloat16") -> str:
@@ -224,16 +221,41 @@ def _passes(name: str, gradients: str) -> tuple[str, ...]:
 
 FITS = (
     Fit(("attention_forward/192x128",), 64, "forward", (_attention(2, 32, 8192, 64),)),
-    Fit(("attention_forward/128x128",), 128, "forward", (_attention(8, 16, 2048, 128), _attention(4, 16, 4096, 128))),
-    Fit(("attention_forward/128x192",), 128, "forward", (_attention(2, 16, 8192, 128), _attention(1, 16, 16384, 128))),
+    Fit(
+        ("attention_forward/128x128",),
+        128,
+        "forward",
+        (_attention(8, 16, 2048, 128), _attention(4, 16, 4096, 128)),
+    ),
+    Fit(
+        ("attention_forward/128x192",),
+        128,
+        "forward",
+        (_attention(2, 16, 8192, 128), _attention(1, 16, 16384, 128)),
+    ),
     Fit(("attention_forward/128x80",), 256, "forward", (_attention(2, 8, 8192, 256),)),
-    Fit(("attention_forward/softcap/128x128",), 128, "forward", (_attention(2, 16, 8192, 128, "causal softcap 30.0"),)),
-    Fit(("attention_forward/bias/128x128",), 128, "forward", (_attention(2, 16, 8192, 128, "bias"),)),
+    Fit(
+        ("attention_forward/softcap/128x128",),
+        128,
+        "forward",
+        (_attention(2, 16, 8192, 128, ", softcap 30.0, causal"),),
+    ),
+    Fit(("attention_forward/bias/128x128",), 128, "forward", (_attention(2, 16, 8192, 128, ", bias"),)),
     Fit(("attention_backward/128x128",), 64, "backward", (_attention(2, 32, 8192, 64),)),
-    Fit(("attention_backward/128x64",), 128, "backward", (_attention(8, 16, 2048, 128), _attention(1, 16, 16384, 128))),
+    Fit(
+        ("attention_backward/128x64",),
+        128,
+        "backward",
+        (_attention(8, 16, 2048, 128), _attention(1, 16, 16384, 128)),
+    ),
     Fit(_passes("attention_backward", "dq dk dv"), 256, "backward", (_attention(2, 8, 8192, 256),)),
-    Fit(("attention_backward/softcap/128x64",), 128, "backward", (_attention(2, 16, 8192, 128, "causal softcap 30.0"),)),
-    Fit(("attention_backward/bias/128x64",), 128, "backward", (_attention(2, 16, 8192, 128, "bias"),)),
+    Fit(
+        ("attention_backward/softcap/128x64",),
+        128,
+        "backward",
+        (_attention(2, 16, 8192, 128, ", softcap 30.0, causal"),),
+    ),
+    Fit(("attention_backward/bias/128x64",), 128, "backward", (_attention(2, 16, 8192, 128, ", bias"),)),
     Fit(("mlp_forward/128x128",), 64, "forward", (_mlp(16384, 16384, 64),)),
     Fit(("mlp_forward/128x128",), 128, "forward", (_mlp(16384, 16384, 128),)),
     Fit(("mlp_forward/128x64",), 256, "forward", (_mlp(16384, 16384, 256),)),
@@ -243,12 +265,20 @@ FITS = (
     Fit(("torch", "mlp_hidden"), 0, "forward", (_mlp(16384, 2048, 512), _mlp(16384, 16384, 4096))),
     Fit(("mlp_local_gradient",), 0, "backward", (_mlp(16384, 2048, 512), _mlp(16384, 16384, 4096))),
     Fit(("mlp_forward/few rows/sm90/bfloat16",), 128, "forward", (_mlp(128, 16384, 128),)),
-    Fit(("logsumexp_forward", "cross_entropy_forward"), 0, "forward",
-        ("logsumexp, M 32768, N 32768, F 64, bfloat16", "logsumexp, M 8192, N 128256, F 4096, bfloat16")),
+    Fit(
+        ("logsumexp_forward", "cross_entropy_forward"),
+        0,
+        "forward",
+        ("logsumexp, M 32768, N 32768, F 64, bfloat16", "logsumexp, M 8192, N 128256, F 4096, bfloat16"),
+    ),
     Fit(("cross_entropy_forward/keeping",), 0, "forward", (_head(32768, "2NV"), _head(262144, "2NV"))),
     Fit(("rows_product", "columns_product"), 0, "backward", (_head(32768, "2NV"), _head(262144, "2NV"))),
-    Fit(("logsumexp_local_gradient", "cross_entropy_local_gradient"), 0, "backward",
-        ("logsumexp, M 8192, N 128256, F 4096, bfloat16",)),
+    Fit(
+        ("logsumexp_local_gradient", "cross_entropy_local_gradient"),
+        0,
+        "backward",
+        ("logsumexp, M 8192, N 128256, F 4096, bfloat16",),
+    ),
     Fit(("distillation_forward", "distillation_forward/keeping"), 0, "forward", (_teacher("unbounded"),)),
     Fit(("distillation_local_gradient",), 0, "backward", (_teacher(""),)),
     *(
@@ -278,8 +308,9 @@ FITS = (
     Fit(("cross_entropy_local_gradient/sm80/bfloat16",), 0, "backward", (_head(65536, "sm80"),)),
     Fit(("distillation_forward/sm80/bfloat16",), 0, "forward", (_teacher("sm80"),)),
     Fit(("distillation_local_gradient/sm80/bfloat16",), 0, "backward", (_teacher("sm80"),)),
-)  # fmt: skip
-_JOB_MICROSECONDS = [x / 10 for x in range(0, 121, 2)]
+)
+# A job loads its tile and writes its result, which takes a few.
+JOB_MICROSECONDS = [x / 10 for x in range(0, 81, 2)]
 
 
 @cache
@@ -288,52 +319,45 @@ def works(name: str, phase: str) -> tuple[Work, ...]:
     case = next(case for case in measured() if case.name == name)
     operator, tensors, options = call_of(case)
     with under(case):
-        operator, call = resolved(operator, tuple(tensors), options)
-        facts = find(case.hardware).facts()
-        run = dry_run(operator, call, _needed(operator, call, None), facts)
-    of_phase = (launch for launch in run.launches if launch.backward == (phase == "backward"))
-    return tuple(work for launch in of_phase for work in work_of(launch, facts))
+        found = kernels(operator, *tensors, hardware=case.hardware, **options)
+    return tuple(work for backward, work in found if backward == (phase == "backward"))
+
+
+def _seconds(fit: Fit, name: str, tried: Constants, found: dict[str, tuple[Constants, ...]]) -> float:
+    """Of a case's phase by the model, with `tried` for the kernels of a fit."""
+    hardware = find(next(case.hardware for case in measured() if case.name == name))
+    return sum(
+        time_of(
+            work,
+            hardware,
+            tried if work.kernel in fit.kernels else constants_of(work.kernel, work.width, found),
+        ).seconds
+        for work in works(name, fit.phase)
+    )
+
+
+def _fit(fit: Fit, job_seconds: float, found: dict[str, tuple[Constants, ...]]) -> tuple[float, Constants]:
+    """The share with which the errors of a fit's cases sum to 0, and the sum of their squares."""
+    milliseconds = {case.name: case.milliseconds[fit.phase] for case in measured()}
+    low, high = 0.001, 2.0
+    for _ in range(24):  # time falls as the share grows
+        share = math.sqrt(low * high)
+        tried = Constants(fit.width, share, job_seconds, fit.cases)
+        errors = [
+            math.log(1e3 * _seconds(fit, name, tried, found) / milliseconds[name]) for name in fit.cases
+        ]
+        low, high = (share, high) if sum(errors) > 0 else (low, share)
+    return sum(error**2 for error in errors), replace(tried, share=round(share, 4))
 
 
 def fitted() -> dict[str, tuple[Constants, ...]]:
     """The constants of every kernel in `FITS`."""
-    cases = {case.name: case for case in measured()}
     found: dict[str, tuple[Constants, ...]] = {}
     for fit in FITS:
-        hardware = find(cases[fit.cases[0]].hardware)
-
-        def errors(constants: Constants, fit: Fit = fit) -> list[float]:
-            """Logarithms of modelled over measured time."""
-            return [
-                math.log(
-                    1e3
-                    * sum(
-                        time_of(
-                            work,
-                            hardware,
-                            constants if work.kernel in fit.kernels else constants_of(work.kernel, work.width, found),
-                        ).seconds
-                        for work in works(name, fit.phase)
-                    )
-                    / cases[name].milliseconds[fit.phase]
-                )
-                for name in fit.cases
-            ]
-
-        best = None
-        for job in _JOB_MICROSECONDS if len(fit.cases) > 1 else [0.0]:
-            low, high = 0.001, 2.0
-            for _ in range(24):  # time falls as the share grows
-                share = math.sqrt(low * high)
-                tried = Constants(fit.width, share, job * 1e-6, fit.cases)
-                low, high = (share, high) if sum(errors(tried)) > 0 else (low, share)
-            size = sum(error**2 for error in errors(tried))
-            if best is None or size < best[0]:
-                best = size, replace(tried, share=round(share, 4))
-        assert best is not None
+        jobs = JOB_MICROSECONDS if len(fit.cases) > 1 else [0.0]
+        _, best = min((_fit(fit, 1e-6 * job, found) for job in jobs), key=lambda pair: pair[0])
         for kernel in fit.kernels:
-            rows = [*found.get(kernel, ()), best[1]]
-            found[kernel] = tuple(sorted(rows, key=lambda row: row.width))
+            found[kernel] = tuple(sorted((*found.get(kernel, ()), best), key=lambda row: row.width))
     return found
 
 
@@ -359,6 +383,10 @@ class Prediction:
     def error(self) -> float:
         """Relative."""
         return self.milliseconds / self.case.milliseconds[self.phase] - 1
+
+    def in_words(self) -> str:
+        error = "fitted" if self.fitted else f"{self.error:+.1%}"
+        return f"{self.milliseconds:.3g}, {self.case.milliseconds[self.phase]:.3g}: {error}"
 
     @property
     def counts(self) -> bool:
@@ -396,10 +424,7 @@ def every_case() -> str:
     rows = []
     for name, phases in by_case.items():
         case = phases[0].case
-        times = [
-            f"{p.milliseconds:.3g}, {case.milliseconds[p.phase]:.3g}: {'fitted' if p.fitted else f'{p.error:+.1%}'}"
-            for p in phases
-        ]
+        times = [p.in_words() for p in phases]
         memory = f"{cost_of(case).peak_memory / 2**20:.1f}, {case.peak / 2**20:.1f}"
         rows.append([name + " *" * case.earlier, *times, memory])
     return table(["case", "forward, ms", "backward, ms", "peak, MiB"], rows)

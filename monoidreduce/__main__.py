@@ -4,6 +4,7 @@ info    what was built, the devices and the path each operator takes on them
 demo    train a small language model with and without monoidreduce and compare
 bench   speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
 plan    time and memory of a training step of a transformer on many devices, from formulas
+cost    FLOPs, bytes, memory and time of a call on a GPU that need not be there
 """
 
 from __future__ import annotations
@@ -79,7 +80,13 @@ def plan(argv: list[str]) -> int:
     return command.main(argv)
 
 
-COMMANDS = {command.__name__: command for command in (info, demo, bench, plan)}
+def cost(argv: list[str]) -> int:
+    from monoidreduce.costs import command
+
+    return command.main(argv)
+
+
+COMMANDS = {command.__name__: command for command in (info, demo, bench, plan, cost)}
 
 
 def main(argv: list[str]) -> int:

@@ -123,8 +123,8 @@ def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
 def product_turns(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
     """How long a product of local gradients takes, in columns of a cluster, and the columns of its tile.
 
-    Tiles come in turns, one for each cluster, and in the last turn some clusters are idle. Of tiles of 256 columns
-    and of 192 the kernel takes those that are done first (csrc/cuda/sm90/local_products.cu).
+    Tiles come in turns, one for each cluster, and in the last turn some clusters are idle. Of tiles of 256
+    columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/local_products.cu).
     """
 
     def turns(tile: int) -> int:
@@ -136,8 +136,8 @@ def product_turns(row_tiles: int, columns: int, clusters: int) -> tuple[float, i
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:
     """How long clusters take for local gradients and their products, of some tiles of columns.
 
-    In columns by steps of the width. The product by rows is left out: it takes as long for each column, however
-    many there are.
+    In columns by steps of the width. The product by rows is left out: it takes as long for each column,
+    however many there are.
     """
     row_tiles, width = -(-space.rows // TILE_ROWS), space.width
     local = -(-row_tiles * tiles // clusters) * TILE_COLUMNS

@@ -19,7 +19,7 @@ from monoidreduce.costs.model import Time, time_of
 from monoidreduce.hardware import HARDWARE, Hardware, find
 from monoidreduce.io import bounds
 
-__all__ = ["Cost", "Pass", "cost"]
+__all__ = ["Cost", "Pass", "cost", "kernels"]
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Cost:
         useful_flops: of the matrix products in the definition, of kept pairs, recomputation not counted.
         executed_flops: of whole tiles and with recomputation.
         compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
-        lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as the
-            second-level one: "compulsory"; "segment" and "theta" of attention; "matmul" of others. "theta" is
-            asymptotic, its constant set to 1.
+        lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
+            the second-level one: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
+            others. "theta_forward" is asymptotic, its constant set to 1.
         dram: bytes that the passes move.
         peak_memory: the most bytes at a time beyond inputs, outputs and gradients.
         intensity: executed FLOPs a byte of DRAM.
@@ -105,7 +105,11 @@ class Cost:
 
     def __str__(self) -> str:
         head = f"{self.operator} on {self.hardware.name}: {1e3 * self.seconds:.3g} ms, bound by {self.bound}"
-        lines = [head, "", f"{'pass':<36}{'launches':>9}{'TFLOP':>10}{'DRAM MB':>10}{'L2 MB':>10}{'ms':>9}  bound"]
+        lines = [
+            head,
+            "",
+            f"{'pass':<36}{'launches':>9}{'TFLOP':>10}{'DRAM MB':>10}{'L2 MB':>10}{'ms':>9}  bound",
+        ]
         for direction in (False, True):
             for p in (p for p in self.passes if p.backward is direction):
                 dram, l2 = (p.dram_read + p.dram_written) / 1e6, (p.l2_read + p.l2_added) / 1e6
@@ -114,7 +118,9 @@ class Cost:
                     f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10.4g}"
                     f"{1e3 * p.seconds:>9.3g}  {p.bound}"
                 )
-        rate = "" if self.of_matmul_rate is None else f", {self.of_matmul_rate:.0%} of the measured matmul rate"
+        rate = (
+            "" if self.of_matmul_rate is None else f", {self.of_matmul_rate:.0%} of the measured matmul rate"
+        )
         facts = {
             "time": f"{1e3 * self.range[0]:.4g} to {1e3 * self.range[1]:.4g} ms",
             "FLOPs": f"{self.useful_flops:.4g} useful, {self.executed_flops:.4g} executed",
@@ -122,9 +128,9 @@ class Cost:
             "DRAM": f"{self.dram / 1e6:.4g} MB, compulsory {self.compulsory / 1e6:.4g} MB",
             "intensity": f"{self.intensity:.4g} FLOP a byte, balance {self.balance:.4g}",
             "peak memory": f"{self.peak_memory / 2**20:.4g} MiB beyond inputs, outputs and gradients",
-            **{f"bound {name}": f"{value / 1e6:.4g} MB" for name, value in self.lower_bounds.items()},
+            **{f"at least, {name}": f"{b / 1e6:.4g} MB" for name, b in self.lower_bounds.items() if b},
         }
-        lines += ["", *(f"{name:<18}{fact}" for name, fact in facts.items())]
+        lines += ["", *(f"{name:<26}{fact}" for name, fact in facts.items())]
         return "\n".join([*lines, *(f"- {sentence}" for sentence in self.advice)])
 
 
@@ -138,21 +144,21 @@ def cost(
 ) -> Cost:
     """What `op(*arguments, **options)` and its backward pass cost on a GPU. Nothing is computed or allocated.
 
-    The operator plans and goes through its slices as it would on that GPU, with tensors that have no memory, so
-    passes and bytes are those of the call. docs/cost.md has the formulas of time, and their errors.
+    The operator plans and goes through its slices as it would on that GPU, with tensors that have no memory.
+    So passes and bytes are those of the call. docs/cost.md has the formulas of time, and their errors.
 
     Args:
         op: as `monoidreduce.explain` takes it.
         arguments, options: those of the call. Values of tensors do not count, and all targets and tokens are
             taken to count.
-        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100"; it need not be there. None: the GPU of
-            the tensors.
-        needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None: those
-            that require gradients, or where none does, the operator's matrices.
+        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100"; it need not be there. None: that
+            of the tensors.
+        needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
+            those that require gradients, or where none does, the operator's matrices.
 
     Raises:
-        TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on none
-            that `monoidreduce.hardware` has; needed names no floating tensor of the call.
+        TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
+            none that `monoidreduce.hardware` has; needed names no floating tensor of the call.
     """
     operator, call = resolved(op, arguments, options)
     device = _device(hardware, call)
@@ -160,15 +166,21 @@ def cost(
     facts = device.facts()
     run = dry_run(operator, call, names, facts)
     timed = [
-        (launch.backward, work, time_of(work, device)) for launch in run.launches for work in work_of(launch, facts)
+        (launch.backward, work, time_of(work, device))
+        for launch in run.launches
+        for work in work_of(launch, facts)
     ]
     passes = _grouped(timed)
     measured = device.measured
-    peak, bandwidth = (device.peak, device.bandwidth) if measured is None else (measured.peak, measured.bandwidth)
+    peak, bandwidth = (
+        (device.peak, device.bandwidth) if measured is None else (measured.peak, measured.bandwidth)
+    )
     useful = run.flops * _share_of_pairs(operator, run)
     executed, dram = sum(p.flops for p in passes), sum(p.dram_read + p.dram_written for p in passes)
     seconds = sum(p.seconds for p in passes)
-    by_bound = {bound: sum(p.seconds for p in passes if p.bound == bound) for bound in ("tensor", "dram", "launch")}
+    by_bound = {
+        bound: sum(p.seconds for p in passes if p.bound == bound) for bound in ("tensor", "dram", "launch")
+    }
     return Cost(
         operator=operator,
         hardware=device,
@@ -188,6 +200,16 @@ def cost(
         bound=max(by_bound, key=lambda bound: by_bound[bound]),
         advice=tuple(_advice(operator, names, passes, timed)),
     )
+
+
+def kernels(
+    op: str, *arguments: Any, hardware: str, needed: Iterable[str] | None = None, **options: Any
+) -> list[tuple[bool, Work]]:
+    """What `cost` takes the time of: whether a kernel is of the backward pass, and what it does."""
+    operator, call = resolved(op, arguments, options)
+    facts = find(hardware).facts()
+    run = dry_run(operator, call, _needed(operator, call, needed), facts)
+    return [(launch.backward, work) for launch in run.launches for work in work_of(launch, facts)]
 
 
 def _device(hardware: str | Hardware | None, call: dict[str, Any]) -> Hardware:
@@ -267,7 +289,9 @@ def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware
         found = (bounds.theta_forward(n, width, words), bounds.segment(n, width, words, band.pairs()))
         return {b.name: heads * size * b.words for b in found}
     columns = call[OPERANDS[operator]["b"]]
-    b = bounds.matmul(first.shape.numel() // max(first.shape[-1], 1), columns.shape[0], columns.shape[1], words)
+    b = bounds.matmul(
+        first.shape.numel() // max(first.shape[-1], 1), columns.shape[0], columns.shape[1], words
+    )
     return {b.name: size * max(b.words, 0.0)}
 
 
@@ -276,7 +300,7 @@ def _advice(
 ) -> list[str]:
     names = {p.name for p in passes}
     advice = []
-    if any(name.endswith("/dq") or name.endswith("/dx") for name in names):
+    if any(name.endswith(("/dq", "/dx")) for name in names):
         advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
     at_once = {"attention": ("q", "k", "v"), "mlp": ("x", "w1", "w2")}.get(operator, ())
     unused = [name for name in at_once if needed and name not in needed]
@@ -285,11 +309,13 @@ def _advice(
     sums = [p for p in passes if p.backward and p.name in ("torch zeros_like", "torch _to_copy")]
     if operator == "attention" and sums:
         moved, spent = sum(p.dram_read + p.dram_written for p in sums), sum(p.seconds for p in sums)
-        advice.append(f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to clear and round it")
+        advice.append(
+            f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to clear and round it"
+        )
     again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
     if again and operator in ("linear_cross_entropy", "linear_distillation"):
         advice.append(
-            f"a larger workspace keeps local gradients, and saves up to {1e3 * again:.3g} ms of computing them again"
+            f"a larger workspace keeps local gradients: it saves up to {1e3 * again:.3g} ms of computing them again"
         )
     unknown = sorted({work.kernel for _, work, time in timed if not time.known})
     if unknown:

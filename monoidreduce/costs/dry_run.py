@@ -75,23 +75,17 @@ def _described(value: Any) -> Any:
     return Operand(value.shape, value.dtype) if isinstance(value, Tensor) else value
 
 
-class _OnCpu(Tensor):
-    """Without memory, and on the CPU as far as ops ask."""
-
-    is_cpu = True
-
-
 class _OnGpu(Tensor):
-    """The same on a GPU that need not be there."""
+    """Without memory, and on a GPU as far as ops ask."""
 
     is_cuda = True
 
 
-class _Notes(TorchDispatchMode):
+class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every op of torch: notes those that move elements, and counts the bytes that are alive."""
 
     def __init__(self, run: DryRun, needed: tuple[str, ...]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.run, self.needed, self.backward, self.live, self.most = run, needed, False, 0, 0
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.calls: list[tuple[Operator, dict[str, Any], Any]] = []
@@ -99,7 +93,9 @@ class _Notes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "monoidreduce":
             operator = OPERATORS[func._schema.name.removeprefix("monoidreduce::")]
-            given = self.differentiated(dict(zip((a.name for a in func._schema.arguments), args, strict=True)))
+            given = self.differentiated(
+                dict(zip((a.name for a in func._schema.arguments), args, strict=True))
+            )
             with self:
                 results = operator.forward(*given.values())
             self.calls.append((operator, given, results))
@@ -155,7 +151,7 @@ def _noting(name: str, notes: _Notes) -> Callable[..., None]:
 
 def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
     """What plans for a GPU that need not be there."""
-    plan = getattr(_C, name)
+    plan: Callable[..., _C.Plan] = getattr(_C, name)
 
     def call(*args: Any, **kwargs: Any) -> _C.Plan:
         fields = len(_C.CALLS[name.removeprefix("plan_")])
@@ -165,11 +161,10 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
 
 
 @contextmanager
-def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None) -> Iterator[None]:
+def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
     """On this thread, ops call what notes instead of kernels."""
     calls: Any = {name: _noting(name, notes) for name in _C.CALLS}
-    if gpu is not None:
-        calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
+    calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
     own, streams = vars(engine._C), vars(engine.streams)
     own.update(calls)
     streams["current"] = lambda index: 0
@@ -180,29 +175,26 @@ def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None) -> Iterator[None]:
         streams.clear()
 
 
-def dry_run(
-    operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts | None
-) -> DryRun:
+def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts) -> DryRun:
     """Runs an operator and, if gradients are needed, its backward pass.
 
     Args:
         operator: the name of a function of `monoidreduce.functional`.
         call: all its arguments by name. The values of tensors do not count.
         needed: names of the tensors whose gradients are wanted.
-        gpu: plans for it; None: the tensors are taken to be on the CPU.
+        gpu: that the call is planned for.
 
     Raises:
         TypeError, ValueError: the call would.
     """
     run = DryRun()
     notes = _Notes(run, needed)
-    kind = _OnCpu if gpu is None else _OnGpu
 
     def emptied(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         alike = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return alike.as_subclass(kind)
+        return alike.as_subclass(_OnGpu)
 
     with _substituted(notes, gpu), torch.no_grad():
         call = {name: emptied(value) for name, value in call.items()}

@@ -1,7 +1,7 @@
 """What the kernels of a launch do: their jobs, and the bytes that they move (docs/cost.md has the formulas).
 
-Tiles are those of the launch's plan. Of the families sm80 and simt it tells none: there all kept scores are one
-job that the GPU shares, and the kernel's constants hold what its tiles cost.
+Tiles are those of the launch's plan. Of the families sm80 and simt it tells none: there all kept scores are
+one job that the GPU shares, and the kernel's constants hold what its tiles cost.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Work:
         flops: of a tile, for each unit of width.
         jobs: how many jobs have so many tiles.
         read, written: bytes of DRAM.
-        l2_job, l2_tile, l2_added: bytes of the second-level cache that multiprocessors ask for, a job and a tile,
-            and that a tile adds to sums there.
+        l2_job, l2_tile, l2_added: bytes of the second-level cache that multiprocessors ask for, a job and a
+            tile, and that a tile adds to sums there.
         workers: multiprocessors that share a job.
         shared: do blocks share the last jobs, so that all end together.
     """
@@ -134,7 +134,7 @@ def _fold(
         kernel = f"{name}{'/few rows' * plan.few_rows}/{_family(launch)}"
         return Work(name, kernel, width, 2.0 * products, jobs, read, written, shared=True)
     rows, columns = plan.tile
-    staying, streamed = (columns, rows) if shared or not by_rows and rows < columns else (rows, columns)
+    staying, streamed = (columns, rows) if shared or (not by_rows and rows < columns) else (rows, columns)
     jobs = Counter(
         {tiles * group: count * heads for tiles, count in band.jobs(by_rows, staying, streamed).items()}
     )
@@ -142,7 +142,9 @@ def _fold(
     line = 2 * width * 2  # of both operands, of 16 bits
     added = 4 * width * rows if plan.adds_rows and not by_rows else 0
     l2 = {"l2_job": line * staying, "l2_tile": line * streamed, "l2_added": added}
-    return Work(name, kernel, width, 2.0 * products * rows * columns, jobs, read, written, shared=shared, **l2)
+    return Work(
+        name, kernel, width, 2.0 * products * rows * columns, jobs, read, written, shared=shared, **l2
+    )
 
 
 def _scores(launch: Launch) -> str:
@@ -171,7 +173,17 @@ def _backward_fold(
         sums = _bytes(launch, d_rows)
         written = sums + _bytes(launch, f"{d_columns} {d_payload}")
         yield _fold(
-            name, launch, band, heads, width, 5, read + sums, written, by_rows=False, group=group, shared=shared
+            name,
+            launch,
+            band,
+            heads,
+            width,
+            5,
+            read + sums,
+            written,
+            by_rows=False,
+            group=group,
+            shared=shared,
         )
         return
     for gradient, products, by_rows in ((d_rows, 3, True), (d_columns, 3, False), (d_payload, 2, False)):

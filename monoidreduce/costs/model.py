@@ -1,7 +1,7 @@
 """How long the kernels of a call take: jobs on multiprocessors beside bytes through memory.
 
-A kernel has two constants: the share of the device's matrix product rate that its tiles reach, and the seconds
-that a job takes beyond its tiles. `constants.json` has them; scripts/fit_cost.py made it from bench/results.
+A kernel has two constants: the share of the device's rate of matrix products that its tiles reach, and the
+seconds that a job takes beyond its tiles. bench/cost.py fits them to bench/results and writes constants.json.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ def fitted_constants() -> dict[str, tuple[Constants, ...]]:
     }
 
 
-def constants_of(
-    kernel: str, width: int, among: dict[str, tuple[Constants, ...]] | None = None
-) -> Constants:
+def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]] | None = None) -> Constants:
     """Those of the narrowest measured width that holds `width`, else of the widest."""
     rows = (fitted_constants() if among is None else among).get(kernel, ())
     if not rows:
@@ -89,7 +87,9 @@ def constants_of(
     return next((row for row in rows if row.width >= width), rows[-1])
 
 
-def makespan(jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: bool) -> float:
+def makespan(
+    jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: bool
+) -> float:
     """Until the last of `workers` has done its jobs, which take them one after another, the longest first.
 
     jobs: how many have so many tiles. shared: the last jobs are split, so that all workers end together.
