@@ -17,6 +17,10 @@ template <int kWidth, bool kBiased, bool kTransposed, monoidreduce::sm90::RowSum
 using TileAtOnce =
     monoidreduce::sm90::BackwardTile<kWidth, kWidth == 64 && !kBiased ? 128 : 64, kTransposed, kRowSums>;
 
+// That of one gradient, of any width.
+using TileOfPass = monoidreduce::sm90::PassTile<monoidreduce::sm90::GradientOf::kRows, 256, false>;
+static_assert(TileOfPass::kStaying == tiles::kPass.rows && TileOfPass::kStreamed == tiles::kPass.columns);
+
 // turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent, as in
 // the MLP. Its deterministic mode takes no turns, because all of its blocks add to the same rows, and each would wait for the one
 // before: at width 128, 16384 rows and units, 0.85 ms instead of 0.78 with a pass for the rows' gradient (H100).
@@ -27,7 +31,6 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
   using namespace monoidreduce::sm90;
   using enum GradientOf;
   const auto pass = [&](auto tile) {
-    static_assert(tile.kStaying == tiles::kPass.rows && tile.kStreamed == tiles::kPass.columns);
     fold_backward_pass<E, decltype(tile)>(m, scores, p, wanted, residuals, marks, launch);
   };
   const auto three_passes = [&](auto width) {
