@@ -34,19 +34,13 @@ from bench.report import in_words, table
 from monoidreduce.costs.cost import kernels
 from monoidreduce.costs.kernels import Work
 from monoidreduce.costs.model import Constants, constants_of, fitted_constants, time_of
+from monoidreduce.costs.sizes import OPERATORS, call_of
 from monoidreduce.hardware import find
 
 CONSTANTS = ROOT / "monoidreduce" / "costs" / "constants.json"
 PAGE = ROOT / "docs" / "cost.md"
 MARKS = "<!-- bench: python bench/cost.py -->", "<!-- /bench -->"
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
-OPERATORS = {
-    "attention": "attention",
-    "cross_entropy": "linear_cross_entropy",
-    "distillation": "linear_distillation",
-    "mlp": "mlp",
-    "logsumexp": "logsumexp_matmul",
-}
 # At these commits a workspace was 128 MiB by default. At db5173a cross entropy kept local gradients in the
 # memory of gradients too, where all did not fit its workspace: those passes are others.
 WORKSPACES = dict.fromkeys(("0d07cf7", "db5173a", "a7f1d91"), 128 << 20)
@@ -131,31 +125,10 @@ def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:
     return 1 << 40 if mode == "unbounded" else default
 
 
-def call_of(case: Measured) -> tuple[str, list[Tensor], dict[str, Any]]:
+def call(case: Measured) -> tuple[str, list[Tensor], dict[str, Any]]:
     """The operator, its tensors, which have no memory, and its options."""
-    p = dict(case.parameters)
     dtype = torch.float32 if case.dtype == "tf32" else getattr(torch, case.dtype)
-
-    def t(*shape: int, of: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, dtype=of, device="meta")
-
-    operator = OPERATORS[case.op]
-    if case.op == "attention":
-        B, H, L, d = (p.pop(name) for name in "BHLd")
-        window, biased = p.pop("window", None), p.pop("bias", None)
-        options = {**p, "window": None if window is None else (window, window)}
-        return operator, [t(B, H, L, d)] * 3, options | ({"bias": t(1, H, L, L)} if biased else {})
-    if case.op == "mlp":
-        B, K, d = (p[name] for name in "BKd")
-        return operator, [t(B, d), t(K, d), t(d, K)], {}
-    if case.op == "logsumexp":
-        M, N, F = (p[name] for name in "MNF")
-        return operator, [t(M, F), t(N, F)], {}
-    N, V, D = (p[name] for name in "NVD")
-    if case.op == "cross_entropy":
-        return operator, [t(N, D), t(V, D), t(N, of=torch.int64)], {}
-    options = {name: p[name] for name in ("loss",) if name in p}
-    return operator, [t(N, D), t(V, D), t(N, p["E"]), t(V, p["E"])], options
+    return OPERATORS[case.op], *call_of(OPERATORS[case.op], case.parameters, dtype)
 
 
 def under(case: Measured) -> ExitStack:
@@ -170,7 +143,7 @@ def under(case: Measured) -> ExitStack:
 
 def cost_of(case: Measured) -> mr.Cost:
     """What the model says of it."""
-    operator, tensors, options = call_of(case)
+    operator, tensors, options = call(case)
     with under(case):
         return mr.cost(operator, *tensors, hardware=case.hardware, **options)
 
@@ -317,7 +290,7 @@ JOB_MICROSECONDS = [x / 10 for x in range(0, 81, 2)]
 def works(name: str, phase: str) -> tuple[Work, ...]:
     """The kernels of a case."""
     case = next(case for case in measured() if case.name == name)
-    operator, tensors, options = call_of(case)
+    operator, tensors, options = call(case)
     with under(case):
         found = kernels(operator, *tensors, hardware=case.hardware, **options)
     return tuple(work for backward, work in found if backward == (phase == "backward"))

@@ -315,7 +315,7 @@ def _advice(
     again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
     if again and operator in ("linear_cross_entropy", "linear_distillation"):
         advice.append(
-            f"up to {1e3 * again:.3g} ms are of local gradients that a larger workspace keeps from the forward pass"
+            f"{1e3 * again:.3g} ms are for local gradients that a larger workspace may keep from forward"
         )
     unknown = sorted({work.kernel for _, work, time in timed if not time.known})
     if unknown:

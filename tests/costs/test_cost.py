@@ -39,7 +39,7 @@ def mlp(width: int, **options: Any) -> mr.Cost:
 
 @pytest.mark.parametrize(("width", "executed"), [(128, 14), (192, 20)])
 def test_flops_of_the_mlp(width: int, executed: int) -> None:
-    """MonoidReduce, section 4: 12 BKD, 14 if hidden values are computed again; 20 by a pass for each gradient."""
+    """MonoidReduce, section 4: 12 BKD, 14 with hidden values computed again; 20 by a pass a gradient."""
     found = mlp(width)
     unit = 16384**2 * width
     assert found.useful_flops == 12 * unit and found.executed_flops == executed * unit

@@ -14,8 +14,8 @@ PYTHON = """
     workspace.py
     _ops/__init__.py _ops/attention.py _ops/engine.py _ops/local_gradients.py _ops/losses.py _ops/memory.py
     _ops/mlp.py _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
-    costs/__init__.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py costs/kernels.py
-    costs/model.py
+    costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
+    costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
     integrations/__init__.py integrations/_attention.py integrations/_loss.py integrations/transformers.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
