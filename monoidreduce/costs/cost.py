@@ -198,7 +198,7 @@ def cost(
         mfu=useful / (seconds * device.peak) if seconds else 0.0,
         of_matmul_rate=useful / (seconds * peak) if measured is not None and seconds else None,
         bound=max(by_bound, key=lambda bound: by_bound[bound]),
-        advice=tuple(_advice(operator, names, passes, timed)),
+        advice=tuple(_advice(operator, names, run, passes, timed)),
     )
 
 
@@ -296,7 +296,11 @@ def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware
 
 
 def _advice(
-    operator: str, needed: tuple[str, ...], passes: tuple[Pass, ...], timed: list[tuple[bool, Work, Time]]
+    operator: str,
+    needed: tuple[str, ...],
+    run: DryRun,
+    passes: tuple[Pass, ...],
+    timed: list[tuple[bool, Work, Time]],
 ) -> list[str]:
     names = {p.name for p in passes}
     advice = []
@@ -313,7 +317,8 @@ def _advice(
             f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to clear and round it"
         )
     again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
-    if again and operator in ("linear_cross_entropy", "linear_distillation"):
+    keeps = any(x.plan is not None and x.plan.keeps for x in run.launches if not x.backward)
+    if again and keeps and operator in ("linear_cross_entropy", "linear_distillation"):
         advice.append(
             f"{1e3 * again:.3g} ms are for local gradients that a larger workspace may keep from forward"
         )

@@ -117,7 +117,8 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         given = [t for t in torch.utils._pytree.tree_leaves(read) if isinstance(t, Tensor)]
         made = [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, Tensor)]
         self.hold(made)
-        if func.is_view or "empty" in func._schema.name or func.namespace != "aten":
+        moves = any(t.numel() for t in made) and not (func.is_view or "empty" in func._schema.name)
+        if func.namespace != "aten" or not moves:
             return
         operands = {"read": [*map(_described, given)], "written": [*map(_described, made)]}
         self.run.launches.append(Launch(func._schema.name, self.backward, operands, None))

@@ -122,100 +122,86 @@ def _moves(name: str, read: int, written: int) -> Work:
     return Work(name, "", 0, 0.0, Counter(), read, written)
 
 
-def _fold(
-    name: str, launch: Launch, band: Band, heads: int, width: int, products: int, read: int, written: int,
-    *, by_rows: bool, group: int = 1, shared: bool = False,
-) -> Work:  # fmt: skip
-    """A kernel of products over the tiles of a band. group: heads that share a job's columns."""
-    plan = launch.plan
-    assert plan is not None
-    if plan.few_rows or not all(plan.tile):
-        jobs = Counter({band.pairs() * heads * group: 1})
-        kernel = f"{name}{'/few rows' * plan.few_rows}/{_family(launch)}"
-        return Work(name, kernel, width, 2.0 * products, jobs, read, written, shared=True)
-    rows, columns = plan.tile
-    staying, streamed = (columns, rows) if shared or (not by_rows and rows < columns) else (rows, columns)
-    jobs = Counter(
-        {tiles * group: count * heads for tiles, count in band.jobs(by_rows, staying, streamed).items()}
-    )
-    kernel = f"{name}/{staying}x{streamed}"
-    line = 2 * width * 2  # of both operands, of 16 bits
-    added = 4 * width * rows if plan.adds_rows and not by_rows else 0
-    l2 = {"l2_job": line * staying, "l2_tile": line * streamed, "l2_added": added}
-    return Work(
-        name, kernel, width, 2.0 * products * rows * columns, jobs, read, written, shared=shared, **l2
-    )
+@dataclass(frozen=True)
+class _Problem:
+    """The fold of a launch of attention or the MLP. heads: of columns, each for `group` heads of rows."""
 
+    launch: Launch
+    plan: _C.Plan
+    band: Band
+    heads: int
+    group: int
+    width: int
 
-def _scores(launch: Launch) -> str:
-    """What makes scores of attention take longer."""
-    return "/bias" if "bias" in launch.arguments else "/softcap" if launch.arguments["softcap"] else ""
+    @classmethod
+    def of(cls, launch: Launch) -> _Problem:
+        a, plan = launch.arguments, launch.plan
+        assert plan is not None
+        if "q" in a:
+            q, k, v = (a[name].shape for name in "qkv")
+            band = Band(q[2], k[2], a["left"], a["right"])
+            return cls(launch, plan, band, k[0] * k[1], q[1] // k[1], max(q[3], v[3]))
+        (rows, width), units, outputs = a["x"].shape, a["w1"].shape[0], a["w2"].shape[0]
+        return cls(launch, plan, Band(rows, units), 1, 1, max(width, outputs))
 
+    @property
+    def scores(self) -> str:
+        """What makes scores of attention take longer."""
+        a = self.launch.arguments
+        return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
 
-def _attention_forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
-    q, k, v = (launch.arguments[name].shape for name in "qkv")
-    scratch = _bytes(launch, "scratch")  # partial sums of few rows
-    read, written = _bytes(launch, "q k v bias") + scratch, _bytes(launch, "out lse lse_low") + scratch
-    band = Band(q[2], k[2], launch.arguments["left"], launch.arguments["right"])
-    name = f"attention_forward{_scores(launch)}"
-    yield _fold(name, launch, band, q[0] * q[1], max(q[3], v[3]), 2, read, written, by_rows=True)
-
-
-def _backward_fold(
-    launch: Launch, name: str, band: Band, heads: int, group: int, width: int, names: str, shared: bool
-) -> Iterator[Work]:
-    """One kernel for all gradients, or a pass for each. names: of the gradients by rows, columns, payload."""
-    plan = launch.plan
-    assert plan is not None
-    read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
-    d_rows, d_columns, d_payload = names.split()
-    if plan.adds_rows:  # sums are evicted and read again
-        sums = _bytes(launch, d_rows)
-        written = sums + _bytes(launch, f"{d_columns} {d_payload}")
-        yield _fold(
-            name,
-            launch,
-            band,
-            heads,
-            width,
-            5,
-            read + sums,
-            written,
-            by_rows=False,
-            group=group,
-            shared=shared,
+    def work(
+        self, name: str, tile: tuple[int, int], products: int, by_rows: bool, read: int, written: int
+    ) -> Work:
+        """A kernel of products over the tiles of the band. tile: lines that stay and lines that stream."""
+        group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
+        if self.plan.few_rows or not all(tile):
+            jobs = Counter({self.band.pairs() * self.heads * self.group: 1})
+            kernel = f"{name}{'/few rows' * self.plan.few_rows}/{_family(self.launch)}"
+            return Work(name, kernel, self.width, 2.0 * products, jobs, read, written, shared=True)
+        found = self.band.jobs(by_rows, *tile)
+        jobs = Counter({tiles * group: count * all_heads for tiles, count in found.items()})
+        at_once, line = products == 5, 2 * self.width * 2  # bytes of a line of both operands, of 16 bits
+        return Work(
+            name=name,
+            kernel=f"{name}/{tile[0]}x{tile[1]}",
+            width=self.width,
+            flops=2.0 * products * tile[0] * tile[1],
+            jobs=jobs,
+            read=read,
+            written=written,
+            shared=at_once and "q" in self.launch.arguments and self.band.all,
+            l2_job=line * tile[0],
+            l2_tile=line * tile[1],
+            l2_added=4 * self.width * tile[1] if at_once else 0,
         )
+
+
+def _forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """Of attention or the MLP."""
+    problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial sums of few rows
+    read = _bytes(launch, "q k v bias x w1 w2 bias1 bias2") + scratch
+    written = _bytes(launch, "out lse lse_low") + scratch
+    name = launch.name + problem.scores
+    yield problem.work(name, problem.plan.tile, 2, True, read, written)
+
+
+def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """The same: one kernel for all gradients, or a pass for each."""
+    problem, a = _Problem.of(launch), launch.arguments
+    name, plan = launch.name + problem.scores, problem.plan
+    if "q" in a:
+        statistics = _bytes(launch, "lse lse_low")
+        yield _moves("prepare_rows", _bytes(launch, "grad_out out") + statistics, statistics)
+    read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
+    rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
+    if plan.adds_rows:  # sums are evicted and read again
+        sums, tile = _bytes(launch, rows), (plan.tile[1], plan.tile[0])
+        yield problem.work(name, tile, 5, False, read + sums, sums + _bytes(launch, " ".join(columns)))
         return
-    for gradient, products, by_rows in ((d_rows, 3, True), (d_columns, 3, False), (d_payload, 2, False)):
-        of = heads * group if by_rows else heads
-        yield _fold(
-            f"{name}/{gradient}", launch, band, of, width, products, read, _bytes(launch, gradient),
-            by_rows=by_rows, group=1 if by_rows else group,
-        )  # fmt: skip
-
-
-def _attention_backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
-    q, k, v = (launch.arguments[name].shape for name in "qkv")
-    statistics = _bytes(launch, "lse lse_low")
-    yield _moves("prepare_rows", _bytes(launch, "grad_out out") + statistics, statistics)
-    band = Band(q[2], k[2], launch.arguments["left"], launch.arguments["right"])
-    heads, width = k[0] * k[1], max(q[3], v[3])
-    name = f"attention_backward{_scores(launch)}"
-    yield from _backward_fold(launch, name, band, heads, q[1] // k[1], width, "dq dk dv", band.all)
-
-
-def _mlp_forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
-    (rows, width), (units, _) = launch.arguments["x"].shape, launch.arguments["w1"].shape
-    width = max(width, launch.arguments["w2"].shape[0])
-    scratch = _bytes(launch, "scratch")
-    read, written = _bytes(launch, "x w1 w2 bias1 bias2") + scratch, _bytes(launch, "out") + scratch
-    yield _fold("mlp_forward", launch, Band(rows, units), 1, width, 2, read, written, by_rows=True)
-
-
-def _mlp_backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
-    (rows, width), (units, _) = launch.arguments["x"].shape, launch.arguments["w1"].shape
-    width = max(width, launch.arguments["w2"].shape[0])
-    yield from _backward_fold(launch, "mlp_backward", Band(rows, units), 1, 1, width, "dx dw1 dw2", False)
+    for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
+        written = _bytes(launch, gradient)
+        yield problem.work(f"{name}/{gradient}", plan.tile, products, gradient == rows, read, written)
 
 
 def _contraction(
@@ -230,7 +216,7 @@ def _contraction(
 
 
 def _local_scores(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
-    """What computes scores by contraction: folds, local gradients and hidden values."""
+    """What computes scores by contraction: folds, local gradients, hidden values; on simt all gradients."""
     a, plan = launch.arguments, launch.plan
     assert plan is not None
     x, weight = (next(a[n] for n in names if n in a) for names in (("x", "a"), ("weight", "b", "w1")))
@@ -240,11 +226,13 @@ def _local_scores(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     if "grad_out" in a:
         width += a["grad_out"].shape[1]
     written = _bytes(launch, "out teacher_out hidden kept teacher_kept")
-    if not all(plan.tile) or plan.tier != "sm90":
-        kernel = f"{launch.name}/{_family(launch)}"
-        jobs = Counter({rows * columns: 1})
+    if plan.tier != "sm90":
+        gradients = [a[n] for n in ("dx", "dweight", "dteacher_x", "dteacher_weight", "da", "db") if n in a]
+        products = 1 + sum(t.shape[1] for t in gradients) / width
         read = _bytes(launch, "x a weight b teacher_x teacher_weight w1 w2 grad_out")
-        yield Work(launch.name, kernel, width, 2.0, jobs, read, written, shared=True)
+        jobs, kernel = Counter({rows * columns: 1}), f"{launch.name}/{_family(launch)}"
+        written += sum(t.bytes for t in gradients)
+        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=True)
         return
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
     name = launch.name + ("/keeping" if "kept" in a else "")
@@ -277,10 +265,10 @@ def _copied(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
 
 
 KERNELS: dict[str, Callable[[Launch, _C.DeviceFacts], Iterator[Work]]] = {
-    "attention_forward": _attention_forward,
-    "attention_backward": _attention_backward,
-    "mlp_forward": _mlp_forward,
-    "mlp_backward": _mlp_backward,
+    "attention_forward": _forward,
+    "attention_backward": _backward,
+    "mlp_forward": _forward,
+    "mlp_backward": _backward,
     "rows_product": _product,
     "columns_product": _product,
     "scale_rows": _copied,

@@ -121,6 +121,14 @@ def test_advice() -> None:
     advice = mr.cost("attention", q, q, q, hardware="h100", needed=["q"]).advice
     assert any(a.startswith("gradients of k, v are computed by the same kernel") for a in advice)
     assert any(a.startswith("d_q is summed in float32: ") for a in advice)
+    call = ("linear_cross_entropy", meta(1024, 512), meta(32000, 512), meta(1024, dtype=torch.int64))
+    for hardware, workspace, may_keep in (
+        ("h100", 1 << 20, True),
+        ("h100", 1 << 30, False),
+        ("a100", 1 << 20, False),
+    ):
+        advice = mr.cost(*call, hardware=hardware, workspace=workspace).advice
+        assert any("a larger workspace" in a for a in advice) == may_keep
 
 
 def test_a_module_and_a_gpu_of_ones_own() -> None:
