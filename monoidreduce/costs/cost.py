@@ -17,7 +17,6 @@ from monoidreduce.costs.dry_run import DryRun, dry_run
 from monoidreduce.costs.kernels import Band, Work, work_of
 from monoidreduce.costs.model import Time, time_of
 from monoidreduce.hardware import HARDWARE, Hardware, find
-from monoidreduce.io import bounds
 
 __all__ = ["Cost", "Pass", "cost", "kernels"]
 
@@ -279,6 +278,8 @@ def _share_of_pairs(operator: str, run: DryRun) -> float:
 
 def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware) -> dict[str, float]:
     """Lower bounds in bytes of the forward pass's scores, for a cache of the second level's size."""
+    from monoidreduce.io import bounds  # loads as much again as all of costs
+
     first = next(iter(call.values()))
     size = first.element_size()
     measured = hardware.measured.l2 if hardware.measured is not None else None

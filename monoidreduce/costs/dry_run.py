@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS, Operator
+from monoidreduce._torch_private import DispatchMode, tree_leaves
 from monoidreduce.flops import FORMULAS
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
@@ -81,11 +81,11 @@ class _OnGpu(Tensor):
     is_cuda = True
 
 
-class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Notes(DispatchMode):  # type: ignore[misc]
     """Sees every op of torch: notes those that move elements, and counts the bytes that are alive."""
 
     def __init__(self, run: DryRun, needed: tuple[str, ...]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.run, self.needed, self.backward, self.live, self.most = run, needed, False, 0, 0
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.calls: list[tuple[Operator, dict[str, Any], Any]] = []
@@ -114,8 +114,8 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def note(self, func: Any, args: Any, results: Any) -> None:
         read = args[1:] if func._schema.name == "aten::copy_" else args
-        given = [t for t in torch.utils._pytree.tree_leaves(read) if isinstance(t, Tensor)]
-        made = [t for t in torch.utils._pytree.tree_leaves(results) if isinstance(t, Tensor)]
+        given = [t for t in tree_leaves(read) if isinstance(t, Tensor)]
+        made = [t for t in tree_leaves(results) if isinstance(t, Tensor)]
         self.hold(made)
         moves = any(t.numel() for t in made) and not (func.is_view or "empty" in func._schema.name)
         if func.namespace != "aten" or not moves:
