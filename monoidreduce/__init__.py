@@ -12,6 +12,7 @@ from monoidreduce import _interrupt, _requirements, monoids, nn, stat  # noqa: F
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
 from monoidreduce.backend import backend_info, explain
+from monoidreduce.costs import Cost, cost
 from monoidreduce.functional import (
     attention,
     linear_cross_entropy,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from monoidreduce import distributed
 
 __all__ = [
+    "Cost",
     "Monoid",
     "MonoidLawError",
     "TraceError",
@@ -38,6 +40,7 @@ __all__ = [
     "attention",
     "backend_info",
     "check_monoid",
+    "cost",
     "distributed",
     "explain",
     "fold",

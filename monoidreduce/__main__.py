@@ -1,9 +1,12 @@
 """The command line of the package. COMMAND -h lists the arguments of a command.
 
-info    what was built, the devices and the path each operator takes on them
-demo    train a small language model with and without monoidreduce and compare
-bench   speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
-plan    time and memory of a training step of a transformer on many devices, from formulas
+info       what was built, the devices and the path each operator takes on them
+demo       train a small language model with and without monoidreduce and compare
+bench      speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
+plan       time and memory of a training step of a transformer on many devices, from formulas
+cost       FLOPs, bytes, memory and time of a call on a GPU that need not be there
+roofline   results of the benchmarks under the roofs of their GPU, as a picture
+calibrate  rates of this machine's matrix products and copies
 """
 
 from __future__ import annotations
@@ -79,7 +82,25 @@ def plan(argv: list[str]) -> int:
     return command.main(argv)
 
 
-COMMANDS = {command.__name__: command for command in (info, demo, bench, plan)}
+def cost(argv: list[str]) -> int:
+    from monoidreduce.costs import command
+
+    return command.main(argv)
+
+
+def roofline(argv: list[str]) -> int:
+    from monoidreduce.costs import roofline
+
+    return roofline.main(argv)
+
+
+def calibrate(argv: list[str]) -> int:
+    from monoidreduce.costs import calibrate
+
+    return calibrate.main(argv)
+
+
+COMMANDS = {command.__name__: command for command in (info, demo, bench, plan, cost, roofline, calibrate)}
 
 
 def main(argv: list[str]) -> int:

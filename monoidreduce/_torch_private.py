@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "DispatchMode",
     "FakeTensorMode",
     "SingleLevelFunction",
     "allows_tf32",
@@ -28,6 +29,7 @@ __all__ = [
     "mark_untraced",
     "single_level",
     "transforms_are_active",
+    "tree_leaves",
 ]
 
 
@@ -58,6 +60,9 @@ forward_ad_on: Callable[[bool], Any] = _required("torch.autograd.forward_ad._set
 _required("torch.autograd.forward_ad._current_level")
 # Runs the checks of a call for `explain`, without its work. No substitute.
 FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
+# Sees the ops of a dry run (costs/dry_run.py), and the tensors among their arguments. No substitute.
+DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
+tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 
 # Kernels run at the stream that is current. The private way is 40 times as fast as the public one.
 _raw_stream: Any = _optional(torch._C, "_cuda_getCurrentRawStream")

@@ -161,7 +161,7 @@ def explain(
             a CPU or a GPU.
         RuntimeError: the tensors are on a GPU and this build is CPU-only.
     """
-    operator, call = _resolved(op, arguments, options)
+    operator, call = resolved(op, arguments, options)
     dtype = _checked_dtype(operator, call)
     device, tiles, in_parts = _leading(call).device, None, False
     if hardware is None and device.type not in ("cpu", "cuda"):
@@ -297,10 +297,10 @@ def _explain_statistics_on_cuda(
     )
 
 
-def _resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The name of the operator that a call runs, and all its arguments by name, in the operator's order."""
     if isinstance(op, functools.partial):
-        return _resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
+        return resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
     if isinstance(op, str):
         check_choice("op", op, tuple(KERNELS))
         op = getattr(functional, op)

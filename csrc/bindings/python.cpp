@@ -79,6 +79,8 @@ void define_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def_readonly("scratch", &Plan::scratch)
       .def_readonly("adds_rows", &Plan::adds_rows)
+      .def_property_readonly("tile", [](const Plan& p) { return std::pair(p.tile.rows, p.tile.columns); })
+      .def_property_readonly("few_rows", [](const Plan& p) { return p.packing.heads > 0; })
       .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })
       .def_property_readonly("tier", [](const Plan& p) { return p.can().name; })
       .def_property_readonly("tensor_cores", can(&Capabilities::tensor_cores))
@@ -127,6 +129,7 @@ PYBIND11_MODULE(_C, m) {
         return kWithCuda && can_keep(width, other_width, scale, facts_of(device));
       },
       "device"_a, "width"_a, "other_width"_a, "scale"_a);
+  m.def("contraction_groups", &contraction_groups, "rows"_a, "columns"_a, "width"_a, "gpu"_a);
   m.def("facts_of", &facts_of, "device"_a);
   m.def(
       "load_kernels",

@@ -42,9 +42,12 @@ Plan plan(const AttentionForward& given, const DeviceFacts& gpu, const Launch& l
     plan.packing = *packing;
     constexpr std::int64_t kStateFloats = sizeof(LogSumExp<float>::State) / sizeof(float);
     if (packing->splits > 1) plan.scratch = partial_rows_floats(p, packing->splits, kStateFloats);
-  } else if (!p.range.all()) {
-    plan.scratch = 2;  // a counter of 8 bytes
+    plan.tile = {packing->rows, columns};
+    return plan;
   }
+  plan.tile = tiles::attention_forward(std::max(p.width(), p.payload_width()), p.columns(),
+                                       p.score.softcap != 0, p.bias.present() ? item_size(p.bias.dtype) : 0);
+  if (!p.range.all()) plan.scratch = 2;  // a counter of 8 bytes
   return plan;
 }
 
@@ -62,6 +65,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
     plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
   } else {
     plan.sharing = backward_sharing(family, p, gpu, launch);
+    if (family == Family::kSm90) plan.tile = backward_tile(p);
     for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   }
   return plan;

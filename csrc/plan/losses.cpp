@@ -39,6 +39,7 @@ Plan forward_plan(const Call& given, const ContractionSizes& sm80, const Contrac
   Plan plan = plan_of(given, x, choice, launch);
   if (plan.choice.family == Family::kSimt) return plan;
   const ContractionSizes& tile = plan.choice.family == Family::kSm90 ? sm90 : sm80;
+  plan.tile = {tile.row_block, tile.columns};
   plan.scratch = plan.frames = fold_floats(tile, sizeof(State) / sizeof(float), p, gpu);
   if constexpr (requires { x.kept; }) {
     if (x.kept.present()) plan.keep(x.kept.size[1]);
@@ -50,8 +51,19 @@ template <class Call>
 Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& launch) {
   const Call x = padded(given);
   Plan plan = plan_of(given, x, choose_products(problem_of(x), x.workspace, gpu, launch), launch);
-  if (plan.can().multiplies) plan.clusters = gpu.multiprocessors / 2;
+  if (!plan.can().multiplies) return plan;
+  const ContractionSizes& tile = plan.sizes.other_width != 0 ? tiles::kSm90Distillation : tiles::kSm90Loss;
+  plan.clusters = gpu.multiprocessors / tile.blocks;
+  plan.tile = {tile.row_block, tile.columns};
   return plan;
+}
+
+// Of 16 bits.
+TensorView matrix(std::int64_t rows, std::int64_t columns) {
+  TensorView t;
+  t.dtype = DType::kBFloat16, t.rank = 4;
+  t.size[0] = t.size[1] = 1, t.size[2] = rows, t.size[3] = padded_size(columns);
+  return t;
 }
 
 }  // namespace
@@ -102,17 +114,18 @@ Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch
 }
 
 bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu) {
-  const auto matrix = [](std::int64_t columns) {
-    TensorView t;
-    t.dtype = DType::kBFloat16, t.rank = 4;
-    t.size[0] = t.size[1] = t.size[2] = 1, t.size[3] = padded_size(columns);
-    return t;
-  };
   FoldProblem p{};
-  p.a = p.b = matrix(width);
-  if (other_width != 0) p.other_a = p.other_b = matrix(other_width);
+  p.a = p.b = matrix(1, width);
+  if (other_width != 0) p.other_a = p.other_b = matrix(1, other_width);
   p.score.scale = scale;
   return choose_contraction(p, gpu).family == Family::kSm90;
+}
+
+std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
+                                const DeviceFacts& gpu) {
+  FoldProblem p{};
+  p.a = matrix(rows, width), p.b = matrix(columns, width);
+  return contraction_schedule(tiles::kSm90Loss, p, gpu).groups();
 }
 
 }  // namespace monoidreduce

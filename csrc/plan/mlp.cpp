@@ -39,14 +39,18 @@ Packing pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
   return splits > 1 ? Packing{1, tile.rows, splits} : Packing{};
 }
 
+TileSize forward_tile(const FoldProblem& p, const Packing& packing) {
+  const std::int64_t width = std::max(p.width(), p.payload_width());
+  if (packing.heads == 0) return tiles::mlp_forward(width);
+  return {packing.rows, tiles::by_width(tiles::kFewRowsColumns, width)};
+}
+
 // ---- In parts
 //
 // Of a call that no kernel takes whole: hidden values are held in parts, within the bytes of the workspace, or the SIMT kernels
 // take it. A part of the forward pass has some rows and all hidden units: each result is one product. A part of the backward pass
 // has all rows, and the rows' gradient is summed over parts, or all hidden units, and the weights' gradients are: whichever is
 // smaller.
-
-constexpr std::int64_t kTileRows = 256, kTileUnits = 192;
 
 // How many lines of a matrix fit into so many bytes: all, or whole tiles, all times equally many; 0 where not one does.
 std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines, std::int64_t tile) {
@@ -57,13 +61,15 @@ std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t l
 }
 
 TileSize forward_part(const FoldProblem& p, std::int64_t workspace) {
-  return {fitting(workspace, p.columns() * item_size(p.a.dtype), p.rows(), kTileRows), p.columns()};
+  return {fitting(workspace, p.columns() * item_size(p.a.dtype), p.rows(), tiles::kHiddenGradient.rows),
+          p.columns()};
 }
 TileSize backward_part(const FoldProblem& p, std::int64_t workspace) {
   // A hidden value, and the derivative by it.
   const std::int64_t bytes = 2 * item_size(p.a.dtype),
-                     rows = fitting(workspace, p.columns() * bytes, p.rows(), kTileRows),
-                     units = fitting(workspace, p.rows() * bytes, p.columns(), kTileUnits);
+                     rows = fitting(workspace, p.columns() * bytes, p.rows(), tiles::kHiddenGradient.rows),
+                     units =
+                         fitting(workspace, p.rows() * bytes, p.columns(), tiles::kHiddenGradient.columns);
   const bool fewer_rows = p.rows() * p.width() <= p.columns() * (p.width() + p.payload_width());
   if (rows == 0 || (fewer_rows && units > 0)) return {p.rows(), units};
   return {rows, p.columns()};
@@ -78,10 +84,11 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t wor
 
 template <class Call>
 Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, const TileSize& part,
-                const Choice& whole, const Launch& launch) {
+                const TileSize& tile, const Choice& whole, const Launch& launch) {
   Plan plan = plan_of(given, padded, choice, launch);
   plan.whole = whole;
   if (choice.family != Family::kSimt) plan.part = part;
+  if (choice.family == Family::kSm90) plan.tile = tile;
   return plan;
 }
 
@@ -124,10 +131,12 @@ Plan plan(const MlpForward& given, const DeviceFacts& gpu, const Launch& launch)
   if (whole.family != Family::kSimt) {
     plan.packing = pack(whole.family, p, gpu);
     if (plan.packing.splits > 1) plan.scratch = partial_rows_floats(p, plan.packing.splits, 0);
+    if (whole.family == Family::kSm90) plan.tile = forward_tile(p, plan.packing);
     return plan;
   }
   const TileSize part = forward_part(p, x.workspace);
-  return parts_plan(given, x, choose_parts(p, part, x.workspace, gpu, launch), part, whole, launch);
+  return parts_plan(given, x, choose_parts(p, part, x.workspace, gpu, launch), part, tiles::kHidden, whole,
+                    launch);
 }
 
 Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
@@ -138,13 +147,14 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   Choice whole = choose_resident(p, limits, gpu, launch);
   Plan plan = plan_of(given, x, whole, launch);
   plan.adds_rows = whole.family != Family::kSm90 || (gradients_at_once(p) && !launch.deterministic);
+  if (whole.family == Family::kSm90) plan.tile = backward_tile(p);
   const Reason obstacle = whole.family == Family::kSimt ? Reason{} : idle(p, plan.adds_rows, gpu);
   if (whole.family != Family::kSimt && !obstacle) return plan;
   const TileSize part = backward_part(p, x.workspace);
   const Choice parts = choose_parts(p, part, x.workspace, gpu, launch);
   if (obstacle && (parts.family == Family::kSimt || !large(part, p))) return plan;
   if (obstacle) whole.both = obstacle;
-  return parts_plan(given, x, parts, part, whole, launch);
+  return parts_plan(given, x, parts, part, tiles::kHiddenGradient, whole, launch);
 }
 
 }  // namespace monoidreduce

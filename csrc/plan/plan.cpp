@@ -79,6 +79,11 @@ PlannedSizes planned_sizes(const FoldProblem& p) {
           p.a.dtype,   p.a.cuda_device, p.bias.present(), !p.range.all()};
 }
 
+TileSize backward_tile(const FoldProblem& p) {
+  return gradients_at_once(p) ? tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present())
+                              : tiles::kPass;
+}
+
 std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu) {
   const bool floats = p.a.dtype == DType::kFloat32;
   return gpu.shared_bytes >= (floats ? tiles::kBackwardFloatsBytes : tiles::kBackwardBytes) ? 256 : 128;

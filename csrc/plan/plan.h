@@ -45,6 +45,7 @@ struct Limits {
 // Does one kernel of Hopper's take all gradients of a fold with a payload, so that blocks add to those of the rows
 // (Plan::adds_rows); else each has a pass.
 inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
+TileSize backward_tile(const FoldProblem& p);  // of Hopper's
 // Backward tiles of sm_80 differ in what shared memory they need.
 std::int64_t widest_sm80_backward(const FoldProblem& p, const DeviceFacts& gpu);
 

@@ -21,7 +21,17 @@ constexpr const T& by_width(const T (&tiles)[3], std::int64_t width) {
   return tiles[width <= 64 ? 0 : width <= 128 ? 1 : 2];
 }
 
-// Hopper's forward passes of few rows: columns.
+// Hopper's forward passes of many rows: attention's, where a score has a softcap or a bias of so many bytes; the MLP's.
+inline constexpr std::int64_t kFewColumns = 4096;
+constexpr TileSize attention_forward(std::int64_t width, std::int64_t columns, bool softcapped,
+                                     std::int64_t bias_bytes) {
+  if (bias_bytes > 0) return {128, width <= 64 ? 128 : width > 128 ? 64 : bias_bytes == 4 ? 96 : 128};
+  if (width > 128) return {128, 80};
+  if (width > 64) return {128, softcapped || columns <= kFewColumns ? 128 : 192};
+  return {softcapped ? 128 : 192, 128};
+}
+constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ? 128 : 64}; }
+// Of forward passes of few rows: columns.
 inline constexpr int kFewRowsColumns[] = {128, 128, 64};
 
 // The MLP's forward pass on sm_80, of 16 bits and of floats. blocks: of a multiprocessor.
@@ -41,6 +51,10 @@ inline constexpr std::int64_t kHandingThreads = 256;
 constexpr TileSize at_once(std::int64_t width, bool biased) {
   return {width <= 64 && !biased ? 128 : 64, 128};
 }
+// That of one gradient: lines that stay, and lines that stream past them.
+inline constexpr TileSize kPass{128, 64};
+// Hidden values in parts, forward and backward; local gradients of losses have the tiles of forward passes.
+inline constexpr TileSize kHidden{256, 256}, kHiddenGradient{256, 192};
 constexpr std::int64_t handed_quads(std::int64_t width) { return width <= 64 ? 16 : 32; }
 
 }  // namespace monoidreduce::tiles

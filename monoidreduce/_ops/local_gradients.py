@@ -12,9 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
+from monoidreduce._ops.engine import _C, streams
 from monoidreduce._ops.slices import TILE_COLUMNS, Space, slices
-from monoidreduce._torch_private import current_stream
 
 __all__ = [
     "UNIT_UPSTREAM",
@@ -82,8 +81,8 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None)
 
 def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
     """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know."""
-    order = torch.empty((len(rows) + 1,), dtype=torch.int64, device=rows.device)
-    stream = current_stream(rows.device.index)
+    order = rows.new_empty((len(rows) + 1,), dtype=torch.int64)
+    stream = streams.current(rows.device.index)
     _C.order_rows(order, target, mask, ignore_index, 1, stream)
     return order
 
@@ -114,7 +113,7 @@ def _scale_rows(
     factor: if None, 1 for rows that count, else 0. order: that of the factors; rows are taken in it, or put
     into out if it scatters.
     """
-    stream = current_stream(rows.device.index)
+    stream = streams.current(rows.device.index)
     _C.scale_rows(rows, factor, out, order, scatters, 1, stream)
     return out
 
@@ -124,7 +123,7 @@ def _rows_product(
 ) -> None:
     """(factor[:, None] * local) @ columns of the rows that count: added to a float32 out, or written to
     out[order], with zeros for the other rows."""
-    _C.rows_product(local, columns, factor, out, order, 1, current_stream(out.device.index))
+    _C.rows_product(local, columns, factor, out, order, 1, streams.current(out.device.index))
 
 
 def _columns_product(
@@ -135,7 +134,7 @@ def _columns_product(
     order: Tensor | None,
 ) -> None:
     """out = scale * local.T @ rows over the rows that count."""
-    stream = current_stream(out.device.index)
+    stream = streams.current(out.device.index)
     _C.columns_product(local, rows, scale, out, order, 1, stream)
 
 
@@ -291,7 +290,7 @@ class Head:
 
 def multiply_local_gradients(store: Callable[[slice], None], heads: list[Head]) -> None:
     """store(part) writes the local gradients of these columns to each head's local(part)."""
-    with torch.autocast(heads[0].rows.device.type, enabled=False):
+    with torch.autocast("cuda", enabled=False):
         for part in slices([head.space for head in heads], heads[0].clusters):
             store(part)
             for head in heads:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce import _C
+from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import (
     UNIT_UPSTREAM,
     Head,

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from monoidreduce import _C, _torch_private
-from monoidreduce._torch_private import current_stream
+from monoidreduce import _torch_private
+from monoidreduce._ops.engine import _C, streams
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -69,7 +69,7 @@ def mapped(t: Tensor) -> Tensor:
 def fit(t: Tensor, out: Tensor) -> Tensor:
     """out, with t in it: the last two axes cut or filled up with zeros to out's sizes."""
     leading = (None,) * (4 - t.dim())
-    _C.copy_fitted(t[leading], out[leading], 1, current_stream(t.device.index))
+    _C.copy_fitted(t[leading], out[leading], 1, streams.current(t.device.index))
     return out
 
 
@@ -151,4 +151,4 @@ def first(width: int, out: Tensor) -> Tensor:
 
 def launch(on: Tensor) -> tuple[int, int]:
     """The threads of the CPU engine, or a GPU's stream."""
-    return (1, current_stream(on.device.index)) if on.is_cuda else (torch.get_num_threads(), 0)
+    return (1, streams.current(on.device.index)) if on.is_cuda else (torch.get_num_threads(), 0)

@@ -36,8 +36,8 @@ def _columns(matrix: Tensor, part: slice) -> Tensor:
     return matrix if _size(part) == matrix.shape[1] else matrix[:, part]
 
 
-def _without_autocast(device: str) -> AbstractContextManager[Any]:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+def _without_autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext()
 
 
 def multiply_hidden(
@@ -51,7 +51,7 @@ def multiply_hidden(
     """Writes out [rows, N]. store(x, hidden) writes the hidden values of some rows."""
     weight = multipliable(w2).T
     workspace = out.new_empty((rows_at_once, weight.shape[0]))
-    with _without_autocast(out.device.type):
+    with _without_autocast():
         for part in _parts(out.shape[0], rows_at_once):
             hidden, product = workspace[: _size(part)], _rows(out, part)
             store(_rows(x, part), hidden)
@@ -96,7 +96,7 @@ def multiply_hidden_gradients(
     dw1 = _Total(w1, len(row_parts)) if needed[1] else None
     dw2 = _Total(w2, len(row_parts)) if needed[2] else None
     dbias1 = x.new_empty((w1.shape[0],), dtype=torch.float32) if needed[3] else None
-    with _without_autocast(x.device.type):
+    with _without_autocast():
         for units in unit_parts:
             w1_there, w2_there = _rows(w1, units), _columns(w2, units)
             bias_there = None if bias1 is None else _rows(bias1, units)

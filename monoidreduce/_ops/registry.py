@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,13 +26,31 @@ from monoidreduce._torch_private import (
     transforms_are_active,
 )
 
-__all__ = ["UNROUNDED", "choices", "register"]
+__all__ = ["OPERATORS", "UNROUNDED", "Operator", "choices", "register"]
 
 # An option of backward ops: gradients of rows may stay in the dtype in which they were summed.
 UNROUNDED = "bool unrounded=False"
 
 # Collecting the Library object would unregister the ops, so it lives as long as the module.
 _library: Any = torch.library.Library("monoidreduce", "DEF")  # type: ignore[no-untyped-call]
+
+
+class Operator(NamedTuple):
+    """The functions of a registered operator, for who runs them without autograd.
+
+    backward takes a gradient or None for each of the differentiable outputs, the inputs, the residuals, the
+    options and which gradients are needed.
+    """
+
+    forward: Callable[..., Any]
+    backward: Callable[..., list[Tensor]]
+    residuals: Callable[..., Any]  # those of the outputs
+    inputs: int
+    differentiable: int  # outputs
+    constants: int  # the last inputs, which have no gradient
+
+
+OPERATORS: dict[str, Operator] = {}
 
 
 def choices(call: str, option: str) -> tuple[str, ...]:
@@ -198,6 +216,7 @@ def register(
             f"Do without create_graph=True, or `import monoidreduce.reference` and call its {name}."
         )
 
+    OPERATORS[name] = Operator(forward, backward, saved, input_count, grad_count, constant_count)
     for device in ("CPU", "CUDA"):
         _library.impl(name, forward, device)
         _library.impl(f"{name}_backward", backward, device)

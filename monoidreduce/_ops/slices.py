@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["TILE_COLUMNS", "Space", "columns_in", "columns_to_keep", "slices"]
+__all__ = ["TILE_COLUMNS", "TILE_ROWS", "Space", "columns_in", "columns_to_keep", "product_turns", "slices"]
 
 TILE_COLUMNS = 256
-_TILE_ROWS = 256  # of a cluster of two multiprocessors
+TILE_ROWS = 256  # of a cluster of two multiprocessors
 # Where not all is kept the others need room to be computed in: with little, the sums of the rows' gradient
 # are read and written so often that matrix products no longer hide it. So many bytes of the
 # workspace are left, unless the rows' gradient has room for so many columns.
@@ -120,18 +120,25 @@ def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
     return (end - tiles) * TILE_COLUMNS
 
 
+def product_turns(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
+    """How long a product of local gradients takes, in columns of a cluster, and the columns of its tile.
+
+    Tiles come in turns, one for each cluster, and in the last turn some clusters are idle. Of tiles of 256
+    columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/local_products.cu).
+    """
+
+    def turns(tile: int) -> int:
+        return -(-row_tiles * -(-columns // tile) // clusters) * tile
+
+    return min((turns(256), 256), (1.04 * turns(192), 192))
+
+
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:
     """How long clusters take for local gradients and their products, of some tiles of columns.
 
-    In columns by steps of the width. Tiles come in turns, one for each cluster, and in a kernel's last turn
-    some are idle. The product by columns has tiles of 256 features or of 192 (csrc/cuda/sm90/
-    local_products.cu). That by rows is left out: it takes as long for each column, however many there are.
+    In columns by steps of the width. The product by rows is left out: it takes as long for each column,
+    however many there are.
     """
-
-    def turns(tiles_of_rows: int, columns: int, tile: int) -> int:
-        return -(-tiles_of_rows * -(-columns // tile) // clusters)
-
-    row_tiles, width = -(-space.rows // _TILE_ROWS), space.width
-    local = turns(row_tiles, tiles * TILE_COLUMNS, TILE_COLUMNS) * TILE_COLUMNS
-    product = min(turns(tiles, width, 256) * 256, 1.04 * turns(tiles, width, 192) * 192)
-    return local * width + product * space.rows
+    row_tiles, width = -(-space.rows // TILE_ROWS), space.width
+    local = -(-row_tiles * tiles // clusters) * TILE_COLUMNS
+    return local * width + product_turns(tiles, width, clusters)[0] * space.rows

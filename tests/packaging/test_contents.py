@@ -12,8 +12,10 @@ PYTHON = """
     _torch_private.py _validate.py _version.py backend.py flops.py functional.py hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     workspace.py
-    _ops/__init__.py _ops/attention.py _ops/local_gradients.py _ops/losses.py _ops/memory.py _ops/mlp.py
-    _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
+    _ops/__init__.py _ops/attention.py _ops/engine.py _ops/local_gradients.py _ops/losses.py _ops/memory.py
+    _ops/mlp.py _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
+    costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
+    costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
     distributed/__init__.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
     distributed/group.py distributed/once.py distributed/operators.py distributed/states.py

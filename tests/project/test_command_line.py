@@ -52,6 +52,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 # Refusals
 
+COST = ["cost", "--hardware", "h100"]
 PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
 
 
@@ -106,6 +107,18 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
             "argument --mesh: expected the sizes of all strategies, or none and --chips",
         ),
         ([*PLAN, "--mesh", "tp=2", "--chips", "8"], "argument --chips: expected only if --mesh has no sizes"),
+        (["cost", "mlp", "B=8"], "the following arguments are required: --hardware"),
+        ([*COST, "mlp", "B=8", "K=8"], "argument sizes: expected d too"),
+        ([*COST, "mlp", "B=8", "K=8", "d=8", "x=8"], "argument sizes: x: expected one of B, K, d"),
+        ([*COST, "mlp", "B=0", "K=8", "d=8"], "'0', expected a whole number from 1 to"),
+        ([*COST, "mlp", "B", "K=8", "d=8"], "argument sizes: B: expected B=NUMBER"),
+        ([*COST, "attention", "B=1", "H=3", "Hkv=2", "L=8", "d=8"], "k: expected"),
+        (
+            ["roofline", "short", "--plot", "a.png"],
+            "argument results: short: expected a result of bench/run.py",
+        ),
+        (["roofline", "short", "--plot", "plot.txt"], "argument --plot: 'plot.txt', expected a name"),
+        (["calibrate", "--seconds", "0"], "argument --seconds: '0', expected a number above 0"),
     ],
 )
 def test_refusals_are_one_line_before_any_work(

@@ -15,7 +15,7 @@ DECISIONS = sorted((ROOT / "docs/decisions").glob("[0-9]*.md"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Suffixes of the modules whose exports are public.
-PUBLIC = ("", ".nn", ".monoids", ".stat", ".reference", ".plan", ".io", ".hardware", ".distributed")
+PUBLIC = ("", ".nn", ".monoids", ".stat", ".reference", ".plan", ".io", ".hardware", ".costs", ".distributed")
 # These import a library of their own. They are looked at where it is installed.
 INTEGRATIONS = ("transformers",)
 

@@ -1,3 +1,4 @@
+#include "../../plan/tiles.h"
 #include "../attention_passes.cuh"
 #include "../engine.h"
 #include "monoidreduce/launch/fold_forward_sm90.cuh"
@@ -10,7 +11,7 @@ using namespace monoidreduce::sm90;
 // TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482. Of width 128 on an H100, full
 // and causal, with 128 columns, which leave room for a second place of the rows, and with 192: 2k 643 / 627 and 533 / 502, 4k
 // 640 / 639 and 615 / 604, 8k 638 / 663 and 634 / 644.
-constexpr std::int64_t kFewColumns = 4096;
+using tiles::kFewColumns;
 
 // B: element type of biases of scores, or void.
 template <class Scores, class B = BiasElement<Scores>>
@@ -30,6 +31,21 @@ struct Tiles<Scores, void> {
   using FewColumnsWidth128 = ForwardTile<128, 128, 128, 2, 2>;
   using Width256 = ForwardTile<256, 256, 80, 2, 2>;
 };
+
+template <class Scores>
+constexpr bool planned(bool softcapped, std::int64_t bias_bytes) {
+  const auto is = [&](auto tile, std::int64_t width, std::int64_t columns) {
+    const TileSize size = tiles::attention_forward(width, columns, softcapped, bias_bytes);
+    return size.rows == tile.kRows && size.columns == tile.kColumns;
+  };
+  using T = Tiles<Scores>;
+  return is(typename T::Width64{}, 64, 1) && is(typename T::FewColumnsWidth128{}, 128, kFewColumns) &&
+         is(typename T::Width128{}, 128, kFewColumns + 1) && is(typename T::Width256{}, 256, 1);
+}
+static_assert(planned<ScaledScores<Bits>>(false, 0) && planned<SoftcappedScores<Bits>>(true, 0) &&
+              planned<TileBiasedScores<Bits, float>>(false, 4) &&
+              planned<TileBiasedScores<Bits, __half>>(false, 2) &&
+              planned<TileBiasedScores<Bits, bool>>(false, 1));
 
 }  // namespace
 

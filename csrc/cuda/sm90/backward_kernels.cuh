@@ -1,6 +1,7 @@
 // The kernels that a backward fold takes on Hopper, by width and mode.
 #pragma once
 
+#include "../../plan/tiles.h"
 #include "../engine.h"
 #include "../mlp.h"
 #include "monoidreduce/launch/fold_backward_pass_sm90.cuh"
@@ -15,6 +16,10 @@ inline constexpr std::integral_constant<decltype(kValue), kValue> constant;
 template <int kWidth, bool kBiased, bool kTransposed, monoidreduce::sm90::RowSums kRowSums>
 using TileAtOnce =
     monoidreduce::sm90::BackwardTile<kWidth, kWidth == 64 && !kBiased ? 128 : 64, kTransposed, kRowSums>;
+
+// That of one gradient, of any width.
+using TileOfPass = monoidreduce::sm90::PassTile<monoidreduce::sm90::GradientOf::kRows, 256, false>;
+static_assert(TileOfPass::kStaying == tiles::kPass.rows && TileOfPass::kStreamed == tiles::kPass.columns);
 
 // turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent, as in
 // the MLP. Its deterministic mode takes no turns, because all of its blocks add to the same rows, and each would wait for the one

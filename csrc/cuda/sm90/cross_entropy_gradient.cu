@@ -1,3 +1,4 @@
+#include "../../plan/tiles.h"
 #include "../cross_entropy_passes.cuh"
 #include "../engine.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
@@ -6,6 +7,7 @@ namespace monoidreduce::cuda::sm90 {
 namespace {
 
 using Tile = monoidreduce::sm90::ContractionTile<256, 4>;
+static_assert(Tile::kRowBlock == tiles::kSm90Loss.row_block && Tile::kColumns == tiles::kSm90Loss.columns);
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include "../../plan/tiles.h"
 #include "../distillation_passes.cuh"
 #include "../engine.h"
 #include "monoidreduce/launch/contraction_sm90.cuh"
@@ -7,6 +8,8 @@ namespace {
 
 // A stage less than the forward pass has: the slabs take its place.
 using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
+static_assert(Tile::kRowBlock == tiles::kSm90Distillation.row_block &&
+              Tile::kColumns == tiles::kSm90Distillation.columns);
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include "../../plan/tiles.h"
 #include "../engine.h"
 #include "../mlp_passes.cuh"
 #include "monoidreduce/launch/fold_forward_sm90.cuh"
@@ -11,6 +12,11 @@ using namespace monoidreduce::sm90;
 using Width64 = ForwardTile<64, 64, 128, 2, 3, true>;
 using Width128 = ForwardTile<128, 128, 128, 2, 2, true>;
 using Width256 = ForwardTile<256, 256, 64, 2, 2, true>;
+
+template <class Tile>
+constexpr bool planned = tiles::mlp_forward(Tile::kWidth).rows == Tile::kRows &&
+                         tiles::mlp_forward(Tile::kWidth).columns == Tile::kColumns;
+static_assert(planned<Width64> && planned<Width128> && planned<Width256>);
 
 }  // namespace
 

@@ -1,3 +1,4 @@
+#include "../../plan/tiles.h"
 #include "../engine.h"
 #include "../mlp_passes.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
@@ -8,6 +9,8 @@ namespace monoidreduce::cuda::sm90 {
 void mlp_local_gradient(const MlpLocalGradient& x, const Plan&, const Launch& launch) {
   with_mlp_monoid(x, [&](auto element, const auto& m, const auto& scores) {
     using Tile = monoidreduce::sm90::ContractionTile<192, 4, 2>;
+    static_assert(Tile::kRowBlock == tiles::kHiddenGradient.rows &&
+                  Tile::kColumns == tiles::kHiddenGradient.columns);
     payload_weights<decltype(element), Tile>(m, scores, mlp_gradient_problem(x),
                                              {as_rows(x.hidden), as_rows(x.out)}, x.sums, launch);
   });

@@ -50,6 +50,10 @@ const DeviceFacts& facts_of(int cuda_device);
 // widths with less than 2^30 rows and columns. other_width is 0 where there is one pair of operands.
 bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu);
 
+// In how many groups Hopper's contraction takes the rows of a 16-bit product: each group reads all columns again.
+std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
+                                const DeviceFacts& gpu);
+
 // Each operator checks its arguments (describe.h), then calls the engine of its tensors' device. An engine's own entry
 // points check nothing. plan: of this call, whose deterministic and tf32 count then; null: it is made here, for a call that needs no
 // workspace. Not read on the CPU.

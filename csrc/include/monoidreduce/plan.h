@@ -108,6 +108,9 @@ struct Plan {
   bool deterministic = false, tf32 = false;
   std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
   bool adds_rows = true;     // d_q, d_x: added to; false: written in the inputs' type
+  // What a block, or a cluster, computes at a time, on Hopper: rows and columns of scores. Backward above a width of 128, where each
+  // gradient has a pass: lines that stay and lines that stream. Hidden values where an MLP comes in parts. 0: not told.
+  TileSize tile = {};
   // Attention and the MLP, few rows: how they are packed; no heads: they are many.
   Packing packing = {};
   JobSharing sharing = {};

@@ -1,0 +1,423 @@
+"""The model of `monoidreduce.cost` beside bench/results.
+
+`python bench/cost.py` writes the tables of docs/cost.md. With --fit it first fits the model's constants, on
+one or two cases a kernel, and writes monoidreduce/costs/constants.json. Every other case is held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
+
+import monoidreduce as mr
+from bench.harness import tf32_allowed
+from bench.publish import RESULTS, ROOT
+from bench.report import in_words, table
+from monoidreduce.costs.cost import kernels
+from monoidreduce.costs.kernels import Work
+from monoidreduce.costs.model import Constants, constants_of, fitted_constants, time_of
+from monoidreduce.costs.sizes import OPERATORS, call_of
+from monoidreduce.hardware import find
+
+CONSTANTS = ROOT / "monoidreduce" / "costs" / "constants.json"
+PAGE = ROOT / "docs" / "cost.md"
+MARKS = "<!-- bench: python bench/cost.py -->", "<!-- /bench -->"
+DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
+# At these commits a workspace was 128 MiB by default. At db5173a cross entropy kept local gradients in the
+# memory of gradients too, where all did not fit its workspace: those passes are others.
+WORKSPACES = dict.fromkeys(("0d07cf7", "db5173a", "a7f1d91"), 128 << 20)
+EARLIER = "db5173a"
+SHORTEST = 0.1  # milliseconds: below, launches and latencies that the model has not take most of the time
+MODES = {"deterministic", "float32 output"}  # which the model does not know
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A contender of a row of bench/results, that is ours.
+
+    Attributes:
+        name: of the case, for people.
+        hardware: in `monoidreduce.hardware`.
+        op, parameters, dtype, mode: as the row has them; mode follows "monoidreduce, " in a contender's name.
+        workspace: bytes.
+        milliseconds: of "forward" and "backward".
+        peak: bytes, of either pass or of both, whichever are more.
+        earlier: was it measured with another schedule.
+    """
+
+    name: str
+    hardware: str
+    op: str
+    parameters: dict[str, Any]
+    dtype: str
+    mode: str
+    workspace: int
+    milliseconds: dict[str, float]
+    peak: int
+    earlier: bool
+
+
+@cache
+def measured() -> tuple[Measured, ...]:
+    """What bench/results has of this library on the devices that the model knows; the last run of a case."""
+    found = {}
+    for file in sorted(
+        RESULTS.glob("*.json"), key=lambda f: json.loads(f.read_text())["environment"]["date"]
+    ):
+        document = json.loads(file.read_text("utf-8"))
+        environment = document["environment"]
+        if environment["device"] in DEVICES:
+            for row in document["speed"]:
+                for case in _cases(row, environment):
+                    found[case.name] = case
+    return tuple(found.values())
+
+
+def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measured]:
+    phases = row["phases"]
+    for contender in phases["forward"]["milliseconds"]:
+        ours, _, mode = contender.partition(", ")
+        if ours != "monoidreduce" or mode in MODES or "ignored" in row["parameters"]:
+            continue
+        default = WORKSPACES.get(environment["commit"][:7], 352 << 20)
+        workspace = _workspace(mode, row["parameters"], default)
+        kept_all = row["op"] != "cross_entropy" or mode in ("2NV", "sm80")
+        yield Measured(
+            name=f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}{', ' * bool(mode)}{mode}",
+            hardware=DEVICES[environment["device"]],
+            op=row["op"],
+            parameters=row["parameters"],
+            dtype=row["dtype"],
+            mode=mode,
+            workspace=workspace,
+            milliseconds={
+                phase: phases[phase]["milliseconds"][contender]["median"] for phase in ("forward", "backward")
+            },
+            peak=row["peak_bytes"][contender],
+            earlier=environment["commit"].startswith(EARLIER) and not kept_all,
+        )
+
+
+def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:
+    size, _, unit = mode.partition(" ")
+    if unit in ("MiB", "GiB"):
+        return int(size) << (20 if unit == "MiB" else 30)
+    if mode == "2NV":
+        return int(2 * parameters["N"] * parameters["V"])
+    return 1 << 40 if mode == "unbounded" else default
+
+
+def call(case: Measured) -> tuple[str, list[Tensor], dict[str, Any]]:
+    """The operator, its tensors, which have no memory, and its options."""
+    dtype = torch.float32 if case.dtype == "tf32" else getattr(torch, case.dtype)
+    return OPERATORS[case.op], *call_of(OPERATORS[case.op], case.parameters, dtype)
+
+
+def under(case: Measured) -> ExitStack:
+    """The settings that the case was measured with."""
+    stack = ExitStack()
+    stack.enter_context(mr.workspace(case.workspace))
+    stack.enter_context(tf32_allowed(case.dtype == "tf32"))
+    if case.mode == "sm80":
+        stack.enter_context(patch.dict(os.environ, {"MONOIDREDUCE_CUDA_TIER": "sm80"}))
+    return stack
+
+
+def cost_of(case: Measured) -> mr.Cost:
+    """What the model says of it."""
+    operator, tensors, options = call(case)
+    with under(case):
+        return mr.cost(operator, *tensors, hardware=case.hardware, **options)
+
+
+def milliseconds(cost: mr.Cost, phase: str) -> float:
+    return 1e3 * sum(p.seconds for p in cost.passes if p.backward == (phase == "backward"))
+
+
+# ---- Constants
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants to fit, on one or two cases, in this order: later ones take earlier ones as they are.
+
+    Attributes:
+        kernels: that have the same constants.
+        width: of their operands; 0: cost follows the width.
+        phase: "forward" or "backward", whose time they are to explain.
+        cases: names of `Measured`. With two, jobs have a cost too.
+    """
+
+    kernels: tuple[str, ...]
+    width: int
+    phase: str
+    cases: tuple[str, ...]
+
+
+def _attention(B: int, H: int, L: int, d: int, more: str = "", dtype: str = "bfloat16") -> str:
+    return f"attention, B {B}, H {H}, L {L}, d {d}{more}, {dtype}"
+
+
+def _mlp(B: int, K: int, d: int, dtype: str = "bfloat16") -> str:
+    return f"mlp, B {B}, K {K}, d {d}, {dtype}"
+
+
+def _head(V: int, mode: str) -> str:
+    return f"cross_entropy, N 8192, V {V}, D 4096, bfloat16, {mode}"
+
+
+def _teacher(mode: str) -> str:
+    return f"distillation, N 4096, V 128256, D 2048, E 4096, bfloat16{', ' * bool(mode)}{mode}"
+
+
+def _passes(name: str, gradients: str) -> tuple[str, ...]:
+    return tuple(f"{name}/{gradient}/128x64" for gradient in gradients.split())
+
+
+FITS = (
+    Fit(("attention_forward/192x128",), 64, "forward", (_attention(2, 32, 8192, 64),)),
+    Fit(
+        ("attention_forward/128x128",),
+        128,
+        "forward",
+        (_attention(8, 16, 2048, 128), _attention(4, 16, 4096, 128)),
+    ),
+    Fit(
+        ("attention_forward/128x192",),
+        128,
+        "forward",
+        (_attention(2, 16, 8192, 128), _attention(1, 16, 16384, 128)),
+    ),
+    Fit(("attention_forward/128x80",), 256, "forward", (_attention(2, 8, 8192, 256),)),
+    Fit(
+        ("attention_forward/softcap/128x128",),
+        128,
+        "forward",
+        (_attention(2, 16, 8192, 128, ", softcap 30.0, causal"),),
+    ),
+    Fit(("attention_forward/bias/128x128",), 128, "forward", (_attention(2, 16, 8192, 128, ", bias"),)),
+    Fit(("attention_backward/128x128",), 64, "backward", (_attention(2, 32, 8192, 64),)),
+    Fit(
+        ("attention_backward/128x64",),
+        128,
+        "backward",
+        (_attention(8, 16, 2048, 128), _attention(1, 16, 16384, 128)),
+    ),
+    Fit(_passes("attention_backward", "dq dk dv"), 256, "backward", (_attention(2, 8, 8192, 256),)),
+    Fit(
+        ("attention_backward/softcap/128x64",),
+        128,
+        "backward",
+        (_attention(2, 16, 8192, 128, ", softcap 30.0, causal"),),
+    ),
+    Fit(("attention_backward/bias/128x64",), 128, "backward", (_attention(2, 16, 8192, 128, ", bias"),)),
+    Fit(("mlp_forward/128x128",), 64, "forward", (_mlp(16384, 16384, 64),)),
+    Fit(("mlp_forward/128x128",), 128, "forward", (_mlp(16384, 16384, 128),)),
+    Fit(("mlp_forward/128x64",), 256, "forward", (_mlp(16384, 16384, 256),)),
+    Fit(("mlp_backward/128x128",), 64, "backward", (_mlp(16384, 16384, 64),)),
+    Fit(("mlp_backward/128x64",), 128, "backward", (_mlp(16384, 16384, 128),)),
+    Fit(_passes("mlp_backward", "dx dw1 dw2"), 256, "backward", (_mlp(16384, 16384, 256),)),
+    Fit(("torch", "mlp_hidden"), 0, "forward", (_mlp(16384, 2048, 512), _mlp(16384, 16384, 4096))),
+    Fit(("mlp_local_gradient",), 0, "backward", (_mlp(16384, 2048, 512), _mlp(16384, 16384, 4096))),
+    Fit(("mlp_forward/few rows/sm90/bfloat16",), 128, "forward", (_mlp(128, 16384, 128),)),
+    Fit(
+        ("logsumexp_forward", "cross_entropy_forward"),
+        0,
+        "forward",
+        ("logsumexp, M 32768, N 32768, F 64, bfloat16", "logsumexp, M 8192, N 128256, F 4096, bfloat16"),
+    ),
+    Fit(("cross_entropy_forward/keeping",), 0, "forward", (_head(32768, "2NV"), _head(262144, "2NV"))),
+    Fit(("rows_product", "columns_product"), 0, "backward", (_head(32768, "2NV"), _head(262144, "2NV"))),
+    Fit(
+        ("logsumexp_local_gradient", "cross_entropy_local_gradient"),
+        0,
+        "backward",
+        ("logsumexp, M 8192, N 128256, F 4096, bfloat16",),
+    ),
+    Fit(("distillation_forward", "distillation_forward/keeping"), 0, "forward", (_teacher("unbounded"),)),
+    Fit(("distillation_local_gradient",), 0, "backward", (_teacher(""),)),
+    *(
+        Fit((f"attention_{phase}/sm80/bfloat16",), d, phase, (_attention(2, 2048 // d, 8192, d) + ", sm80",))
+        for phase in ("forward", "backward")
+        for d in (64, 128, 256)
+    ),
+    *(
+        Fit((f"attention_{phase}/sm80/float32",), d, phase, (_attention(2, 2048 // d, 4096, d, "", "tf32"),))
+        for phase in ("forward", "backward")
+        for d in (64, 128)
+    ),
+    *(
+        Fit((f"attention_{phase}/simt/float32",), 0, phase, (_attention(8, 16, 2048, 128, "", "float32"),))
+        for phase in ("forward", "backward")
+    ),
+    *(
+        Fit((f"mlp_{kernel}/sm80/float32",), d, kernel.partition("/")[0], (_mlp(16384, 16384, d, "tf32"),))
+        for kernel in ("forward/few rows", "backward")
+        for d in (64, 128)
+    ),
+    *(
+        Fit((f"logsumexp_{phase}/simt/float32",), 0, phase, ("logsumexp, M 32768, N 32768, F 64, float32",))
+        for phase in ("forward", "backward")
+    ),
+    Fit(("cross_entropy_forward/sm80/bfloat16",), 0, "forward", (_head(65536, "sm80"),)),
+    Fit(("cross_entropy_local_gradient/sm80/bfloat16",), 0, "backward", (_head(65536, "sm80"),)),
+    Fit(("distillation_forward/sm80/bfloat16",), 0, "forward", (_teacher("sm80"),)),
+    Fit(("distillation_local_gradient/sm80/bfloat16",), 0, "backward", (_teacher("sm80"),)),
+)
+# A job loads its tile and writes its result, which takes a few.
+JOB_MICROSECONDS = [x / 10 for x in range(0, 81, 2)]
+
+
+@cache
+def works(name: str, phase: str) -> tuple[Work, ...]:
+    """The kernels of a case."""
+    case = next(case for case in measured() if case.name == name)
+    operator, tensors, options = call(case)
+    with under(case):
+        found = kernels(operator, *tensors, hardware=case.hardware, **options)
+    return tuple(work for backward, work in found if backward == (phase == "backward"))
+
+
+def _seconds(fit: Fit, name: str, tried: Constants, found: dict[str, tuple[Constants, ...]]) -> float:
+    """Of a case's phase by the model, with `tried` for the kernels of a fit."""
+    hardware = find(next(case.hardware for case in measured() if case.name == name))
+    return sum(
+        time_of(
+            work,
+            hardware,
+            tried if work.kernel in fit.kernels else constants_of(work.kernel, work.width, found),
+        ).seconds
+        for work in works(name, fit.phase)
+    )
+
+
+def _fit(fit: Fit, job_seconds: float, found: dict[str, tuple[Constants, ...]]) -> tuple[float, Constants]:
+    """The share with which the errors of a fit's cases sum to 0, and the sum of their squares."""
+    milliseconds = {case.name: case.milliseconds[fit.phase] for case in measured()}
+    low, high = 0.001, 2.0
+    for _ in range(24):  # time falls as the share grows
+        share = math.sqrt(low * high)
+        tried = Constants(fit.width, share, job_seconds, fit.cases)
+        errors = [
+            math.log(1e3 * _seconds(fit, name, tried, found) / milliseconds[name]) for name in fit.cases
+        ]
+        low, high = (share, high) if sum(errors) > 0 else (low, share)
+    return sum(error**2 for error in errors), replace(tried, share=round(share, 4))
+
+
+def fitted() -> dict[str, tuple[Constants, ...]]:
+    """The constants of every kernel in `FITS`."""
+    found: dict[str, tuple[Constants, ...]] = {}
+    for fit in FITS:
+        jobs = JOB_MICROSECONDS if len(fit.cases) > 1 else [0.0]
+        _, best = min((_fit(fit, 1e-6 * job, found) for job in jobs), key=lambda pair: pair[0])
+        for kernel in fit.kernels:
+            found[kernel] = tuple(sorted((*found.get(kernel, ()), best), key=lambda row: row.width))
+    return found
+
+
+# ---- Tables
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A phase of a case.
+
+    Attributes:
+        case, phase: which.
+        milliseconds: by the model.
+        fitted: was a constant fitted on it.
+    """
+
+    case: Measured
+    phase: str
+    milliseconds: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.milliseconds / self.case.milliseconds[self.phase] - 1
+
+    def in_words(self) -> str:
+        error = "fitted" if self.fitted else f"{self.error:+.1%}"
+        return f"{self.milliseconds:.3g}, {self.case.milliseconds[self.phase]:.3g}: {error}"
+
+    @property
+    def counts(self) -> bool:
+        """Is it held out, of the present schedule, and longer than what launches take."""
+        return not self.fitted and not self.case.earlier and self.case.milliseconds[self.phase] >= SHORTEST
+
+
+@cache
+def predictions() -> tuple[Prediction, ...]:
+    """Of every case and phase."""
+    used = {(name, fit.phase) for fit in FITS for name in fit.cases}
+    return tuple(
+        Prediction(case, phase, milliseconds(cost_of(case), phase), (case.name, phase) in used)
+        for case in measured()
+        for phase in case.milliseconds
+    )
+
+
+def summary() -> str:
+    """By operator: held-out phases, and the median and the largest of their errors."""
+    rows = []
+    for op in OPERATORS:
+        errors = sorted(abs(p.error) for p in predictions() if p.counts and p.case.op == op)
+        if errors:
+            middle, worst = statistics.median(errors), errors[-1]
+            rows.append([OPERATORS[op], str(len(errors)), f"{middle:.1%}", f"{worst:.1%}"])
+    return table(["operator", "held out", "median error", "largest"], rows)
+
+
+def every_case() -> str:
+    """Milliseconds of the model and of the bench, and MiB."""
+    by_case: dict[str, list[Prediction]] = {}
+    for prediction in predictions():
+        by_case.setdefault(prediction.case.name, []).append(prediction)
+    rows = []
+    for name, phases in by_case.items():
+        case = phases[0].case
+        times = [p.in_words() for p in phases]
+        memory = f"{cost_of(case).peak_memory / 2**20:.1f}, {case.peak / 2**20:.1f}"
+        rows.append([name + " *" * case.earlier, *times, memory])
+    return table(["case", "forward, ms", "backward, ms", "peak, MiB"], rows)
+
+
+def page() -> str:
+    """docs/cost.md with new tables."""
+    before, rest = PAGE.read_text("utf-8").split(MARKS[0])
+    return f"{before}{MARKS[0]}\n\n{summary()}\n\n{every_case()}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="the constants too")
+    if parser.parse_args().fit:
+        rows = {kernel: [asdict(row) for row in of] for kernel, of in sorted(fitted().items())}
+        CONSTANTS.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        fitted_constants.cache_clear()
+    PAGE.write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""python -m monoidreduce calibrate: measures the rates that `mr.cost` takes from `monoidreduce.hardware`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+
+from monoidreduce._command_line import Parser, add_device, check_environment, device_of, positive_number
+
+__all__ = ["Rates", "main", "measure"]
+
+DTYPES = (torch.bfloat16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device reaches with torch.
+
+    Attributes:
+        device: its name.
+        products: by dtype, FLOP/s of a large matrix product.
+        bandwidth: bytes/s, read and written, of a copy far larger than the caches.
+        cached: the same of a copy that fits the caches.
+    """
+
+    device: str
+    products: dict[str, float]
+    bandwidth: float
+    cached: float
+
+
+def _seconds(device: torch.device, work: Callable[[], object], limit: float) -> float:
+    """The least of several runs, for about `limit` seconds: a device that others use is slower at times."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    laps: list[float] = []
+    work()
+    wait()
+    end = time.perf_counter() + limit
+    while not laps or time.perf_counter() < end:
+        begin = time.perf_counter()
+        work()
+        wait()
+        laps.append(time.perf_counter() - begin)
+    return min(laps)
+
+
+def _copy(device: torch.device, size: int, limit: float) -> float:
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    repeats = max(1, (1 << 28) // size)  # one is too short to be timed
+
+    def work() -> None:
+        for _ in range(repeats):
+            target.copy_(source)
+
+    return 2 * size * repeats / _seconds(device, work, limit)
+
+
+def measure(device: torch.device, limit: float) -> Rates:
+    """The rates of a device, each measured for about `limit` seconds."""
+    on_gpu = device.type == "cuda"
+    size = 8192 if on_gpu else 1024
+    products = {}
+    for dtype in DTYPES:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = _seconds(device, lambda a=a, b=b: a @ b, limit)  # type: ignore[misc]
+        products[str(dtype).removeprefix("torch.")] = 2 * size**3 / seconds
+    return Rates(
+        device=torch.cuda.get_device_name(device) if on_gpu else "CPU",
+        products=products,
+        bandwidth=_copy(device, 1 << (30 if on_gpu else 28), limit),
+        cached=_copy(device, 1 << (23 if on_gpu else 18), limit),
+    )
+
+
+def main(argv: list[str]) -> int:
+    """Prints the rates and returns the exit status; `argv` follows `python -m monoidreduce calibrate`."""
+    parser = Parser(
+        prog="python -m monoidreduce calibrate",
+        description="Measures matrix products and copies of torch on a device.",
+    )
+    add_device(parser)
+    parser.add_argument(
+        "--seconds", type=positive_number, default=3.0, help="for each rate (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    check_environment(parser)
+    rates = measure(device_of(parser, options.device), options.seconds)
+    if options.json:
+        print(json.dumps(asdict(rates), indent=2))
+        return 0
+    print(rates.device)
+    for dtype, rate in rates.products.items():
+        print(f"  products, {dtype:<10}{rate:>10.3g} FLOP/s")
+    print(f"  copies             {rates.bandwidth:>10.3g} B/s")
+    print(f"  copies in caches   {rates.cached:>10.3g} B/s")
+    balance = rates.products["bfloat16"] / rates.bandwidth
+    print(f"  balance, bfloat16  {balance:>10.3g} FLOP a byte")
+    return 0

@@ -1,0 +1,71 @@
+"""python -m monoidreduce cost: prints what a call of an operator costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monoidreduce._command_line import Parser, check_environment, positive_number, whole_number
+from monoidreduce.costs.cost import cost
+from monoidreduce.costs.sizes import SIZES, call_of
+from monoidreduce.hardware import HARDWARE
+from monoidreduce.workspace import get_workspace, workspace
+
+__all__ = ["main"]
+
+MOST = 1 << 40
+FLAGS = ("causal", "bias")
+GPUS = [name for name, hardware in HARDWARE.items() if hardware.capability]
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+def size(text: str) -> tuple[str, Any]:
+    """The type of a size: NAME=NUMBER, or a name alone for what is on."""
+    name, given, number = text.partition("=")
+    if not given:
+        return name, True
+    if name == "loss":
+        return name, number
+    convert = positive_number if name == "softcap" else whole_number(1, MOST)
+    return name, convert(number)
+
+
+def main(argv: list[str]) -> int:
+    """Prints the table and returns the exit status; `argv` is what follows `python -m monoidreduce cost`."""
+    described = "; ".join(f"{name}: {' '.join(names).strip()}" for name, names in SIZES.items())
+    parser = Parser(
+        prog="python -m monoidreduce cost",
+        description="What a call and its backward pass cost on a GPU that need not be there.",
+        epilog=f"Sizes and options, the latter from Hkv on, as in bench/results. {described}.",
+    )
+    parser.add_argument("operator", choices=SIZES)
+    parser.add_argument("sizes", nargs="+", type=size, metavar="NAME=NUMBER", help="or NAME, as in causal")
+    parser.add_argument("--hardware", choices=GPUS, required=True)
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: %(default)s")
+    parser.add_argument(
+        "--workspace", type=whole_number(0, MOST), default=get_workspace(), help="bytes (%(default)s)"
+    )
+    parser.add_argument("--forward", action="store_true", help="no gradients")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    check_environment(parser)
+    needed, optional = (names.split() for names in SIZES[options.operator])
+    given = dict(options.sizes)
+    for name in given:
+        if name not in (*needed, *optional):
+            parser.error(f"argument sizes: {name}: expected one of {', '.join((*needed, *optional))}")
+    if missing := [name for name in needed if name not in given]:
+        parser.error(f"argument sizes: expected {', '.join(missing)} too")
+    for name, value in given.items():
+        if (value is True) != (name in FLAGS):
+            parser.error(f"argument sizes: {name}: expected {name if name in FLAGS else f'{name}=NUMBER'}")
+    tensors, keywords = call_of(options.operator, given, getattr(torch, options.dtype))
+    wanted = () if options.forward else None
+    try:
+        with workspace(options.workspace):
+            found = cost(options.operator, *tensors, hardware=options.hardware, needed=wanted, **keywords)
+    except (TypeError, ValueError) as error:
+        parser.error(str(error))
+    print(found.to_json() if options.json else found)
+    return 0

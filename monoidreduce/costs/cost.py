@@ -1,0 +1,329 @@
+"""What a call costs: FLOPs, bytes, memory and time, from its own plan and schedule. Nothing is computed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._validate import mismatch
+from monoidreduce.backend import OPERANDS, resolved
+from monoidreduce.costs.dry_run import DryRun, dry_run
+from monoidreduce.costs.kernels import Band, Work, work_of
+from monoidreduce.costs.model import Time, time_of
+from monoidreduce.hardware import HARDWARE, Hardware, find
+
+__all__ = ["Cost", "Pass", "cost", "kernels"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One kernel, or equal ones that follow one another.
+
+    Attributes:
+        name: of the kernel; torch's begin with "torch".
+        backward: is it in the backward pass.
+        launches: how many kernels.
+        flops: executed, of whole tiles.
+        dram_read, dram_written: bytes, by the model.
+        l2_read: bytes that multiprocessors ask of the second-level cache.
+        l2_added: bytes that they add to sums there.
+        jobs, tiles: of the schedule.
+        seconds: by the model.
+        slowest: seconds if nothing overlaps.
+        bound: what takes longest, "tensor", "dram" or "launch".
+    """
+
+    name: str
+    backward: bool
+    launches: int
+    flops: float
+    dram_read: int
+    dram_written: int
+    l2_read: int
+    l2_added: int
+    jobs: int
+    tiles: int
+    seconds: float
+    slowest: float
+    bound: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call costs on a GPU; `str()` of it is a table, one line a pass.
+
+    Attributes:
+        operator: its name.
+        hardware: the GPU.
+        passes: of the forward and of the backward pass, in order.
+        useful_flops: of the matrix products in the definition, of kept pairs, recomputation not counted.
+        executed_flops: of whole tiles and with recomputation.
+        compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
+        lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
+            the second-level one: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
+            others. "theta_forward" is asymptotic, its constant set to 1.
+        dram: bytes that the passes move.
+        peak_memory: the most bytes at a time beyond inputs, outputs and gradients.
+        intensity: executed FLOPs a byte of DRAM.
+        balance: FLOPs a byte from which on arithmetic is the bound on this GPU.
+        seconds: of all kernels, where in each arithmetic and memory overlap.
+        range: seconds, and those if nothing overlapped.
+        mfu: useful FLOPs a second, as a share of the data sheet's peak.
+        of_matmul_rate: the same of the measured rate of matrix products; None where nobody measured.
+        bound: what takes longest in most of the time.
+        advice: sentences.
+    """
+
+    operator: str
+    hardware: Hardware
+    passes: tuple[Pass, ...]
+    useful_flops: float
+    executed_flops: float
+    compulsory: int
+    lower_bounds: dict[str, float]
+    dram: int
+    peak_memory: int
+    intensity: float
+    balance: float
+    seconds: float
+    range: tuple[float, float]
+    mfu: float
+    of_matmul_rate: float | None
+    bound: str
+    advice: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """All of it, the GPU by name."""
+        return json.dumps({**asdict(self), "hardware": self.hardware.name}, indent=2)
+
+    def __str__(self) -> str:
+        head = f"{self.operator} on {self.hardware.name}: {1e3 * self.seconds:.3g} ms, bound by {self.bound}"
+        lines = [
+            head,
+            "",
+            f"{'pass':<36}{'launches':>9}{'TFLOP':>10}{'DRAM MB':>10}{'L2 MB':>10}{'ms':>9}  bound",
+        ]
+        for direction in (False, True):
+            for p in (p for p in self.passes if p.backward is direction):
+                dram, l2 = (p.dram_read + p.dram_written) / 1e6, (p.l2_read + p.l2_added) / 1e6
+                name = ("backward: " if direction else "forward: ") + p.name
+                lines.append(
+                    f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10.4g}"
+                    f"{1e3 * p.seconds:>9.3g}  {p.bound}"
+                )
+        rate = (
+            "" if self.of_matmul_rate is None else f", {self.of_matmul_rate:.0%} of the measured matmul rate"
+        )
+        facts = {
+            "time": f"{1e3 * self.range[0]:.4g} to {1e3 * self.range[1]:.4g} ms",
+            "FLOPs": f"{self.useful_flops:.4g} useful, {self.executed_flops:.4g} executed",
+            "MFU": f"{self.mfu:.0%} of the data sheet's peak{rate}",
+            "DRAM": f"{self.dram / 1e6:.4g} MB, compulsory {self.compulsory / 1e6:.4g} MB",
+            "intensity": f"{self.intensity:.4g} FLOP a byte, balance {self.balance:.4g}",
+            "peak memory": f"{self.peak_memory / 2**20:.4g} MiB beyond inputs, outputs and gradients",
+            **{f"at least, {name}": f"{b / 1e6:.4g} MB" for name, b in self.lower_bounds.items() if b},
+        }
+        lines += ["", *(f"{name:<26}{fact}" for name, fact in facts.items())]
+        return "\n".join([*lines, *(f"- {sentence}" for sentence in self.advice)])
+
+
+def cost(
+    op: str | Callable[..., Any],
+    /,
+    *arguments: Any,
+    hardware: str | Hardware | None = None,
+    needed: Iterable[str] | None = None,
+    **options: Any,
+) -> Cost:
+    """What `op(*arguments, **options)` and its backward pass cost on a GPU. Nothing is computed or allocated.
+
+    The operator plans and goes through its slices as it would on that GPU, with tensors that have no memory.
+    So passes and bytes are those of the call. docs/cost.md has the formulas of time, and their errors.
+
+    Args:
+        op: as `monoidreduce.explain` takes it.
+        arguments, options: those of the call. Values of tensors do not count, and all targets and tokens are
+            taken to count.
+        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100"; it need not be there. None: that
+            of the tensors.
+        needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
+            those that require gradients, or where none does, the operator's matrices.
+
+    Raises:
+        TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
+            none that `monoidreduce.hardware` has; needed names no floating tensor of the call.
+    """
+    operator, call = resolved(op, arguments, options)
+    device = _device(hardware, call)
+    names = _needed(operator, call, needed)
+    facts = device.facts()
+    run = dry_run(operator, call, names, facts)
+    timed = [
+        (launch.backward, work, time_of(work, device))
+        for launch in run.launches
+        for work in work_of(launch, facts)
+    ]
+    passes = _grouped(timed)
+    measured = device.measured
+    peak, bandwidth = (
+        (device.peak, device.bandwidth) if measured is None else (measured.peak, measured.bandwidth)
+    )
+    useful = run.flops * _share_of_pairs(operator, run)
+    executed, dram = sum(p.flops for p in passes), sum(p.dram_read + p.dram_written for p in passes)
+    seconds = sum(p.seconds for p in passes)
+    by_bound = {
+        bound: sum(p.seconds for p in passes if p.bound == bound) for bound in ("tensor", "dram", "launch")
+    }
+    return Cost(
+        operator=operator,
+        hardware=device,
+        passes=passes,
+        useful_flops=useful,
+        executed_flops=executed,
+        compulsory=run.compulsory,
+        lower_bounds={"compulsory": run.compulsory, **_bounds(operator, call, run, device)},
+        dram=dram,
+        peak_memory=run.peak,
+        intensity=executed / dram if dram else math.inf,
+        balance=peak / bandwidth,
+        seconds=seconds,
+        range=(seconds, sum(p.slowest for p in passes)),
+        mfu=useful / (seconds * device.peak) if seconds else 0.0,
+        of_matmul_rate=useful / (seconds * peak) if measured is not None and seconds else None,
+        bound=max(by_bound, key=lambda bound: by_bound[bound]),
+        advice=tuple(_advice(operator, names, run, passes, timed)),
+    )
+
+
+def kernels(
+    op: str, *arguments: Any, hardware: str, needed: Iterable[str] | None = None, **options: Any
+) -> list[tuple[bool, Work]]:
+    """What `cost` takes the time of: whether a kernel is of the backward pass, and what it does."""
+    operator, call = resolved(op, arguments, options)
+    facts = find(hardware).facts()
+    run = dry_run(operator, call, _needed(operator, call, needed), facts)
+    return [(launch.backward, work) for launch in run.launches for work in work_of(launch, facts)]
+
+
+def _device(hardware: str | Hardware | None, call: dict[str, Any]) -> Hardware:
+    if isinstance(hardware, Hardware):
+        return hardware
+    if hardware is not None:
+        return find(hardware)
+    device = next(iter(call.values())).device
+    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else str(device)
+    for known in HARDWARE.values():
+        if known.capability and known.name in name:
+            return known
+    raise ValueError(mismatch("hardware", "the name of a GPU, or tensors on one that hardware.py has", name))
+
+
+def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -> tuple[str, ...]:
+    floating = [n for n, t in call.items() if isinstance(t, Tensor) and t.is_floating_point()]
+    if needed is None:
+        wanted = [name for name in floating if call[name].requires_grad]
+        frozen = () if call.get("teacher_grad") else ("teacher_x", "teacher_weight")
+        return tuple(wanted or (name for name in OPERANDS[operator].values() if name not in frozen))
+    names = (needed,) if isinstance(needed, str) else tuple(needed)
+    for name in names:
+        if name not in floating:
+            raise ValueError(mismatch("needed", f"names among {', '.join(floating)}", name))
+    return names
+
+
+def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
+    """Kernels of one name and direction together, in the order in which they first run."""
+    groups: dict[tuple[bool, str], list[tuple[Work, Time]]] = {}
+    for backward, work, time in timed:
+        groups.setdefault((backward, work.name), []).append((work, time))
+    return tuple(
+        Pass(
+            name=name,
+            backward=backward,
+            launches=len(group),
+            flops=sum(w.executed for w, _ in group),
+            dram_read=sum(w.read for w, _ in group),
+            dram_written=sum(w.written for w, _ in group),
+            l2_read=sum(w.l2_job * w.jobs.total() + w.l2_tile * w.tiles for w, _ in group),
+            l2_added=sum(w.l2_added * w.tiles for w, _ in group),
+            jobs=sum(w.jobs.total() for w, _ in group),
+            tiles=sum(w.tiles for w, _ in group),
+            seconds=sum(t.seconds for _, t in group),
+            slowest=sum(t.compute + t.memory + t.launch for _, t in group),
+            bound=max(group, key=lambda pair: pair[1].seconds)[1].bound,
+        )
+        for (backward, name), group in groups.items()
+    )
+
+
+def _band(run: DryRun) -> Band:
+    """That of attention."""
+    a = next(launch.arguments for launch in run.launches if launch.name == "attention_forward")
+    return Band(a["q"].shape[2], a["k"].shape[2], a["left"], a["right"])
+
+
+def _share_of_pairs(operator: str, run: DryRun) -> float:
+    """The kept pairs, of all."""
+    if operator != "attention":
+        return 1.0
+    band = _band(run)
+    return band.pairs() / max(band.rows * band.columns, 1)
+
+
+def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware) -> dict[str, float]:
+    """Lower bounds in bytes of the forward pass's scores, for a cache of the second level's size."""
+    from monoidreduce.io import bounds  # loads as much again as all of costs
+
+    first = next(iter(call.values()))
+    size = first.element_size()
+    measured = hardware.measured.l2 if hardware.measured is not None else None
+    words = int((measured or hardware.l2 or 0) / size)
+    if operator == "attention":
+        band, width, heads = _band(run), first.shape[3], first.shape[0] * first.shape[1]
+        n = math.isqrt(band.rows * band.columns)
+        found = (bounds.theta_forward(n, width, words), bounds.segment(n, width, words, band.pairs()))
+        return {b.name: heads * size * b.words for b in found}
+    columns = call[OPERANDS[operator]["b"]]
+    b = bounds.matmul(
+        first.shape.numel() // max(first.shape[-1], 1), columns.shape[0], columns.shape[1], words
+    )
+    return {b.name: size * max(b.words, 0.0)}
+
+
+def _advice(
+    operator: str,
+    needed: tuple[str, ...],
+    run: DryRun,
+    passes: tuple[Pass, ...],
+    timed: list[tuple[bool, Work, Time]],
+) -> list[str]:
+    names = {p.name for p in passes}
+    advice = []
+    if any(name.endswith(("/dq", "/dx")) for name in names):
+        advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
+    at_once = {"attention": ("q", "k", "v"), "mlp": ("x", "w1", "w2")}.get(operator, ())
+    unused = [name for name in at_once if needed and name not in needed]
+    if unused and not any(name.startswith("torch mm") for name in names):
+        advice.append(f"gradients of {', '.join(unused)} are computed by the same kernel, and not needed")
+    sums = [p for p in passes if p.backward and p.name in ("torch zeros_like", "torch _to_copy")]
+    if operator == "attention" and sums:
+        moved, spent = sum(p.dram_read + p.dram_written for p in sums), sum(p.seconds for p in sums)
+        advice.append(
+            f"d_q is summed in float32: {moved / 1e6:.4g} MB and {1e3 * spent:.3g} ms to clear and round it"
+        )
+    again = sum(p.seconds for p in passes if p.backward and p.name.endswith("local_gradient"))
+    keeps = any(x.plan is not None and x.plan.keeps for x in run.launches if not x.backward)
+    if again and keeps and operator in ("linear_cross_entropy", "linear_distillation"):
+        advice.append(
+            f"{1e3 * again:.3g} ms are for local gradients that a larger workspace may keep from forward"
+        )
+    unknown = sorted({work.kernel for _, work, time in timed if not time.known})
+    if unknown:
+        advice.append(f"not measured, and taken to reach a usual share of the peak: {', '.join(unknown)}")
+    return advice

@@ -1,0 +1,297 @@
+"""What the kernels of a launch do: their jobs, and the bytes that they move (docs/cost.md has the formulas).
+
+Tiles are those of the launch's plan. Of the families sm80 and simt it tells none: there all kept scores are
+one job that the GPU shares, and the kernel's constants hold what its tiles cost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from monoidreduce import _C
+from monoidreduce._ops.slices import TILE_ROWS, product_turns
+from monoidreduce.costs.dry_run import Launch, Operand
+
+__all__ = ["Band", "Work", "work_of"]
+
+_CLUSTER = 2  # multiprocessors that share a tile of a contraction
+
+
+@dataclass(frozen=True)
+class Work:
+    """One kernel.
+
+    Attributes:
+        name: for people.
+        kernel: its name among the constants of the model; "" for one that only moves bytes.
+        width: of the operands, which chooses the constants too.
+        flops: of a tile, for each unit of width.
+        jobs: how many jobs have so many tiles.
+        read, written: bytes of DRAM.
+        l2_job, l2_tile, l2_added: bytes of the second-level cache that multiprocessors ask for, a job and a
+            tile, and that a tile adds to sums there.
+        workers: multiprocessors that share a job.
+        shared: do blocks share the last jobs, so that all end together.
+    """
+
+    name: str
+    kernel: str
+    width: int
+    flops: float
+    jobs: Counter[int]
+    read: int
+    written: int
+    workers: int = 1
+    shared: bool = False
+    l2_job: int = 0
+    l2_tile: int = 0
+    l2_added: int = 0
+
+    @property
+    def tiles(self) -> int:
+        return sum(tiles * count for tiles, count in self.jobs.items())
+
+    @property
+    def executed(self) -> float:
+        """FLOPs, of whole tiles."""
+        return self.flops * self.width * self.tiles
+
+
+@dataclass(frozen=True)
+class Band:
+    """The columns that rows keep (fold.h: ColumnRange). left, right: -1 for no bound."""
+
+    rows: int
+    columns: int
+    left: int = -1
+    right: int = -1
+
+    @property
+    def all(self) -> bool:
+        return self.left < 0 and self.right < 0
+
+    def of_rows(self, first: int, last: int) -> tuple[int, int]:
+        """The columns [begin, end) that any of these rows keeps."""
+        shift = self.columns - self.rows
+        begin = 0 if self.left < 0 else max(0, first + shift - self.left)
+        end = self.columns if self.right < 0 else min(self.columns, last + shift + self.right + 1)
+        return begin, max(begin, end)
+
+    def of_columns(self, first: int, last: int) -> tuple[int, int]:
+        """The rows [begin, end) that keep any of these columns."""
+        shift = self.columns - self.rows
+        begin = 0 if self.right < 0 else max(0, first - shift - self.right)
+        end = self.rows if self.left < 0 else min(self.rows, last - shift + self.left + 1)
+        return begin, max(begin, end)
+
+    def pairs(self) -> int:
+        """Of a row and a column that it keeps."""
+        if self.all:
+            return self.rows * self.columns
+        return sum(end - begin for begin, end in (self.of_rows(row, row) for row in range(self.rows)))
+
+    def jobs(self, by_rows: bool, staying: int, streamed: int) -> Counter[int]:
+        """How many jobs, each of `staying` rows or columns, have so many tiles that stream past them."""
+        lines, range_of = (self.rows, self.of_rows) if by_rows else (self.columns, self.of_columns)
+        jobs: Counter[int] = Counter()
+        for first in range(0, lines, staying):
+            begin, end = range_of(first, min(first + staying, lines) - 1)
+            jobs[_tiles(end, streamed) - begin // streamed if end > begin else 0] += 1
+        return jobs
+
+
+def _tiles(size: int, tile: int) -> int:
+    return -(-size // tile)
+
+
+def _bytes(launch: Launch, names: str) -> int:
+    """Of the operands that are there."""
+    return sum(launch.arguments[name].bytes for name in names.split() if name in launch.arguments)
+
+
+def _family(launch: Launch) -> str:
+    """The plan's family of kernels, and the dtype of the operands."""
+    assert launch.plan is not None
+    first = next(a for a in launch.arguments.values() if isinstance(a, Operand))
+    return f"{launch.plan.tier}/{str(first.dtype).removeprefix('torch.')}"
+
+
+def _moves(name: str, read: int, written: int) -> Work:
+    return Work(name, "", 0, 0.0, Counter(), read, written)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """The fold of a launch of attention or the MLP. heads: of columns, each for `group` heads of rows."""
+
+    launch: Launch
+    plan: _C.Plan
+    band: Band
+    heads: int
+    group: int
+    width: int
+
+    @classmethod
+    def of(cls, launch: Launch) -> _Problem:
+        a, plan = launch.arguments, launch.plan
+        assert plan is not None
+        if "q" in a:
+            q, k, v = (a[name].shape for name in "qkv")
+            band = Band(q[2], k[2], a["left"], a["right"])
+            return cls(launch, plan, band, k[0] * k[1], q[1] // k[1], max(q[3], v[3]))
+        (rows, width), units, outputs = a["x"].shape, a["w1"].shape[0], a["w2"].shape[0]
+        return cls(launch, plan, Band(rows, units), 1, 1, max(width, outputs))
+
+    @property
+    def scores(self) -> str:
+        """What makes scores of attention take longer."""
+        a = self.launch.arguments
+        return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
+
+    def work(
+        self, name: str, tile: tuple[int, int], products: int, by_rows: bool, read: int, written: int
+    ) -> Work:
+        """A kernel of products over the tiles of the band. tile: lines that stay and lines that stream."""
+        group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
+        if self.plan.few_rows or not all(tile):
+            jobs = Counter({self.band.pairs() * self.heads * self.group: 1})
+            kernel = f"{name}{'/few rows' * self.plan.few_rows}/{_family(self.launch)}"
+            return Work(name, kernel, self.width, 2.0 * products, jobs, read, written, shared=True)
+        found = self.band.jobs(by_rows, *tile)
+        jobs = Counter({tiles * group: count * all_heads for tiles, count in found.items()})
+        at_once, line = products == 5, 2 * self.width * 2  # bytes of a line of both operands, of 16 bits
+        return Work(
+            name=name,
+            kernel=f"{name}/{tile[0]}x{tile[1]}",
+            width=self.width,
+            flops=2.0 * products * tile[0] * tile[1],
+            jobs=jobs,
+            read=read,
+            written=written,
+            shared=at_once and "q" in self.launch.arguments and self.band.all,
+            l2_job=line * tile[0],
+            l2_tile=line * tile[1],
+            l2_added=4 * self.width * tile[1] if at_once else 0,
+        )
+
+
+def _forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """Of attention or the MLP."""
+    problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial sums of few rows
+    read = _bytes(launch, "q k v bias x w1 w2 bias1 bias2") + scratch
+    written = _bytes(launch, "out lse lse_low") + scratch
+    name = launch.name + problem.scores
+    yield problem.work(name, problem.plan.tile, 2, True, read, written)
+
+
+def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """The same: one kernel for all gradients, or a pass for each."""
+    problem, a = _Problem.of(launch), launch.arguments
+    name, plan = launch.name + problem.scores, problem.plan
+    if "q" in a:
+        statistics = _bytes(launch, "lse lse_low")
+        yield _moves("prepare_rows", _bytes(launch, "grad_out out") + statistics, statistics)
+    read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
+    rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
+    if plan.adds_rows:  # sums are evicted and read again
+        sums, tile = _bytes(launch, rows), (plan.tile[1], plan.tile[0])
+        yield problem.work(name, tile, 5, False, read + sums, sums + _bytes(launch, " ".join(columns)))
+        return
+    for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
+        written = _bytes(launch, gradient)
+        yield problem.work(f"{name}/{gradient}", plan.tile, products, gradient == rows, read, written)
+
+
+def _contraction(
+    name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: _C.DeviceFacts, written: int
+) -> Work:
+    """A product of matrices [rows, width] and [columns, width] of 16 bits; each group reads all columns."""
+    tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
+    groups = _C.contraction_groups(rows, columns, width, gpu)
+    read = 2 * width * (rows + groups * columns)
+    jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], 2 * width * sum(tile)
+    return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, l2_tile=l2)
+
+
+def _local_scores(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """What computes scores by contraction: folds, local gradients, hidden values; on simt all gradients."""
+    a, plan = launch.arguments, launch.plan
+    assert plan is not None
+    x, weight = (next(a[n] for n in names if n in a) for names in (("x", "a"), ("weight", "b", "w1")))
+    rows, columns, width = x.shape[0], weight.shape[0], x.shape[1]
+    if "teacher_x" in a:
+        width += a["teacher_x"].shape[1]
+    if "grad_out" in a:
+        width += a["grad_out"].shape[1]
+    written = _bytes(launch, "out teacher_out hidden kept teacher_kept")
+    if plan.tier != "sm90":
+        gradients = [a[n] for n in ("dx", "dweight", "dteacher_x", "dteacher_weight", "da", "db") if n in a]
+        products = 1 + sum(t.shape[1] for t in gradients) / width
+        read = _bytes(launch, "x a weight b teacher_x teacher_weight w1 w2 grad_out")
+        jobs, kernel = Counter({rows * columns: 1}), f"{launch.name}/{_family(launch)}"
+        written += sum(t.bytes for t in gradients)
+        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=True)
+        return
+    at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
+    name = launch.name + ("/keeping" if "kept" in a else "")
+    for first in range(0, rows, at_a_time):
+        part = min(at_a_time, rows - first)
+        if "gathered" in a:
+            moved = x.dtype.itemsize * part * width
+            yield _moves("scale_rows", moved, moved)
+        yield _contraction(name, part, columns, width, plan.tile, gpu, written * part // rows)
+    if "kept" in a:
+        kept = _bytes(launch, "kept teacher_kept")
+        yield _moves("weights_to_gradients", kept, _bytes(launch, "kept"))
+
+
+def _product(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """A product of local gradients: [rows, depth] @ [depth, columns], or the same of a transpose."""
+    a = launch.arguments
+    (rows, depth), columns = a["a"].shape, a["b"].shape[1]
+    if launch.name == "columns_product":
+        rows, depth = depth, rows
+    tile = product_turns(_tiles(rows, TILE_ROWS), columns, gpu.multiprocessors // _CLUSTER)[1]
+    summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # by addition
+    work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
+    yield Work(**{**vars(work), "read": work.read + summed})
+
+
+def _copied(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    written = _bytes(launch, "out order")
+    yield _moves(launch.name, _bytes(launch, "x factor target mask"), written)
+
+
+KERNELS: dict[str, Callable[[Launch, _C.DeviceFacts], Iterator[Work]]] = {
+    "attention_forward": _forward,
+    "attention_backward": _backward,
+    "mlp_forward": _forward,
+    "mlp_backward": _backward,
+    "rows_product": _product,
+    "columns_product": _product,
+    "scale_rows": _copied,
+    "copy_fitted": _copied,
+    "order_rows": _copied,
+}
+
+
+def _of_torch(launch: Launch) -> Work:
+    """A product of matrices, or an op that reads its inputs and writes its results once."""
+    read, written = launch.arguments["read"], launch.arguments["written"]
+    moved = sum(t.bytes for t in read), sum(t.bytes for t in written)
+    name = launch.name.removeprefix("aten::")
+    if name in ("mm", "addmm"):
+        jobs, depth = Counter({written[0].shape.numel(): 1}), read[-2].shape[1]
+        return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=True)
+    if name in ("zeros_like", "new_zeros", "new_full", "fill_"):
+        moved = 0, moved[1]
+    return _moves(f"torch {name}", *moved)
+
+
+def work_of(launch: Launch, gpu: _C.DeviceFacts) -> list[Work]:
+    """The kernels that a launch runs on a GPU, in order."""
+    if launch.name.startswith("aten::"):
+        return [_of_torch(launch)]
+    return list(KERNELS.get(launch.name, _local_scores)(launch, gpu))

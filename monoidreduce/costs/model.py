@@ -1,0 +1,122 @@
+"""How long the kernels of a call take: jobs on multiprocessors beside bytes through memory.
+
+A kernel has two constants: the share of the device's rate of matrix products that its tiles reach, and the
+seconds that a job takes beyond its tiles. bench/cost.py fits them to bench/results and writes constants.json.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from monoidreduce.costs.kernels import Work
+from monoidreduce.hardware import Hardware
+
+__all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", "time_of"]
+
+# The share of kernels that were not measured: about that of others of their family.
+_UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
+LAUNCH_SECONDS = 2e-6  # from the end of a kernel to the first block of the next one
+_MOST_JOBS = 1 << 16  # that are dealt out one by one
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Of a kernel at one width.
+
+    Attributes:
+        width: of operands; narrower ones cost as much. 0: cost follows the width.
+        share: of the device's rate of matrix products, that tiles reach.
+        job_seconds: of a job beyond its tiles.
+        fitted: on which cases; empty where the kernel was not measured.
+    """
+
+    width: int
+    share: float
+    job_seconds: float
+    fitted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of a kernel.
+
+    Attributes:
+        compute: of its jobs.
+        memory: of its bytes.
+        launch: until its first block runs.
+        known: has it constants of its own, or does it need none.
+    """
+
+    compute: float
+    memory: float
+    launch: float
+    known: bool
+
+    @property
+    def seconds(self) -> float:
+        """If jobs hide what memory takes, or memory what jobs take (Rooflines and Scaling, equation 1)."""
+        return max(self.compute, self.memory) + self.launch
+
+    @property
+    def bound(self) -> str:
+        """What takes longest: "tensor", "dram" or "launch"."""
+        return max((self.compute, "tensor"), (self.memory, "dram"), (self.launch, "launch"))[1]
+
+
+@cache
+def fitted_constants() -> dict[str, tuple[Constants, ...]]:
+    """Of every measured kernel, the narrowest first."""
+    found = json.loads(Path(__file__).with_name("constants.json").read_text("utf-8"))
+    return {
+        kernel: tuple(Constants(**{**row, "fitted": tuple(row["fitted"])}) for row in rows)
+        for kernel, rows in found.items()
+    }
+
+
+def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]] | None = None) -> Constants:
+    """Those of the narrowest measured width that holds `width`, else of the widest."""
+    rows = (fitted_constants() if among is None else among).get(kernel, ())
+    if not rows:
+        family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), "sm90")
+        return Constants(0, _UNMEASURED[family], 0.0)
+    return next((row for row in rows if row.width >= width), rows[-1])
+
+
+def makespan(
+    jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: bool
+) -> float:
+    """Until the last of `workers` has done its jobs, which take them one after another, the longest first.
+
+    jobs: how many have so many tiles. shared: the last jobs are split, so that all workers end together.
+    """
+    count, whole = sum(jobs.values()), sum(tiles * number for tiles, number in jobs.items())
+    longest = max(jobs, default=0) * tile_seconds + job_seconds
+    if shared or count > _MOST_JOBS:
+        return (whole * tile_seconds + count * job_seconds) / workers
+    if len(jobs) <= 1:
+        return -(-count // workers) * longest
+    ends = [0.0] * workers
+    for tiles in sorted(jobs.elements(), reverse=True):
+        heapq.heapreplace(ends, ends[0] + tiles * tile_seconds + job_seconds)
+    return max(ends)
+
+
+def time_of(work: Work, hardware: Hardware, constants: Constants | None = None) -> Time:
+    """How long a kernel takes on a GPU."""
+    measured = hardware.measured
+    bandwidth = hardware.bandwidth if measured is None else measured.bandwidth
+    memory = (work.read + work.written) / bandwidth
+    if not work.kernel:
+        return Time(0.0, memory, LAUNCH_SECONDS, True)
+    peak = hardware.peak if measured is None else measured.peak
+    assert hardware.multiprocessors is not None
+    known = constants or constants_of(work.kernel, work.width)
+    workers = hardware.multiprocessors // work.workers
+    tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
+    compute = makespan(work.jobs, workers, tile_seconds, known.job_seconds, work.shared)
+    return Time(compute, memory, LAUNCH_SECONDS, bool(known.fitted))

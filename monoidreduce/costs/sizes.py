@@ -1,0 +1,59 @@
+"""Calls by their sizes, as the command line and bench/results name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["OPERATORS", "SIZES", "call_of"]
+
+# By operator: the sizes of a call, and what may be given besides.
+SIZES = {
+    "attention": ("B H L d", "Hkv N causal window softcap bias"),
+    "linear_cross_entropy": ("N V D", ""),
+    "linear_distillation": ("N V D E", "loss"),
+    "mlp": ("B K d", ""),
+    "logsumexp_matmul": ("M N F", ""),
+}
+# What bench/results calls them.
+OPERATORS = {
+    "attention": "attention",
+    "cross_entropy": "linear_cross_entropy",
+    "distillation": "linear_distillation",
+    "mlp": "mlp",
+    "logsumexp": "logsumexp_matmul",
+}
+
+
+def call_of(operator: str, sizes: dict[str, Any], dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+    """The tensors of a call, without memory, and its options.
+
+    sizes: of `SIZES`. A window has so many keys on either side; a bias is [1, H, L, N].
+    """
+
+    def t(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    if operator == "attention":
+        B, H, L, d = (sizes[name] for name in "BHLd")
+        heads, keys, window = sizes.get("Hkv", H), sizes.get("N", L), sizes.get("window")
+        options = {
+            "causal": bool(sizes.get("causal")),
+            "softcap": sizes.get("softcap"),
+            "window": None if window is None else (window, window),
+            "bias": t(1, H, L, keys) if sizes.get("bias") else None,
+        }
+        return [t(B, H, L, d), t(B, heads, keys, d), t(B, heads, keys, d)], options
+    if operator == "mlp":
+        B, K, d = (sizes[name] for name in "BKd")
+        return [t(B, d), t(K, d), t(d, K)], {}
+    if operator == "logsumexp_matmul":
+        M, N, F = (sizes[name] for name in "MNF")
+        return [t(M, F), t(N, F)], {}
+    N, V, D = (sizes[name] for name in "NVD")
+    if operator == "linear_cross_entropy":
+        return [t(N, D), t(V, D), t(N, of=torch.int64)], {}
+    options = {"loss": sizes["loss"]} if "loss" in sizes else {}
+    return [t(N, D), t(V, D), t(N, sizes["E"]), t(V, sizes["E"])], options

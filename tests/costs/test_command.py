@@ -1,0 +1,53 @@
+"""python -m monoidreduce cost: calls by their sizes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import monoidreduce as mr
+from monoidreduce.__main__ import main
+from monoidreduce.costs.sizes import SIZES
+
+GIVEN = {
+    "B": 2,
+    "H": 4,
+    "L": 300,
+    "N": 500,
+    "V": 1000,
+    "D": 64,
+    "E": 32,
+    "K": 700,
+    "M": 300,
+    "F": 64,
+    "d": 64,
+}
+
+
+@pytest.mark.parametrize("operator", SIZES)
+def test_every_operator(operator: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needed = SIZES[operator][0].split()
+    assert main(["cost", operator, *(f"{n}={GIVEN[n]}" for n in needed), "--hardware", "a100"]) == 0
+    assert capsys.readouterr().out.startswith(f"{operator} on a100: ")
+
+
+def test_options_are_those_of_the_call(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["B=1", "H=8", "Hkv=2", "L=256", "N=512", "d=64", "causal", "window=100", "softcap=30", "bias"]
+    arguments = ["--hardware", "h200", "--dtype", "float16", "--forward", "--json"]
+    assert main(["cost", "attention", *sizes, *arguments]) == 0
+    q, k = (torch.empty(1, h, n, 64, dtype=torch.float16, device="meta") for h, n in ((8, 256), (2, 512)))
+    bias = torch.empty(1, 8, 256, 512, dtype=torch.float16, device="meta")
+    options = {"causal": True, "window": (100, 100), "softcap": 30.0, "bias": bias}
+    expected = mr.cost("attention", q, k, k, hardware="h200", needed=(), **options)
+    assert json.loads(capsys.readouterr().out) == json.loads(expected.to_json())
+
+
+def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["cost", "linear_cross_entropy", "N=1024", "V=32000", "D=512", "--hardware", "h100", "--json"]
+    peaks = []
+    for workspace in (4 << 20, 1 << 30):
+        assert main([*call, "--workspace", str(workspace)]) == 0
+        peaks.append(json.loads(capsys.readouterr().out)["peak_memory"])
+    assert peaks[0] < peaks[1]

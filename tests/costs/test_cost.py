@@ -1,0 +1,191 @@
+"""mr.cost: FLOPs, bytes, memory and time of calls, and both of the latter beside bench/results."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+from bench import cost as bench
+from monoidreduce.hardware import HARDWARE
+
+# Errors of held-out times by operator: the median, and the largest. The MLP has two, of one size.
+ERRORS = {
+    "attention": (0.05, 0.15),
+    "cross_entropy": (0.05, 0.15),
+    "distillation": (0.055, 0.15),
+    "mlp": (0.15, 0.15),
+    "logsumexp": (0.10, 0.15),
+}
+PEAK = 2 << 20  # bytes
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def mlp(width: int, **options: Any) -> mr.Cost:
+    tensors = meta(16384, width), meta(16384, width), meta(width, 16384)
+    return mr.cost("mlp", *tensors, hardware="h100", **options)
+
+
+# FLOPs and bytes
+
+
+@pytest.mark.parametrize(("width", "executed"), [(128, 14), (192, 20)])
+def test_flops_of_the_mlp(width: int, executed: int) -> None:
+    """MonoidReduce, section 4: 12 BKD, 14 with hidden values computed again; 20 by a pass a gradient."""
+    found = mlp(width)
+    unit = 16384**2 * width
+    assert found.useful_flops == 12 * unit and found.executed_flops == executed * unit
+
+
+def test_flops_of_attention_are_those_of_kept_pairs() -> None:
+    q = meta(1, 2, 1024, 64)
+    full, causal = (mr.cost("attention", q, q, q, causal=c, hardware="h100") for c in (False, True))
+    pairs = 2 * 1024 * 1025 // 2
+    assert full.useful_flops == 12 * 2 * 1024**2 * 64 and causal.useful_flops == pytest.approx(
+        12 * pairs * 64
+    )
+    assert causal.executed_flops < full.executed_flops
+
+
+def test_compulsory_bytes() -> None:
+    q = meta(2, 4, 256, 64)
+    forward = mr.cost("attention", q, q, q, hardware="h100", needed=())
+    both = mr.cost("attention", q, q, q, hardware="h100")
+    assert forward.compulsory == 4 * q.nbytes
+    assert both.compulsory == (4 + 3 + 1 + 3) * q.nbytes
+    assert both.lower_bounds["compulsory"] == both.compulsory <= both.dram
+
+
+def test_sums_of_passes() -> None:
+    found = mlp(128)
+    assert found.executed_flops == sum(p.flops for p in found.passes)
+    assert found.dram == sum(p.dram_read + p.dram_written for p in found.passes)
+    low, high = found.range
+    assert low == found.seconds == pytest.approx(sum(p.seconds for p in found.passes)) and low < high
+    assert found.of_matmul_rate is not None and found.mfu < found.of_matmul_rate < 1
+
+
+# Calls
+
+
+@pytest.mark.parametrize("hardware", [name for name, gpu in HARDWARE.items() if gpu.capability])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_every_operator_on_every_gpu(hardware: str, dtype: torch.dtype) -> None:
+    def t(*shape: int) -> Tensor:
+        return meta(*shape, dtype=dtype)
+
+    q, x, weight, target = t(1, 2, 300, 72), t(300, 72), t(1000, 72), meta(300, dtype=torch.int64)
+    calls: dict[str, tuple[Tensor, ...]] = {
+        "attention": (q, q, q),
+        "linear_cross_entropy": (x, weight, target),
+        "linear_distillation": (x, weight, t(300, 40), t(1000, 40)),
+        "mlp": (x, weight, t(72, 1000)),
+        "logsumexp_matmul": (x, weight),
+    }
+    for operator, tensors in calls.items():
+        found = mr.cost(operator, *tensors, hardware=hardware)
+        explained = mr.explain(operator, *tensors, hardware=hardware)
+        tier = explained.forward.split("/")[2]
+        assert found.seconds > 0 and found.useful_flops > 0 and found.peak_memory >= 0
+        simt = [sentence for sentence in found.advice if "/simt/" in sentence]
+        assert bool(simt) <= (tier == "simt" or "/simt/" in explained.backward)
+        assert found.operator in str(found) and json.loads(found.to_json())["hardware"] == hardware
+
+
+def test_gradients_that_are_not_needed() -> None:
+    x, weight, target = meta(1024, 512), meta(32000, 512), meta(1024, dtype=torch.int64)
+    call = ("linear_cross_entropy", x, weight, target)
+    both, rows = mr.cost(*call, hardware="h100"), mr.cost(*call, hardware="h100", needed=["x"])
+    assert mr.cost(*call, hardware="h100", needed="x") == rows
+    assert not any(p.name == "columns_product" for p in rows.passes) and rows.seconds < both.seconds
+    weight.requires_grad_()
+    only_weight = mr.cost(*call, hardware="h100")
+    assert not any(p.name == "rows_product" for p in only_weight.passes)
+    assert not any(p.backward for p in mr.cost(*call, hardware="h100", needed=()).passes)
+
+
+def test_advice() -> None:
+    q = meta(1, 8, 4096, 160)
+    assert any(
+        "8 products in all instead of 5" in a for a in mr.cost("attention", q, q, q, hardware="h100").advice
+    )
+    q = meta(1, 8, 4096, 128)
+    advice = mr.cost("attention", q, q, q, hardware="h100", needed=["q"]).advice
+    assert any(a.startswith("gradients of k, v are computed by the same kernel") for a in advice)
+    assert any(a.startswith("d_q is summed in float32: ") for a in advice)
+    call = ("linear_cross_entropy", meta(1024, 512), meta(32000, 512), meta(1024, dtype=torch.int64))
+    for hardware, workspace, may_keep in (
+        ("h100", 1 << 20, True),
+        ("h100", 1 << 30, False),
+        ("a100", 1 << 20, False),
+    ):
+        advice = mr.cost(*call, hardware=hardware, workspace=workspace).advice
+        assert any("a larger workspace" in a for a in advice) == may_keep
+
+
+def test_a_module_and_a_gpu_of_ones_own() -> None:
+    x, target = meta(512, 128), meta(512, dtype=torch.int64)
+    loss = mr.nn.LinearCrossEntropyLoss(label_smoothing=0.1)
+    gpu = HARDWARE["h200"]
+    assert mr.cost(loss, x, meta(5000, 128), target, hardware=gpu) == mr.cost(
+        "linear_cross_entropy", x, meta(5000, 128), target, label_smoothing=0.1, hardware="h200"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"hardware": "abacus"}, "hardware: expected one of a100, h100"),
+        ({"hardware": "v5p"}, "hardware: expected a GPU of NVIDIA's, got v5p"),
+        ({}, "hardware: expected the name of a GPU, or tensors on one that hardware.py has, got meta"),
+        ({"hardware": "h100", "needed": ["d_q"]}, "needed: expected names among q, k, v, got d_q"),
+        ({"hardware": "h100", "softcap": -1}, "softcap: "),
+    ],
+)
+def test_refusals(options: dict[str, Any], complaint: str) -> None:
+    q = meta(1, 1, 128, 64)
+    with pytest.raises(ValueError, match=complaint):
+        mr.cost("attention", q, q, q, **options)
+
+
+# bench/results
+
+
+@pytest.mark.parametrize("op", ERRORS)
+def test_times_of_the_bench(op: str) -> None:
+    errors = [abs(p.error) for p in bench.predictions() if p.counts and p.case.op == op]
+    middle, largest = ERRORS[op]
+    assert errors and statistics.median(errors) <= middle and max(errors) <= largest
+
+
+def test_times_of_the_bench_together() -> None:
+    errors = [abs(p.error) for p in bench.predictions() if p.counts]
+    assert len(errors) >= 60 and statistics.median(errors) <= 0.05
+
+
+def test_each_kernel_is_fitted_on_at_most_two_cases() -> None:
+    assert all(1 <= len(fit.cases) <= 2 for fit in bench.FITS)
+    pairs = [(kernel, fit.width) for fit in bench.FITS for kernel in fit.kernels]
+    assert len(pairs) == len(set(pairs))
+
+
+def test_constants_are_those_that_the_script_fits() -> None:
+    found = {
+        kernel: [vars(row) | {"fitted": [*row.fitted]} for row in rows]
+        for kernel, rows in bench.fitted().items()
+    }
+    assert json.loads(bench.CONSTANTS.read_text("utf-8")) == found
+
+
+def test_peak_memory_of_the_bench() -> None:
+    cases = [case for case in bench.measured() if not case.earlier]
+    missed = {c.name: c.peak for c in cases if abs(bench.cost_of(c).peak_memory - c.peak) > PEAK}
+    assert len(cases) >= 50 and missed == {}
