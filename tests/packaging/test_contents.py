@@ -99,20 +99,21 @@ SOURCES = """
     cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
-    cuda/element.h cuda/engine.h cuda/gathered_rows.h
+    cuda/element.h cuda/engine.h cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
-    cuda/reduce_losses.cu cuda/scale_rows.cu
+    cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_backward.cuh cuda/sm80/mlp_backward_tf32.cu
     cuda/sm80/mlp_few_rows.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
-    cuda/sm80/tiles.h
+    cuda/sm80/statistics.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
     cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
     cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
+    cuda/sm90/statistics.cu
     plan/attention.cpp plan/attention.h plan/check.h plan/losses.cpp plan/mlp.cpp plan/plan.cpp plan/plan.h
     plan/text.cpp plan/tiles.h
 """
