@@ -38,7 +38,7 @@ MODULES = (
 )
 
 
-# Classes that are split over ranks: the functions have them, and nn.LinearCrossEntropyHead, which has the weight.
+# Of classes that are split over ranks, which the functions have, and nn.LinearCrossEntropyHead.
 OVER_RANKS = {"process_group", "classes", "sequence_parallel", "grad_dtype"}
 
 
