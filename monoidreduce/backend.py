@@ -221,10 +221,12 @@ def explain(
     )
 
 
-def explain_statistics(name: str, operands: tuple[Any, ...], program: str) -> Explanation:
+def explain_statistics(
+    name: str, operands: tuple[Any, ...], program: str, workspace: int | None
+) -> Explanation:
     """What a call of `monoidreduce.statistics` would run.
 
-    name: of the function. operands: a, b, other_a, other_b. program: its text.
+    name: of the function. operands: a, b, other_a, other_b. program: its text. workspace: bytes, or None.
     """
     from monoidreduce.program.program import parse
 
@@ -235,7 +237,8 @@ def explain_statistics(name: str, operands: tuple[Any, ...], program: str) -> Ex
         f"the inputs are {_name(a.dtype)}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
     )
     if a.is_cuda:
-        return _explain_statistics_on_cuda(name, operands, program, operations, shared)
+        bytes = get_workspace() if workspace is None else workspace
+        return _explain_statistics_on_cuda(name, operands, program, bytes, operations, shared)
     path = f"cpu/{_C.cpu_isa_of(a)}/{_name(a.dtype)}"
     count: Any = _C.cpu_tiles
     folded = [None if t is None else t.detach()[None, None] for t in operands]
@@ -256,7 +259,12 @@ def explain_statistics(name: str, operands: tuple[Any, ...], program: str) -> Ex
 
 
 def _explain_statistics_on_cuda(
-    name: str, operands: tuple[Any, ...], program: str, operations: int, shared: tuple[str, ...]
+    name: str,
+    operands: tuple[Any, ...],
+    program: str,
+    workspace: int,
+    operations: int,
+    shared: tuple[str, ...],
 ) -> Explanation:
     from monoidreduce.program import compiler
     from monoidreduce.program.cuda_source import state_words
@@ -272,8 +280,11 @@ def _explain_statistics_on_cuda(
         scores = 1 if operands[2] is None else 2
         a, b, other_a, other_b = operands
         forward = _C.plan_statistics_fold(a, b, other_a, other_b, state_words=state_words(program))
-        room = get_workspace() // scores
-        backward = _C.plan_statistics_local_gradient(a, b, other_a, other_b, workspace=room)
+        backward = _C.plan_statistics_local_gradient(
+            *(a, b, other_a, other_b),
+            workspace=workspace // scores,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )
         paths = (
             f"statistics_fold/cuda/{forward.tier}/{dtype}",
             f"statistics_local_gradient/cuda/{backward.tier}/{dtype}",
@@ -291,7 +302,7 @@ def _explain_statistics_on_cuda(
         backward=paths[1],
         architecture=_architecture(a.device),
         tiles=None,
-        workspace=get_workspace(),
+        workspace=workspace,
         deterministic=found is not None,
         reasons=(*how, *shared),
     )

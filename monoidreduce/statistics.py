@@ -200,7 +200,8 @@ class Statistics:
         from monoidreduce import backend
 
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
-        return backend.explain_statistics(repr(self), call.operands, self._traced(call)[0].text)
+        text = self._traced(call)[0].text
+        return backend.explain_statistics(repr(self), call.operands, text, workspace_bytes(workspace))
 
     def _traced(self, call: _Call) -> tuple[Traced, tuple[Tensor, ...]]:
         """The function as it is traced for a call, and the tensors that it captured."""

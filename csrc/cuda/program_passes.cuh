@@ -49,8 +49,8 @@ void with_tile(const Call& x, Run run) {
     run(Tile<1>{});
 }
 
-// What the generated kernels take is laid out as here, whatever their program is (program_epilogue.cuh).
-struct Fold {
+// The members of ProgramFold and ProgramGradient (program_epilogue.cuh), which are the same for every program.
+struct FoldParameter {
   ProgramData data;
   void* partial;
 };
@@ -63,14 +63,14 @@ void fold(Tile tile, const StatisticsFold& x, const Launch& launch) {
   const DeviceGuard guard(x.a.cuda_device);
   launch_loaded("statistics_fold", x.kernels, static_cast<unsigned>(schedule.clusters * Tile::kBlocks),
                 Tile::kThreads, contraction_bytes<Nothing>(tile), launch.stream,
-                contraction_arguments(tile, schedule, p, parked), Fold{data_of(x), partial});
+                contraction_arguments(tile, schedule, p, parked), FoldParameter{data_of(x), partial});
   constexpr int kThreads = 128;
   launch_loaded("combine_partial", x.kernels + 1, blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads,
                 0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
 }
 
 template <class Stores>
-struct Gradients {
+struct GradientParameter {
   ProgramData data;
   Stores stores;
 };
@@ -80,10 +80,10 @@ void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Stores& s
   const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
   static_assert(Tile::kScratch == 0);
   const DeviceGuard guard(x.a.cuda_device);
-  launch_loaded("statistics_local_gradient", x.kernels,
-                static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,
-                contraction_bytes<typename Stores::Memory>(tile), launch.stream,
-                contraction_arguments(tile, schedule, p, nullptr), Gradients<Stores>{data_of(x), stores});
+  launch_loaded(
+      "statistics_local_gradient", x.kernels, static_cast<unsigned>(schedule.clusters * Tile::kBlocks),
+      Tile::kThreads, contraction_bytes<typename Stores::Memory>(tile), launch.stream,
+      contraction_arguments(tile, schedule, p, nullptr), GradientParameter<Stores>{data_of(x), stores});
 }
 template <class Tile>
 void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Launch& launch) {

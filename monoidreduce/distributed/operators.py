@@ -17,10 +17,10 @@ from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_g
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 
-__all__ = ["Sharded"]
+__all__ = ["COLUMN_AXES", "Sharded"]
 
 # The inputs of ops that are a rank's part of the columns, and on which axis.
-_COLUMN_AXES = {
+COLUMN_AXES = {
     "weight": 0,
     "bias": 0,
     "class_weight": 0,
@@ -57,12 +57,12 @@ class Sharded:
         def prepare() -> tuple[Sharded, dict[str, Any]]:
             tensors, options = check()
             sharding = Sharding.of(group, *ranks)
-            facts = facts_of(zip(names, (*tensors, *options), strict=False), _COLUMN_AXES) | sharding.facts
+            facts = facts_of(zip(names, (*tensors, *options), strict=False), COLUMN_AXES) | sharding.facts
             if operator == "mlp":  # which takes shards of any length
                 return cls(tensors, options, Columns.of(group, "w1", len(tensors[1]), None), sharding), facts
             columns = sharding.columns(names[1], tensors[1])
             own = [
-                columns.own(t) if name in _COLUMN_AXES else t for name, t in zip(names, tensors, strict=False)
+                columns.own(t) if name in COLUMN_AXES else t for name, t in zip(names, tensors, strict=False)
             ]
             facts |= {"classes": columns.all, f"rows of {names[1]}": columns.stride}
             return cls(tuple(own), options, columns, sharding), facts

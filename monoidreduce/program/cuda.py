@@ -25,11 +25,10 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.slices import columns_in
 from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
+from monoidreduce.program.passes import Data, Operands
 
 __all__ = ["backward", "fold"]
 
-Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
-Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 _LEAST_COLUMNS = 256  # of a slice, where there are no tensor cores
@@ -39,12 +38,9 @@ def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
     if not plan.tensor_cores:
         return operands
     a, b, other_a, other_b = operands
-    second = (
-        (None, None)
-        if other_a is None or other_b is None
-        else (padded(other_a), padded_weight(other_b, plan))
-    )
-    return padded(a), padded_weight(b, plan), *second
+    if other_a is None or other_b is None:
+        return padded(a), padded_weight(b, plan), None, None
+    return padded(a), padded_weight(b, plan), padded(other_a), padded_weight(other_b, plan)
 
 
 def _contiguous(data: Data) -> Data:

@@ -24,20 +24,10 @@ from tolerance import content
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce.distributed.operators import COLUMN_AXES
 
 MOST_RANKS = 4
 SECONDS = 40  # for a call, after which its ranks are ended
-# On which axis the columns lie, and the rows.
-COLUMN_AXES = {
-    "weight": 0,
-    "bias": 0,
-    "class_weight": 0,
-    "teacher_weight": 0,
-    "b": 0,
-    "w1": 0,
-    "bias1": 0,
-    "w2": 1,
-}
 ROWS = ("x", "target", "mask", "teacher_x", "a")
 
 
