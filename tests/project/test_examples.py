@@ -22,6 +22,12 @@ SCRIPTS = {
     "custom_monoid.py": 3,
     "divergences.py": 5,
     "policy_gradient.py": 5,
+    "token_losses.py": 3,
+    "contrastive.py": 5,
+    "noisy_or.py": 4,
+    "kernel_sums.py": 4,
+    "kernel_density.py": 3,
+    "nearest_neighbours.py": 3,
 }
 
 
