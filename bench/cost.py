@@ -77,7 +77,7 @@ class Measured:
 
 @cache
 def measured() -> tuple[Measured, ...]:
-    """What bench/results has of this library on the devices that the model knows; the last run of a case."""
+    """What bench/results has of operators and devices that the model knows; the last run of a case."""
     found = {}
     for file in sorted(
         RESULTS.glob("*.json"), key=lambda f: json.loads(f.read_text())["environment"]["date"]
@@ -86,7 +86,7 @@ def measured() -> tuple[Measured, ...]:
         environment = document["environment"]
         if environment["device"] in DEVICES:
             for row in document["speed"]:
-                for case in _cases(row, environment):
+                for case in _cases(row, environment) if row["op"] in OPERATORS else ():
                     found[case.name] = case
     return tuple(found.values())
 

@@ -41,14 +41,14 @@ class Point:
 
 
 def points(document: dict[str, Any], hardware: Hardware) -> Iterator[Point]:
-    """Those of a result of `bench/run.py`.
+    """Those of a result of `bench/run.py`, of operators that `mr.cost` knows.
 
     document: as it is in a file. hardware: a GPU; which does not change intensities.
     """
     for row in document["speed"]:
-        if row["dtype"] not in ("bfloat16", "float16") or "ignored" in row["parameters"]:
+        operator = OPERATORS.get(row["op"])
+        if operator is None or row["dtype"] not in ("bfloat16", "float16") or "ignored" in row["parameters"]:
             continue
-        operator = OPERATORS[row["op"]]
         tensors, options = call_of(operator, row["parameters"], getattr(torch, row["dtype"]))
         moved = cost(operator, *tensors, hardware=hardware, **options).compulsory
         phase = row["phases"]["total"]

@@ -38,6 +38,12 @@ def test_a_point_is_what_the_result_says() -> None:
     assert point.intensity == pytest.approx(12 * 32 * 8192**2 * 128 / (11 * 32 * 8192 * 128 * 2))
 
 
+def test_operators_without_a_model_have_no_points() -> None:
+    """Results of folds of one's own, which `mr.cost` does not know."""
+    (file,) = (file for file in FILES if file.name.endswith("_folds.json"))
+    assert list(points(json.loads(file.read_text("utf-8")), H100)) == []
+
+
 def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "roofline.svg"
