@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -54,9 +54,11 @@ from monoidreduce._validate import (
 from monoidreduce.workspace import get_workspace, traced_workspace
 
 __all__ = [
+    "LogProbs",
     "attention",
     "linear_cross_entropy",
     "linear_distillation",
+    "linear_log_probs",
     "logsumexp_matmul",
     "merge_attention",
     "mlp",
@@ -139,6 +141,20 @@ def _per_row(name: str, tensor: Tensor, x: Tensor) -> Tensor:
     if tensor.device != x.device:
         raise ValueError(mismatch(name, f"a tensor on {x.device} as x", tensor.device))
     return tensor if len(shape) == 1 else tensor.reshape(-1)
+
+
+def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]:
+    """Class indices of the leading shape of x, checked -> [rows] int64; and the one that counts as none."""
+    check_tensor("target", target)
+    if target.dtype not in INTEGERS:
+        raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
+    targets = _per_row("target", target, x)
+    if targets.dtype != torch.int64:
+        targets = targets.long()
+    ignore_index = check_int("ignore_index", ignore_index)
+    if not -(1 << 63) <= ignore_index < 1 << 63:
+        raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
+    return targets, ignore_index
 
 
 def _like_rows(result: Tensor, x: Tensor) -> Tensor:
@@ -486,9 +502,6 @@ def _check_cross_entropy(
     label_smoothing: float,
     z_loss: float,
 ) -> Checked:
-    check_tensor("target", target)
-    if target.dtype not in INTEGERS:
-        raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
     x, weight, bias, class_weight = _operands(
@@ -502,13 +515,8 @@ def _check_cross_entropy(
         check_axes("bias", bias, ("V",), sizes)
     if class_weight is not None:
         check_axes("class_weight", class_weight, ("V",), sizes)
-    targets = _per_row("target", target, x)
-    if targets.dtype != torch.int64:
-        targets = targets.long()
+    targets, ignore_index = _targets(target, ignore_index, x)
     check_choice("reduction", reduction, REDUCTIONS)
-    ignore_index = check_int("ignore_index", ignore_index)
-    if not -(1 << 63) <= ignore_index < 1 << 63:
-        raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
     logit_scale = check_factor("logit_scale", logit_scale)
     z_loss = check_factor("z_loss", z_loss)
     label_smoothing = check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
@@ -793,6 +801,128 @@ def linear_distillation(
     else:
         result = sharded.linear_distillation(workspace)
     return _like_rows(result, x) if reduction == "none" else result
+
+
+class LogProbs(NamedTuple):
+    """What `linear_log_probs` returns, [...] each, in the accumulation dtype unless said otherwise.
+
+    Attributes:
+        log_probs: of the targets.
+        entropy: of the softmax, in nats; None unless it was asked for.
+        top1: int64, the index of the largest logit, the least one among equals; None unless it was asked for.
+        lse: the log-sum-exp of the logits divided by the temperature.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    top1: Tensor | None
+    lse: Tensor
+
+
+def _check_log_probs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperature: float | Tensor,
+    logit_scale: float,
+    softcap: float | None,
+    ignore_index: int,
+    top1: bool,
+) -> Checked:
+    x, weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
+    sizes: dict[str, int] = {}
+    rows = _rows("x", x, "D")
+    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("weight", weight, ("V", "D"), sizes)
+    if bias is not None:
+        check_axes("bias", bias, ("V",), sizes)
+    targets, ignore_index = _targets(target, ignore_index, x)
+    temperatures = None
+    if isinstance(temperature, Tensor):
+        given = check_floating("temperature", temperature)
+        if torch.is_grad_enabled() and given.requires_grad:
+            raise ValueError(mismatch("temperature", "a tensor that requires no gradient", "one that does"))
+        temperatures, temperature = _per_row("temperature", given, x).to(accumulation_dtype(x.dtype)), 1.0
+    numbers = (check_factor("logit_scale", logit_scale), softcap_value(softcap))
+    options = (*numbers, check_positive("temperature", temperature), ignore_index, check_bool("top1", top1))
+    return (rows, weight, bias, targets, temperatures), options
+
+
+def linear_log_probs(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int = -100,
+    entropy: bool = False,
+    top1: bool = False,
+    workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+    **others: NoReturn,
+) -> LogProbs:
+    """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
+
+    Policy gradients and preference losses (PPO, GRPO, DPO, KTO) are made of these. One pass over the head
+    gives all results, and no logits are stored. The backward pass computes the logits again.
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D] one row per class.
+        target: [...] class indices, of any integer dtype.
+        bias: [V].
+        temperature: a number, or a floating tensor [...] with one of each token, which has no gradient. From
+            2^-100 to 2^100.
+        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
+        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
+        ignore_index: tokens with this target have log_probs, entropy and lse 0, top1 -1, and no gradient. On
+            a Hopper GPU their logits are not computed.
+        entropy: return the entropy of each token, -sum p log p, differentiable.
+        top1: return the index of each token's largest logit, as float32 logits tell; -1 where one is NaN. Not
+            where classes are split over ranks.
+        workspace: bytes for local gradients, `get_workspace()` by default. Less is slower, never wrong.
+        process_group, classes, sequence_parallel, grad_dtype: weight and bias are this rank's part of the
+            classes; see `monoidreduce.functional`.
+
+    Returns:
+        LogProbs(log_probs, entropy, top1, lse). Gradients reach x, weight and bias from log_probs, entropy
+        and lse.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or temperature requires a gradient. On a CUDA
+            device a temperature in a tensor that is not as above makes its token's results NaN instead.
+        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's log_probs is
+            NaN instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
+    """
+    if others:
+        refuse("linear_log_probs", others)
+    entropy, workspace = check_bool("entropy", entropy), workspace_bytes(workspace)
+    tensors, options, sharded = _checked(
+        "linear_log_probs",
+        _check_log_probs,
+        (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
+        (process_group, classes, sequence_parallel, grad_dtype),
+    )
+    if sharded is None:
+        results = torch.ops.monoidreduce.linear_log_probs.default(*tensors, *options, 0, -1, workspace)
+    elif top1:
+        raise ValueError(mismatch("top1", "False where classes are split over ranks", True))
+    else:
+        results = sharded.linear_log_probs(workspace)
+    log_probs, entropies, lse, _, best = results
+    return LogProbs(
+        _like_rows(log_probs, x),
+        _like_rows(entropies, x) if entropy else None,
+        _like_rows(best, x) if top1 else None,
+        _like_rows(lse, x),
+    )
 
 
 def _check_mlp(
