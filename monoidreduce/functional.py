@@ -54,7 +54,6 @@ from monoidreduce._validate import (
 from monoidreduce.workspace import get_workspace, traced_workspace
 
 __all__ = [
-    "LogProbs",
     "attention",
     "linear_cross_entropy",
     "linear_distillation",
