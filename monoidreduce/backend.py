@@ -208,6 +208,8 @@ def explain(
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
+    if call.get("sinks") is not None:
+        reasons.append("torch adds the sinks: it reads and writes the output once more in each direction")
     workspace = get_workspace() if in_parts else None
     if "workspace" in call:
         workspace = functional.workspace_bytes(call["workspace"])

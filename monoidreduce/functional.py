@@ -268,6 +268,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 @overload
@@ -281,6 +282,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -294,6 +296,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
@@ -306,6 +309,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -324,11 +328,13 @@ def attention(
         bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
             the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
             [B, N] is written mask[:, None, None, :].
-        return_lse: return the log-sum-exp of each query's scores too.
+        sinks: [H], of the dtype of q or the accumulation dtype, differentiable: one more element of each
+            query's fold, of score sinks[h] and value 0. No scale, softcap, bias or mask reaches it.
+        return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
 
     Returns:
         out [B, H, M, D] in the dtype of q and, with return_lse, lse [B, H, M] in the accumulation dtype, in
-        natural units and differentiable. A query that sees no key has out 0 and lse -inf.
+        natural units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -351,6 +357,9 @@ def attention(
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
         _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
+    if sinks is not None:
+        check_axes("sinks", check_floating("sinks", sinks), ("H",), sizes)
+        check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
     scale, softcap = score_factors(scale, softcap)
     return_lse = check_bool("return_lse", return_lse)
     of_rows = bias if bias is not None and raises_rows(bias) else None
@@ -359,10 +368,12 @@ def attention(
     unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
     options = scale, softcap, *bounds(causal, window), unrounded
     out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
-    if unrounded:
-        out = out.to(q.dtype)
     if of_rows is not None:
         out, lse = _raised(out, lse, of_rows)
+    if sinks is not None:
+        out, lse = _with_sinks(out, lse, sinks)
+    if unrounded or sinks is not None:
+        out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
 
@@ -393,6 +404,17 @@ def _raised(out: Tensor, lse: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     share = by[..., None].softmax(-1)
     lse = torch.where(by == math.inf, by, lse * share[..., 0] + by).masked_fill(empty, -math.inf)
     return (out * share.to(out.dtype)).masked_fill(empty[..., None], 0), lse
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The results with one more element in each row's fold; out [B, H, M, D] in the accumulation dtype."""
+    sink = sinks.to(lse.dtype)[:, None]
+    none, infinite = sink == -math.inf, sink == math.inf
+    sink = sink.masked_fill(none, 0)
+    # Of the keys. The derivative of a sigmoid, share (1 - share), would lose digits of a share close to 1.
+    share = torch.nn.functional.logsigmoid(lse - sink).exp()
+    share = share.masked_fill(none, 1).masked_fill(infinite, math.nan)
+    return out * share[..., None], torch.where(none, lse, torch.logaddexp(lse, sink))
 
 
 @overload

@@ -109,13 +109,14 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v.
 
     q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> out [B, H, M, D] in the dtype of q, and the
     natural-log lse [B, H, M] in the statistics dtype when return_lse. Query head h reads key head h // (H //
-    Hkv).
+    Hkv). sinks [H]: scores of one more key of each head, whose value is 0.
     """
     statistics = _statistics_dtype(q)
     (heads, m, width), n = q.shape[1:], k.shape[-2]
@@ -144,7 +145,10 @@ def attention(
         scores = scores + bias.to(statistics)
     if keep is not None:
         scores = scores.masked_fill(~keep, -math.inf)
-    weights = _softmax(scores).to(q.dtype)
+    if sinks is not None:
+        sink = sinks.to(statistics)[:, None, None].expand(*q.shape[:3], 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = _softmax(scores)[..., :n].to(q.dtype)
     out = (weights[..., None].to(statistics) * v_pairs).sum(-2).to(q.dtype) if pairwise else weights @ v
     return (out, _logsumexp(scores)) if return_lse else out
 
