@@ -234,6 +234,10 @@ def test_not_finite(bad: float, device: torch.device) -> None:
     else:
         assert (found.lse == bad).all() and found.entropy.isnan().all() and (found.top1 == 70).all()
         assert found.log_probs[4] == -math.inf
+        bias.requires_grad_()
+        lse = mr.linear_log_probs(**inputs, bias=bias).lse
+        (gradient,) = torch.autograd.grad(lse.sum(), bias)  # as torch's: NaN there, 0 elsewhere
+        assert gradient.isnan().nonzero().tolist() == [[70]] and gradient.nansum() == 0
 
 
 def test_logits_of_minus_infinity(device: torch.device) -> None:

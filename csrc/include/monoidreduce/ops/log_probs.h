@@ -133,8 +133,9 @@ struct LogProbsRows {
     log_probs[row] = target.valid(row) ? T(of_label) : T(NAN);
     if (top1) top1[row] = p.top < 0 ? -1 : target.first_class + p.top;
   }
+  // An entropy without a gradient is not read: it is NaN beside a score of +inf, where other gradients are not.
   MR_HD LogProbsStatistics<T> product(std::int64_t row) const {
-    return {{lse[row], lse_low[row]}, T(0), entropy[row], -1};
+    return {{lse[row], lse_low[row]}, T(0), grad_entropy.data ? entropy[row] : T(0), -1};
   }
   MR_HD LogProbsUpstream<T> upstream(std::int64_t row) const {
     const T g = target.valid(row) ? grad_log_probs[row] : T(NAN);
