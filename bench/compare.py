@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATORS = ["attention", "cross_entropy", "distillation", "mlp", "logsumexp"]
+OPERATORS = ["attention", "cross_entropy", "distillation", "log_probs", "mlp", "logsumexp"]
 ROUNDS = (5, 40)  # fewest and most
 SECONDS = 1.5  # for each contender of a case, both builds together
 

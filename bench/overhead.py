@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench import folds
+from bench import folds, log_probs
 
 LIMIT_US = 30.0  # of a call that records
 CALLS = 50  # few: a round of a few milliseconds is rarely interrupted
@@ -59,6 +59,11 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
         "distillation": Call(
             lambda: mr.linear_distillation(x, weight, teacher_x, teacher),
             lambda: F.cross_entropy(F.linear(x, weight), F.linear(teacher_x, teacher).softmax(-1)),
+            (x, weight),
+        ),
+        "log_probs": Call(
+            lambda: log_probs.own(x, weight, target),
+            lambda: log_probs.torch_log_probs(x, weight, target),
             (x, weight),
         ),
         "mlp": Call(

@@ -7,6 +7,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/distillation.cpp
     csrc/cpu/engine.cpp
     csrc/cpu/fold_tiles.cpp
+    csrc/cpu/log_probs.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
     csrc/cpu/statistics.cpp
@@ -37,6 +38,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/distillation.cu
     csrc/cuda/reduce_losses.cu
     csrc/cuda/loaded_kernels.cu
+    csrc/cuda/log_probs.cu
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
@@ -47,6 +49,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/cross_entropy_gradient.cu
     csrc/cuda/sm80/distillation_forward.cu
     csrc/cuda/sm80/distillation_gradient.cu
+    csrc/cuda/sm80/log_probs.cu
     csrc/cuda/sm80/mlp_few_rows.cu
     csrc/cuda/sm80/mlp_forward.cu
     csrc/cuda/sm80/mlp_gradient.cu
@@ -74,6 +77,7 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/mlp_hidden.cu
     csrc/cuda/sm90/distillation_forward.cu
     csrc/cuda/sm90/distillation_gradient.cu
+    csrc/cuda/sm90/log_probs.cu
     csrc/cuda/sm90/cross_entropy_forward.cu
     csrc/cuda/sm90/cross_entropy_gradient.cu
     csrc/cuda/sm90/local_products.cu

@@ -188,6 +188,13 @@ void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Pl
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::logsumexp_backward, simt::logsumexp_backward, kNone, kNone>(x, launch, plan);
 }
+void log_probs_forward(const LogProbsForward& x, const Launch& launch, const Plan* plan) {
+  run<&Engine::log_probs_forward, simt::log_probs_forward, sm80::log_probs_forward, sm90::log_probs_forward>(
+      x, launch, plan);
+}
+void log_probs_backward(const LogProbsBackward& x, const Launch& launch, const Plan* plan) {
+  run<&Engine::log_probs_backward, simt::log_probs_backward, kNone, kNone>(x, launch, plan);
+}
 
 void statistics_forward(const StatisticsForward& x, const Launch& launch) {
   run_on_cpu<&Engine::statistics_forward>(x, launch);
@@ -208,6 +215,10 @@ void distillation_local_gradient(const DistillationLocalGradient& x, const Launc
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::logsumexp_local_gradient, sm90::logsumexp_local_gradient>(
       x, launch, plan, kDescription<LogSumExpBackward>.name);
+}
+void log_probs_local_gradient(const LogProbsLocalGradient& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::log_probs_local_gradient, sm90::log_probs_local_gradient>(
+      x, launch, plan, kDescription<LogProbsBackward>.name);
 }
 void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::statistics_fold, sm90::statistics_fold, simt::statistics_fold>(

@@ -14,9 +14,11 @@ from monoidreduce._version import __version__
 from monoidreduce.backend import backend_info, explain
 from monoidreduce.costs import Cost, cost
 from monoidreduce.functional import (
+    LogProbs,
     attention,
     linear_cross_entropy,
     linear_distillation,
+    linear_log_probs,
     logsumexp_matmul,
     merge_attention,
     mlp,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cost",
+    "LogProbs",
     "Monoid",
     "MonoidLawError",
     "TraceError",
@@ -49,6 +52,7 @@ __all__ = [
     "get_workspace",
     "linear_cross_entropy",
     "linear_distillation",
+    "linear_log_probs",
     "logsumexp_matmul",
     "map_reduce",
     "merge_attention",

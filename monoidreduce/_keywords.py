@@ -33,6 +33,7 @@ MEANT = {
         "sliding_window": "write window, (left, right), with None for all keys on a side",
         "logits_soft_cap": "write softcap",
         "alibi_slopes": "write bias, slopes times distances",
+        "s_aux": "write sinks",
         "cu_seqlens": SEQUENCES,
         "cu_seqlens_q": SEQUENCES,
         "cu_seqlens_k": SEQUENCES,

@@ -29,11 +29,12 @@ KERNELS = {
     "attention": "attention",
     "linear_cross_entropy": "cross_entropy",
     "linear_distillation": "distillation",
+    "linear_log_probs": "log_probs",
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
 # Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
-OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "logsumexp_matmul")
+OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "linear_log_probs", "logsumexp_matmul")
 MODULES = {
     nn.Attention.forward: functional.attention,
     nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
@@ -46,6 +47,7 @@ OPERANDS = {
     "attention": {"a": "q", "b": "k", "payload": "v"},
     "linear_cross_entropy": {"a": "x", "b": "weight"},
     "linear_distillation": {"a": "x", "b": "weight", "other_a": "teacher_x", "other_b": "teacher_weight"},
+    "linear_log_probs": {"a": "x", "b": "weight"},
     "mlp": {"a": "x", "b": "w1", "payload": "w2"},
     "logsumexp_matmul": {"a": "a", "b": "b"},
 }
@@ -136,7 +138,7 @@ def _paths(operator: str, device: str) -> dict[str, str]:
     paths = {}
     for dtype in FLOATING:
         call = [torch.empty(shape, dtype=dtype, device=device)] * tensors
-        if operator == "linear_cross_entropy":
+        if operator in ("linear_cross_entropy", "linear_log_probs"):
             call.append(torch.zeros(128, dtype=torch.int64, device=device))
         _, kind, tier, _ = explain(operator, *call).forward.split("/")
         paths[_name(dtype)] = f"{kind}/{tier}"
@@ -206,6 +208,8 @@ def explain(
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
+    if call.get("sinks") is not None:
+        reasons.append("torch adds the sinks: it reads and writes the output once more in each direction")
     workspace = get_workspace() if in_parts else None
     if "workspace" in call:
         workspace = functional.workspace_bytes(call["workspace"])
@@ -401,9 +405,17 @@ def _plans(
         backward = _C.plan_logsumexp_backward(x, tensors["b"], scale=scale, workspace=workspace, **mode)
         return forward, backward, _copies(forward, backward, tensors)
     weight, differentiated = tensors["weight"], _wanted(call["x"], call["weight"])
+    bias = call.get("bias")
+    operands = (x, weight, None if bias is None else bias.detach().to(dtype))
+    if operator == "linear_log_probs":
+        scale = float(call["logit_scale"])
+        score: dict[str, Any] = {"logit_scale": scale, "softcap": functional.softcap_value(call["softcap"])}
+        best = x.new_empty(len(x), dtype=torch.int64) if call["top1"] else None
+        forward = _C.plan_log_probs_forward(*operands, top1=best, **score, gpu=gpu)
+        backward = _C.plan_log_probs_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
+        return forward, backward, _copies(forward, backward, tensors)
     if operator == "linear_cross_entropy":
-        bias, scale = call["bias"], float(call["logit_scale"])
-        operands = (x, weight, None if bias is None else bias.detach().to(dtype))
+        scale = float(call["logit_scale"])
         weights, smoothing = call["class_weight"], float(call["label_smoothing"])
         weights = losses.with_mean(None if weights is None else weights.detach().to(dtype))
         forward = _C.plan_cross_entropy_forward(

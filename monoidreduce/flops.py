@@ -72,6 +72,24 @@ def linear_distillation_backward(
     return 2 * x[0] * weight[0] * (x[1] * (1 + sum(needed[:2])) + teacher_x[1] * (1 + sum(needed[2:4])))
 
 
+def linear_log_probs(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
+    """x [N, D], weight [V, D]: logits."""
+    return linear_cross_entropy(x, weight)
+
+
+def linear_log_probs_backward(
+    grad_log_probs: Shape | None,
+    grad_entropy: Shape | None,
+    grad_lse: Shape | None,
+    x: Shape,
+    weight: Shape,
+    *rest: Any,
+    **_: Any,
+) -> int:
+    """Logits again, and two gradients."""
+    return linear_cross_entropy_backward(None, None, x, weight, *rest)
+
+
 def mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
     """x [R, M], w1 [K, M], w2 [N, K]: hidden values and the result."""
     return 2 * x[0] * w1[0] * (w1[1] + w2[0])
@@ -122,6 +140,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
         linear_cross_entropy_backward,
         linear_distillation,
         linear_distillation_backward,
+        linear_log_probs,
+        linear_log_probs_backward,
         mlp,
         mlp_backward,
         logsumexp_matmul,

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
 
 import torch
 from torch import Tensor
@@ -57,6 +57,7 @@ __all__ = [
     "attention",
     "linear_cross_entropy",
     "linear_distillation",
+    "linear_log_probs",
     "logsumexp_matmul",
     "merge_attention",
     "mlp",
@@ -139,6 +140,20 @@ def _per_row(name: str, tensor: Tensor, x: Tensor) -> Tensor:
     if tensor.device != x.device:
         raise ValueError(mismatch(name, f"a tensor on {x.device} as x", tensor.device))
     return tensor if len(shape) == 1 else tensor.reshape(-1)
+
+
+def _targets(target: Tensor, ignore_index: int, x: Tensor) -> tuple[Tensor, int]:
+    """Class indices of the leading shape of x, checked -> [rows] int64; and the one that counts as none."""
+    check_tensor("target", target)
+    if target.dtype not in INTEGERS:
+        raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
+    targets = _per_row("target", target, x)
+    if targets.dtype != torch.int64:
+        targets = targets.long()
+    ignore_index = check_int("ignore_index", ignore_index)
+    if not -(1 << 63) <= ignore_index < 1 << 63:
+        raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
+    return targets, ignore_index
 
 
 def _like_rows(result: Tensor, x: Tensor) -> Tensor:
@@ -253,6 +268,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 @overload
@@ -266,6 +282,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -279,6 +296,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
@@ -291,6 +309,7 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -309,11 +328,13 @@ def attention(
         bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
             the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
             [B, N] is written mask[:, None, None, :].
-        return_lse: return the log-sum-exp of each query's scores too.
+        sinks: [H], of the dtype of q or the accumulation dtype, differentiable: one more element of each
+            query's fold, of score sinks[h] and value 0. No scale, softcap, bias or mask reaches it.
+        return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
 
     Returns:
         out [B, H, M, D] in the dtype of q and, with return_lse, lse [B, H, M] in the accumulation dtype, in
-        natural units and differentiable. A query that sees no key has out 0 and lse -inf.
+        natural units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -336,6 +357,9 @@ def attention(
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
         _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
+    if sinks is not None:
+        check_axes("sinks", check_floating("sinks", sinks), ("H",), sizes)
+        check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
     scale, softcap = score_factors(scale, softcap)
     return_lse = check_bool("return_lse", return_lse)
     of_rows = bias if bias is not None and raises_rows(bias) else None
@@ -344,10 +368,12 @@ def attention(
     unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
     options = scale, softcap, *bounds(causal, window), unrounded
     out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
-    if unrounded:
-        out = out.to(q.dtype)
     if of_rows is not None:
         out, lse = _raised(out, lse, of_rows)
+    if sinks is not None:
+        out, lse = _with_sinks(out, lse, sinks)
+    if unrounded or sinks is not None:
+        out = out.to(q.dtype)
     return (out, lse) if return_lse else out
 
 
@@ -378,6 +404,17 @@ def _raised(out: Tensor, lse: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     share = by[..., None].softmax(-1)
     lse = torch.where(by == math.inf, by, lse * share[..., 0] + by).masked_fill(empty, -math.inf)
     return (out * share.to(out.dtype)).masked_fill(empty[..., None], 0), lse
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """The results with one more element in each row's fold; out [B, H, M, D] in the accumulation dtype."""
+    sink = sinks.to(lse.dtype)[:, None]
+    none, infinite = sink == -math.inf, sink == math.inf
+    sink = sink.masked_fill(none, 0)
+    # Of the keys. The derivative of a sigmoid, share (1 - share), would lose digits of a share close to 1.
+    share = torch.nn.functional.logsigmoid(lse - sink).exp()
+    share = share.masked_fill(none, 1).masked_fill(infinite, math.nan)
+    return out * share[..., None], torch.where(none, lse, torch.logaddexp(lse, sink))
 
 
 @overload
@@ -486,9 +523,6 @@ def _check_cross_entropy(
     label_smoothing: float,
     z_loss: float,
 ) -> Checked:
-    check_tensor("target", target)
-    if target.dtype not in INTEGERS:
-        raise TypeError(mismatch("target", "class indices of an integer dtype", target.dtype))
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
     x, weight, bias, class_weight = _operands(
@@ -502,13 +536,8 @@ def _check_cross_entropy(
         check_axes("bias", bias, ("V",), sizes)
     if class_weight is not None:
         check_axes("class_weight", class_weight, ("V",), sizes)
-    targets = _per_row("target", target, x)
-    if targets.dtype != torch.int64:
-        targets = targets.long()
+    targets, ignore_index = _targets(target, ignore_index, x)
     check_choice("reduction", reduction, REDUCTIONS)
-    ignore_index = check_int("ignore_index", ignore_index)
-    if not -(1 << 63) <= ignore_index < 1 << 63:
-        raise ValueError(mismatch("ignore_index", "an int of 64 bits", ignore_index))
     logit_scale = check_factor("logit_scale", logit_scale)
     z_loss = check_factor("z_loss", z_loss)
     label_smoothing = check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
@@ -793,6 +822,128 @@ def linear_distillation(
     else:
         result = sharded.linear_distillation(workspace)
     return _like_rows(result, x) if reduction == "none" else result
+
+
+class LogProbs(NamedTuple):
+    """What `linear_log_probs` returns, [...] each, in the accumulation dtype unless said otherwise.
+
+    Attributes:
+        log_probs: of the targets.
+        entropy: of the softmax, in nats; None unless it was asked for.
+        top1: int64, the index of the largest logit, the least one among equals; None unless it was asked for.
+        lse: the log-sum-exp of the logits divided by the temperature.
+    """
+
+    log_probs: Tensor
+    entropy: Tensor | None
+    top1: Tensor | None
+    lse: Tensor
+
+
+def _check_log_probs(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    temperature: float | Tensor,
+    logit_scale: float,
+    softcap: float | None,
+    ignore_index: int,
+    top1: bool,
+) -> Checked:
+    x, weight, bias = _operands(("bias",), x=x, weight=weight, bias=bias)
+    sizes: dict[str, int] = {}
+    rows = _rows("x", x, "D")
+    check_axes("x", rows, ("tokens", "D"), sizes)
+    check_axes("weight", weight, ("V", "D"), sizes)
+    if bias is not None:
+        check_axes("bias", bias, ("V",), sizes)
+    targets, ignore_index = _targets(target, ignore_index, x)
+    temperatures = None
+    if isinstance(temperature, Tensor):
+        given = check_floating("temperature", temperature)
+        if torch.is_grad_enabled() and given.requires_grad:
+            raise ValueError(mismatch("temperature", "a tensor that requires no gradient", "one that does"))
+        temperatures, temperature = _per_row("temperature", given, x).to(accumulation_dtype(x.dtype)), 1.0
+    numbers = (check_factor("logit_scale", logit_scale), softcap_value(softcap))
+    options = (*numbers, check_positive("temperature", temperature), ignore_index, check_bool("top1", top1))
+    return (rows, weight, bias, targets, temperatures), options
+
+
+def linear_log_probs(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int = -100,
+    entropy: bool = False,
+    top1: bool = False,
+    workspace: int | None = None,
+    process_group: Ranks = None,
+    classes: int | None = None,
+    sequence_parallel: bool = False,
+    grad_dtype: torch.dtype | None = None,
+    **others: NoReturn,
+) -> LogProbs:
+    """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
+
+    Policy gradients and preference losses (PPO, GRPO, DPO, KTO) are made of these. One pass over the head
+    gives all results, and no logits are stored. The backward pass computes the logits again.
+
+    Args:
+        x: [..., D] one row per token.
+        weight: [V, D] one row per class.
+        target: [...] class indices, of any integer dtype.
+        bias: [V].
+        temperature: a number, or a floating tensor [...] with one of each token, which has no gradient. From
+            2^-100 to 2^100.
+        softcap: c, from 2^-100 to 2^100, replaces each logit by c * tanh(logit / c).
+        logit_scale: of x @ weight^T, before the bias. 0, or a magnitude from 2^-100 to 2^100.
+        ignore_index: tokens with this target have log_probs, entropy and lse 0, top1 -1, and no gradient. On
+            a Hopper GPU their logits are not computed.
+        entropy: return the entropy of each token, -sum p log p, differentiable.
+        top1: return the index of each token's largest logit, as float32 logits tell; -1 where one is NaN. Not
+            where classes are split over ranks.
+        workspace: bytes for local gradients, `get_workspace()` by default. Less is slower, never wrong.
+        process_group, classes, sequence_parallel, grad_dtype: weight and bias are this rank's part of the
+            classes; see `monoidreduce.functional`.
+
+    Returns:
+        LogProbs(log_probs, entropy, top1, lse). Gradients reach x, weight and bias from log_probs, entropy
+        and lse.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above, or temperature requires a gradient. On a CUDA
+            device a temperature in a tensor that is not as above makes its token's results NaN instead.
+        IndexError: a target is neither in [0, V) nor ignore_index. On a CUDA device the token's log_probs is
+            NaN instead, unless the environment variable MONOIDREDUCE_DEBUG is 1.
+    """
+    if others:
+        refuse("linear_log_probs", others)
+    entropy, workspace = check_bool("entropy", entropy), workspace_bytes(workspace)
+    tensors, options, sharded = _checked(
+        "linear_log_probs",
+        _check_log_probs,
+        (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
+        (process_group, classes, sequence_parallel, grad_dtype),
+    )
+    if sharded is None:
+        results = torch.ops.monoidreduce.linear_log_probs.default(*tensors, *options, 0, -1, workspace)
+    elif top1:
+        raise ValueError(mismatch("top1", "False where classes are split over ranks", True))
+    else:
+        results = sharded.linear_log_probs(workspace)
+    log_probs, entropies, lse, _, best = results
+    return LogProbs(
+        _like_rows(log_probs, x),
+        _like_rows(entropies, x) if entropy else None,
+        _like_rows(best, x) if top1 else None,
+        _like_rows(lse, x),
+    )
 
 
 def _check_mlp(

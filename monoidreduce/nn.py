@@ -100,14 +100,29 @@ class Attention(_Operator, Generic[Result]):
         )
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None, **others: NoReturn
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        bias: Tensor | None = None,
+        sinks: Tensor | None = None,
+        **others: NoReturn,
     ) -> Result:
-        result: Any = functional.attention(q, k, v, bias=bias, **self.options, **others)
+        result: Any = functional.attention(q, k, v, bias=bias, sinks=sinks, **self.options, **others)
         return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
 
-        def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None = None) -> Result: ...
+        def __call__(
+            self,
+            q: Tensor,
+            k: Tensor,
+            v: Tensor,
+            *,
+            bias: Tensor | None = None,
+            sinks: Tensor | None = None,
+        ) -> Result: ...
 
 
 class LinearCrossEntropyLoss(_Operator, Generic[Result]):

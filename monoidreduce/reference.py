@@ -22,6 +22,7 @@ __all__ = [
     "attention",
     "linear_cross_entropy",
     "linear_distillation",
+    "linear_log_probs",
     "logsumexp_matmul",
     "merge_attention",
     "mlp",
@@ -108,13 +109,14 @@ def attention(
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v.
 
     q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> out [B, H, M, D] in the dtype of q, and the
     natural-log lse [B, H, M] in the statistics dtype when return_lse. Query head h reads key head h // (H //
-    Hkv).
+    Hkv). sinks [H]: scores of one more key of each head, whose value is 0.
     """
     statistics = _statistics_dtype(q)
     (heads, m, width), n = q.shape[1:], k.shape[-2]
@@ -143,7 +145,10 @@ def attention(
         scores = scores + bias.to(statistics)
     if keep is not None:
         scores = scores.masked_fill(~keep, -math.inf)
-    weights = _softmax(scores).to(q.dtype)
+    if sinks is not None:
+        sink = sinks.to(statistics)[:, None, None].expand(*q.shape[:3], 1)
+        scores = torch.cat((scores, sink), -1)
+    weights = _softmax(scores)[..., :n].to(q.dtype)
     out = (weights[..., None].to(statistics) * v_pairs).sum(-2).to(q.dtype) if pairwise else weights @ v
     return (out, _logsumexp(scores)) if return_lse else out
 
@@ -154,6 +159,25 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) 
     weight_a, weight_b = _softmax(torch.stack((lse_a, lse_b), -1)).unbind(-1)
     out = weight_a[..., None] * out_a.to(lse.dtype) + weight_b[..., None] * out_b.to(lse.dtype)
     return out.to(out_a.dtype), lse
+
+
+def _logits(
+    x: Tensor, weight: Tensor, bias: Tensor | None, logit_scale: float, softcap: float | None
+) -> Tensor:
+    """x [..., D], weight [V, D], bias [V] -> [..., V] in the statistics dtype."""
+    logits = (x @ weight.mT).to(_statistics_dtype(x)) * logit_scale
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    return _softcap(logits, softcap)
+
+
+def _used_and_outside(target: Tensor, ignore_index: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Which targets are not ignored, and which of these are no class: IndexError on the CPU."""
+    used = target != ignore_index
+    outside = used & ((target < 0) | (target >= classes))
+    if outside.device.type == "cpu" and bool(outside.any()):
+        raise IndexError(f"target: expected class indices in [0, {classes}), got {int(target[outside][0])}")
+    return used, outside
 
 
 def linear_cross_entropy(
@@ -178,15 +202,9 @@ def linear_cross_entropy(
     dtype. A target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its token
     NaN elsewhere.
     """
-    logits = (x @ weight.mT).to(_statistics_dtype(x)) * logit_scale
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    logits = _softcap(logits, softcap)
+    logits = _logits(x, weight, bias, logit_scale, softcap)
     classes = logits.shape[-1]
-    used = target != ignore_index
-    outside = used & ((target < 0) | (target >= classes))
-    if outside.device.type == "cpu" and bool(outside.any()):
-        raise IndexError(f"target: expected class indices in [0, {classes}), got {int(target[outside][0])}")
+    used, outside = _used_and_outside(target, ignore_index, classes)
 
     lse = _logsumexp(logits)
     is_target = torch.arange(classes, device=target.device) == target[..., None]
@@ -235,6 +253,42 @@ def linear_distillation(
         raise ValueError(f"loss: expected 'cross_entropy', 'forward_kl' or 'reverse_kl', got {loss!r}")
     used = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
     return _reduce(torch.where(used, per_token, 0.0), used, reduction)
+
+
+def linear_log_probs(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float | Tensor = 1.0,
+    softcap: float | None = None,
+    logit_scale: float = 1.0,
+    ignore_index: int = -100,
+    entropy: bool = False,
+    top1: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
+
+    x [..., D], weight [V, D], bias [V], target [...], temperature a number or [...] -> log_probs, entropy,
+    top1 and lse, [...] each, in the statistics dtype; entropy and top1 only where they are asked for. A
+    target outside [0, V) that is not ignore_index raises IndexError on the CPU and makes its log_probs NaN
+    elsewhere.
+    """
+    logits = _logits(x, weight, bias, logit_scale, softcap)
+    divisor = temperature.to(logits.dtype)[..., None] if isinstance(temperature, Tensor) else temperature
+    used, outside = _used_and_outside(target, ignore_index, logits.shape[-1])
+    # What an ignored token holds has no influence.
+    scores = torch.where(used[..., None], logits / divisor, 0.0)
+    lse = _logsumexp(scores)
+    is_target = torch.arange(scores.shape[-1], device=target.device) == target[..., None]
+    log_probs = torch.where(is_target, scores, 0.0).sum(-1) - lse
+    log_probs = torch.where(used, log_probs, 0.0).masked_fill(outside, math.nan)
+    shares = _softmax(scores)
+    surprise = torch.where(shares > 0, lse[..., None] - scores, 0.0)
+    entropies = torch.where(used, (shares * surprise).sum(-1), 0.0)
+    best = torch.where(used, scores.argmax(-1), -1) if top1 else None
+    return log_probs, entropies if entropy else None, best, torch.where(used, lse, 0.0)
 
 
 def mlp(

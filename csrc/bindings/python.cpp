@@ -114,6 +114,9 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&logsumexp_forward);
   calls.define(&logsumexp_backward);
   calls.define(&logsumexp_local_gradient);
+  calls.define(&log_probs_forward);
+  calls.define(&log_probs_backward);
+  calls.define(&log_probs_local_gradient);
   calls.define(&statistics_forward);
   calls.define(&statistics_backward);
   calls.define(&statistics_fold);

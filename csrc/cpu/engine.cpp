@@ -20,6 +20,8 @@ void mlp_forward(const MlpForward& x, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch);
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch);
+void log_probs_forward(const LogProbsForward& x, const Launch& launch);
+void log_probs_backward(const LogProbsBackward& x, const Launch& launch);
 void statistics_forward(const StatisticsForward& x, const Launch& launch);
 void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 CpuTiles fold_tiles(const FoldProblem& problem, bool bias_gradient, int threads);
@@ -37,6 +39,8 @@ constinit const Engine engine{.isa = MR_TEXT(MR_CPU_ISA),
                               .mlp_backward = &mlp_backward,
                               .logsumexp_forward = &logsumexp_forward,
                               .logsumexp_backward = &logsumexp_backward,
+                              .log_probs_forward = &log_probs_forward,
+                              .log_probs_backward = &log_probs_backward,
                               .statistics_forward = &statistics_forward,
                               .statistics_backward = &statistics_backward,
                               .fold_tiles = &fold_tiles};

@@ -22,6 +22,8 @@ struct Engine {
   EntryPoint<MlpBackward> mlp_backward;
   EntryPoint<LogSumExpForward> logsumexp_forward;
   EntryPoint<LogSumExpBackward> logsumexp_backward;
+  EntryPoint<LogProbsForward> log_probs_forward;
+  EntryPoint<LogProbsBackward> log_probs_backward;
   EntryPoint<StatisticsForward> statistics_forward;
   EntryPoint<StatisticsBackward> statistics_backward;
   CpuTiles (*fold_tiles)(const FoldProblem& problem, bool bias_gradient, int threads);

@@ -4,7 +4,7 @@
 
 #include "element.h"
 #include "gathered_rows.h"
-#include "monoidreduce/device/block/fragment_scores.cuh"
+#include "logit_scores.cuh"
 #include "monoidreduce/launch/fold_epilogue.cuh"
 #include "monoidreduce/launch/gradient_epilogue.cuh"
 #include "monoidreduce/ops/cross_entropy.h"
@@ -44,12 +44,6 @@ struct LogSumExpResults {
   }
   __device__ void skip(std::int64_t) const {}  // all count
 };
-
-// bias: of the columns, or absent.
-template <class E>
-LogitScores<Bits, E> logit_scores(const FoldProblem& p, const TensorView& bias) {
-  return {p.score, kLog2E, static_cast<const E*>(bias.data), bias.stride[0], static_cast<int>(p.columns())};
-}
 
 // kWeighted: has the tile registers for the sums of weights of classes (weighs_all).
 template <class Tile, bool kWeighted>

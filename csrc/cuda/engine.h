@@ -16,6 +16,8 @@ void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Plan& plan, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch);
 void logsumexp_backward(const LogSumExpBackward& x, const Plan& plan, const Launch& launch);
+void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch);
+void log_probs_backward(const LogProbsBackward& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace simt
@@ -34,6 +36,8 @@ void mlp_hidden(const MlpHidden& x, const Plan& plan, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& x, const Plan& plan, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch);
+void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch);
+void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace sm80
@@ -53,6 +57,8 @@ void mlp_hidden(const MlpHidden& x, const Plan& plan, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& x, const Plan& plan, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch);
+void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch);
+void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan& plan, const Launch& launch);
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);

@@ -1,5 +1,6 @@
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/monoids/log_probs.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "plan.h"
 #include "tiles.h"
@@ -20,11 +21,14 @@ Call padded(const Call& given) {
   return x;
 }
 
-// What keeps a call from the tiles of sm_80: a row's sums of weights are more than they have registers for.
+// What keeps a call from the tiles of sm_80: what it asks of a row is more than they have registers for.
 template <class Call>
 Reason sm80_obstacle(const Call& x) {
   if constexpr (requires { x.class_weight; }) {
     if (weighs_all(x)) return {Why::kClassWeights};
+  }
+  if constexpr (requires { x.top1; }) {
+    if (x.top1.present() && has_logits(x)) return {Why::kTopOfLogits};
   }
   return {};
 }
@@ -95,6 +99,12 @@ Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launc
   return forward_plan<LogSumExp<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
 }
 Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return backward_plan(x, gpu, launch);
+}
+Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch) {
+  return forward_plan<TopLogProbs<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
+}
+Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
 

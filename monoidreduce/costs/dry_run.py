@@ -203,7 +203,7 @@ def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _
         notes.known.update(inputs)
         with notes:
             output = getattr(functional, operator)(**call)
-        outputs = sum(t.nbytes for t in (output if isinstance(output, tuple) else [output]))
+        outputs = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
         run.peak = notes.most - outputs
         run.compulsory = sum(inputs.values()) + outputs
         ((of, given, results),) = notes.calls

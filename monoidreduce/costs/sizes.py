@@ -14,6 +14,7 @@ SIZES = {
     "attention": ("B H L d", "Hkv N causal window softcap bias"),
     "linear_cross_entropy": ("N V D", ""),
     "linear_distillation": ("N V D E", "loss"),
+    "linear_log_probs": ("N V D", "entropy top1"),
     "mlp": ("B K d", ""),
     "logsumexp_matmul": ("M N F", ""),
 }
@@ -22,6 +23,7 @@ OPERATORS = {
     "attention": "attention",
     "cross_entropy": "linear_cross_entropy",
     "distillation": "linear_distillation",
+    "log_probs": "linear_log_probs",
     "mlp": "mlp",
     "logsumexp": "logsumexp_matmul",
 }
@@ -55,5 +57,8 @@ def call_of(operator: str, sizes: dict[str, Any], dtype: torch.dtype) -> tuple[l
     N, V, D = (sizes[name] for name in "NVD")
     if operator == "linear_cross_entropy":
         return [t(N, D), t(V, D), t(N, of=torch.int64)], {}
+    if operator == "linear_log_probs":
+        asked = {name: bool(sizes.get(name)) for name in ("entropy", "top1")}
+        return [t(N, D), t(V, D), t(N, of=torch.int64)], asked
     options = {"loss": sizes["loss"]} if "loss" in sizes else {}
     return [t(N, D), t(V, D), t(N, sizes["E"]), t(V, sizes["E"])], options

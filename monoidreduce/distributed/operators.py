@@ -81,6 +81,11 @@ class Sharded:
         """[rows] -> those of this rank."""
         return shard(t, 0, self.group.handle) if self.sharding.own_rows else t
 
+    def _has_target(self, target: Tensor) -> Tensor:
+        """[ranks, rows]: is the target of a row among a rank's classes."""
+        ranks = torch.arange(self.group.size, device=target.device)
+        return ranks[:, None] == target // max(self.columns.stride, 1)
+
     def linear_cross_entropy(self, return_lse: bool, workspace: int | None) -> tuple[Tensor, Tensor]:
         """The loss, and the log-sum-exps [rows]."""
         x, weight, bias, target, class_weight = self.tensors
@@ -90,9 +95,7 @@ class Sharded:
         counted, all_weights = target != ignore_index, with_mean(class_weight)
         of_target = _target_weights(all_weights, target, counted)
         # [ranks, rows]: with which weights a rank's classes are in a row's loss.
-        has_target = torch.arange(self.group.size, device=x.device)[:, None] == target // max(
-            columns.stride, 1
-        )
+        has_target = self._has_target(target)
         hard = has_target.double() if of_target is None else has_target * of_target.double()
         soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
         weights = (1 - smoothing) * hard + smoothing * soft
@@ -144,6 +147,31 @@ class Sharded:
         )
         (loss,) = fold_over_ranks(fold, x, weight, teacher_x, teacher_weight, mask)
         return self._own_rows(loss) if reduction == "none" else loss
+
+    def linear_log_probs(self, workspace: int | None) -> tuple[Tensor, ...]:
+        """What the op returns, [rows] each, but for top1, which is empty."""
+        x, weight, bias, target, temperatures = self.tensors
+        columns, dtype, ignored = self.columns, accumulation_dtype(x.dtype), self.options[3]
+        target = self._all_rows(target)
+        temperatures = None if temperatures is None else self._all_rows(temperatures)
+        has_target, skipped = self._has_target(target).double(), target == ignored
+
+        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            log_probs, entropies, high, low, _top1 = gathered
+            loss, lse = states.cross_entropy(-log_probs, has_target, high, low)
+            entropy = states.entropy(entropies, high, low)
+            log_probs, entropy, lse = (t.masked_fill(skipped, 0.0) for t in (-loss, entropy, lse))
+            high, low = states.two_words(lse, dtype)
+            entropy = entropy.to(dtype)
+            return (log_probs.to(dtype), entropy, high), (entropy, high, low)
+
+        options = (*self.options, columns.first, columns.all, workspace)
+        fold = ShardedFold(
+            "linear_log_probs", options, options, (0,), combine, self.sharding, differentiable=3
+        )
+        results = fold_over_ranks(fold, x, weight, bias, target, temperatures)
+        log_probs, entropy, lse = (self._own_rows(t) for t in results)
+        return log_probs, entropy, lse, lse, target[:0]
 
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
         """[rows]."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cross_entropy", "distillation", "log_sum_exp", "two_words"]
+__all__ = ["cross_entropy", "distillation", "entropy", "log_sum_exp", "two_words"]
 
 
 def two_words(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -42,6 +42,14 @@ def cross_entropy(losses: Tensor, weights: Tensor, high: Tensor, low: Tensor) ->
     # Scores of -inf below any other, or any below +inf: these classes are infinitely unlikely.
     far = torch.where(weights > 0, torch.inf, 0.0).double()
     return torch.where(raised == torch.inf, far, losses + weights * raised).sum(0), lse
+
+
+def entropy(entropies: Tensor, high: Tensor, low: Tensor) -> Tensor:
+    """The entropy [rows] in float64, of those [ranks, rows] of the softmax over each rank's classes."""
+    of_ranks, lse = log_sum_exp(high, low)
+    raised = _difference(lse, of_ranks)
+    share = (-raised).exp().masked_fill(of_ranks == -torch.inf, 0.0)
+    return torch.where(share == 0, 0.0, share * (entropies + raised)).sum(0)
 
 
 def distillation(losses: Tensor, stats: Tensor, kind: str) -> tuple[Tensor, Tensor]:

@@ -185,7 +185,7 @@ def attention_forward(
         sequences = _sequences(cu_seq_lens_q, cu_seq_lens_k, rows, columns)
     outs = []
     for q0, q1, k0, k1 in sequences:
-        out, lse = attention(
+        out = attention(
             query[:, :, q0:q1],
             key[:, :, k0:k1],
             value[:, :, k0:k1],
@@ -193,11 +193,8 @@ def attention_forward(
             window=window,
             softcap=softcap,
             bias=None if bias is None else _part(bias, q0, q1, k0, k1),
-            return_lse=True,
+            sinks=s_aux,
         )
-        if s_aux is not None:
-            share = torch.sigmoid(lse - s_aux.to(lse.dtype)[:, None])  # of all weights but the sink's
-            out = (out * share[..., None]).to(out.dtype)
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
     return out.transpose(1, 2).contiguous(), None

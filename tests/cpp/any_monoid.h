@@ -116,6 +116,7 @@ struct Item {
   double score = 0, other = 0;
   std::int64_t column = 0, label = 0;
   Values payload = {};
+  double factor = 1;
 };
 using ItemAt = std::function<Item(int)>;
 
@@ -155,7 +156,7 @@ struct AnyMonoid {
 template <class R>
 Element<R> as_element(const Item& item) {
   return {static_cast<R>(item.score), static_cast<R>(item.other), static_cast<Index<R>>(item.column),
-          static_cast<Index<R>>(item.label)};
+          static_cast<Index<R>>(item.label), static_cast<R>(item.factor)};
 }
 
 template <Monoid M>

@@ -370,6 +370,7 @@ inline void check_monotone_frames(const Subject& subject, Checks& checks) {
     Values all = m.join(m.frame_of(m.identity()), m.frame(largest));
     for (const Item& e : subject.any_row(random, 1 + below(random, kLongest))) {
       all = m.join(all, m.frame(e));
+      largest.factor = e.factor;
       largest.score = std::max(largest.score, e.score), largest.other = std::max(largest.other, e.other);
     }
     CHECK(checks, near(m.frame(largest), all, 0), m.frame(largest), all, largest.score, largest.other);

@@ -5,6 +5,7 @@
 #include "monoidreduce/monoids/argmax.h"
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
+#include "monoidreduce/monoids/log_probs.h"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/monoids/sum.h"
 #include "monoidreduce/monoids/weighted_sum.h"
@@ -58,6 +59,17 @@ Subject weighted_cross_entropy() {
   m.softmax.weight = weights.data();
   Subject s = subject<M>(with_real<M>("WeightedCrossEntropy"), m);
   s.objective = cross_entropy<CrossEntropy<R>>().objective;
+  return s;
+}
+
+// LogProbs and TopLogProbs, at a temperature of 1.6.
+template <class M>
+Subject log_probs(const std::string& name) {
+  Subject s = subject<M>(with_real<M>(name));
+  s.element = [](Random& random, int column) {
+    return Item{.score = normal(random, 4), .column = column, .factor = 0.625};
+  };
+  s.objective = [](const Values& p, const Values& g) { return g[0] * p[0] + g[1] * p[1] + g[2] * p[2]; };
   return s;
 }
 

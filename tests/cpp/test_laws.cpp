@@ -126,6 +126,35 @@ void check_cross_entropy_edges(Checks& checks) {
   }
 }
 
+template <class R>
+void check_log_probs_edges(Checks& checks) {
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  const TopLogProbs<R> m;
+  checks.section(with_real<TopLogProbs<R>>("TopLogProbs"), "edges");
+  const auto of = [&](std::vector<double> scores, double factor = 1) {
+    const int count = static_cast<int>(scores.size());
+    const auto at = [&](int c) { return Element<R>{R(scores[c]), 0, c, -1, R(factor)}; };
+    auto backwards = m.identity();
+    for (int c = count - 1; c >= 0; --c) backwards = combine(m, m.lift(at(c)), backwards);
+    const auto tiled = m.project(fold_tile(m, m.identity(), count, at)), p = m.project(backwards);
+    CHECK(checks, p.top == tiled.top && near(numbers(p), numbers(tiled), 1e-6), numbers(p), numbers(tiled));
+    return tiled;
+  };
+  // lse, entropy and the column of the largest score.
+  const auto is = [&](typename TopLogProbs<R>::Output p, double lse, double entropy, int top) {
+    return near({p.lse.high, p.entropy}, {lse, entropy}, 2e-5) && p.top == top;
+  };
+  CHECK(checks, is(of({}), -kInf, 0, -1), numbers(of({})));
+  CHECK(checks, is(of({-kInf, -kInf}), -kInf, 0, 0), numbers(of({-kInf, -kInf})));
+  CHECK(checks, is(of({7}), 7, 0, 0), numbers(of({7})));
+  CHECK(checks, is(of({-kInf, 5, 300, 300}), 300 + std::log(2), std::log(2), 2),
+        numbers(of({-kInf, 5, 300, 300})));
+  CHECK(checks, is(of({1e6, 1e6, -1e6}, 1e-6), 1 + std::log(2 + std::exp(-2)), 0.88538155, 0),
+        numbers(of({1e6, 1e6, -1e6}, 1e-6)));
+  CHECK(checks, is(of({1, kInf, 2}), kInf, NAN, 1), numbers(of({1, kInf, 2})));
+  CHECK(checks, is(of({1, NAN, 2}), NAN, NAN, -1), numbers(of({1, NAN, 2})));
+}
+
 }  // namespace
 }  // namespace monoidreduce::test
 
@@ -145,6 +174,9 @@ int main() {
   check_both(cross_entropy<CrossEntropy<float>>(), cross_entropy<CrossEntropy<double>>(), checks);
   check_both(weighted_cross_entropy<WeightedCrossEntropy<float>>(),
              weighted_cross_entropy<WeightedCrossEntropy<double>>(), checks);
+  check_both(log_probs<LogProbs<float>>("LogProbs"), log_probs<LogProbs<double>>("LogProbs"), checks);
+  check_both(log_probs<TopLogProbs<float>>("TopLogProbs"), log_probs<TopLogProbs<double>>("TopLogProbs"),
+             checks);
   check_distillation<DistillationLoss::kCrossEntropy>("cross entropy", checks);
   check_distillation<DistillationLoss::kForwardKL>("forward KL", checks);
   check_distillation<DistillationLoss::kReverseKL>("reverse KL", checks);
@@ -157,5 +189,7 @@ int main() {
   check_arg_max_edges<double>(checks);
   check_cross_entropy_edges<float>(checks);
   check_cross_entropy_edges<double>(checks);
+  check_log_probs_edges<float>(checks);
+  check_log_probs_edges<double>(checks);
   return checks.finish();
 }

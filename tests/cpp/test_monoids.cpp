@@ -325,7 +325,7 @@ void check_rows(Checks& checks) {
   checks.section("CrossEntropyRows", "ignored and invalid targets");
   const std::int64_t target[] = {2, -100, 7, -1, 0};
   double loss[5], lse[5] = {1, 1, 1, 1, 1}, low[5], g_loss[] = {2, 3, 5, 7, 11}, g_lse[] = {1, 1, 1, 1, 1};
-  CrossEntropyRows<double> rows{target, 1, -100, 7, {0, 0}, nullptr, loss, lse, low, {g_loss, 1}, {}};
+  CrossEntropyRows<double> rows{{target, 1, -100, 7}, {0, 0}, nullptr, loss, lse, low, {g_loss, 1}, {}};
   for (int row = 0; row < 5; ++row) rows.store(row, {{4, 0.25}, 1, {9, 0}, 7});
   CHECK(checks, same(Values(loss, loss + 5), {3.25, 0, NAN, NAN, 3.25}), Values(loss, loss + 5));
   CHECK(checks, same(Values(lse, lse + 5), {4, 4, 4, 4, 4}), Values(lse, lse + 5));

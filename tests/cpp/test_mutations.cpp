@@ -287,6 +287,46 @@ struct WeightsNotCounted : WeighedClasses {
   }
 };
 
+// ---- LogProbs and TopLogProbs
+
+using Token = LogProbs<double>;
+
+struct EntropyNotCentred : Token {
+  Gradient<double> local_gradient(E e, Output p, Upstream g) const {
+    p.entropy = 0;
+    return Token::local_gradient(e, p, g);
+  }
+};
+struct TemperatureNotInGradient : Token {
+  Gradient<double> local_gradient(E e, Output p, Upstream g) const {
+    return {Token::local_gradient(e, p, g).score / e.factor, 0};
+  }
+};
+struct TemperatureNotInFrame : Token {
+  double frame(E e) const { return softmax.frame(e); }
+};
+struct SurprisesNotMovedWithFrame : Token {
+  State reframe(State s, double f) const {
+    return {softmax.reframe(s.softmax, f), s.sum * softmax.rescale(s.softmax.frame, f), s.target};
+  }
+};
+struct FaintScoreTimesZero : Token {
+  State accumulate(State s, E e) const {
+    const double above = e.score * e.factor - softmax.origin(s.softmax.frame);
+    const State with = Token::accumulate(s, e);
+    return {with.softmax, s.sum + exp(above) * above, with.target};
+  }
+};
+
+using TopToken = TopLogProbs<double>;
+
+struct TopKeptInHigherFrame : TopToken {
+  State reframe(State s, double f) const { return {all.reframe(s.all, f), s.top}; }
+};
+struct TopOfFirst : TopToken {
+  State add(State a, State b) const { return {all.add(a.all, b.all), a.top}; }
+};
+
 // ---- Distillation
 
 template <DistillationLoss kLoss>
@@ -609,6 +649,14 @@ std::vector<Mutation> mutations() {
       {"weight not in the sum", weighted_cross_entropy<WeightNotInSum>(), "accumulate"},
       {"weight not in D", weighted_cross_entropy<WeightNotInGradient>(), "local gradient"},
       {"weights not counted", weighted_cross_entropy<WeightsNotCounted>(), "accumulate"},
+
+      {"entropy not in its D", log_probs<EntropyNotCentred>(""), "local gradient"},
+      {"temperature not in D", log_probs<TemperatureNotInGradient>(""), "local gradient"},
+      {"temperature not in the frame", log_probs<TemperatureNotInFrame>(""), "tile fold"},
+      {"surprises not moved with the frame", log_probs<SurprisesNotMovedWithFrame>(""), "accumulate"},
+      {"0 times -inf", log_probs<FaintScoreTimesZero>(""), "tile fold"},
+      {"top kept in a higher frame", log_probs<TopKeptInHigherFrame>(""), "tile fold"},
+      {"top of the first", log_probs<TopOfFirst>(""), "commutativity"},
 
       {"tie keeps the first", arg_max<TieKeepsFirst>(), "commutativity"},
       {"NaN ignored", arg_max<NanIgnored>(), "NaN"},

@@ -214,10 +214,7 @@ void run_cross_entropy(Report& report, const CrossEntropyCase& c, DType dtype) {
   const auto vector = [](HostTensor& t) {
     return RowVector<double>{t.present() ? t.values.data() : nullptr, 1};
   };
-  const CrossEntropyRows<double> rows{.target = target.data(),
-                                      .target_stride = 1,
-                                      .ignore_index = c.options.ignore_index,
-                                      .classes = c.v,
+  const CrossEntropyRows<double> rows{.target = {target.data(), 1, c.options.ignore_index, c.v},
                                       .rule = {c.options.label_smoothing, c.options.z_loss},
                                       .loss = loss.values.data(),
                                       .lse = lse.values.data(),

@@ -19,7 +19,7 @@ from specimens import (
     mlp_inputs,
     name_of,
 )
-from tolerance import check_operator
+from tolerance import as_outputs, check_operator
 
 import monoidreduce as mr
 
@@ -114,6 +114,35 @@ def test_distillation_with_empty_and_padded_shards(classes: int, padding: int | 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("options", ({}, {"softcap": 3.0, "temperature": 0.7}), ids=("plain", "everything"))
+@pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
+def test_log_probs(own_rows: bool, options: dict[str, Any], dtype: torch.dtype) -> None:
+    inputs = cross_entropy_inputs(ROWS, 67, 24, dtype=dtype, bias=bool(options), **CPU)
+    check("linear_log_probs", inputs, {"entropy": True, **options}, 3, own_rows=own_rows)
+    each = {"entropy": True, "temperature": 0.5 + torch.rand(ROWS)}
+    check("linear_log_probs", inputs, each, 2, own_rows=own_rows)
+
+
+@pytest.mark.parametrize("classes, padding", ((3, None), (5, 9), (67, 30)))
+def test_log_probs_of_empty_and_padded_shards(classes: int, padding: int | None) -> None:
+    """With a temperature of each token, and ignored ones."""
+    inputs = cross_entropy_inputs(40, classes, 8, dtype=torch.float32, ignored=0.4, **CPU)
+    options = {"entropy": True, "temperature": 0.5 + torch.rand(40)}
+    found = check("linear_log_probs", inputs, options, 4, padding=padding)
+    ignored = inputs["target"] == -100
+    assert ignored.any() and not any(found[name][ignored].any() for name in ("out0", "out1", "out2", "d_x"))
+
+
+def _log_probs_with_top1(group: Any, inputs: Any) -> None:
+    with pytest.raises(ValueError, match="top1: expected False where classes are split"):
+        mr.linear_log_probs(**inputs, top1=True, process_group=group)
+
+
+def test_top1_over_ranks_is_refused() -> None:
+    on_ranks(2, _log_probs_with_top1, cross_entropy_inputs(9, 30, 8, dtype=torch.float32, **CPU))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("own_rows", (False, True), ids=("replicated", "sequence_parallel"))
 def test_logsumexp(own_rows: bool, dtype: torch.dtype) -> None:
     inputs = logsumexp_inputs(ROWS, 67, 24, dtype=dtype, **CPU)
@@ -145,9 +174,11 @@ def _without_and_with_group(group: Any, operator: str, inputs: Any, options: Any
     found = []
     for given in ({}, {"process_group": group}):
         leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in inputs.items()}
-        result = getattr(mr, operator)(**leaves, **options, **given)
-        result.sum().backward()
-        found.append([result.detach(), *(t.grad for t in leaves.values() if t.grad is not None)])
+        results = as_outputs(getattr(mr, operator)(**leaves, **options, **given))
+        sum(t.sum() for t in results).backward()
+        found.append(
+            [*(t.detach() for t in results), *(t.grad for t in leaves.values() if t.grad is not None)]
+        )
     return found
 
 

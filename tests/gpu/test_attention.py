@@ -509,3 +509,13 @@ def test_saturated_rows_of_few_keys(dtype: torch.dtype, keys: int, tier: str, gp
     inputs = {name: (t * 6 if name in "qk" else t).to(dtype) for name, t in inputs.items()}
     with takes({f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")}):
         check_operator("attention", inputs)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", ({}, {"causal": True, "window": (100, 0)}), ids=("all", "window"))
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+def test_sinks(bias: bool, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    shape = {"bias": (1, 8, 1, 300), "bias_dtype": torch.float32} if bias else {}
+    inputs = attention_inputs(1, 8, 2, 300, 300, 128, 128, dtype=dtype, device=gpu, **shape)
+    inputs["sinks"] = 2 * torch.randn(8, dtype=dtype, device=gpu)
+    check_operator("attention", inputs, {"return_lse": True, **options})

@@ -46,6 +46,13 @@ LARGE = (
         {"reduction": "none", "teacher_grad": True},
     ),
     Specimen(
+        "log_probs",
+        "linear_log_probs",
+        cross_entropy_inputs,
+        {"rows": 1500, "classes": 1100, "bias": True},
+        {"entropy": True, "top1": True},
+    ),
+    Specimen(
         "mlp",
         "mlp",
         mlp_inputs,

@@ -429,6 +429,112 @@ std::vector<LinearCrossEntropy> cross_entropy_calls() {
   return calls;
 }
 
+// ---- Log-probabilities
+
+struct LinearLogProbs {
+  std::string name = "";
+  DType dtype = kBFloat16;
+  std::int64_t rows = 4096, classes = 32000, width = 1024;
+  bool biased = false, ordered = false, top = false, each = false,
+       deterministic = false;  // each: temperature
+  double softcap = 0;
+  std::int64_t workspace = 64 << 20;
+};
+
+template <class Arguments>
+void fill_log_probs(const LinearLogProbs& c, const Tensors& t, Arguments& x) {
+  const DType sums = accumulation(c.dtype);
+  x.x = t("x", c.dtype, {c.rows, c.width}), x.weight = t("weight", c.dtype, {c.classes, c.width});
+  if (c.biased) x.bias = t("bias", c.dtype, {c.classes});
+  x.target = t("target", kInt64, {c.rows});
+  if (c.each) x.temperatures = t("temperatures", sums, {c.rows});
+  x.entropy = t("entropy", sums, {c.rows});
+  x.lse = t("lse", sums, {c.rows}), x.lse_low = t("lse_low", sums, {c.rows});
+  x.options = {.logit_scale = 0.5, .softcap = c.softcap, .temperature = 0.7};
+  if constexpr (requires { x.workspace; }) x.workspace = c.workspace;
+}
+
+Plan forward(const LinearLogProbs& c, const Tensors& t) {
+  LogProbsForward x;
+  fill_log_probs(c, t, x);
+  x.log_probs = t("log_probs", accumulation(c.dtype), {c.rows});
+  if (c.top) x.top1 = t("top1", kInt64, {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
+  x.scratch = t.scratch(plan, c.dtype);
+  x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
+  if (x.order.present()) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
+  log_probs_forward(x, launch, &plan);
+  return plan;
+}
+
+Plan backward(const LinearLogProbs& c, const Tensors& t) {
+  LogProbsBackward x;
+  fill_log_probs(c, t, x);
+  const DType sums = accumulation(c.dtype);
+  x.grad_log_probs = t("grad_log_probs", sums, {c.rows});
+  x.grad_entropy = t("grad_entropy", sums, {c.rows});
+  const Launch launch = launch_of(c.deterministic);
+  const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
+  if (!plan.can().tensor_cores) {
+    x.d_x = t("d_x", sums, {c.rows, c.width});
+    x.d_weight = t("d_weight", sums, {c.classes, c.width});
+    if (c.biased) x.d_bias = t("d_bias", sums, {c.classes});
+    log_probs_backward(x, launch, &plan);
+    return plan;
+  }
+  pad_cross_entropy(t, plan, x);
+  const TensorView order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
+  const TensorView rows = gathered_rows(t, x.x, order);
+  const std::int64_t at_once = columns_in(c.workspace, c.rows, c.classes);
+  const TensorView columns = part_of(x.weight, 0, 0, at_once);
+  const TensorView local = part_of(t("local", c.dtype, {c.rows, round_up(at_once, 8)}), 1, 0, at_once);
+  LogProbsOptions options = x.options;
+  options.classes = c.classes;
+  log_probs_local_gradient(
+      {.grad_log_probs = x.grad_log_probs,
+       .grad_entropy = x.grad_entropy,
+       .grad_lse = {},
+       .x = rows,
+       .weight = columns,
+       .bias = part_of(x.bias, 0, 0, at_once),
+       .target = x.target,
+       .temperatures = x.temperatures,
+       .entropy = x.entropy,
+       .lse = x.lse,
+       .lse_low = x.lse_low,
+       .out = local,
+       .sums =
+           c.biased ? t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)}) : TensorView{},
+       .order = order,
+       .options = options},
+      launch, &plan);
+  if (plan.can().multiplies) multiply(t, local, rows, columns, order);
+  return plan;
+}
+
+std::vector<LinearLogProbs> log_probs_calls() {
+  std::vector<LinearLogProbs> calls;
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
+    const auto add = [&](const char* what, LinearLogProbs call) {
+      call.name = message(name(dtype), *what ? " " : "", what), call.dtype = dtype;
+      calls.push_back(call);
+    };
+    add("", {});
+    add("top", {.top = true});
+    add("temperatures", {.each = true});
+    if (item_size(dtype) > 2) continue;
+    add("odd sizes", {.rows = 1001, .classes = 5003, .width = 250, .top = true});
+    add("softcap", {.softcap = 20});
+    add("top, bias", {.biased = true, .top = true});
+    add("order", {.ordered = true, .top = true});
+    add("deterministic", {.deterministic = true});
+    add("no workspace", {.workspace = 0});
+  }
+  return calls;
+}
+
 // ---- Linear distillation
 
 struct LinearDistillation {
@@ -831,6 +937,7 @@ std::vector<Call> calls_on(const Machine& machine) {
   Recorder recorder(machine.device);
   run_cases(recorder, "attention", attention_calls());
   run_cases(recorder, "cross_entropy", cross_entropy_calls());
+  run_cases(recorder, "log_probs", log_probs_calls());
   run_cases(recorder, "distillation", distillation_calls());
   run_cases(recorder, "logsumexp", logsumexp_calls());
   run_cases(recorder, "mlp", mlp_calls());

@@ -253,6 +253,25 @@ const std::vector<Expected> kExpected = {
      {{"simt::fold_backward<false,", 64 * 500, 256}}},
     {"H100", "cross_entropy_forward float64", "simt", {{"simt::fold_forward<false,", 64, 256}}},
 
+    // The tiles of cross entropy. Without registers for the largest of logits on sm80.
+    {"H100",
+     "log_probs_forward bfloat16 top",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
+       "FoldEpilogue<TopLogProbs<",
+       132, 384},
+      {"combine_partial<", 32, 128}}},
+    {"A100",
+     "log_probs_forward bfloat16 top",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}, {"combine_partial<", 32, 128}}},
+    {"A100", "log_probs_forward bfloat16 top, bias", "simt", {{"simt::fold_forward<false,", 64, 256}}},
+    {"A100",
+     "log_probs_backward bfloat16 top, bias",
+     "sm80",
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}}},
+    {"H100", "log_probs_backward float32", "simt", {{"simt::fold_backward<false,", 64 * 500, 256}}},
+
     {"H100",
      "distillation_forward bfloat16 mask",
      "sm90",

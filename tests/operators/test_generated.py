@@ -146,6 +146,37 @@ def test_linear_cross_entropy(data: st.DataObject, device: torch.device) -> None
 
 @generated
 @given(data=st.data())
+def test_linear_log_probs(data: st.DataObject, device: torch.device) -> None:
+    draw = data.draw
+    level = draw(LEVELS)
+    values = placed(
+        draw,
+        cross_entropy_inputs,
+        device,
+        rows=draw(SIZES),
+        classes=draw(SIZES),
+        width=draw(WIDTHS),
+        bias=draw(st.booleans()),
+        ignored=draw(st.floats(0, 1)),
+        level=level,
+    )
+    options = some_of(
+        draw,
+        {
+            "temperature": st.floats(0.2, 5),
+            # Of high levels it makes logits alike, and gradients by rounding alone.
+            "softcap": st.none() if level else st.floats(1, 30),
+            "logit_scale": st.floats(0.1, 2),
+            "entropy": st.just(True),
+            "top1": st.just(True),
+            "workspace": st.integers(0, 1 << 20),
+        },
+    )
+    check(draw, "linear_log_probs", values, options)
+
+
+@generated
+@given(data=st.data())
 def test_linear_distillation(data: st.DataObject, device: torch.device) -> None:
     draw = data.draw
     values = placed(

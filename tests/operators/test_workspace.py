@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import monoidreduce as mr
 
 DEFAULT = 352 << 20
-WITH_WORKSPACE = [s for s in SPECIMENS if s.operator in ("linear_cross_entropy", "linear_distillation")]
+WITH_WORKSPACE = [
+    s for s in SPECIMENS if s.operator in ("linear_cross_entropy", "linear_distillation", "linear_log_probs")
+]
 WITHOUT_KEYWORD = [s for s in SPECIMENS if s.operator in ("mlp", "logsumexp_matmul")]
 
 

@@ -12,7 +12,8 @@ PYTHON = """
     _torch_private.py _validate.py _version.py backend.py flops.py functional.py hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     workspace.py
-    _ops/__init__.py _ops/attention.py _ops/engine.py _ops/local_gradients.py _ops/losses.py _ops/memory.py
+    _ops/__init__.py _ops/attention.py _ops/engine.py _ops/local_gradients.py _ops/log_probs.py
+    _ops/losses.py _ops/memory.py
     _ops/mlp.py _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
     costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py
@@ -77,10 +78,10 @@ HEADERS = """
     launch/launch_kernel.cuh launch/loaded_kernels.cuh
     launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
-    monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/logsumexp.h monoids/sum.h
-    monoids/weighted_sum.h
-    ops/attention.h ops/cross_entropy.h ops/distillation.h ops/logsumexp.h ops/matrix.h ops/mlp.h
-    ops/rows.h ops/statistics.h
+    monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/log_probs.h monoids/logsumexp.h
+    monoids/sum.h monoids/weighted_sum.h
+    ops/attention.h ops/cross_entropy.h ops/distillation.h ops/log_probs.h ops/logsumexp.h ops/matrix.h
+    ops/mlp.h ops/rows.h ops/statistics.h
     rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
     rtc/limits rtc/type_traits
 """
@@ -95,23 +96,26 @@ SOURCES = """
     check.h operators.cpp path_counter.cpp
     bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
-    cpu/fold_tiles.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp cpu/statistics.cpp
-    cpu/with_accumulator.h
+    cpu/fold_tiles.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp
+    cpu/statistics.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/engine.h cuda/gathered_rows.h cuda/loaded_kernels.cu
+    cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
     cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
+    cuda/sm80/log_probs.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_backward.cuh cuda/sm80/mlp_backward_tf32.cu
     cuda/sm80/mlp_few_rows.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
     cuda/sm80/statistics.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
     cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
-    cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/mlp_backward.cu
+    cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/log_probs.cu
+    cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
     cuda/sm90/statistics.cu
     plan/attention.cpp plan/attention.h plan/check.h plan/losses.cpp plan/mlp.cpp plan/plan.cpp plan/plan.h

@@ -19,7 +19,19 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from bench import accuracy, attention, cross_entropy, harness, memory, overhead, plot, publish, report, run
+from bench import (
+    accuracy,
+    attention,
+    cross_entropy,
+    harness,
+    log_probs,
+    memory,
+    overhead,
+    plot,
+    publish,
+    report,
+    run,
+)
 from bench.decode import measure_decode
 from bench.forward import HALF_IGNORED, PRODUCT, measure_forward
 from bench.harness import (
@@ -155,6 +167,7 @@ def test_every_peer_is_a_contender_on_a_gpu() -> None:
             "QuACK",
         },
         "distillation": {"torch.compile", "Liger"},
+        "log_probs": {"torch.compile", "torch chunked", "TRL"},
         "mlp": {"torch.compile"},
     }
     for op, expected in peers.items():
@@ -170,6 +183,7 @@ def test_every_peer_is_a_contender_on_a_gpu() -> None:
         ("liger_kernel", cross_entropy.liger_scaled),
         ("liger_kernel", cross_entropy.liger_sm90),
         ("quack", cross_entropy.quack),
+        ("trl", log_probs.trl),
     ],
 )
 def test_a_peer_is_imported_when_it_is_called(

@@ -11,7 +11,7 @@ from specimens import Inputs, Specimen
 
 import monoidreduce as mr
 
-KEYWORDS = ("bias", "bias1", "bias2", "mask")  # tensors that the operators take by name
+KEYWORDS = ("bias", "bias1", "bias2", "mask", "sinks")  # tensors that the operators take by name
 
 
 def explained(specimen: Specimen, inputs: Inputs) -> mr.Explanation:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tolerance import content
+from tolerance import as_outputs, content
 from torch import Tensor
 
 import monoidreduce as mr
@@ -28,7 +28,7 @@ from monoidreduce.distributed.operators import COLUMN_AXES
 
 MOST_RANKS = 4
 SECONDS = 40  # for a call, after which its ranks are ended
-ROWS = ("x", "target", "mask", "teacher_x", "a")
+ROWS = ("x", "target", "temperature", "mask", "teacher_x", "a")
 
 
 class Ranks:
@@ -131,8 +131,7 @@ def _forward(
     group: Any, operator: str, inputs: dict[str, Tensor], options: dict[str, Any], wanted: Any
 ) -> Any:
     leaves = {name: t.detach().requires_grad_(name in wanted) for name, t in inputs.items()}
-    outputs = getattr(mr, operator)(**leaves, **options, process_group=group)
-    outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    outputs = as_outputs(getattr(mr, operator)(**leaves, **options, process_group=group))
     _kept.update(leaves=leaves, outputs=outputs)
     return [y.detach().clone() for y in outputs]
 

@@ -279,6 +279,7 @@ class Specimen:
         return [name for name in floating if not (frozen and name.startswith("teacher"))]
 
 
+WITH_ALL = {"entropy": True, "top1": True}  # what log-probs may return besides
 SPECIMENS = (
     Specimen("attention", "attention", attention_inputs, options={"return_lse": True}),
     Specimen("attention_causal", "attention", attention_inputs, options={"causal": True, "return_lse": True}),
@@ -318,6 +319,14 @@ SPECIMENS = (
         distillation_inputs,
         {"mask": True},
         {"loss": "reverse_kl", "temperature": 2.0, "reduction": "none", "teacher_grad": True},
+    ),
+    Specimen("log_probs", "linear_log_probs", cross_entropy_inputs, options=WITH_ALL),
+    Specimen(
+        "log_probs_everything",
+        "linear_log_probs",
+        cross_entropy_inputs,
+        {"bias": True},
+        {"temperature": 0.6, "softcap": 5.0, "logit_scale": 0.7, **WITH_ALL},
     ),
     Specimen("mlp", "mlp", mlp_inputs, {"bias1": True, "bias2": True}),
     Specimen("mlp_relu2", "mlp", mlp_inputs, options={"activation": "relu2"}),
@@ -400,6 +409,14 @@ TENSOR_CORE_SPECIMENS = (
         distillation_inputs,
         {**_HEAD, "teacher_width": 328},
         {"loss": "reverse_kl", "temperature": 2.0, "reduction": "none", "teacher_grad": True},
+    ),
+    Specimen("log_probs", "linear_log_probs", cross_entropy_inputs, _HEAD, WITH_ALL),
+    Specimen(
+        "log_probs_in_parts",
+        "linear_log_probs",
+        cross_entropy_inputs,
+        _HEAD,
+        {"temperature": 1.7, "workspace": 2 * 513 * 256 * 2, **WITH_ALL},  # two tiles of classes
     ),
     Specimen(
         "logsumexp",

@@ -40,6 +40,7 @@ KERNELS = {
     "attention": "attention",
     "linear_cross_entropy": "cross_entropy",
     "linear_distillation": "distillation",
+    "linear_log_probs": "log_probs",
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
 }
@@ -216,8 +217,10 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def as_outputs(result: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return (result,) if isinstance(result, Tensor) else tuple(result)
+def as_outputs(result: Tensor | Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Those that have a gradient: no indices, and not what nobody asked for."""
+    results = (result,) if isinstance(result, Tensor) else result
+    return tuple(t for t in results if t is not None and t.is_floating_point())
 
 
 def run(

@@ -16,6 +16,7 @@ def attention(q: Tensor, flag: bool, sides: list[int], scale: float) -> None:
     assert_type(mr.attention(q, q, q, window=sides, scale=scale, return_lse=False), Tensor)
     assert_type(mr.attention(q, q, q, window=(3, None), return_lse=True), Pair)
     assert_type(mr.attention(q, q, q, window=[None, 3], return_lse=flag), Tensor | Pair)
+    assert_type(mr.attention(q, q, q, sinks=q, return_lse=True), Pair)
     mr.attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
     mr.attention(q, q, q, window=3)  # type: ignore[call-overload]
 
@@ -34,6 +35,8 @@ def losses(x: Tensor, weight: Tensor, target: Tensor, flag: bool) -> None:
     assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=True), Pair)
     assert_type(mr.linear_cross_entropy(x, weight, target, return_lse=flag), Tensor | Pair)
     assert_type(mr.linear_distillation(x, weight, x, weight, mask=None), Tensor)
+    assert_type(mr.linear_log_probs(x, weight, target, temperature=x), mr.LogProbs)
+    assert_type(mr.linear_log_probs(x, weight, target, entropy=flag).entropy, Tensor | None)
     mr.linear_cross_entropy(x, weight, target, ce_weight=x)  # type: ignore[call-overload]
     mr.linear_distillation(x, weight, x, weight, ignore_index=0)  # type: ignore[arg-type]
     mr.mlp(x, weight, weight, bias=x)  # type: ignore[arg-type]

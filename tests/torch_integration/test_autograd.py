@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from tolerance import as_outputs
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,7 @@ WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_att
 
 def call(specimen: Specimen, inputs: Inputs) -> tuple[Tensor, ...]:
     result = getattr(mr, specimen.operator)(**inputs, **specimen.options)
-    return result if isinstance(result, tuple) else (result,)
+    return as_outputs(result)
 
 
 def floating(inputs: Inputs) -> Inputs:
@@ -46,6 +47,7 @@ TINY: dict[str, dict[str, Any]] = {
     "attention": {"batch": 1, "heads": 2, "kv_heads": 1, "m": 5, "n": 6, "width": 3, "value_width": 2},
     "linear_cross_entropy": {"rows": 5, "classes": 7, "width": 3},
     "linear_distillation": {"rows": 4, "classes": 6, "width": 3, "teacher_width": 2},
+    "linear_log_probs": {"rows": 5, "classes": 7, "width": 3},
     "mlp": {"rows": 4, "width": 3, "hidden": 5, "outputs": 2},
     "logsumexp_matmul": {"rows": 4, "columns": 6, "width": 3},
 }
@@ -306,6 +308,7 @@ NODES = {
     "attention": "AttentionBackward",
     "linear_cross_entropy": "LinearCrossEntropyBackward",
     "linear_distillation": "LinearDistillationBackward",
+    "linear_log_probs": "LinearLogProbsBackward",
     "mlp": "MlpBackward",
     "logsumexp_matmul": "LogsumexpMatmulBackward",
 }

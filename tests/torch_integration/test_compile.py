@@ -18,7 +18,7 @@ from specimens import (
     distillation_inputs,
     name_of,
 )
-from tolerance import check_operator
+from tolerance import as_outputs, check_operator
 from torch import Tensor
 
 import monoidreduce as mr
@@ -35,7 +35,7 @@ def no_graphs_of_earlier_tests() -> Iterator[None]:
 def call(specimen: Specimen) -> Callable[[Inputs], tuple[Tensor, ...]]:
     def operator(inputs: Inputs) -> tuple[Tensor, ...]:
         result = getattr(mr, specimen.operator)(**inputs, **specimen.options)
-        return result if isinstance(result, tuple) else (result,)
+        return as_outputs(result)
 
     return operator
 
@@ -70,6 +70,7 @@ SIZES = {
     "merge_attention": ({"batch": 2, "m": 17}, {"batch": 5, "m": 29}),
     "linear_cross_entropy": ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
     "linear_distillation": ({"rows": 41, "classes": 67}, {"rows": 29, "classes": 31}),
+    "linear_log_probs": ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
     "mlp": ({"rows": 41, "hidden": 67}, {"rows": 29, "hidden": 31}),
     "logsumexp_matmul": ({"rows": 41, "columns": 67}, {"rows": 23, "columns": 31}),
 }

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
+from tolerance import as_outputs
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import monoidreduce as mr
@@ -23,7 +24,7 @@ def count(module: object, specimen: Specimen, inputs: Inputs, wanted: list[str])
     leaves = {name: t.detach().requires_grad_(name in wanted) for name, t in inputs.items()}
     with FlopCounterMode(display=False) as forward:
         result = getattr(module, specimen.operator)(**leaves, **specimen.options)
-    outputs = [y for y in (result if isinstance(result, tuple) else (result,)) if y.requires_grad]
+    outputs = [y for y in as_outputs(result) if y.requires_grad]
     with FlopCounterMode(display=False) as backward:
         torch.autograd.grad([y.sum() for y in outputs], [leaves[name] for name in wanted])
     return forward.get_total_flops(), backward.get_total_flops()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from specimens import ONE_EACH, Inputs, Specimen, name_of
+from tolerance import as_outputs
 from torch import Tensor
 
 import monoidreduce as mr
@@ -19,7 +20,7 @@ WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_att
 def scalar(specimen: Specimen, inputs: Inputs) -> Tensor:
     """A function of all outputs of the operator whose upstream gradients are not constant."""
     result = getattr(mr, specimen.operator)(**inputs, **specimen.options)
-    outputs = result if isinstance(result, tuple) else (result,)
+    outputs = as_outputs(result)
     return sum((output.sin().sum() for output in outputs), torch.zeros((), device=outputs[0].device))
 
 
@@ -140,7 +141,7 @@ def test_batched_upstream_gradients(specimen: Specimen, device: torch.device) ->
     inputs = specimen.inputs(torch.float32, device)
     leaves = {name: t.requires_grad_() for name, t in leaves_of(inputs).items()}
     found = getattr(mr, specimen.operator)(**inputs, **specimen.options)
-    outputs = list(found) if isinstance(found, tuple) else [found]
+    outputs = list(as_outputs(found))
     upstream = [torch.randn(3, *output.shape, dtype=output.dtype, device=device) for output in outputs]
     wanted = list(leaves.values())
     batched = torch.autograd.grad(

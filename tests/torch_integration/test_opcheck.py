@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from specimens import DTYPES, LAYOUTS, ONE_EACH, SPECIMENS, Specimen, name_of
+from tolerance import as_outputs
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
@@ -40,7 +41,7 @@ def recorded(specimen: Specimen, dtype: torch.dtype, device: torch.device, layou
     inputs = {n: t.requires_grad_() if t.is_floating_point() else t for n, t in inputs.items()}
     with Recorder() as recorder:
         outputs = getattr(mr, specimen.operator)(**inputs, **specimen.options)
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        outputs = as_outputs(outputs)
         upstream = [torch.randn_like(output.mT if output.dim() > 1 else output) for output in outputs]
         upstream = [g.mT if g.dim() > 1 else g for g in upstream]
         torch.autograd.backward(outputs, upstream)

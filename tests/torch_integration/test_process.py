@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from specimens import ONE_EACH, Specimen, name_of
+from tolerance import as_outputs
 
 import monoidreduce as mr
 
@@ -190,7 +191,7 @@ def test_a_thousand_calls_leave_nothing_behind(specimen: Specimen, device: torch
     def run(times: int) -> None:
         for _ in range(times):
             result = operator(**leaves, **specimen.options)
-            outputs = result if isinstance(result, tuple) else (result,)
+            outputs = as_outputs(result)
             torch.autograd.grad([y.sum() for y in outputs], [t for t in leaves.values() if t.requires_grad])
             with pytest.raises(TypeError):
                 operator(**leaves, **specimen.options, nonsense=1)

@@ -26,7 +26,7 @@ struct CrossEntropyTerms {
             .factor = {u.lse},
             .addend = u.sum,
             .at_label = u.lse * miss[row] + (u.lse + u.target + u.sum),
-            .label = rows.valid(row) ? static_cast<int>(rows.label(row)) : -1};
+            .label = rows.target.valid(row) ? static_cast<int>(rows.label(row)) : -1};
   }
 };
 

@@ -32,6 +32,7 @@ struct Element {
   R other;          // second score (kScores == 2)
   Index<R> column;  // j
   Index<R> label;   // the row's label: the target class of cross entropy
+  R factor = R(1);  // the row's factor: the inverse temperature of log-probabilities
 };
 
 // The derivatives with respect to the first and the second score.

@@ -20,6 +20,7 @@
 #include "monoidreduce/ops/attention.h"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/ops/distillation.h"
+#include "monoidreduce/ops/log_probs.h"
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/rows.h"
@@ -41,6 +42,8 @@ Plan plan(const MlpForward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const MlpBackward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const StatisticsFold& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch);
 // What a GPU that is there has. Throws where the build is CPU-only.
@@ -67,6 +70,8 @@ void mlp_forward(const MlpForward& x, const Launch& launch, const Plan* plan = n
 void mlp_backward(const MlpBackward& x, const Launch& launch, const Plan* plan = nullptr);
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Plan* plan = nullptr);
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan = nullptr);
+void log_probs_forward(const LogProbsForward& x, const Launch& launch, const Plan* plan = nullptr);
+void log_probs_backward(const LogProbsBackward& x, const Launch& launch, const Plan* plan = nullptr);
 void reduce_losses(const LossReduction& x, const Launch& launch);
 void statistics_forward(const StatisticsForward& x, const Launch& launch);
 void statistics_backward(const StatisticsBackward& x, const Launch& launch);
@@ -77,6 +82,7 @@ void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* 
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch, const Plan* plan);
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch, const Plan* plan);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
+void log_probs_local_gradient(const LogProbsLocalGradient& x, const Launch& launch, const Plan* plan);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Launch& launch, const Plan* plan);
 // Kernels that were compiled while the process runs: machine code, and the names of some. Returns the number of the first.
 std::int64_t load_kernels(const std::string& image, const std::vector<std::string>& names);

@@ -69,6 +69,7 @@ enum class Why : std::int8_t {
   kIdleByRows,     // first: their number, second: their blocks, third: of multiprocessors
   kIdleByUnits,    // the same, of hidden units
   kClassWeights,   // with label smoothing
+  kTopOfLogits,    // with a bias or a softcap
 };
 struct Reason {
   Why why = Why::kNothing;

@@ -13,6 +13,15 @@
 
 namespace monoidreduce {
 
+// Element::factor of a row, for rows that know one.
+template <class R, class Rows>
+MR_HD R factor_of(const Rows& rows, std::int64_t row) {
+  if constexpr (requires { rows.factor(row); })
+    return R(rows.factor(row));
+  else
+    return R(1);
+}
+
 // ---- Rows: what an operator stores for each row of a fold over M, and what gradient flows back into it. row is the
 // flat index over [B, H, M].
 

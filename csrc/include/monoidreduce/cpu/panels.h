@@ -11,6 +11,7 @@
 #include "monoidreduce/cpu/tiles.h"
 #include "monoidreduce/fold.h"
 #include "monoidreduce/monoid.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce::cpu {
 inline namespace MR_CPU_ISA {
@@ -96,12 +97,13 @@ struct ProblemRows {
   }
 };
 
-// Which columns the lanes of a panel keep, and the labels of its rows.
+// Which columns the lanes of a panel keep, and the labels and factors of its rows.
 template <class T>
 struct PanelRows {
   using R = LanePack<T>;
   std::int64_t first, count;  // rows [first, first + count) of the problem, count <= kPanel
   Index<R> begin[kPacks], end[kPacks], label[kPacks];
+  R factor[kPacks];
   std::int64_t least_begin, most_begin, least_end, most_end;  // over the lanes
 
   template <class Rows>
@@ -110,6 +112,8 @@ struct PanelRows {
       : first(first), count(std::min<std::int64_t>(kPanel<T>, rows.count() - first)) {
     using I = IntegerOf<T>;
     I begins[kPanel<T>] = {}, ends[kPanel<T>] = {}, labels[kPanel<T>] = {};
+    T factors[kPanel<T>];
+    std::fill_n(factors, kPanel<T>, T(1));
     least_begin = p.columns(), most_begin = 0, least_end = p.columns(), most_end = 0;
     for (int lane = 0; lane < kPanel<T>; ++lane) {
       std::int64_t from = 0, to = 0;
@@ -120,6 +124,7 @@ struct PanelRows {
           to = std::max(from, p.range.end(rows.position(first + lane), p.columns()));
         }
         labels[lane] = static_cast<I>(policy.label(row));
+        factors[lane] = factor_of<T>(policy, row);
       }
       begins[lane] = static_cast<I>(from), ends[lane] = static_cast<I>(to);
       if (lane < count) {
@@ -131,6 +136,7 @@ struct PanelRows {
       begin[half] = Index<R>::load(begins + half * kLanes<T>);
       end[half] = Index<R>::load(ends + half * kLanes<T>);
       label[half] = Index<R>::load(labels + half * kLanes<T>);
+      factor[half] = R::load(factors + half * kLanes<T>);
     }
   }
   bool touches(std::int64_t column, std::int64_t columns) const {
@@ -431,14 +437,14 @@ struct PanelTile {
       return kPlain ? x * R(score.scale) + R(0) : score.value(x, added);
     };
     Element<R> e{value(dot, bias_at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
-                 rows.label[half]};
+                 rows.label[half], rows.factor[half]};
     if constexpr (M::kScores == 2) e.other = value(other_dot, R(0));
     return e;
   }
   // The same from scores that were stored over the dot products.
   MR_HD Element<R> from_scores(std::int64_t j, int half) const {
     Element<R> e{R::load(dot + at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
-                 rows.label[half]};
+                 rows.label[half], rows.factor[half]};
     if constexpr (M::kScores == 2) e.other = R::load(other_dot + at(j, half));
     return e;
   }

@@ -83,7 +83,8 @@ struct CrossEntropyForward {
 };
 // Throws std::out_of_range (IndexError in Python) for a target that is no class. On the CPU alone: on a GPU the check
 // would have to synchronize.
-inline void check_targets(const CrossEntropyForward& x) {
+template <class Call>
+void check_targets(const Call& x) {
   if (x.target.is_cuda()) return;
   const auto* values = static_cast<const std::int64_t*>(x.target.data);
   const std::int64_t classes = all_classes(x), ignored = x.options.ignore_index;
@@ -131,7 +132,7 @@ void check_gathered(const char* name, const Call& x, const TensorView& gathered)
 template <std::same_as<CrossEntropyForward> X>
 constexpr auto describe(const X*) {
   return call("cross_entropy_forward", cross_entropy_operands<X>(),
-              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets), class_weight_of<X>(),
+              tensor("target", &X::target, "N", Type::kInt64).where(&check_targets<X>), class_weight_of<X>(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("lse", &X::lse, "N", Type::kAccumulation),
@@ -151,7 +152,8 @@ struct CrossEntropyBackward {
   CrossEntropyOptions options;
   std::int64_t workspace = 0;  // bytes for local gradients
 };
-inline void check_bias_gradient(const CrossEntropyBackward& x) {
+template <class Call>
+void check_bias_gradient(const Call& x) {
   require(!x.d_bias.present() || x.bias.present(), "dbias: expected none where bias is none, got a tensor");
 }
 template <std::same_as<CrossEntropyBackward> X>
@@ -160,7 +162,7 @@ constexpr auto describe(const X*) {
               tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
               cross_entropy_residuals<X>(), gradient("dx", &X::d_x, "N D"),
               gradient("dweight", &X::d_weight, "V D"),
-              gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient),
+              gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient<X>),
               options(&X::options), workspace(&X::workspace));
 }
 
@@ -174,19 +176,24 @@ struct CrossEntropyLocalGradient {
   TensorView order;  // as in the forward pass. x (as scale_rows gathers it), out and sums are in this order.
   CrossEntropyOptions options;
 };
-template <std::same_as<CrossEntropyLocalGradient> X>
-constexpr auto describe(const X*) {
+// Its results, and the order of its rows.
+template <class Call>
+constexpr auto logits_gradient() {
   constexpr Axis kGroups{.name = "16 ceil(N / 256)", .of = "N", .follows = [](std::int64_t rows) {
                            return 16 * ((rows + 255) / 256);
                          }};
   constexpr Axis kColumns{.name = "256 ceil(C / 256)", .of = "V", .follows = [](std::int64_t columns) {
                             return 256 * ((columns + 255) / 256);
                           }};
+  return fields(result("out", &Call::out, "N V").strided(),
+                result("sums", &Call::sums, {kGroups, kColumns}, Type::kAccumulation).strided().maybe(),
+                order_of(&Call::order, "N"));
+}
+template <std::same_as<CrossEntropyLocalGradient> X>
+constexpr auto describe(const X*) {
   return cuda_call("cross_entropy_local_gradient", cross_entropy_operands<X>(),
                    tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
-                   cross_entropy_residuals<X>(), result("out", &X::out, "N V").strided(),
-                   result("sums", &X::sums, {kGroups, kColumns}, Type::kAccumulation).strided().maybe(),
-                   order_of(&X::order, "N"), options(&X::options));
+                   cross_entropy_residuals<X>(), logits_gradient<X>(), options(&X::options));
 }
 
 template <class Call>
@@ -199,51 +206,66 @@ template <class Call>
   return p;
 }
 
-// Its rows. U: the type in which forward computes the statistics; they are stored as T.
+// The targets of the rows of a fold of the classes from first_class on.
+struct Targets {
+  const std::int64_t* data;  // [rows]
+  std::int64_t stride, ignore_index, classes;
+  std::int64_t first_class = 0, columns = kAllColumns;  // the classes that are folded here
+  static constexpr std::int64_t kAllColumns = std::int64_t{1} << 62;
+
+  MR_HD std::int64_t operator[](std::int64_t row) const { return data[row * stride]; }
+  // The column of the target, -1 if it is not among those that are folded.
+  MR_HD std::int64_t label(std::int64_t row) const {
+    const std::int64_t column = (*this)[row] - first_class;
+    return 0 <= column && column < columns ? column : -1;
+  }
+  MR_HD bool ignored(std::int64_t row) const { return (*this)[row] == ignore_index; }
+  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
+  MR_HD bool valid(std::int64_t row) const { return (*this)[row] >= 0 && (*this)[row] < classes; }
+};
+template <class Call>
+[[gnu::always_inline]] inline Targets targets_of(const Call& x) {
+  return {.data = static_cast<const std::int64_t*>(x.target.data),
+          .stride = x.target.stride[0],
+          .ignore_index = x.options.ignore_index,
+          .classes = all_classes(x),
+          .first_class = x.options.first_class,
+          .columns = x.weight.size[0]};
+}
+
+// The rows of cross entropy. U: the type in which forward computes the statistics; they are stored as T.
 template <class T, class U = T>
 struct CrossEntropyRows {
-  const std::int64_t* target;  // [rows]
-  std::int64_t target_stride, ignore_index;
-  std::int64_t classes;
+  Targets target;
   CrossEntropyLoss<T> rule;
   const T* class_weight;    // class_weight_of; null: all are 1
   T *loss, *lse, *lse_low;  // [rows]; both words of lse are read by backward
   RowVector<T> grad_loss, grad_lse;
-  std::int64_t first_class = 0, columns = kAllColumns;  // the classes that are folded here
-  static constexpr std::int64_t kAllColumns = std::int64_t{1} << 62;
   using Output = typename CrossEntropy<T>::Output;
   using Upstream = typename CrossEntropy<T>::Upstream;
 
-  MR_HD std::int64_t target_of(std::int64_t row) const { return target[row * target_stride]; }
-  // The column of the target, -1 if it is not among those that are folded.
-  MR_HD std::int64_t label(std::int64_t row) const {
-    const std::int64_t column = target_of(row) - first_class;
-    return 0 <= column && column < columns ? column : -1;
-  }
-  MR_HD bool ignored(std::int64_t row) const { return target_of(row) == ignore_index; }
-  MR_HD bool active(std::int64_t row) const { return !ignored(row) || grad_lse.data; }
-  // A target out of range makes its row NaN: on a GPU, raising an error would have to synchronize.
-  MR_HD bool valid(std::int64_t row) const { return target_of(row) >= 0 && target_of(row) < classes; }
+  MR_HD std::int64_t label(std::int64_t row) const { return target.label(row); }
+  MR_HD bool active(std::int64_t row) const { return !target.ignored(row) || grad_lse.data; }
   template <class R>
   MR_HD RowWeights<R> weights(std::int64_t row) const {
-    if (!class_weight || !valid(row)) return {};
-    return {R(class_weight[1 + target_of(row)]), R(class_weight[0])};
+    if (!class_weight || !target.valid(row)) return {};
+    return {R(class_weight[1 + target[row]]), R(class_weight[0])};
   }
   MR_HD void store(std::int64_t row, typename CrossEntropy<U>::Output p) const {
     const CrossEntropyLoss<U> wide{U(rule.smoothing), U(rule.z_loss)};
     const LogNumber<T> kept = rounded<T>(p.lse);
     lse[row] = kept.high, lse_low[row] = kept.low;
     const bool here = label(row) >= 0;
-    loss[row] = ignored(row) ? T(0)
-                : valid(row) ? T(wide.value(p, U(classes), weights<U>(row), here))
-                             : T(NAN);
+    loss[row] = target.ignored(row) ? T(0)
+                : target.valid(row) ? T(wide.value(p, U(target.classes), weights<U>(row), here))
+                                    : T(NAN);
   }
   MR_HD Output product(std::int64_t row) const {
     return {.lse = {lse[row], lse_low[row]}, .target = T(0), .mean = {T(0), T(0)}, .count = 0};
   }
   MR_HD Upstream upstream(std::int64_t row) const {
-    const T g = ignored(row) ? T(0) : valid(row) ? grad_loss[row] : T(NAN);
-    return rule.upstream(lse[row], T(classes), weights<T>(row), g, grad_lse[row]);
+    const T g = target.ignored(row) ? T(0) : target.valid(row) ? grad_loss[row] : T(NAN);
+    return rule.upstream(lse[row], T(target.classes), weights<T>(row), g, grad_lse[row]);
   }
 };
 
@@ -251,19 +273,14 @@ struct CrossEntropyRows {
 template <class T, class U = T, class Call>
 [[gnu::always_inline]] inline CrossEntropyRows<T, U> cross_entropy_rows(const Call& x) {
   CrossEntropyRows<T, U> rows{
-      .target = static_cast<const std::int64_t*>(x.target.data),
-      .target_stride = x.target.stride[0],
-      .ignore_index = x.options.ignore_index,
-      .classes = all_classes(x),
+      .target = targets_of(x),
       .rule = {static_cast<T>(x.options.label_smoothing), static_cast<T>(x.options.z_loss)},
       .class_weight = static_cast<const T*>(x.class_weight.data),
       .loss = nullptr,
       .lse = static_cast<T*>(x.lse.data),
       .lse_low = static_cast<T*>(x.lse_low.data),
       .grad_loss = {},
-      .grad_lse = {},
-      .first_class = x.options.first_class,
-      .columns = x.weight.size[0]};
+      .grad_lse = {}};
   if constexpr (requires { x.loss; }) rows.loss = static_cast<T*>(x.loss.data);
   if constexpr (requires { x.grad_loss; })
     rows.grad_loss = row_vector<T>(x.grad_loss), rows.grad_lse = row_vector<T>(x.grad_lse);

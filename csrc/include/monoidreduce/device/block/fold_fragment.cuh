@@ -149,11 +149,12 @@ __device__ __forceinline__ void fold_fragment(const M& m, typename M::State (&st
 }
 
 // Folds a tile into the states of the thread's two rows where there is no payload: of one score an element, or two.
-// column0: of the tile; columns: that there are; label: of each row, or -1.
+// column0: of the tile; columns: that there are; label: of each row, or -1; factor: of each row.
 template <MonotoneMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::State (&state)[2],
                                                     float (&tile)[M::kScores][kSize], const Scores& scores,
-                                                    int column0, int columns, const int (&label)[2]) {
+                                                    int column0, int columns, const int (&label)[2],
+                                                    const typename M::Real (&factor)[2]) {
   using R = typename M::Real;
   constexpr int kColumns = kSize * 2, kOther = M::kScores - 1;
   const auto absent = [&](int i) { return column0 + fragment_column(i) >= columns; };
@@ -173,7 +174,7 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
   for (int n = 0; n < M::kScores; ++n) far |= find_largest(top[n], tile[n], scores);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const Element<R> largest{top[0][row], top[kOther][row], 0, -1};
+    const Element<R> largest{top[0][row], top[kOther][row], 0, -1, factor[row]};
     state[row] = m.reframe(state[row], m.join(m.frame_of(state[row]), m.frame(largest)));
   }
 
@@ -183,8 +184,9 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
     with_named(m, [&](const auto& m) {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        typename M::State& row = state[row_of_element(i)];
-        row = m.accumulate(row, {scores.value(R(tile[0][i]), i), scores.value(R(tile[kOther][i]), i), 0, -1});
+        const int r = row_of_element(i);
+        state[r] = m.accumulate(state[r], {scores.value(R(tile[0][i]), i),
+                                           scores.value(R(tile[kOther][i]), i), 0, -1, factor[r]});
       }
     });
   } else {
@@ -195,7 +197,7 @@ __device__ __forceinline__ void accumulate_fragment(const M& m, typename M::Stat
         // A choice between two states: a branch for each element made kernels spill registers.
         const auto with =
             m.accumulate(state[r], {scores.rounded(R(tile[0][i])), scores.rounded(R(tile[kOther][i])),
-                                    column0 + fragment_column(i), label[r]});
+                                    column0 + fragment_column(i), label[r], factor[r]});
         state[r] = absent(i) ? state[r] : with;
       }
     });

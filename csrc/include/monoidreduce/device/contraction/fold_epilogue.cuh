@@ -17,6 +17,7 @@ struct FoldEpilogue {
   struct Work {
     typename M::State state[2];
     int label[2];
+    typename M::Real factor[2];
   };
   M m;
   Scores scores;
@@ -31,7 +32,9 @@ struct FoldEpilogue {
     for (int r = 0; r < 2; ++r) {
       const int place = row0 + fragment_row(r);
       work.state[r] = m.identity();
-      work.label[r] = place < order.rows ? static_cast<int>(rows.label(order[place])) : -1;
+      const bool exists = place < order.rows;
+      work.label[r] = exists ? static_cast<int>(rows.label(order[place])) : -1;
+      work.factor[r] = exists ? factor_of<typename M::Real>(rows, order[place]) : typename M::Real(1);
     }
     return work;
   }
@@ -40,7 +43,7 @@ struct FoldEpilogue {
                                        Memory&, int) const {
 #pragma unroll
     for (int n = 0; n < M::kScores; ++n) scores.prepare(dots[n], row0, column0);
-    accumulate_fragment(m, work.state, dots, scores, column0, columns, work.label);
+    accumulate_fragment(m, work.state, dots, scores, column0, columns, work.label, work.factor);
   }
   __device__ __forceinline__ void end(const Work& work, std::int64_t place) const {
 #pragma unroll

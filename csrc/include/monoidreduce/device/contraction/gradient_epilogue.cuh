@@ -20,6 +20,7 @@ struct GradientEpilogue {
     typename M::Output product[2];
     typename M::Upstream upstream[2];
     int label[2];
+    R factor[2];
     bool far;
   };
   M m;
@@ -38,6 +39,7 @@ struct GradientEpilogue {
       work.product[r] = rows.product(row);
       work.upstream[r] = rows.upstream(row, scores.unit());
       work.label[r] = rows.label(row);
+      work.factor[r] = factor_of<R>(rows, row);
       far |= rows.far(work.product[r]);
     }
     work.far = __any_sync(0xffffffffu, far);
@@ -85,7 +87,7 @@ struct GradientEpilogue {
         return kPlain ? scores.value(dot, at) : scores.rounded(dot);
       };
       const Element<R> e{score(0), score(M::kScores - 1), kPlain ? 0 : column0 + fragment_column(at),
-                         kPlain ? -1 : work.label[r]};
+                         kPlain ? -1 : work.label[r], work.factor[r]};
       const Gradient<R> g = m.local_gradient(e, work.product[r], work.upstream[r]);
       gradients[i] = n == 0 ? scores.chain(g.score, e.score).x : scores.chain(g.other, e.other).x;
     }

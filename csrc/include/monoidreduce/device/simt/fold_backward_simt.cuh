@@ -86,10 +86,12 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
   typename M::Output product{};
   typename M::Upstream upstream{};
   Index<T> label{};
+  T factor(1);
   if (valid.bits) {
     product = rows.product(flat_row);
     upstream = rows.upstream(flat_row);
     label = static_cast<Index<T>>(rows.label(flat_row));
+    factor = factor_of<T>(rows, flat_row);
   }
   // A row all of whose columns are in this tile takes its centre from them (share_of_mean).
   if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
@@ -103,7 +105,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
         const int place = element_column(n) * kPitch + element_row();
         if (!valid[n]) continue;
         const Element<T> e{score.value(memory.first[place], score_bias(bias, row, column)), T(0),
-                           static_cast<Index<T>>(column), label};
+                           static_cast<Index<T>>(column), label, factor};
         mean += share_of_mean(m, e, product, memory.second[place]);
       }
       mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
@@ -119,7 +121,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
       if (valid[n]) {
         const T dot = memory.first[place], bias_value = score_bias(bias, row, column);
         const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
-        Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label};
+        Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label, factor};
         if constexpr (kPayload) {
           const auto pulled = pull(m, e, product, upstream, second_dot);
           first = pulled.score;

@@ -109,6 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     const std::int64_t row = row0 + element_row(), flat_row = head_of_batch * row_count + row;
     const bool row_exists = row < row_count, first_lane = threadIdx.x % kRowLanes == 0;
     const Index<T> label = row_exists ? static_cast<Index<T>>(rows.label(flat_row)) : Index<T>(-1);
+    const T factor = row_exists ? factor_of<T>(rows, flat_row) : T(1);
     typename M::State state = m.identity();
     ThreadTile<T> sum[kPayloadTiles];
 #pragma unroll
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
       const auto element = [&](int n) {
         const int at = element_column(n) * kPitch + element_row();
         return Element<T>{memory.first[at], M::kScores == 2 ? memory.second[at] : T(0),
-                          static_cast<Index<T>>(column0 + element_column(n)), label};
+                          static_cast<Index<T>>(column0 + element_column(n)), label, factor};
       };
       const auto weigh = [&](int n, T weight) {
         memory.first[element_column(n) * kPitch + element_row()] = weight;

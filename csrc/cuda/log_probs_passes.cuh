@@ -1,0 +1,86 @@
+// What the tensor-core tiers share of log-probabilities: the fold, and the local gradients, by contraction tiles.
+#pragma once
+
+#include "element.h"
+#include "gathered_rows.h"
+#include "logit_scores.cuh"
+#include "monoidreduce/launch/fold_epilogue.cuh"
+#include "monoidreduce/launch/gradient_epilogue.cuh"
+#include "monoidreduce/ops/log_probs.h"
+#include "natural.cuh"
+
+namespace monoidreduce::cuda {
+
+struct LogProbsResults {
+  LogProbsRows<float, double> rows;
+  __device__ std::int64_t label(std::int64_t row) const { return rows.label(row); }
+  __device__ float factor(std::int64_t row) const { return rows.factor(row); }
+  __device__ void store(std::int64_t row, const LogProbs<Bits>::State& s, int top = -1) const {
+    auto p = LogProbs<double>{}.project({natural(s.softmax), natural(s.sum), natural(s.target)});
+    p.top = top;
+    rows.store(row, p);
+  }
+  __device__ void store(std::int64_t row, const TopLogProbs<Bits>::State& s) const {
+    store(row, s.all, TopLogProbs<Bits>{}.top(s));
+  }
+  __device__ void skip(std::int64_t row) const { rows.skip(row); }
+};
+
+// kTopOfLogits: has the tile registers for the largest of logits with a bias or a softcap.
+template <class Tile, bool kTopOfLogits>
+void log_probs_forward_pass(const LogProbsForward& x, const Launch& launch) {
+  const FoldProblem problem = cross_entropy_problem(x);
+  const LogProbsResults results{log_probs_rows<float, double>(x)};
+  with_element(x.x.dtype, [&](auto element) {
+    using E = decltype(element);
+    const auto run = [&](const auto& m, const auto& scores) {
+      in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+        fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
+      });
+    };
+    if (has_logits(x)) {
+      const auto scores = logit_scores<E>(problem, x.bias);
+      if constexpr (kTopOfLogits)
+        return with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores); });
+      else
+        return run(LogProbs<Bits>{}, scores);
+    }
+    const ScaledScores<Bits> scores(problem.score, kLog2E);
+    with_log_probs<Bits>(x, [&](const auto& m) { run(m, scores); });
+  });
+}
+
+struct LogProbsGradientRows {
+  LogProbsRows<float> rows;
+
+  __device__ int label(std::int64_t row) const { return static_cast<int>(rows.label(row)); }
+  __device__ float factor(std::int64_t row) const { return rows.active(row) ? rows.factor(row) : 1.f; }
+  // Without a target a row weighs nothing, whatever its log-sum-exp. The entropy is in upstream: it is one register less.
+  __device__ LogProbsStatistics<Bits> product(std::int64_t row) const {
+    const LogNumber<Bits> lse =
+        rows.active(row) ? bits(rows.product(row).lse) : LogNumber<Bits>{infinity<Bits>(), 0.f};
+    return {lse, 0.f, 0.f, -1};
+  }
+  __device__ bool far(const LogProbsStatistics<Bits>& p) const { return is_far(p.lse); }
+  __device__ LogProbsUpstream<Bits> upstream(std::int64_t row, Bits unit) const {
+    if (!rows.active(row)) return {0.f, 0.f, 0.f};
+    const auto u = rows.upstream(row);
+    return {Bits(u.lse - u.entropy * rows.product(row).entropy) * unit, Bits(u.target) * unit,
+            Bits(u.entropy) * unit};
+  }
+};
+
+template <class Tile>
+void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launch) {
+  const FoldProblem problem = cross_entropy_problem(x);
+  const LogProbsGradientRows rows{log_probs_rows<float>(x)};
+  with_element(x.x.dtype, [&](auto element) {
+    using E = decltype(element);
+    const auto run = [&](const auto& scores) {
+      local_gradient<E, Tile>(LogProbs<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
+    };
+    has_logits(x) ? run(logit_scores<E>(problem, x.bias)) : run(ScaledScores<Bits>(problem.score, kLog2E));
+  });
+}
+
+}  // namespace monoidreduce::cuda

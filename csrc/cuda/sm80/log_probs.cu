@@ -1,0 +1,23 @@
+#include "../../plan/tiles.h"
+#include "../engine.h"
+#include "../log_probs_passes.cuh"
+#include "monoidreduce/launch/contraction_sm80.cuh"
+
+namespace monoidreduce::cuda::sm80 {
+namespace {
+
+using Tile = monoidreduce::sm80::ContractionTile<2>;
+static_assert(kSizesOf<Tile> == tiles::kSm80Loss);
+static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>>);
+
+}  // namespace
+
+void log_probs_forward(const LogProbsForward& x, const Plan&, const Launch& launch) {
+  log_probs_forward_pass<Tile, false>(x, launch);
+}
+
+void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
+  log_probs_gradient_pass<Tile>(x, launch);
+}
+
+}  // namespace monoidreduce::cuda::sm80

@@ -1,0 +1,180 @@
+// Log-probabilities of class indices under the softmax of logits / temperature, with its entropy and the largest logit.
+// The logits are those of linear cross entropy.
+#pragma once
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/monoids/log_probs.h"
+#include "monoidreduce/ops/cross_entropy.h"
+
+namespace monoidreduce {
+
+inline constexpr double kLeastTemperature = 0x1p-100, kMostTemperature = 0x1p100;
+constexpr bool is_temperature(double t) { return t >= kLeastTemperature && t <= kMostTemperature; }
+
+struct LogProbsOptions {
+  double logit_scale = 1, softcap = 0, temperature = 1;  // of all rows, unless each has its own
+  std::int64_t ignore_index = -100;
+  std::int64_t first_class = 0, classes = -1;  // as in CrossEntropyOptions
+};
+template <std::same_as<LogProbsOptions> X>
+constexpr auto describe(const X*) {
+  return fields(option("logit_scale", &X::logit_scale),
+                option("softcap", &X::softcap, "a number >= 0, 0 for none", [](double v) { return v >= 0; }),
+                option("temperature", &X::temperature, "a number from 2^-100 to 2^100", &is_temperature),
+                option("ignore_index", &X::ignore_index), option("first_class", &X::first_class),
+                option("classes", &X::classes));
+}
+
+template <class Call>
+constexpr auto log_probs_operands() {
+  return std::tuple_cat(cross_entropy_operands<Call>(),
+                        fields(tensor("target", &Call::target, "N", Type::kInt64),
+                               optional("temperatures", &Call::temperatures, "N", Type::kAccumulation)));
+}
+// Upstream gradients and row statistics.
+template <class Call>
+constexpr auto log_probs_residuals() {
+  return fields(optional("grad_log_probs", &Call::grad_log_probs, "N", Type::kAccumulation),
+                optional("grad_entropy", &Call::grad_entropy, "N", Type::kAccumulation),
+                optional("grad_lse", &Call::grad_lse, "N", Type::kAccumulation),
+                tensor("entropy", &Call::entropy, "N", Type::kAccumulation).dense(),
+                tensor("lse", &Call::lse, "N", Type::kAccumulation).dense(),
+                tensor("lse_low", &Call::lse_low, "N", Type::kAccumulation).dense());
+}
+
+struct LogProbsForward {
+  TensorView x, weight, bias, target, temperatures;
+  TensorView log_probs, entropy, lse, lse_low;
+  TensorView top1;             // where it is wanted
+  TensorView scratch;          // size: Plan::scratch
+  TensorView order, gathered;  // as in CrossEntropyForward
+  LogProbsOptions options;
+};
+// On the CPU alone, of tokens that count; on a GPU others have results of NaN.
+inline void check_temperatures(const LogProbsForward& x) {
+  const TensorView& t = x.temperatures;
+  if (!t.present() || t.is_cuda()) return;
+  const auto* targets = static_cast<const std::int64_t*>(x.target.data);
+  for (std::int64_t i = 0; i < t.size[0]; ++i) {
+    const double value = t.dtype == DType::kFloat64 ? static_cast<const double*>(t.data)[i * t.stride[0]]
+                                                    : static_cast<const float*>(t.data)[i * t.stride[0]];
+    require(targets[i * x.target.stride[0]] == x.options.ignore_index || is_temperature(value),
+            "temperature[", i, "]: expected a number from 2^-100 to 2^100, got ", value);
+  }
+}
+template <std::same_as<LogProbsForward> X>
+constexpr auto describe(const X*) {
+  return call("log_probs_forward", log_probs_operands<X>(),
+              result("log_probs", &X::log_probs, "N", Type::kAccumulation).where(&check_targets<X>),
+              result("entropy", &X::entropy, "N", Type::kAccumulation).where(&check_temperatures),
+              result("top1", &X::top1, "N", Type::kInt64).maybe(),
+              result("lse", &X::lse, "N", Type::kAccumulation),
+              result("lse_low", &X::lse_low, "N", Type::kAccumulation), scratch("scratch", &X::scratch),
+              order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
+              optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
+                check_gathered("gathered", x, x.gathered);
+              }),
+              options(&X::options));
+}
+
+struct LogProbsBackward {
+  TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
+      lse_low;
+  TensorView d_x, d_weight, d_bias;
+  LogProbsOptions options;
+  std::int64_t workspace = 0;  // bytes for local gradients
+};
+template <std::same_as<LogProbsBackward> X>
+constexpr auto describe(const X*) {
+  return call("log_probs_backward", log_probs_operands<X>(), log_probs_residuals<X>(),
+              gradient("dx", &X::d_x, "N D"), gradient("dweight", &X::d_weight, "V D"),
+              gradient("dbias", &X::d_bias, "V", Type::kAccumulation).where(&check_bias_gradient<X>),
+              options(&X::options), workspace(&X::workspace));
+}
+
+// As CrossEntropyLocalGradient.
+struct LogProbsLocalGradient {
+  TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
+      lse_low, out, sums, order;
+  LogProbsOptions options;
+};
+template <std::same_as<LogProbsLocalGradient> X>
+constexpr auto describe(const X*) {
+  return cuda_call("log_probs_local_gradient", log_probs_operands<X>(), log_probs_residuals<X>(),
+                   logits_gradient<X>(), options(&X::options));
+}
+
+// The rows of a call. U: the type in which forward computes the statistics; they are stored as T.
+template <class T, class U = T>
+struct LogProbsRows {
+  Targets target;
+  RowVector<const T> temperatures;
+  T inverse_temperature;  // of all rows, unless each has its own
+  T *log_probs, *entropy, *lse, *lse_low;
+  std::int64_t* top1;  // or null
+  RowVector<T> grad_log_probs, grad_entropy, grad_lse;
+
+  MR_HD std::int64_t label(std::int64_t row) const { return target.label(row); }
+  MR_HD T factor(std::int64_t row) const {
+    if (!temperatures.data) return inverse_temperature;
+    return is_temperature(temperatures[row]) ? T(1) / temperatures[row] : T(NAN);
+  }
+  MR_HD bool active(std::int64_t row) const { return !target.ignored(row); }
+  MR_HD void skip(std::int64_t row) const {
+    log_probs[row] = entropy[row] = lse[row] = lse_low[row] = T(0);
+    if (top1) top1[row] = -1;
+  }
+  MR_HD void store(std::int64_t row, LogProbsStatistics<U> p) const {
+    if (!active(row)) return skip(row);
+    const LogNumber<T> kept = rounded<T>(p.lse);
+    lse[row] = kept.high, lse_low[row] = kept.low, entropy[row] = T(p.entropy);
+    const U of_label = label(row) < 0 ? U(0) : p.target - p.lse;
+    log_probs[row] = target.valid(row) ? T(of_label) : T(NAN);
+    if (top1) top1[row] = p.top < 0 ? -1 : target.first_class + p.top;
+  }
+  // An entropy without a gradient is not read: it is NaN beside a score of +inf, where other gradients are not.
+  MR_HD LogProbsStatistics<T> product(std::int64_t row) const {
+    return {{lse[row], lse_low[row]}, T(0), grad_entropy.data ? entropy[row] : T(0), -1};
+  }
+  MR_HD LogProbsUpstream<T> upstream(std::int64_t row) const {
+    const T g = target.valid(row) ? grad_log_probs[row] : T(NAN);
+    return {grad_lse[row] - g, g, grad_entropy[row]};
+  }
+};
+
+template <class T, class U = T, class Call>
+[[gnu::always_inline]] inline LogProbsRows<T, U> log_probs_rows(const Call& x) {
+  LogProbsRows<T, U> rows{.target = targets_of(x),
+                          .temperatures = row_vector<const T>(x.temperatures),
+                          .inverse_temperature = static_cast<T>(1 / x.options.temperature),
+                          .log_probs = nullptr,
+                          .entropy = static_cast<T*>(x.entropy.data),
+                          .lse = static_cast<T*>(x.lse.data),
+                          .lse_low = static_cast<T*>(x.lse_low.data),
+                          .top1 = nullptr,
+                          .grad_log_probs = {},
+                          .grad_entropy = {},
+                          .grad_lse = {}};
+  if constexpr (requires { x.log_probs; })
+    rows.log_probs = static_cast<T*>(x.log_probs.data), rows.top1 = static_cast<std::int64_t*>(x.top1.data);
+  if constexpr (requires { x.grad_entropy; }) {
+    rows.grad_log_probs = row_vector<T>(x.grad_log_probs);
+    rows.grad_entropy = row_vector<T>(x.grad_entropy), rows.grad_lse = row_vector<T>(x.grad_lse);
+  }
+  return rows;
+}
+
+// Is a score more than a scaled dot product.
+template <class Call>
+bool has_logits(const Call& x) {
+  return x.bias.present() || x.options.softcap != 0;
+}
+
+// Calls run(monoid) with the monoid of a forward pass.
+template <class R, class Run>
+[[gnu::always_inline]] inline void with_log_probs(const LogProbsForward& x, Run run) {
+  x.top1.present() ? run(TopLogProbs<R>{}) : run(LogProbs<R>{});
+}
+
+}  // namespace monoidreduce

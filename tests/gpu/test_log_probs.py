@@ -1,0 +1,176 @@
+"""Log-probabilities on tensor cores: sizes, options, dtypes, edges, and that their kernels ran."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from calls import HALVES, check_captured
+from specimens import WITH_ALL, Inputs, cross_entropy_inputs, integers, name_of
+from tolerance import check_operator
+
+import monoidreduce as mr
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
+
+SIZES: dict[str, tuple[int, int, int]] = {  # rows, classes, width
+    "one_tile": (128, 256, 64),
+    "one_row": (1, 3000, 256),
+    "narrow": (257, 67, 8),
+    "ragged": (513, 1111, 200),
+    "odd_width": (300, 1111, 101),
+    "many_rows": (5000, 515, 72),
+    "many_classes": (130, 70001, 64),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "warm": {"temperature": 2.5},
+    "softcap": {"softcap": 5.0},
+    "all": {"temperature": 0.7, "softcap": 8.0, "logit_scale": 0.7},
+}
+
+
+def inputs_of(size: str, dtype: torch.dtype, device: torch.device, **options: Any) -> Inputs:
+    return cross_entropy_inputs(*SIZES[size], dtype=dtype, device=device, **options)
+
+
+def ran(before: dict[str, int]) -> set[str]:
+    return {path for path, n in mr._C.path_counts().items() if n != before.get(path, 0)}
+
+
+def paths(forward: str, backward: str, dtype: torch.dtype) -> set[str]:
+    ways = {"forward": forward, "backward": backward}
+    return {f"log_probs_{way}/cuda/{tier}/{name_of(dtype)}" for way, tier in ways.items()}
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_and_options(
+    size: str, options: dict[str, Any], bias: bool, dtype: torch.dtype, tier: str, gpu: torch.device
+) -> None:
+    """Four tiles of classes at a time in the backward pass."""
+    before = mr._C.path_counts()
+    workspace = SIZES[size][0] * 256 * 2 * max(1, min(4, SIZES[size][1] // 256))
+    options = {"entropy": True, "workspace": workspace, **options}
+    check_operator("linear_log_probs", inputs_of(size, dtype, gpu, bias=bias), options)
+    assert ran(before) == paths(tier, tier, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("options", ({}, {"softcap": 6.0}), ids=("plain", "softcap"))
+@pytest.mark.parametrize("size", ("one_tile", "ragged", "many_rows"))
+def test_temperature_of_each_token(
+    size: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
+) -> None:
+    inputs = inputs_of(size, dtype, gpu)
+    each = 0.4 + 2 * torch.rand(len(inputs["x"]), device=gpu)
+    check_operator("linear_log_probs", inputs, {"entropy": True, "temperature": each, **options})
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("alone", range(3))
+def test_gradient_of_each_result_alone(alone: int, dtype: torch.dtype, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", dtype, gpu, bias=True)
+    upstream = [torch.randn(513, device=gpu) if i == alone else None for i in range(3)]
+    options = {"entropy": True, "temperature": 0.8}
+    check_operator("linear_log_probs", inputs, options, upstream=upstream)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("classes", (257, 1111, 70001))
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+def test_top1_is_the_least_among_equals(
+    bias: bool, classes: int, dtype: torch.dtype, tier: str, gpu: torch.device
+) -> None:
+    """Logits are integers: exact in every dtype, and many are equal, in one tile and in several."""
+    place: Any = {"dtype": dtype, "device": gpu}
+    x, weight = integers(300, 64, **place), integers(classes, 64, **place)
+    logits = x.float() @ weight.float().T
+    first = (logits == logits.max(-1, keepdim=True).values).int().argmax(-1)
+    target, before = torch.zeros(300, dtype=torch.int64, device=gpu), mr._C.path_counts()
+    zeros = torch.zeros(classes, **place) if bias else None
+    found = mr.linear_log_probs(x, weight, target, bias=zeros, top1=True)
+    assert found.top1 is not None and torch.equal(found.top1, first)
+    forward = "simt" if bias and tier == "sm80" else tier
+    assert ran(before) == {f"log_probs_forward/cuda/{forward}/{name_of(dtype)}"}
+
+
+def test_top1_changes_nothing_else(gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    found, plain = (mr.linear_log_probs(**inputs, entropy=True, top1=top) for top in (True, False))
+    for ours, theirs in zip((found.log_probs, found.entropy, found.lse), plain[:2] + plain[3:], strict=True):
+        assert ours is not None and theirs is not None
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("ignored", (0.3, 0.97, 1.0))
+def test_ignored_targets(ignored: float, dtype: torch.dtype, gpu: torch.device) -> None:
+    """Results 0, top1 -1 and no gradient, whatever the row and its temperature hold."""
+    inputs = inputs_of("ragged", dtype, gpu, ignored=ignored)
+    skipped = inputs["target"] == -100
+    inputs["x"][skipped] = torch.nan
+    each = torch.where(skipped, -1.0, 0.8)
+    leaves = [inputs[name].requires_grad_() for name in ("x", "weight")]
+    found = mr.linear_log_probs(**inputs, temperature=each, **WITH_ALL)
+    for result, expected in zip(found, (0, 0, -1, 0), strict=True):
+        assert result is not None and (result[skipped] == expected).all() and not result.isnan().any()
+    assert found.entropy is not None
+    dx, dweight = torch.autograd.grad((found.log_probs + found.entropy + found.lse).sum(), leaves)
+    assert not dx[skipped].any() and dx.isfinite().all() and dweight.isfinite().all()
+
+
+def test_rows_that_have_no_result(gpu: torch.device) -> None:
+    """A target out of range, a temperature of 0, NaN in x: NaN in that row alone."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu, ignored=0)
+    each = torch.ones(513, device=gpu)
+    inputs["target"][7], each[70], inputs["x"][300, 5] = 1111, 0.0, math.nan
+    found = mr.linear_log_probs(**inputs, temperature=each, **WITH_ALL)
+    assert found.log_probs.isnan().nonzero().flatten().tolist() == [7, 70, 300]
+    assert found.lse.isnan().nonzero().flatten().tolist() == [70, 300]
+    assert found.top1 is not None and (found.top1 == -1).nonzero().flatten().tolist() == [70, 300]
+
+
+def test_logits_far_from_zero(gpu: torch.device) -> None:
+    """They are x: weights are 0 and 1. A level costs the entropy no digits but those that it costs x."""
+    x = (torch.randn(300, 520, device=gpu) + 300).to(torch.bfloat16).requires_grad_()
+    eye, target = torch.eye(520, dtype=torch.bfloat16, device=gpu), torch.arange(300, device=gpu)
+    found = mr.linear_log_probs(x, eye, target, entropy=True)
+    exact = x.double().log_softmax(-1)
+    entropy = -(exact.exp() * exact).sum(-1)
+    assert found.entropy is not None
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=0, atol=2e-5)
+    gradients = [torch.autograd.grad(y.sum(), x)[0].float() for y in (found.entropy, entropy)]
+    torch.testing.assert_close(*gradients, rtol=2**-6, atol=1e-3 * float(gradients[1].abs().max()))
+
+
+@pytest.mark.parametrize("each", (False, True), ids=("number", "tensor"))
+def test_captured_in_a_graph(each: bool, gpu: torch.device) -> None:
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    temperature = torch.rand(513, device=gpu) + 0.5 if each else 0.7
+    leaves = [inputs[name].requires_grad_() for name in ("x", "weight")]
+
+    def step() -> tuple[torch.Tensor, ...]:
+        found = mr.linear_log_probs(**inputs, temperature=temperature, **WITH_ALL)
+        assert found.entropy is not None and found.top1 is not None
+        gradients = torch.autograd.grad(found.log_probs.sum() + found.entropy.square().sum(), leaves)
+        return found.log_probs.detach(), found.entropy.detach(), found.top1, *gradients
+
+    check_captured(step)
+
+
+def test_gradients_have_the_same_bits_again(gpu: torch.device) -> None:
+    """With one workspace; another one makes other slices."""
+    inputs = inputs_of("ragged", torch.float16, gpu)
+    leaves = [inputs[name].requires_grad_() for name in ("x", "weight")]
+    for workspace in (513 * 256 * 2, 1 << 26):
+        runs = [
+            torch.autograd.grad(mr.linear_log_probs(**inputs, workspace=workspace).log_probs.sum(), leaves)
+            for _ in range(3)
+        ]
+        for run in runs[1:]:
+            assert all(map(torch.equal, run, runs[0]))
