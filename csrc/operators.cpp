@@ -189,6 +189,12 @@ void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const 
   run<&Engine::logsumexp_backward, simt::logsumexp_backward, kNone, kNone>(x, launch, plan);
 }
 
+void modified_attention_forward(const ModifiedAttentionForward& x, const Launch& launch) {
+  run_on_cpu<&Engine::modified_attention_forward>(x, launch);
+}
+void modified_attention_backward(const ModifiedAttentionBackward& x, const Launch& launch) {
+  run_on_cpu<&Engine::modified_attention_backward>(x, launch);
+}
 void statistics_forward(const StatisticsForward& x, const Launch& launch) {
   run_on_cpu<&Engine::statistics_forward>(x, launch);
 }
@@ -208,6 +214,12 @@ void distillation_local_gradient(const DistillationLocalGradient& x, const Launc
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::logsumexp_local_gradient, sm90::logsumexp_local_gradient>(
       x, launch, plan, kDescription<LogSumExpBackward>.name);
+}
+void modified_attention_fold(const ModifiedAttentionFold& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::modified_attention_fold, kNone>(x, launch, plan, kDescription<ModifiedAttentionFold>.name);
+}
+void modified_attention_pull(const ModifiedAttentionPull& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::modified_attention_pull, kNone>(x, launch, plan, kDescription<ModifiedAttentionPull>.name);
 }
 void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::statistics_fold, sm90::statistics_fold, simt::statistics_fold>(

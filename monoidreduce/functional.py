@@ -66,9 +66,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from monoidreduce.block_mask import BlockMask
     from monoidreduce.distributed.operators import Sharded
 
 Window = Sequence[int | None]
+ScoreMod: TypeAlias = Callable[..., Any]  # of a score and its batch, head, query and key
+MaskMod: TypeAlias = Callable[..., Any]  # of these four
 Ranks: TypeAlias = "ProcessGroup | DeviceMesh | None"
 Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # the tensors and the first options of an op
 
@@ -253,6 +256,9 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 @overload
@@ -266,6 +272,9 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -279,6 +288,9 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
@@ -291,6 +303,9 @@ def attention(
     window: Window | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: bool = False,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -309,6 +324,11 @@ def attention(
         bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
             the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
             [B, N] is written mask[:, None, None, :].
+        score_mod: `score_mod(score, batch, head, q_idx, kv_idx)`, the new score of one element, as torch's
+            flex_attention takes it. Indices are those of q and k as they are; causal and window are aligned.
+        mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, whether an element is kept.
+        block_mask: in place of mask_mod, what `monoidreduce.block_mask` made of it, or torch's BlockMask:
+            blocks that keep nothing are skipped. See docs/score_mod.md.
         return_lse: return the log-sum-exp of each query's scores too.
 
     Returns:
@@ -316,26 +336,24 @@ def attention(
         natural units and differentiable. A query that sees no key has out 0 and lse -inf.
 
     Raises:
+        TraceError: score_mod or mask_mod does what kernels cannot.
         TypeError, ValueError: an argument is not as above.
     """
     if others:
         refuse("attention", others)
-    q, k, v = _operands(q=q, k=k, v=v)
-    sizes: dict[str, int] = {}
-    check_axes("q", q, ("B", "H", "M", "F"), sizes)
-    check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
-    heads, key_heads = sizes["H"], sizes["Hkv"]
-    if heads % key_heads if key_heads else heads:
-        expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
-        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
-    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    if score_mod is not None or mask_mod is not None or block_mask is not None:
+        from monoidreduce.attend import modified_attention
+
+        mods = (score_mod, mask_mod, block_mask)
+        return modified_attention(q, k, v, mods, causal, scale, window, softcap, bias, return_lse)
+    q, k, v, sizes = attention_operands(q, k, v)
     if bias is not None:
         check_tensor("bias", bias)
         if bias.dtype != torch.bool:
             check_floating("bias", bias)
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
-        _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
+        _check_broadcast(bias, (sizes["B"], sizes["H"], sizes["M"], sizes["N"]))
     scale, softcap = score_factors(scale, softcap)
     return_lse = check_bool("return_lse", return_lse)
     of_rows = bias if bias is not None and raises_rows(bias) else None
@@ -349,6 +367,20 @@ def attention(
     if of_rows is not None:
         out, lse = _raised(out, lse, of_rows)
     return (out, lse) if return_lse else out
+
+
+def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
+    """q, k and v, checked, and the sizes of their axes."""
+    q, k, v = _operands(q=q, k=k, v=v)
+    sizes: dict[str, int] = {}
+    check_axes("q", q, ("B", "H", "M", "F"), sizes)
+    check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
+    heads, key_heads = sizes["H"], sizes["Hkv"]
+    if heads % key_heads if key_heads else heads:
+        expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
+        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
+    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    return q, k, v, sizes
 
 
 def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:

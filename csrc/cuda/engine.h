@@ -34,6 +34,8 @@ void mlp_hidden(const MlpHidden& x, const Plan& plan, const Launch& launch);
 void mlp_local_gradient(const MlpLocalGradient& x, const Plan& plan, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch& launch);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch);
+void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch);
+void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace sm80

@@ -56,6 +56,8 @@ std::string text(const Reason& r) {
       return message(r.first, " hidden units are ", r.second, " blocks for ", r.third, " multiprocessors");
     case Why::kClassWeights:
       return "label smoothing has weights of classes";
+    case Why::kModifiedScores:
+      return "functions modify the scores";
   }
   return "";
 }

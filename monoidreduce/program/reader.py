@@ -21,7 +21,8 @@ def evaluate(
 ) -> dict[int, Tensor]:
     """The values of these nodes and of all that they are made of.
 
-    leaf: the value of a leaf that is no constant. like: has the dtype and device of real constants.
+    leaf: the value of a leaf that is no constant; of "gather" and "index_gather" the table.
+    like: has the dtype and device of real constants.
     """
     values: dict[int, Tensor] = {}
     for number in reachable(nodes, numbers):
@@ -36,6 +37,8 @@ def evaluate(
             values[number] = leaf(node)
         elif name == "to_real":
             values[number] = values[node[1]].to(like.dtype)
+        elif name in ("gather", "index_gather"):
+            values[number] = torch.take(leaf((name,)), values[node[1]])
         else:
             values[number] = OPERATIONS[name].evaluate(*(values[i] for i in operands(node)))
     return values

@@ -22,6 +22,7 @@ SCRIPTS = {
     "custom_monoid.py": 3,
     "divergences.py": 5,
     "policy_gradient.py": 5,
+    "score_mods.py": 21,
 }
 
 
