@@ -29,10 +29,11 @@ def evaluate(
         node = nodes[number]
         name = node[0]
         if name == "real":
-            values[number] = torch.tensor(float.fromhex(node[1]), dtype=like.dtype, device=like.device)
+            # Filled on the device: a copy from the host would wait for it.
+            values[number] = torch.full((), float.fromhex(node[1]), dtype=like.dtype, device=like.device)
         elif name in ("integer", "boolean"):
             dtype = torch.int64 if name == "integer" else torch.bool
-            values[number] = torch.tensor(node[1], dtype=dtype, device=like.device)
+            values[number] = torch.full((), node[1], dtype=dtype, device=like.device)
         elif name in LEAVES:
             values[number] = leaf(node)
         elif name == "to_real":

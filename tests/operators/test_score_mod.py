@@ -352,3 +352,69 @@ def test_meta_and_export() -> None:
     assert_near([exported(*leaves)], [Layer()(*leaves)], 1e-6)
     mask = lambda b, h, i, j: i >= j  # noqa: E731
     assert mr.attention(*(t.to("meta") for t in leaves), mask_mod=mask).shape == (2, 4, 37, 24)
+
+
+def test_compile_of_a_mask_of_torch() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    document = torch.arange(64) // 20
+    mask = lambda b, h, i, j: document[i] == document[j]  # noqa: E731
+    blocks = flex.create_block_mask(mask, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    weight = lambda score: torch.sigmoid(score)  # noqa: E731
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attended = mr.attend(q, k, v, weight=weight, normalized=True)
+        return attended + mr.attention(q, k, v, block_mask=blocks)
+
+    leaves = operands((1, 2, 1, 64, 64, 8, 8), F64)
+    assert_near([torch.compile(call, fullgraph=True, backend="eager")(*leaves)], [call(*leaves)])
+
+
+def test_explain() -> None:
+    leaves = operands((1, 2, 1, 64, 64, 8, 8), torch.float32)
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    before = mr._C.path_counts()
+    mr.attention(*leaves, mask_mod=mask).sum().backward()
+    after = mr._C.path_counts()
+    explained = mr.explain(
+        "attention", *leaves, block_mask=mr.block_mask(mask, None, None, 64, 64, block_size=16)
+    )
+    assert {explained.forward, explained.backward} == {n for n in after if after[n] > before.get(n, 0)}
+    assert "of 16 blocks 6 are skipped" in explained.reasons
+    assert any("which the CPU engine interprets" in reason for reason in explained.reasons)
+    halves = [t.to(torch.bfloat16) for t in leaves]
+    planned = mr.explain("attention", *halves, mask_mod=mask, hardware="h100")
+    assert planned.forward == "modified_attention_fold/cuda/sm80/bfloat16"
+    assert "forward: tensor cores, through mma.sync; not sm90: functions modify the scores" in planned.reasons
+    with pytest.raises(
+        ValueError, match="on a GPU expected q, k and v of float16 or bfloat16, at most 256 wide"
+    ):
+        mr.explain("attention", *leaves, mask_mod=mask, hardware="h100")
+
+
+def test_flops() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    leaves = operands((1, 2, 1, 40, 50, 16, 24), torch.float32)
+    counts = []
+    for options in ({}, {"mask_mod": lambda b, h, i, j: i >= j}):
+        with FlopCounterMode(display=False) as counter:
+            mr.attention(*leaves, **options).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("nan_at", ("q", "k", "v"))
+def test_nan_stays_in_its_rows(nan_at: str) -> None:
+    shape = (1, 2, 1, 40, 60, 8, 8)
+    q, k, v = operands(shape, F64)
+    with torch.no_grad():
+        {"q": q[0, 0, 3], "k": k[0, 0, 3], "v": v[0, 0, 3]}[nan_at].fill_(math.nan)
+    score_mod = lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0)  # noqa: E731
+    mask = lambda b, h, i, j: (j != 3) | (i < 5)  # noqa: E731
+    found = mr.attention(q, k, v, score_mod=score_mod, mask_mod=mask)
+    touched = torch.zeros(1, 2, 40, dtype=torch.bool)
+    if nan_at == "q":
+        touched[0, 0, 3] = True
+    else:
+        touched[:, :, :5] = True
+    assert torch.equal(found.isnan().any(-1), touched)
