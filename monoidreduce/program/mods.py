@@ -176,6 +176,7 @@ def tables(
     integers: list[Tensor] = []
     sizes: list[int] = []
     for tensor, by_one in zip(tensors, mods.by_one, strict=True):
+        tensor = tensor.to(like.device) if like.is_meta else tensor  # no values count there
         into = reals if tensor.is_floating_point() else integers
         wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
         if tensor.device != like.device or not tensor.numel() or (wants and not by_one):

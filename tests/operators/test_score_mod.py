@@ -418,3 +418,26 @@ def test_nan_stays_in_its_rows(nan_at: str) -> None:
     else:
         touched[:, :, :5] = True
     assert torch.equal(found.isnan().any(-1), touched)
+
+
+def test_transforms_and_modules() -> None:
+    q, k, v = (t.detach() for t in operands((2, 2, 1, 20, 20, 8, 8), torch.float32))
+    slopes = torch.rand(2)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mr.attention(q[None], k[None], v[None], score_mod=alibi)[0]
+
+    def alibi(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + slopes[h] * (j - i)
+
+    expected = mr.attention(q, k, v, score_mod=alibi)
+    assert torch.equal(torch.vmap(call)(q, k, v), expected)
+    module = mr.nn.Attention(score_mod=alibi, causal=True)
+    assert torch.equal(module(q, k, v), mr.attention(q, k, v, score_mod=alibi, causal=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(q, k, v).dtype == torch.bfloat16
+    leaf = q.clone().requires_grad_()
+    out = mr.attention(leaf, k, v, score_mod=alibi).sum()
+    (gradient,) = torch.autograd.grad(out, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"can be differentiated once.*Do without create_graph=True\."):
+        gradient.sum().backward()
