@@ -43,8 +43,9 @@ extern "C" void run(const double* scores, ModifiedScoresData data, int batch, in
     }
   }
 }
-extern "C" int touches(ModifiedScoresData data, int row0, int rows, int column0, int columns) {
-  return data.kinds_of(1, 0, row0, rows, column0, columns).most;
+extern "C" int kinds(ModifiedScoresData data, int row0, int rows, int column0, int columns) {
+  const auto found = data.kinds_of(1, 0, row0, rows, column0, columns);
+  return 10 * found.least + found.most;
 }
 """
 
@@ -116,15 +117,15 @@ def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
 
 
 def test_tiles_of_blocks(tmp_path: Path) -> None:
-    """A tile is computed where one of the blocks that it meets keeps anything; blocks of any size."""
+    """The least and the largest kind of the blocks that a tile meets; blocks of any size."""
     kinds = torch.randint(3, (2, 1, 4, 6)) * (torch.rand(2, 1, 4, 6) < 0.3)
     library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
     data = Data(None, None, 0, 0, kinds.data_ptr(), (ctypes.c_int64 * 4)(*kinds.stride()), 20, 12, 75, 70)
     kept = kinds[1, 0].repeat_interleave(20, 0).repeat_interleave(12, 1)[:75, :70]
     for row0 in range(0, 75, 16):
         for column0 in range(0, 70, 8):
-            most = int(kept[row0 : row0 + 16, column0 : column0 + 8].max())
-            assert library.touches(data, row0, 16, column0, 8) == most
+            part = kept[row0 : row0 + 16, column0 : column0 + 8]
+            assert library.kinds(data, row0, 16, column0, 8) == 10 * int(part.min()) + int(part.max())
 
 
 def test_indices_are_not_converted() -> None:

@@ -430,9 +430,11 @@ struct PanelTile {
   MR_HD Element<R> from_dots(std::int64_t j, int half) const {
     const auto value = [&](const T* dots, R added) {
       const R x = R::load(dots + at(j, half));
-      // Without + 0 a compiler could fuse the product with a later subtraction. Forward and backward must see the same
-      // rounded score.
-      return kPlain ? x * R(score.scale) + R(0) : score.value(x, added);
+      // Without + 0 a compiler could fuse the product with a later addition, in one pass and not in the other. Forward and
+      // backward must see the same rounded score.
+      const R product = x * R(score.scale) + R(0);
+      if (kPlain) return product;
+      return score.softcap == 0 ? product + added : score.value(x, added);
     };
     Element<R> e{value(dot, bias_at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
                  rows.label[half]};
