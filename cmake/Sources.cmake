@@ -10,6 +10,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/log_probs.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
+    csrc/cpu/modified_attention.cpp
     csrc/cpu/statistics.cpp
     csrc/cpu/mlp.cpp)
 
@@ -54,6 +55,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/mlp_forward.cu
     csrc/cuda/sm80/mlp_gradient.cu
     csrc/cuda/sm80/mlp_hidden.cu
+    csrc/cuda/sm80/modified_attention.cu
     csrc/cuda/sm80/statistics.cu)
 
 # The same, for each architecture by itself: from 9.0 on these add to memory (device/arch/reduce_add.cuh), or widen bfloat16, in

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <vector>
 
 #include "monoidreduce/describe.h"
 #include "monoidreduce/error.h"
@@ -64,6 +65,9 @@ class Checker {
     require(!f.holds || f.holds(x.*f.member), f.name, ": expected ", f.expected, ", got ", x.*f.member);
     if (f.rule) f.rule(x);
   }
+  // Of a list its kernels ask more.
+  template <class Call, class T>
+  void operator()(const Call&, const OptionField<Call, std::vector<T>>&) {}
   template <class Call, class Enum>
   void operator()(const Call& x, const ChoiceField<Call, Enum>& f) {
     const int value = static_cast<int>(x.*f.member);

@@ -196,6 +196,12 @@ void log_probs_backward(const LogProbsBackward& x, const Launch& launch, const P
   run<&Engine::log_probs_backward, simt::log_probs_backward, kNone, kNone>(x, launch, plan);
 }
 
+void modified_attention_forward(const ModifiedAttentionForward& x, const Launch& launch) {
+  run_on_cpu<&Engine::modified_attention_forward>(x, launch);
+}
+void modified_attention_backward(const ModifiedAttentionBackward& x, const Launch& launch) {
+  run_on_cpu<&Engine::modified_attention_backward>(x, launch);
+}
 void statistics_forward(const StatisticsForward& x, const Launch& launch) {
   run_on_cpu<&Engine::statistics_forward>(x, launch);
 }
@@ -219,6 +225,12 @@ void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& lau
 void log_probs_local_gradient(const LogProbsLocalGradient& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::log_probs_local_gradient, sm90::log_probs_local_gradient>(
       x, launch, plan, kDescription<LogProbsBackward>.name);
+}
+void modified_attention_fold(const ModifiedAttentionFold& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::modified_attention_fold, kNone>(x, launch, plan, kDescription<ModifiedAttentionFold>.name);
+}
+void modified_attention_pull(const ModifiedAttentionPull& x, const Launch& launch, const Plan* plan) {
+  run_part<sm80::modified_attention_pull, kNone>(x, launch, plan, kDescription<ModifiedAttentionPull>.name);
 }
 void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::statistics_fold, sm90::statistics_fold, simt::statistics_fold>(

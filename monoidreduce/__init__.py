@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from monoidreduce import _interrupt, _requirements, monoids, nn, stat  # noqa: F401
 from monoidreduce._paths import get_cmake_dir, get_include
 from monoidreduce._version import __version__
+from monoidreduce.attend import attend
 from monoidreduce.backend import backend_info, explain
+from monoidreduce.block_mask import block_mask
 from monoidreduce.costs import Cost, cost
 from monoidreduce.functional import (
     LogProbs,
@@ -40,8 +42,10 @@ __all__ = [
     "MonoidLawError",
     "TraceError",
     "__version__",
+    "attend",
     "attention",
     "backend_info",
+    "block_mask",
     "check_monoid",
     "cost",
     "distributed",

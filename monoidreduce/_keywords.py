@@ -37,8 +37,6 @@ MEANT = {
         "cu_seqlens": SEQUENCES,
         "cu_seqlens_q": SEQUENCES,
         "cu_seqlens_k": SEQUENCES,
-        "score_mod": "write bias, softcap or window",
-        "block_mask": "write bias, bool, or window",
         "deterministic": "write torch.use_deterministic_algorithms(True) before",
         "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
     },

@@ -40,6 +40,8 @@ MODULES = {
     nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
     nn.LinearDistillationLoss.forward: functional.linear_distillation,
 }
+# Arguments of attention that make its kernels those of programs.
+MODS = ("score_mod", "mask_mod", "block_mask")
 # What tensor-core kernels read without a copy.
 LINES = "rows of adjacent elements, on 16-byte boundaries"
 # The operators as folds of rows a and columns b (fold.h).
@@ -165,6 +167,8 @@ def explain(
     """
     operator, call = resolved(op, arguments, options)
     dtype = _checked_dtype(operator, call)
+    modified = any(call.get(name) is not None for name in MODS)
+    passes = ["forward", "backward"]
     device, tiles, in_parts = _leading(call).device, None, False
     if hardware is None and device.type not in ("cpu", "cuda"):
         raise ValueError(
@@ -180,7 +184,8 @@ def explain(
         asked = torch.are_deterministic_algorithms_enabled()
         products = in_parts or (operator in OF_PRODUCTS and backward.tensor_cores)
         deterministic = asked or products or not backward.adds_rows
-        ordered = "/deterministic" if asked and not products else ""
+        ordered = "/deterministic" if asked and not products and not modified else ""
+        passes = ["fold", "pull"] if modified else passes
         engines = [f"cuda/{forward.tier}", f"cuda/{backward.tier}{ordered}"]
         reasons = [
             f"the tensors are on {device}, {torch.cuda.get_device_name(device)}"
@@ -207,22 +212,40 @@ def explain(
             *([] if isa == _C.cpu_isa() else [f"{_C.cpu_isa()} has nothing of its own for {_name(dtype)}"]),
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
+    if modified:
+        reasons += _of_mods(call, tiles is None)
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
     if call.get("sinks") is not None:
         reasons.append("torch adds the sinks: it reads and writes the output once more in each direction")
     workspace = get_workspace() if in_parts else None
     if "workspace" in call:
         workspace = functional.workspace_bytes(call["workspace"])
+    kernels = f"modified_{KERNELS[operator]}" if modified else KERNELS[operator]
     return Explanation(
         operator=operator,
-        forward=f"{KERNELS[operator]}_forward/{engines[0]}/{_name(dtype)}",
-        backward=f"{KERNELS[operator]}_backward/{engines[1]}/{_name(dtype)}",
+        forward=f"{kernels}_{passes[0]}/{engines[0]}/{_name(dtype)}",
+        backward=f"{kernels}_{passes[1]}/{engines[1]}/{_name(dtype)}",
         architecture=architecture,
         tiles=tiles,
         workspace=workspace,
         deterministic=deterministic,
         reasons=tuple(reasons),
     )
+
+
+def _of_mods(call: dict[str, Any], compiles: bool) -> list[str]:
+    """What there is to say of functions that modify scores. compiles: for a GPU."""
+    from monoidreduce.attend import traced_mods
+    from monoidreduce.program.program import parse
+
+    traced, blocks = traced_mods(*(call[name] for name in MODS))
+    how = "kernels are compiled for, at the first call" if compiles else "the CPU engine interprets"
+    reasons = [
+        f"score_mod and mask_mod are a program of {len(parse(traced.text).nodes)} operations, which {how}"
+    ]
+    if blocks is not None:
+        reasons.append(f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped")
+    return reasons
 
 
 def explain_statistics(
@@ -382,6 +405,13 @@ def _plans(
             functional.softcap_value(call["softcap"]),
             *functional.bounds(call["causal"], call["window"]),
         )
+        if any(call[name] is not None for name in MODS):
+            from monoidreduce.program import attention_cuda
+
+            given = (q, k, v, (options[0], *options[2:]), gpu)
+            forward, backward = attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
+            attention_cuda.check(forward)
+            return forward, backward, _copies(forward, backward, tensors)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
         forward = attention.plan_forward(q, k, v, bias, *options, gpu)
         backward = attention.plan_backward(q, k, v, bias, grad_out, *options, sums, gpu)
@@ -468,7 +498,8 @@ def _name(dtype: torch.dtype) -> str:
 def _checked_dtype(operator: str, call: dict[str, Any]) -> torch.dtype:
     """The dtype that the kernels of a call work on, once its arguments have passed the call's own checks."""
     with FakeTensorMode() as mode:
-        fake = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in call.items()}
+        given = {n: a for n, a in call.items() if n not in MODS}  # whose tensors are not of this mode
+        fake = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in given.items()}
         getattr(functional, operator)(**fake)
         tensor = _leading(fake)
         return functional.autocast(tensor, functional.autocast_dtype(tensor)).dtype

@@ -131,11 +131,23 @@ def statistics_backward(
     return of_operands + statistics(a, b, other_a) * (any(needed[:4]) + sum(needed[4:6]))
 
 
+def modified_attention(*args: Any, **options: Any) -> int:
+    """Those of attention: what a mask excludes counts too."""
+    return attention(*args, **options)
+
+
+def modified_attention_backward(*args: Any, **options: Any) -> int:
+    """Those of attention, without the products for gradients of captured tensors."""
+    return attention_backward(*args, **options)
+
+
 FORMULAS: dict[str, Callable[..., int]] = {
     formula.__name__: formula
     for formula in (
         attention,
         attention_backward,
+        modified_attention,
+        modified_attention_backward,
         linear_cross_entropy,
         linear_cross_entropy_backward,
         linear_distillation,

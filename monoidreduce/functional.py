@@ -67,9 +67,12 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
+    from monoidreduce.block_mask import BlockMask
     from monoidreduce.distributed.operators import Sharded
 
 Window = Sequence[int | None]
+ScoreMod: TypeAlias = Callable[..., Any]  # of a score and its batch, head, query and key
+MaskMod: TypeAlias = Callable[..., Any]  # of these four
 Ranks: TypeAlias = "ProcessGroup | DeviceMesh | None"
 Checked: TypeAlias = tuple[tuple[Any, ...], tuple[Any, ...]]  # the tensors and the first options of an op
 
@@ -269,6 +272,9 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
 ) -> Tensor: ...
 @overload
@@ -283,6 +289,9 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: Literal[True],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
@@ -297,6 +306,9 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: bool,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
@@ -310,6 +322,9 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
     return_lse: bool = False,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -330,6 +345,11 @@ def attention(
             [B, N] is written mask[:, None, None, :].
         sinks: [H], of the dtype of q or the accumulation dtype, differentiable: one more element of each
             query's fold, of score sinks[h] and value 0. No scale, softcap, bias or mask reaches it.
+        score_mod: `score_mod(score, batch, head, q_idx, kv_idx)`, the new score of one element, as torch's
+            flex_attention takes it. Indices are those of q and k as they are; causal and window are aligned.
+        mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, whether an element is kept.
+        block_mask: in place of mask_mod, what `monoidreduce.block_mask` made of it, or torch's BlockMask:
+            blocks that keep nothing are skipped. See docs/score_mod.md.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
 
     Returns:
@@ -337,10 +357,40 @@ def attention(
         natural units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink.
 
     Raises:
+        TraceError: score_mod or mask_mod does what kernels cannot.
         TypeError, ValueError: an argument is not as above.
     """
     if others:
         refuse("attention", others)
+    q, k, v, sizes = attention_operands(q, k, v)
+    return_lse = check_bool("return_lse", return_lse)
+    if sinks is not None:
+        check_axes("sinks", check_floating("sinks", sinks), ("H",), sizes)
+        check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
+    mods = score_mod, mask_mod, block_mask
+    if mods != (None, None, None):
+        from monoidreduce.attend import modified_attention
+
+        out, lse = modified_attention(q, k, v, mods, causal, scale, window, softcap, bias)
+    else:
+        bias = None if bias is None else _check_bias(bias, q, sizes)
+        scale, softcap = score_factors(scale, softcap)
+        of_rows = bias if bias is not None and raises_rows(bias) else None
+        bias = None if of_rows is not None else bias
+        # The gradient of a bias that is not rounded shows what rounding out costs the centre of its rows.
+        unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
+        options = scale, softcap, *bounds(causal, window), unrounded
+        out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
+        if of_rows is not None:
+            out, lse = _raised(out, lse, of_rows)
+    if sinks is not None:
+        out, lse = _with_sinks(out, lse, sinks)
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
+
+
+def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
+    """q, k and v, checked, and the sizes of their axes."""
     q, k, v = _operands(q=q, k=k, v=v)
     sizes: dict[str, int] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
@@ -350,31 +400,18 @@ def attention(
         expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
         raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
     check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
-    if bias is not None:
-        check_tensor("bias", bias)
-        if bias.dtype != torch.bool:
-            check_floating("bias", bias)
-            bias = autocast(bias, autocast_dtype(q))
-        check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
-        _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
-    if sinks is not None:
-        check_axes("sinks", check_floating("sinks", sinks), ("H",), sizes)
-        check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
-    scale, softcap = score_factors(scale, softcap)
-    return_lse = check_bool("return_lse", return_lse)
-    of_rows = bias if bias is not None and raises_rows(bias) else None
-    bias = None if of_rows is not None else bias
-    # The gradient of a bias that is not rounded shows what rounding the output costs the centre of its rows.
-    unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
-    options = scale, softcap, *bounds(causal, window), unrounded
-    out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
-    if of_rows is not None:
-        out, lse = _raised(out, lse, of_rows)
-    if sinks is not None:
-        out, lse = _with_sinks(out, lse, sinks)
-    if unrounded or sinks is not None:
-        out = out.to(q.dtype)
-    return (out, lse) if return_lse else out
+    return q, k, v, sizes
+
+
+def _check_bias(bias: Tensor, q: Tensor, sizes: dict[str, int]) -> Tensor:
+    """A bias of scores [B, H, M, N], under autocast in its dtype."""
+    check_tensor("bias", bias)
+    if bias.dtype != torch.bool:
+        check_floating("bias", bias)
+        bias = autocast(bias, autocast_dtype(q))
+    check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
+    _check_broadcast(bias, (sizes["B"], sizes["H"], sizes["M"], sizes["N"]))
+    return bias
 
 
 def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:

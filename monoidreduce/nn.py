@@ -13,7 +13,10 @@ from monoidreduce import functional
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._validate import check_bool, check_choice, check_floating, check_int, check_like, mismatch
-from monoidreduce.functional import Window, autocast_dtype, is_dtensor
+from monoidreduce.functional import MaskMod, ScoreMod, Window, autocast_dtype, is_dtensor
+
+if TYPE_CHECKING:
+    from monoidreduce.block_mask import BlockMask
 
 __all__ = ["MLP", "Attention", "LinearCrossEntropyHead", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
 
@@ -56,6 +59,8 @@ class Attention(_Operator, Generic[Result]):
         scale: float | None = None,
         window: Window | None = None,
         softcap: float | None = None,
+        score_mod: ScoreMod | None = None,
+        mask_mod: MaskMod | None = None,
         return_lse: Literal[False] = False,
     ) -> None: ...
     @overload
@@ -66,6 +71,8 @@ class Attention(_Operator, Generic[Result]):
         scale: float | None = None,
         window: Window | None = None,
         softcap: float | None = None,
+        score_mod: ScoreMod | None = None,
+        mask_mod: MaskMod | None = None,
         return_lse: Literal[True],
     ) -> None: ...
     @overload
@@ -76,6 +83,8 @@ class Attention(_Operator, Generic[Result]):
         scale: float | None = None,
         window: Window | None = None,
         softcap: float | None = None,
+        score_mod: ScoreMod | None = None,
+        mask_mod: MaskMod | None = None,
         return_lse: bool,
     ) -> None: ...
     def __init__(
@@ -85,6 +94,8 @@ class Attention(_Operator, Generic[Result]):
         scale: float | None = None,
         window: Window | None = None,
         softcap: float | None = None,
+        score_mod: ScoreMod | None = None,
+        mask_mod: MaskMod | None = None,
         return_lse: bool = False,
         **others: NoReturn,
     ) -> None:
@@ -96,6 +107,8 @@ class Attention(_Operator, Generic[Result]):
             scale=scale,
             window=window,
             softcap=softcap,
+            score_mod=score_mod,
+            mask_mod=mask_mod,
             return_lse=return_lse,
         )
 
@@ -107,10 +120,14 @@ class Attention(_Operator, Generic[Result]):
         *,
         bias: Tensor | None = None,
         sinks: Tensor | None = None,
+        block_mask: BlockMask | None = None,
         **others: NoReturn,
     ) -> Result:
-        result: Any = functional.attention(q, k, v, bias=bias, sinks=sinks, **self.options, **others)
-        return result  # type: ignore[no-any-return]
+        call: Any = functional.attention
+        result: Result = call(
+            q, k, v, bias=bias, sinks=sinks, block_mask=block_mask, **self.options, **others
+        )
+        return result
 
     if TYPE_CHECKING:
 
@@ -122,6 +139,7 @@ class Attention(_Operator, Generic[Result]):
             *,
             bias: Tensor | None = None,
             sinks: Tensor | None = None,
+            block_mask: BlockMask | None = None,
         ) -> Result: ...
 
 

@@ -80,7 +80,7 @@ TENSORS = ("tensor", "result", "gradient", "scratch")
 
 def type_of(field: _C.Field, required: bool) -> str:
     if field.kind not in TENSORS:
-        return field.type
+        return "list[int]" if field.type == "list" else field.type
     return "Tensor" if required else "Tensor | None"
 
 

@@ -117,6 +117,10 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&log_probs_forward);
   calls.define(&log_probs_backward);
   calls.define(&log_probs_local_gradient);
+  calls.define(&modified_attention_forward);
+  calls.define(&modified_attention_backward);
+  calls.define(&modified_attention_fold);
+  calls.define(&modified_attention_pull);
   calls.define(&statistics_forward);
   calls.define(&statistics_backward);
   calls.define(&statistics_fold);

@@ -11,6 +11,8 @@ inline namespace MR_CPU_ISA {
 
 void attention_forward(const AttentionForward& x, const Launch& launch);
 void attention_backward(const AttentionBackward& x, const Launch& launch);
+void modified_attention_forward(const ModifiedAttentionForward& x, const Launch& launch);
+void modified_attention_backward(const ModifiedAttentionBackward& x, const Launch& launch);
 void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch);
 void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch);
 void distillation_forward(const DistillationForward& x, const Launch& launch);
@@ -30,6 +32,8 @@ extern const Engine engine;
 constinit const Engine engine{.isa = MR_TEXT(MR_CPU_ISA),
                               .attention_forward = &attention_forward,
                               .attention_backward = &attention_backward,
+                              .modified_attention_forward = &modified_attention_forward,
+                              .modified_attention_backward = &modified_attention_backward,
                               .cross_entropy_forward = &cross_entropy_forward,
                               .cross_entropy_backward = &cross_entropy_backward,
                               .distillation_forward = &distillation_forward,

@@ -13,6 +13,8 @@ struct Engine {
   const char* isa;
   EntryPoint<AttentionForward> attention_forward;
   EntryPoint<AttentionBackward> attention_backward;
+  EntryPoint<ModifiedAttentionForward> modified_attention_forward;
+  EntryPoint<ModifiedAttentionBackward> modified_attention_backward;
   EntryPoint<CrossEntropyForward> cross_entropy_forward;
   EntryPoint<CrossEntropyBackward> cross_entropy_backward;
   EntryPoint<DistillationForward> distillation_forward;

@@ -46,8 +46,8 @@ struct StatisticsRows : ProgramRows<ProgramFold<T>> {
 
 template <class T, class Call>
 Program<T> program_of(const Call& x) {
-  return Program<T>(x.program.data(), x.program.size(), x.row, x.row_index, x.column, x.column_index,
-                    x.a.size[0], x.b.size[0]);
+  return Program<T>(x.program, Tables<T>(x.table, x.table_index), x.row, x.row_index, x.column,
+                    x.column_index, x.a.size[0], x.b.size[0]);
 }
 
 }  // namespace

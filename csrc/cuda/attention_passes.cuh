@@ -6,6 +6,7 @@
 #include "element.h"
 #include "monoidreduce/device/block/fast_real.cuh"
 #include "monoidreduce/device/block/fragment_scores.cuh"
+#include "monoidreduce/device/resident/attention_rows.cuh"
 #include "monoidreduce/device/schedule/turns.cuh"
 #include "monoidreduce/launch/repair.cuh"
 #include "monoidreduce/launch/row_residuals.cuh"
@@ -40,20 +41,6 @@ void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run r
   run(SoftcappedScores<Bits>(p.score, kLog2E));
 }
 
-// A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits, or in
-// tf32, do not need it.
-struct AttentionRows {
-  static constexpr bool kRounded = false;
-  float *lse, *lse_low;  // [rows], natural logarithm
-  __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
-    lse[row] = right ? fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2)) : NAN;
-    lse_low[row] = 0.f;
-  }
-  template <int kSize>
-  __device__ __forceinline__ void output(float (&)[kSize]) const {}
-  template <int kSize>
-  __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
-};
 // RowPolicy of the rows that are computed again.
 struct RepairedRows {
   float *lse, *lse_low;
@@ -88,7 +75,8 @@ struct BackwardScratch {
   float* sharing;
   ClearedWords cleared;  // of sharing and turns
 
-  BackwardScratch(const AttentionBackward& x, const JobSharing& how) {
+  template <class Call>
+  BackwardScratch(const Call& x, const JobSharing& how) {
     const BackwardParts parts(x, how);
     static_assert(RowMarks::kUnit == parts.kMarked && Turns::kRows == parts.kInTurn);
     static_assert(Band::kFar == tiles::kFar);

@@ -38,6 +38,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan& plan, const Launch& launch);
 void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch);
 void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan& plan, const Launch& launch);
+void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch);
+void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace sm80

@@ -13,6 +13,13 @@ namespace monoidreduce::cuda {
 struct Nothing {};
 
 template <class Call>
+ProgramTables tables_of(const Call& x) {
+  const auto count = [](const TensorView& t) { return t.present() ? t.size[0] : std::int64_t{0}; };
+  return {x.table.data, static_cast<const std::int64_t*>(x.table_index.data), count(x.table),
+          count(x.table_index)};
+}
+
+template <class Call>
 ProgramData data_of(const Call& x) {
   const auto pitch = [](const char* name, const TensorView& t) -> std::int64_t {
     if (!t.present()) return 0;
@@ -33,7 +40,8 @@ ProgramData data_of(const Call& x) {
           .rows = x.a.size[0],
           .columns = x.b.size[0],
           .first_column = first_column,
-          .scale = x.scale};
+          .scale = x.scale,
+          .tables = tables_of(x)};
 }
 inline StatisticsResults results_of(const StatisticsFold& x) {
   return {x.values.data, x.low.data, static_cast<std::int64_t*>(x.indices.data), x.a.size[0],

@@ -71,4 +71,20 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   return plan;
 }
 
+Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Launch& launch) {
+  const ModifiedAttentionFold x = padded(given);
+  const Limits limits{.sm90 = {Why::kModifiedScores}};
+  return plan_of(given, x, choose_resident(modified_problem(x), limits, gpu, launch), launch);
+}
+
+Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Launch& launch) {
+  const ModifiedAttentionPull x = padded(given);
+  const FoldProblem p = modified_problem(x);
+  const Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .sm90 = {Why::kModifiedScores}};
+  Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
+  plan.sharing.in_turn = launch.deterministic;
+  for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
+  return plan;
+}
+
 }  // namespace monoidreduce

@@ -15,7 +15,8 @@ struct BackwardParts {
   std::int64_t padded_rows, row_units, column_units;  // of a head
   std::int64_t floats[kCount];
 
-  BackwardParts(const AttentionBackward& x, const JobSharing& sharing) {
+  template <class Call>
+  BackwardParts(const Call& x, const JobSharing& sharing) {
     const std::int64_t heads = x.q.size[0] * x.q.size[1], column_heads = x.k.size[0] * x.k.size[1];
     padded_rows = (x.q.size[2] + kPadding - 1) / kPadding * kPadding;
     row_units = padded_rows / kMarked, column_units = (x.k.size[2] + kMarked - 1) / kMarked;

@@ -15,7 +15,9 @@ FoldProblem problem_of(const Call& x) {
     FoldProblem problem = statistics_problem(x);
     problem.score.scale = 1;  // programs take any
     return problem;
-  } else if constexpr (requires { x.q; })
+  } else if constexpr (requires { x.kernel; })
+    return modified_problem(x);
+  else if constexpr (requires { x.q; })
     return attention_problem(x);
   else if constexpr (requires { x.grad_out, x.hidden; })
     return mlp_gradient_problem(x);

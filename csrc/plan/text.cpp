@@ -58,6 +58,8 @@ std::string text(const Reason& r) {
       return "label smoothing has weights of classes";
     case Why::kTopOfLogits:
       return "top1 is of logits with a bias or a softcap";
+    case Why::kModifiedScores:
+      return "functions modify the scores";
   }
   return "";
 }

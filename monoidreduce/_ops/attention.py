@@ -30,7 +30,7 @@ from monoidreduce._ops.registry import register
 
 # So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
 # small difference of dP and delta. The backward pass then computes the output again, in float32.
-_FEW_KEYS = 128
+FEW_KEYS = 128
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:
@@ -85,7 +85,7 @@ def plan_backward(
     return _C.plan_attention_backward(*arguments)
 
 
-def _readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
+def readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
     """Tensors [B, H, rows, width] as tensor-core kernels read them, in a call with these widths."""
     return map(padded if (a.shape[3] | payload.shape[3]) % 8 else mapped, tensors)
 
@@ -124,7 +124,7 @@ def attention_forward(
     if q.is_cuda:
         plan = plan_forward(q, k, v, score_bias, *options)
         if plan.tensor_cores:
-            q, k, v = _readable(q, v, q, k, v)
+            q, k, v = readable(q, v, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
         if elements := plan.scratch:
@@ -186,9 +186,9 @@ def attention_backward(
         plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums)
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
-        if k.shape[2] <= _FEW_KEYS and q.element_size() == 2 and not unrounded:
+        if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and not unrounded:
             out, *_ = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
-        grad_out, q, k, v, out = _readable(q, v, grad_out, q, k, v, out)
+        grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
         d_rows = accumulator(q) if plan.adds_rows else new(q)

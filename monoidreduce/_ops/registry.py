@@ -8,6 +8,7 @@ and `_C` fills them. Autograd keeps the inputs and the row statistics of the for
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -211,9 +212,11 @@ def register(
         pass
 
     def refuse(ctx: Any, *grads: Tensor | None) -> None:
+        instead = "Do without create_graph=True"
+        if hasattr(import_module("monoidreduce.reference"), name):
+            instead += f", or `import monoidreduce.reference` and call its {name}"
         raise RuntimeError(
-            f"monoidreduce::{name} can be differentiated once: its backward has no derivative. "
-            f"Do without create_graph=True, or `import monoidreduce.reference` and call its {name}."
+            f"monoidreduce::{name} can be differentiated once: its backward has no derivative. {instead}."
         )
 
     OPERATORS[name] = Operator(forward, backward, saved, input_count, grad_count, constant_count)

@@ -12,11 +12,19 @@ from typing import Any
 from monoidreduce._ops.registry import UNROUNDED, register
 
 
-def _in_passes(name: str) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return getattr(import_module("monoidreduce.program.passes"), name)(*args)
+def in_module(module: str) -> Callable[[str], Callable[..., Any]]:
+    """Of a name, the function that has it in a module."""
 
-    return call
+    def function(name: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            return getattr(import_module(module), name)(*args)
+
+        return call
+
+    return function
+
+
+_in_passes = in_module("monoidreduce.program.passes")
 
 
 register(

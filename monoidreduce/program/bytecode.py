@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from monoidreduce import _C
-from monoidreduce.program.derivative import gradient
+from monoidreduce.program.derivative import gradient, slopes
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES
 from monoidreduce.program.program import operands, parse, reachable
 
-__all__ = ["backward_code", "forward_code"]
+__all__ = ["backward_code", "forward_code", "scores_code"]
 
 INSTRUCTIONS = {name: number for number, name in enumerate(_C.PROGRAM["instructions"])}
 BLOCK_REGISTERS: int = _C.PROGRAM["block_registers"]
 ROW_REGISTERS: int = _C.PROGRAM["row_registers"]
 FIELDS: int = _C.PROGRAM["fields"]
 OF_ELEMENTS = {"score", "other", "column", "column_index", "position"}
+OF_ROWS = {"row", "row_index", "batch", "head", "query"}
+ROW_NUMBERS = ("batch", "head", "query")  # the integers of a row of attention
 CONSTANTS = ("real", "integer", "boolean")
 
 
@@ -49,6 +52,8 @@ class _Writer:
                 self.rows[number] = first_constant + self.constants.index(number)
             elif name in ("row", "row_index"):
                 self.rows[number] = rest[0] + (rows if name == "row_index" else 0)
+            elif name in ROW_NUMBERS:
+                self.rows[number] = ROW_NUMBERS.index(name)
             elif number not in self.of_element:
                 self.rows[number] = first_constant + len(self.constants) + len(self.row_code)
                 arguments = [BLOCK_REGISTERS + self.rows[i] for i in rest]
@@ -66,7 +71,9 @@ class _Writer:
             if i in self.rows or i in self.written:
                 continue
             name, *rest = self.nodes[i]
-            if name in LEAVES:
+            if name in ("gather", "index_gather"):
+                self.code.append((name, i, list(rest), [int(self._is_uniform(i))]))
+            elif name in LEAVES:
                 reals = self.data[2]
                 at = [rest[0] + (reals if name == "column_index" else 0)] if rest else []
                 self.code.append(("column" if rest else name, i, [], at))
@@ -74,6 +81,12 @@ class _Writer:
                 self.code.append((name, i, list(rest), []))
             self.written.add(i)
         return number
+
+    def _is_uniform(self, number: int) -> bool:
+        """Is a value the same in all rows."""
+        return not any(
+            self.nodes[i][0] in {"score", "other", *OF_ROWS} for i in reachable(self.nodes, [number])
+        )
 
     def state(self, name: str, field: int, values: list[object], numbers: Sequence[int] = ()) -> None:
         self.code.append((name, None, values, [field, *numbers]))
@@ -180,4 +193,21 @@ def backward_code(text: str, rows: int, row_indices: int, columns: int, column_i
     # The gradients lie where the scores did, so they come last.
     for k, number in enumerate([writer.value(root) for root in roots]):
         writer.state("result", k, [number])
+    return writer.text([0, 0, 0, 0])
+
+
+@lru_cache(256)
+def scores_code(text: str, sizes: tuple[int, ...], backward: bool) -> str:
+    """The code that modifies scores of attention.
+
+    Its panels: scores, 0 where they are kept and else -inf, and backward the derivatives by the dot products.
+    """
+    graph, score, keep, slope = slopes(text, sizes)
+    zero, nothing = graph.constant(0.0), graph.constant(-math.inf)
+    kept = zero.where(keep, zero, nothing) if keep is not None else zero
+    roots = [score.number, kept.number, *([slope.number] if backward else [])]
+    writer = _Writer(graph.nodes, roots, (0, len(ROW_NUMBERS), 0, 0))
+    # Panels are written last, as the first holds the dot products.
+    for k, number in enumerate([writer.value(root) for root in roots]):
+        writer.state("result" if k == 2 else "store", k, [number])
     return writer.text([0, 0, 0, 0])

@@ -25,7 +25,7 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.slices import columns_in
 from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
-from monoidreduce.program.passes import Data, Operands
+from monoidreduce.program.passes import Data, Operands, Tables
 
 __all__ = ["backward", "fold"]
 
@@ -49,15 +49,22 @@ def _contiguous(data: Data) -> Data:
 
 
 def fold(
-    program: str, operands: Operands, data: Data, counts: Counts, results: Results, scale: float
+    program: str,
+    operands: Operands,
+    data: Data,
+    counts: Counts,
+    results: Results,
+    scale: float,
+    tables: Tables,
 ) -> None:
     """Write the values, low words and indices of all rows."""
     a, words = operands[0], state_words(program)
     plan = _C.plan_statistics_fold(*operands, state_words=words)
     kernels = fold_kernels(program, counts, a.dtype, plan, a.device.index)
     scratch = statistics(a, plan.scratch)
-    given = (*_as_kernels_read(operands, plan), *_contiguous(data), *results, scratch)
-    _C.statistics_fold(*given, kernels, words, scale, *launch(a), plan)
+    given: Any = (*_as_kernels_read(operands, plan), *_contiguous(data), *tables, *results, scratch)
+    given += (kernels, words, scale, *launch(a), plan)
+    _C.statistics_fold(*given)
 
 
 def backward(
@@ -89,7 +96,7 @@ def backward(
         of_columns = [None if t is None else t[:, part] for t in (column, column_index)]
         of_second = None if other_b is None else other_b[part]
         data = (row, of_columns[0], row_index, of_columns[1])
-        arguments: Any = (a, b[part], other_a, of_second, *data, out, other_out)
+        arguments: Any = (a, b[part], other_a, of_second, *data, None, None, out, other_out)
         arguments += (kernels, part.start, scale, workspace, *launch(a), plan)
         _C.statistics_local_gradient(*arguments)
 

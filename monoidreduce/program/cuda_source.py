@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monoidreduce.program.derivative import gradient
+from monoidreduce.program.derivative import gradient, slopes
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
-from monoidreduce.program.program import Program, parse, reachable
+from monoidreduce.program.program import Program, operands, parse
 
-__all__ = ["Source", "fold_source", "gradient_source", "state_words"]
+__all__ = ["Source", "fold_source", "gradient_source", "scores_source", "state_words"]
 
 _TYPES = {"real": "R", "index": "I", "bool": "bool"}
 _INFIX = {
@@ -67,8 +67,12 @@ def _value(node: Node) -> str:
         return f"saturated<I>({arguments[0]}ll)"
     if name == "boolean":
         return "true" if arguments[0] else "false"
-    if name in ("score", "other", "position"):
+    if name in ("score", "other", "position", "batch", "head", "query"):
         return f"e.{name}"
+    if name == "size":
+        return f"I(e.size[{arguments[0]}])"
+    if name in ("gather", "index_gather"):
+        return f"e.tables.template {name}<{'R' if name == 'gather' else 'I'}>(x{arguments[0]})"
     if name in _DATA:
         return f"{_DATA[name]}[{arguments[0]}]"
     operands = [f"x{number}" for number in arguments]
@@ -77,12 +81,37 @@ def _value(node: Node) -> str:
     return f"{_CALLS.get(name, name)}({', '.join(operands)})"
 
 
-def _lines(nodes: Sequence[Node], roots: Iterable[int]) -> list[str]:
+_REALS = {("query",): "e.real_query", ("position",): "e.real_position"}
+
+
+def _real(nodes: Sequence[Node], number: int) -> str | None:
+    """A sum of query, position and constants as a real number, which is exact up to 2^24; else None."""
+    name, *arguments = nodes[number]
+    if nodes[number] in _REALS:
+        return _REALS[nodes[number]]
+    if name == "integer" and abs(arguments[0]) < 1 << 23:
+        return f"R({arguments[0]})"
+    if name not in ("index_add", "index_sub"):
+        return None
+    left, right = (_real(nodes, argument) for argument in arguments)
+    return f"({left} {_INFIX[name]} {right})" if left and right else None
+
+
+def _lines(nodes: Sequence[Node], roots: Iterable[int], reals: bool = False) -> list[str]:
+    """reals: has the element its numbers as reals, so that sums of them are not converted."""
+    texts: dict[int, str] = {}
+    needed = set(roots)
+    for number in range(len(nodes) - 1, -1, -1):
+        if number not in needed:
+            continue
+        real = _real(nodes, nodes[number][1]) if reals and nodes[number][0] == "to_real" else None
+        texts[number] = real or _value(nodes[number])
+        needed.update(operands(nodes[number]) if real is None else ())
     lines = []
-    for number in reachable(nodes, roots):
-        node = nodes[number]
-        kind = LEAVES[node[0]] if node[0] in LEAVES else OPERATIONS[node[0]].kinds[-1]
-        lines.append(f"const {_TYPES[kind]} x{number} = {_value(node)};")
+    for number, text in sorted(texts.items()):
+        name = nodes[number][0]
+        kind = LEAVES[name] if name in LEAVES else OPERATIONS[name].kinds[-1]
+        lines.append(f"const {_TYPES[kind]} x{number} = {text};")
     return lines
 
 
@@ -161,3 +190,29 @@ def state_words(text: str) -> int:
     softmaxes, largest = len(program.softmaxes), len(program.largest)
     numbers = (softmaxes, softmaxes, sum(_means(program)), len(program.totals), largest, largest)
     return sum(max(count, 1) for count in (*numbers, len(program.counts)))
+
+
+@lru_cache(256)
+def scores_source(text: str) -> Source:
+    """The functions that modify scores of attention (device/program/score_element.h)."""
+    graph, score, keep, slope = slopes(text, None)
+    kept = graph.constant(True) if keep is None else keep
+    functions = "".join(
+        f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n"
+        + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], reals=True))
+        + f"    return x{value.number};\n  }}\n"
+        for kind, name, value in (("R", "score", score), ("bool", "keeps", kept), ("R", "slope", slope))
+    )
+    masked = "false" if keep is None else "true"
+    return Source(
+        f"""\
+template <class R>
+struct Program {{
+  using Real = R;
+  using I = Index<R>;
+  static constexpr bool kMasked = {masked};
+  MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
+{functions}}};
+""",
+        1,
+    )

@@ -13,15 +13,15 @@ These are pulled back through the operations to the scores and the data.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import Program, parse
 
-__all__ = ["Gradient", "Sums", "column_sums", "gradient", "row_sums"]
+__all__ = ["Gradient", "Sums", "column_sums", "exchanged", "gradient", "modified_sums", "row_sums", "slopes"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,29 @@ class Gradient:
     columns: tuple[int | None, ...]
 
 
+def _add(adjoint: dict[int, Expression], number: int, term: Expression) -> None:
+    adjoint[number] = adjoint[number] + term if number in adjoint else term
+
+
+def pull_back(graph: Graph, nodes: Sequence[Node], adjoint: dict[int, Expression]) -> None:
+    """The gradients by all that some nodes are made of. adjoint: those by the results, which it adds to.
+
+    graph: begins with the nodes.
+    """
+    for number in range(len(nodes) - 1, -1, -1):
+        name, *args = nodes[number]
+        if number not in adjoint or name in LEAVES:
+            continue
+        pull = OPERATIONS[name].pull
+        if pull is None:
+            continue
+        arguments = [Expression(graph, i) for i in args]
+        pulled = pull(adjoint[number], Expression(graph, number), *arguments)
+        for argument, by_argument in zip(arguments, pulled, strict=True):
+            if by_argument is not None and argument.constant is None:
+                _add(adjoint, argument.number, by_argument)
+
+
 def count(program: Program, leaf: str) -> int:
     """How many data of a kind a program has."""
     return 1 + max((node[1] for node in program.nodes if node[0] == leaf), default=-1)
@@ -50,9 +73,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
     program = parse(text)
     graph = Graph(program.nodes)
     adjoint: dict[int, Expression] = {}
-
-    def add(number: int, term: Expression) -> None:
-        adjoint[number] = adjoint[number] + term if number in adjoint else term
+    add = partial(_add, adjoint)
 
     def value(k: int) -> Expression:
         return graph.leaf("row", rows + k)
@@ -83,18 +104,7 @@ def gradient(text: str, rows: int, row_indices: int) -> Gradient:
         add(largest, at.where(graph.leaf("position") == at, upstream(k), 0.0))
         k += 1
 
-    for number in range(len(program.nodes) - 1, -1, -1):
-        name, *args = program.nodes[number]
-        if number not in adjoint or name in LEAVES:
-            continue
-        pull = OPERATIONS[name].pull
-        if pull is None:
-            continue
-        pulled = pull(adjoint[number], node(number), *map(node, args))
-        for argument, by_argument in zip(args, pulled, strict=True):
-            if by_argument is not None and node(argument).constant is None:
-                add(argument, by_argument)
-
+    pull_back(graph, program.nodes, adjoint)
     of_leaf = {program.nodes[i]: x.number for i, x in adjoint.items() if program.nodes[i][0] in LEAVES}
     zero = graph.constant(0.0).number
     return Gradient(
@@ -118,7 +128,7 @@ class Sums:
     kept: Mapping[str, Sequence[int]]
 
 
-def _sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> Sums | None:
+def sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> Sums | None:
     """None where all gradients are 0."""
     totals = {k: number for k, number in enumerate(gradients) if number is not None}
     if not totals:
@@ -131,7 +141,7 @@ def _sums(nodes: Iterable[Node], gradients: Sequence[int | None]) -> Sums | None
 def row_sums(text: str, rows: int, row_indices: int) -> Sums | None:
     """The gradients of data of rows are totals over the columns: a program of its own."""
     of = gradient(text, rows, row_indices)
-    return _sums(of.nodes.nodes, of.rows)
+    return sums(of.nodes.nodes, of.rows)
 
 
 @lru_cache(256)
@@ -141,10 +151,87 @@ def column_sums(text: str, rows: int, row_indices: int) -> Sums | None:
     The columns' number is then the last integer of a row.
     """
     of = gradient(text, rows, row_indices)
-    exchanged = {"row": "column", "column": "row", "row_index": "column_index", "column_index": "row_index"}
-    position = ("row_index", count(parse(text), "column_index"))
-    nodes = (
-        position if name == "position" else (exchanged.get(name, name), *rest)
-        for name, *rest in of.nodes.nodes
-    )
-    return _sums(nodes, of.columns)
+    return sums(exchanged(of.nodes.nodes, count(parse(text), "column_index")), of.columns)
+
+
+def exchanged(nodes: Iterable[Node], column_indices: int) -> Iterator[Node]:
+    """The same nodes where columns are rows; their number is the last of the integers of a row."""
+    names = {"row": "column", "column": "row", "row_index": "column_index", "column_index": "row_index"}
+    for name, *rest in nodes:
+        yield ("row_index", column_indices) if name == "position" else (names.get(name, name), *rest)
+
+
+# Attention. Its program has a total, the score, and at most one count: whether a row keeps the element.
+
+
+@lru_cache(256)
+def slopes(
+    text: str, sizes: tuple[int, ...] | None
+) -> tuple[Graph, Expression, Expression | None, Expression]:
+    """The graph, the score, whether it is kept, and the derivative of the score by that without the function.
+
+    sizes: those of the call become constants; None leaves them as leaves.
+    """
+    program = parse(text)
+    nodes = program.nodes
+    if sizes is not None:
+        nodes = tuple(("integer", sizes[node[1]]) if node[0] == "size" else node for node in nodes)
+    graph = Graph(nodes)
+    score, *kept = (Expression(graph, number) for number in program.roots)
+    adjoint = {score.number: graph.constant(1.0)}
+    pull_back(graph, nodes, adjoint)
+    of_leaf = {nodes[number]: of for number, of in adjoint.items()}
+    return graph, score, kept[0] if kept else None, of_leaf.get(("score",), graph.constant(0.0))
+
+
+@lru_cache(256)
+def modified_sums(
+    text: str,
+    sizes: tuple[int, ...],
+    gathers: tuple[int, ...],
+    softmax: bool,
+    values: bool,
+    scale: float,
+    left: int,
+    right: int,
+    shift: int,
+    of_columns: bool,
+) -> Sums | None:
+    """The gradients of what a program gathers by the row, or by the column: totals of a derived program.
+
+    Data of a row: its log-sum-exp in two words and its centre, g_lse - <G, out>; batch, head and query. The
+    second score is <G, v>, if there are values.
+
+    Args:
+        text, sizes: of the program of attention.
+        gathers: the nodes by which.
+        softmax: are scores logarithms of weights, or weights.
+        scale, left, right, shift: of the call, as `ColumnRange` has them.
+    """
+    program = parse(text)
+    graph = Graph()
+    leaves = {("score",): graph.leaf("score") * scale}
+    leaves |= {(name,): graph.leaf("row_index", k) for k, name in enumerate(("batch", "head", "query"))}
+    placed: list[Expression] = []
+    for node in program.nodes:
+        if node[0] == "size":
+            placed.append(graph.constant(sizes[node[1]]))
+        elif node in leaves or node[0] in LEAVES:
+            placed.append(leaves[node] if node in leaves else graph.leaf(*node))
+        else:
+            placed.append(graph.raw(node[0], *(placed[i] for i in node[1:])))
+    score, *kept = (placed[number] for number in program.roots)
+    by_score = graph.leaf("other") if values else graph.constant(0.0)
+    if softmax:
+        high, low, centre = (graph.leaf("row", k) for k in range(3))
+        by_score = graph.apply("share", score, high, low) * (by_score + centre)
+    position, aligned = graph.leaf("position"), leaves[("query",)] + shift
+    kept += [position >= aligned - left] if left >= 0 else []
+    kept += [position <= aligned + right] if right >= 0 else []
+    for keep in kept:
+        by_score = by_score.where(keep, by_score, 0.0)
+    nodes = tuple(graph.nodes)
+    adjoint = {score.number: by_score}
+    pull_back(graph, nodes, adjoint)
+    gradients = [adjoint[placed[i].number].number if placed[i].number in adjoint else None for i in gathers]
+    return sums(exchanged(graph.nodes, 0) if of_columns else graph.nodes, gradients)

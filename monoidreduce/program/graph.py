@@ -39,6 +39,10 @@ class Graph:
             return self.constant(_evaluate(name, constants))
         return self._node((name, *(arg.number for arg in args)))
 
+    def raw(self, name: str, *args: Expression) -> Expression:
+        """An operation as it is written, also on constants."""
+        return self._node((name, *(arg.number for arg in args)))
+
     def constant(self, value: float | int | bool) -> Expression:
         if isinstance(value, bool):
             return self.leaf("boolean", int(value))
@@ -104,6 +108,11 @@ class Expression:
             value: int = payload[0]
             return bool(value) if name == "boolean" else value
         return None
+
+    @property
+    def device(self) -> torch.device:
+        """For functions that make constants where their arguments are."""
+        return torch.device("cpu")
 
     # Arithmetic: of integers it is exact, and real as soon as one operand is.
 

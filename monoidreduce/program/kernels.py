@@ -20,9 +20,16 @@ from monoidreduce import _C
 from monoidreduce._paths import get_include
 from monoidreduce.program import cache, compiler
 from monoidreduce.program.compiler import Image
-from monoidreduce.program.cuda_source import Source, fold_source, gradient_source, state_words
+from monoidreduce.program.cuda_source import Source, fold_source, gradient_source, scores_source, state_words
 
-__all__ = ["compiled", "fold_kernels", "gradient_kernels", "is_available"]
+__all__ = [
+    "compiled",
+    "compiled_scores",
+    "fold_kernels",
+    "gradient_kernels",
+    "is_available",
+    "scores_kernel",
+]
 
 Counts = tuple[int, int, int, int]  # of data of rows, their integers, of columns, theirs
 
@@ -40,6 +47,7 @@ using P = Program<{real}>;
 """
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT = "fold", "gradient"
+_WIDTHS = (64, 128, 256)  # of the tiles of modified scores
 
 
 def is_available() -> bool:
@@ -82,7 +90,53 @@ def compiled(
     assert found is not None
     source = (fold_source if which == _FOLD else gradient_source)(program, *counts)
     text = unit(which, program, source, tier, dtype)
-    names = _instances(which, source, tier, dtype)
+    return _compiled(found, text, _instances(which, source, tier, dtype), tier, capability)
+
+
+def scores_kernel(program: str, backward: bool, dtype: torch.dtype, width: int, device: int) -> int:
+    """The number of the kernel that folds attention of modified scores, or pulls its gradients.
+
+    width: the larger one of the operands.
+    """
+    at_most = next(size for size in _WIDTHS if width <= size)
+    capability = torch.cuda.get_device_capability(device)
+    return _loaded_scores(program, backward, dtype, at_most, capability)
+
+
+@lru_cache(1024)
+def _loaded_scores(
+    program: str, backward: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
+) -> int:
+    image = compiled_scores(program, backward, dtype, width, capability)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def compiled_scores(
+    program: str, backward: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
+) -> Image:
+    """The kernel of a pass of attention of modified scores. width: 64, 128 or 256."""
+    found = compiler.find()
+    assert found is not None
+    text = _UNIT.format(
+        includes='#include "monoidreduce/device/resident/modified_sm80.cuh"\n',
+        program=scores_source(program).text,
+        real="ElementReal",
+        checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
+    )
+    here, element = "monoidreduce::", _ELEMENTS[dtype]
+    types = [f"{here}LogSumExp<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
+    kernel, tile = "fold_backward_kernel", "ModifiedBackwardTile"
+    if not backward:
+        kernel, tile = "fold_forward_kernel", "ModifiedForwardTile"
+        types.append(f"{here}AttentionRows")
+    arguments = ", ".join((element, f"{here}sm80::{tile}<{width}>", *types))
+    return _compiled(found, text, [f"{here}sm80::{kernel}<{arguments}>"], "sm80", capability)
+
+
+def _compiled(
+    found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
+) -> Image:
+    """The kernels of a unit with these names, from the cache or the compiler."""
     architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures(), capability)
     key = cache.key(text, *names, architecture, str(found.version), _hash_of_headers())
     image = cache.load(key)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LEAVES", "OPERATIONS", "Operation"]
 
-# Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns.
+# Leaves: their kind. ("row", k) and the like are number k of the data of rows or of columns. "batch", "head"
+# and "query" are the numbers of a row of attention, ("size", k) number k of its call.
 LEAVES = {
     "real": "real",  # a constant, as float.hex
     "integer": "index",
@@ -29,6 +30,10 @@ LEAVES = {
     "column": "real",
     "row_index": "index",
     "column_index": "index",
+    "batch": "index",
+    "head": "index",
+    "query": "index",
+    "size": "index",
 }
 
 
@@ -111,4 +116,7 @@ OPERATIONS: dict[str, Operation] = {
     "index_le": _indices(torch.le, "bool"),
     "index_eq": _indices(torch.eq, "bool"),
     "index_where": Operation(("bool", "index", "index", "index"), torch.where),
+    # element of the call's table of reals, of integers; the reader knows these
+    "gather": Operation(("index", "real"), torch.take),
+    "index_gather": Operation(("index", "index"), torch.take),
 }

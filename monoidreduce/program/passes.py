@@ -19,10 +19,11 @@ from monoidreduce.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.program.program import Program, parse
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "forward", "results"]
+__all__ = ["backward", "forward", "results", "totals"]
 
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+Tables: TypeAlias = tuple[Tensor | None, Tensor | None]
 Data: TypeAlias = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -63,8 +64,10 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _fold(program: str, operands: Operands, data: Data, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """data: reals of rows, of columns, integers of rows, of columns."""
+def _fold(
+    program: str, operands: Operands, data: Data, scale: float, tables: Tables = (None, None)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """data: reals of rows, of columns, integers of rows, of columns. tables: reals, integers."""
     a = operands[0]
     folded = _results(parse(program), a)
     row, column, row_index, column_index = data
@@ -72,9 +75,10 @@ def _fold(program: str, operands: Operands, data: Data, scale: float) -> tuple[T
     if a.is_cuda:
         from monoidreduce.program import cuda
 
-        cuda.fold(program, operands, data, counts, folded, scale)
+        cuda.fold(program, operands, data, counts, folded, scale, tables)
     else:
-        _C.statistics_forward(*operands, *data, *folded, forward_code(program, *counts), scale, *launch(a))
+        code = forward_code(program, *counts)
+        _C.statistics_forward(*operands, *data, *tables, *folded, code, scale, *launch(a))
     return folded
 
 
@@ -142,26 +146,27 @@ def backward(
         ]
         if any(t is not None for t in d_operands):
             code = backward_code(program, *counts, _count(column), _count(column_index))
-            arguments: Any = (*operands, *data, *d_operands, code, scale, *launch(a))
+            arguments: Any = (*operands, *data, None, None, *d_operands, code, scale, *launch(a))
             _C.statistics_backward(*arguments)
     d_row = d_column = None
     if needed[4] and row is not None:
-        d_row = _totals(row_sums(program, *counts), row, operands, data, scale)
+        d_row = totals(row_sums(program, *counts), row, operands, data, scale)
     if needed[5] and column is not None:
         positions = torch.arange(b.shape[0], device=b.device)[None]
         indices_of_rows = positions if column_index is None else torch.cat((column_index, positions))
         exchanged = (column, known, indices_of_rows, known_index)
         sums = column_sums(program, *counts)
-        d_column = _totals(sums, column, (b, a, other_b, other_a), exchanged, scale)
+        d_column = totals(sums, column, (b, a, other_b, other_a), exchanged, scale)
     return rounded((*d_operands, d_row, d_column), inputs, needed[:6], unrounded)
 
 
-def _totals(
+def totals(
     sums: Sums | None,
     of: Tensor,
     operands: Operands,
     data: Data,
     scale: float,
+    tables: Tables = (None, None),
 ) -> Tensor:
     """The gradients by data. data: reals of rows, of columns, integers of rows, of columns."""
     gradients = torch.zeros_like(of, memory_format=torch.contiguous_format)
@@ -175,6 +180,6 @@ def _totals(
     if parse(sums.text).scores == 1:
         other_a = other_b = None
     kept = (row, column, row_index, column_index)
-    totals, _, _ = _fold(sums.text, (a, b, other_a, other_b), kept, scale)
-    gradients[list(sums.of)] = totals
+    found, _, _ = _fold(sums.text, (a, b, other_a, other_b), kept, scale, tables)
+    gradients[list(sums.of)] = found
     return gradients

@@ -21,21 +21,25 @@ def evaluate(
 ) -> dict[int, Tensor]:
     """The values of these nodes and of all that they are made of.
 
-    leaf: the value of a leaf that is no constant. like: has the dtype and device of real constants.
+    leaf: the value of a leaf that is no constant; of "gather" and "index_gather" the table.
+    like: has the dtype and device of real constants.
     """
     values: dict[int, Tensor] = {}
     for number in reachable(nodes, numbers):
         node = nodes[number]
         name = node[0]
         if name == "real":
-            values[number] = torch.tensor(float.fromhex(node[1]), dtype=like.dtype, device=like.device)
+            # Filled on the device: a copy from the host would wait for it.
+            values[number] = torch.full((), float.fromhex(node[1]), dtype=like.dtype, device=like.device)
         elif name in ("integer", "boolean"):
             dtype = torch.int64 if name == "integer" else torch.bool
-            values[number] = torch.tensor(node[1], dtype=dtype, device=like.device)
+            values[number] = torch.full((), node[1], dtype=dtype, device=like.device)
         elif name in LEAVES:
             values[number] = leaf(node)
         elif name == "to_real":
             values[number] = values[node[1]].to(like.dtype)
+        elif name in ("gather", "index_gather"):
+            values[number] = torch.take(leaf((name,)), values[node[1]])
         else:
             values[number] = OPERATIONS[name].evaluate(*(values[i] for i in operands(node)))
     return values

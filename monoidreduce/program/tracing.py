@@ -22,10 +22,14 @@ from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, named, reachable
 
-__all__ = ["Captures", "Source", "Traced", "trace"]
+__all__ = ["Captures", "Source", "Trace", "Traced", "run", "trace"]
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
+OUTSIDE = (
+    "under torch.compile a captured tensor is a variable of the function itself: name it so outside of the "
+    "function"
+)
 
 # Where a datum is from: ("argument", name), one of ROW_INDICES, ("tensor", number, nodes of its indices).
 Source = tuple[Any, ...]
@@ -180,14 +184,19 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
                 f"data in row= and column=; {name} is not",
                 at,
             )
+    result = run(graph, lambda: function(**given))
+    return _traced(graph, function.__name__, _checked(function, result, at))
+
+
+def run(graph: Trace, function: Callable[[], Any]) -> Any:
+    """What a function returns whose expressions are of the graph."""
     try:
         with stat.building(graph), _Watch(graph):
-            result = function(**given)
+            return function()
     except TraceError:
         raise
     except TypeError as error:
         raise (graph.error or error) from None
-    return _traced(graph, function.__name__, _checked(function, result, at))
 
 
 def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> dict[str, stat.Statistic]:
@@ -310,19 +319,20 @@ class Captures:
 
     def places(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[str, Any], ...]:
         """Where the function itself reads these: ("closure", number of the cell) or ("global", name)."""
-        function = self.function
         found = []
         for tensor in tensors:
-            cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
-            names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
-            if not cells and not names:
-                raise TraceError(
-                    "under torch.compile a captured tensor is a variable of the function itself: name it so "
-                    "outside of the function, or pass it in row= or column=",
-                    definition(function),
-                )
-            found.append(("closure", cells[0]) if cells else ("global", names[0]))
+            places = self.place(tensor)
+            if not places:
+                raise TraceError(f"{OUTSIDE}, or pass it in row= or column=", definition(self.function))
+            found.append(places[0])
         return tuple(found)
+
+    def place(self, tensor: Tensor) -> list[tuple[str, Any]]:
+        """The places where the function itself reads a tensor."""
+        function = self.function
+        cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
+        names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
+        return [*(("closure", i) for i in cells), *(("global", name) for name in names)]
 
     def same(self, others: list[Any]) -> bool:
         """Are these the values of another time: the same objects, or equal numbers."""

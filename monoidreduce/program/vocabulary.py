@@ -106,6 +106,14 @@ def _as_integer(x: Any) -> Any:
     return x.where(x, 1, 0) if x.kind == "bool" else x
 
 
+def _filled(value: int, x: Any, size: Any = (), dtype: Any = None, **options: Any) -> Any:
+    if tuple(size) != ():
+        raise TraceError(
+            f"a tensor of shape {list(size)}: a value of one element is a single number, of size ()"
+        )
+    return x.graph.constant(bool(value) if dtype == torch.bool else value)
+
+
 # Builders by the name that torch's function or method has. The first argument is an expression.
 BUILDERS: dict[str, Callable[..., Any]] = {
     **{name: partial(_apply, name) for name in ("exp", "expm1", "sqrt", "tanh", "erf", "sigmoid")},
@@ -178,6 +186,7 @@ OTHER_NAMES = {
     "true_divide": "div",
 }
 METHODS = {**BUILDERS, **{other: BUILDERS[name] for other, name in OTHER_NAMES.items()}}
+METHODS |= {"new_ones": partial(_filled, 1), "new_zeros": partial(_filled, 0)}  # as torch's masks begin
 FUNCTIONS = {
     getattr(owner, name): builder
     for owner in (torch, Tensor, F, torch.special)

@@ -9,12 +9,13 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
-    _torch_private.py _validate.py _version.py backend.py flops.py functional.py hardware.py
+    _torch_private.py _validate.py _version.py attend.py backend.py block_mask.py flops.py functional.py
+    hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     workspace.py
     _ops/__init__.py _ops/attention.py _ops/engine.py _ops/local_gradients.py _ops/log_probs.py
-    _ops/losses.py _ops/memory.py
-    _ops/mlp.py _ops/mlp_parts.py _ops/registry.py _ops/slices.py _ops/statistics.py
+    _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
+    _ops/slices.py _ops/statistics.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
     costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
@@ -28,16 +29,18 @@ PYTHON = """
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
     plan/fsdp_tp.py plan/kernels.py plan/mesh.py plan/noise_scale.py plan/operators.py plan/planner.py
     plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
-    program/__init__.py program/arguments.py program/bytecode.py program/cache.py program/chunked.py
+    program/__init__.py program/arguments.py program/attention.py program/attention_cuda.py
+    program/bytecode.py program/cache.py program/chunked.py
     program/compiler.py program/cuda.py program/cuda_source.py program/derivative.py program/errors.py
-    program/graph.py program/kernels.py program/monoid.py program/operations.py program/passes.py
-    program/program.py program/reader.py program/tracing.py program/vocabulary.py
+    program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
+    program/passes.py program/program.py program/reader.py program/tracing.py program/vocabulary.py
 """
 HEADERS = """
     activation.h describe.h error.h fold.h instructions.h math.h monoid.h operators.h path_counter.h
     plan.h pull.h rows.h
     score.h tensor_view.h traits.h
-    cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/pack.h cpu/panels.h
+    cpu/fold.h cpu/fold_backward.h cpu/fold_forward.h cpu/isa.h cpu/matmul.h cpu/modified_scores.h cpu/pack.h
+    cpu/panels.h
     cpu/program.h cpu/thread_pool.h cpu/tiles.h
     device/arch/approximate.cuh device/arch/async_copy.cuh device/arch/barrier.cuh device/arch/cluster.cuh
     device/arch/element.cuh device/arch/flag.cuh device/arch/mma.cuh device/arch/reduce_add.cuh
@@ -55,11 +58,13 @@ HEADERS = """
     device/contraction/program_sm90.cuh
     device/contraction/row_order.cuh device/contraction/slab_stores_sm90.cuh
     device/contraction/weights_to_gradients.cuh
-    device/program/element_real.cuh device/program/functions.h device/program/statistics.h
+    device/program/element_real.cuh device/program/functions.h device/program/modified_scores.cuh
+    device/program/score_element.h device/program/statistics.h device/resident/attention_rows.cuh
     device/resident/combine_splits.cuh device/resident/fold_backward_pass_sm90.cuh
     device/resident/fold_backward_sm80.cuh device/resident/fold_backward_sm90.cuh
     device/resident/fold_few_rows_sm90.cuh device/resident/fold_forward_sm80.cuh
-    device/resident/fold_forward_sm90.cuh device/resident/kept.cuh device/resident/repair.cuh
+    device/resident/fold_forward_sm90.cuh device/resident/kept.cuh device/resident/modified_sm80.cuh
+    device/resident/repair.cuh
     device/resident/row_fragment.cuh device/resident/row_residuals.cuh device/resident/strided_lines.cuh
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
@@ -79,9 +84,9 @@ HEADERS = """
     launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/log_probs.h monoids/logsumexp.h
-    monoids/sum.h monoids/weighted_sum.h
-    ops/attention.h ops/cross_entropy.h ops/distillation.h ops/log_probs.h ops/logsumexp.h ops/matrix.h
-    ops/mlp.h ops/rows.h ops/statistics.h
+    monoids/sum.h monoids/weighted_sum.h ops/attention.h ops/cross_entropy.h ops/distillation.h
+    ops/log_probs.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/modified_attention.h ops/rows.h
+    ops/statistics.h
     rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
     rtc/limits rtc/type_traits
 """
@@ -96,8 +101,8 @@ SOURCES = """
     check.h operators.cpp path_counter.cpp
     bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
-    cpu/fold_tiles.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/reduce_losses.cpp
-    cpu/statistics.cpp cpu/with_accumulator.h
+    cpu/fold_tiles.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/modified_attention.cpp
+    cpu/reduce_losses.cpp cpu/row_centres.h cpu/statistics.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/engine.h cuda/gathered_rows.h cuda/loaded_kernels.cu
@@ -110,7 +115,7 @@ SOURCES = """
     cuda/sm80/log_probs.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_backward.cuh cuda/sm80/mlp_backward_tf32.cu
     cuda/sm80/mlp_few_rows.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
-    cuda/sm80/statistics.cu cuda/sm80/tiles.h
+    cuda/sm80/modified_attention.cu cuda/sm80/statistics.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
     cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu

@@ -292,7 +292,7 @@ def test_code_that_nobody_wrote() -> None:
         for number in ("-1", "0", "1", "31", "32", "191", "192", "1000000000000"):
             changed = " ".join([*code[:at], number, *code[at + 1 :]])
             try:
-                _C.statistics_forward(A, B, None, None, None, None, None, None, *results, changed, 1.0, 1, 0)
+                _C.statistics_forward(A, B, *[None] * 8, *results, changed, 1.0, 1, 0)
             except ValueError as error:
                 assert str(error) == "program: expected the code of this version of monoidreduce"
                 refused += 1

@@ -1,4 +1,4 @@
-"""The page docs/statistics.md: its code runs, and its tables are true."""
+"""The pages docs/statistics.md and score_mod.md: their code runs, and the tables are true."""
 
 from __future__ import annotations
 
@@ -26,6 +26,18 @@ def test_code() -> None:
     x, y = variables["x"], variables["y"]
     expected = torch.exp(-0.5 * torch.cdist(x, y) ** 2).sum(1)  # type: ignore[arg-type]
     torch.testing.assert_close(variables["density"], expected)
+
+
+def test_code_of_score_mod() -> None:
+    torch.manual_seed(0)
+    page = (Path(__file__).parents[2] / "docs/score_mod.md").read_text("utf-8")
+    variables: dict[str, object] = {}
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, "docs/score_mod.md", "exec"), variables)
+    assert variables["slopes"].grad.isfinite().all()  # type: ignore[attr-defined]
+    assert (variables["blocks"].kinds == 0).any()  # type: ignore[attr-defined]
 
 
 def test_of_no_column() -> None:

@@ -28,6 +28,7 @@ SCRIPTS = {
     "kernel_sums.py": 4,
     "kernel_density.py": 3,
     "nearest_neighbours.py": 3,
+    "score_mods.py": 21,
 }
 
 

@@ -75,6 +75,8 @@ class Data(ctypes.Structure):
         *((f"{name}_pitch", ctypes.c_int64) for name in ("row", "column", "row_index", "column_index")),
         *((name, ctypes.c_int64) for name in ("rows", "columns", "first_column")),
         ("scale", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("real", "integer")),
+        *((name, ctypes.c_int64) for name in ("reals", "integers")),
     )
 
 
@@ -90,7 +92,18 @@ class Results(ctypes.Structure):
 def _data(row: Any, column: Any, row_index: Any, column_index: Any, rows: int, columns: int) -> Data:
     tensors = (row, column, row_index, column_index)
     pitches = [0 if t is None else t.stride(0) for t in tensors]
-    return Data(*(None if t is None else t.data_ptr() for t in tensors), *pitches, rows, columns, 0, 1.0)
+    return Data(
+        *(None if t is None else t.data_ptr() for t in tensors),
+        *pitches,
+        rows,
+        columns,
+        0,
+        1.0,
+        None,
+        None,
+        0,
+        0,
+    )
 
 
 class HostKernels:
@@ -107,7 +120,8 @@ class HostKernels:
 
     def statistics_forward(self, *arguments: Any) -> None:
         *operands, row, column, row_index, column_index = arguments[:8]
-        values, low, indices, program, scale, *_ = arguments[8:]
+        assert arguments[8:10] == (None, None)
+        values, low, indices, program, scale, *_ = arguments[10:]
         score, other = self._scores(operands, scale)
         run = self._compiled(cuda_source.fold_source, program)
         data = _data(row, column, row_index, column_index, *score.shape)
@@ -117,7 +131,7 @@ class HostKernels:
 
     def statistics_backward(self, *arguments: Any) -> None:
         a, b, other_a, other_b, row, column, row_index, column_index = arguments[:8]
-        *gradients, program, scale, _threads, _stream = arguments[8:]
+        *gradients, program, scale, _threads, _stream = arguments[10:]
         score, other = self._scores((a, b, other_a, other_b), scale)
         run = self._compiled(cuda_source.gradient_source, program)
         found = torch.empty_like(score), torch.empty_like(score)

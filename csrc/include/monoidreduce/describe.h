@@ -182,7 +182,7 @@ constexpr std::tuple<Fields...> fields(const Fields&... each) {
   return {each...};
 }
 
-inline constexpr int kMostAxes = 12;  // of different names in a call
+inline constexpr int kMostAxes = 14;  // of different names in a call
 
 template <class Fields>
 struct Description {

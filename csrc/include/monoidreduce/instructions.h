@@ -48,6 +48,9 @@ enum class Instruction {
   kIndexLe,
   kIndexEq,
   kIndexWhere,
+  // to = element a of the call's table of reals, of integers; b: is a the same for all rows
+  kGather,
+  kIndexGather,
   // of the row's state: to is a field of it
   kFrame,    // the frame that holds log weights a, for b masses that follow it
   kWeight,   // to (a register) = exp(a - frame), added to the mass; b is the frame's field
@@ -55,19 +58,23 @@ enum class Instruction {
   kTotal,    // += a
   kLargest,  // the largest a, and its column in the next field
   kCount,    // += 1 where a
-  // a is the gradient by score number to
+  // a times the scale of scores, or a as it is, becomes the element's number in panel `to`
   kResult,
+  kStore,
 };
 inline constexpr const char* kInstructionNames[] = {
-    "score",     "other",     "column",    "position", "neg",      "abs",      "exp",         "expm1",
-    "log",       "log1p",     "log1pexp",  "sqrt",     "tanh",     "erf",      "sigmoid",     "add",
-    "sub",       "mul",       "div",       "maximum",  "minimum",  "share",    "where",       "lt",
-    "le",        "eq",        "and",       "or",       "not",      "to_real",  "index_add",   "index_sub",
-    "index_mul", "index_div", "index_mod", "index_lt", "index_le", "index_eq", "index_where", "frame",
-    "weight",    "mean",      "total",     "largest",  "count",    "result"};
-static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kResult) + 1);
+    "score",    "other",    "column",    "position",    "neg",       "abs",          "exp",
+    "expm1",    "log",      "log1p",     "log1pexp",    "sqrt",      "tanh",         "erf",
+    "sigmoid",  "add",      "sub",       "mul",         "div",       "maximum",      "minimum",
+    "share",    "where",    "lt",        "le",          "eq",        "and",          "or",
+    "not",      "to_real",  "index_add", "index_sub",   "index_mul", "index_div",    "index_mod",
+    "index_lt", "index_le", "index_eq",  "index_where", "gather",    "index_gather", "frame",
+    "weight",   "mean",     "total",     "largest",     "count",     "result",       "store"};
+static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
 // Registers of a block of columns come first, then those of a row. A program may have fewer.
 inline constexpr int kBlockRegisters = 32, kRowRegisters = 160, kStateFields = 32;
+// Panels of numbers of elements: those of the two scores come first.
+inline constexpr int kPanels = 3;
 
 }  // namespace monoidreduce

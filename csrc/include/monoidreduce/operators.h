@@ -23,6 +23,7 @@
 #include "monoidreduce/ops/log_probs.h"
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
+#include "monoidreduce/ops/modified_attention.h"
 #include "monoidreduce/ops/rows.h"
 #include "monoidreduce/ops/statistics.h"
 #include "monoidreduce/plan.h"
@@ -44,6 +45,8 @@ Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launc
 Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const ModifiedAttentionFold& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const ModifiedAttentionPull& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const StatisticsFold& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch);
 // What a GPU that is there has. Throws where the build is CPU-only.
@@ -73,6 +76,10 @@ void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const 
 void log_probs_forward(const LogProbsForward& x, const Launch& launch, const Plan* plan = nullptr);
 void log_probs_backward(const LogProbsBackward& x, const Launch& launch, const Plan* plan = nullptr);
 void reduce_losses(const LossReduction& x, const Launch& launch);
+void modified_attention_forward(const ModifiedAttentionForward& x, const Launch& launch);
+void modified_attention_fold(const ModifiedAttentionFold& x, const Launch& launch, const Plan* plan);
+void modified_attention_pull(const ModifiedAttentionPull& x, const Launch& launch, const Plan* plan);
+void modified_attention_backward(const ModifiedAttentionBackward& x, const Launch& launch);
 void statistics_forward(const StatisticsForward& x, const Launch& launch);
 void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan);

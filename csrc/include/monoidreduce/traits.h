@@ -113,8 +113,8 @@ concept PulledScores = requires(const S s, typename M::Real x, typename M::Real 
   { s.value(x, i) } -> std::same_as<typename M::Real>;  // as in FragmentScores
   // The derivative of the score (in natural units) with respect to the variable of chain().
   { s.unit() } -> std::same_as<typename M::Real>;
-  // From the derivative g with respect to the score.
-  { s.chain(g, x) } -> std::same_as<typename M::Real>;
+  // From the derivative g with respect to the score of element i.
+  { s.chain(g, x, i) } -> std::same_as<typename M::Real>;
 };
 
 // Backward, for a fragment whose lines are columns.
@@ -142,6 +142,16 @@ concept ScoresOfHeads = requires(const S s, int batch, int head) {
 template <class S, class M>
 concept PulledScoresOfHeads = requires(const S s, int batch, int head, int row0, int column0) {
   requires TransposedScores<std::remove_cvref_t<decltype(s.pulled(batch, head, row0, column0))>, M>;
+};
+
+// Scores each of which takes registers: of a bias an element, or of a function.
+template <class S>
+inline constexpr bool kScoresOfElements = false;
+
+// Scores that are absent from whole blocks: s.touches(head, ...) says whether a tile holds any (device/program).
+template <class S>
+concept SkipsBlocks = requires(const S s) {
+  { s.touches(0, 0, 0, 0, 0, 0) } -> std::same_as<bool>;
 };
 
 // ---- Epilogues of the contraction.

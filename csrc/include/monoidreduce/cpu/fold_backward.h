@@ -189,6 +189,7 @@ class Backward {
   using R = LanePack<T>;
   using Packs = M<R>;
   static constexpr int kScores = Packs::kScores;
+  static constexpr bool kModifies = ModifiesScores<Packs>;
   static constexpr bool kNarrow = !std::is_same_v<E, T>;
 
  public:
@@ -278,10 +279,11 @@ class Backward {
           dz_(pass_.chunk_ * pass_.block_),
           other_dz_(kScores == 2 ? pass_.chunk_ * pass_.block_ : 0),
           weights_(p_.payload.present() ? pass_.chunk_ * pass_.block_ : 0),
-          bias_(p_.bias.present() ? pass_.chunk_ * pass_.block_ : 0),
+          bias_(kModifies || p_.bias.present() ? pass_.chunk_ * pass_.block_ : 0),
           lanes_(pass_.inner_threads_ * lanes_size()),
           sums_(pass_.inner_threads_ * lanes_size()),
           tiles_(kNarrow ? pass_.inner_threads_ * 3 * tile_size() : 0),
+          slopes_(kModifies ? pass_.inner_threads_ * tile_size() : 0),
           operands_(kNarrow ? pass_.inner_threads_ * tile_size() : 0),
           of_a_(problem.of_a[slice]),
           of_other_a_(problem.of_other_a[slice]),
@@ -307,7 +309,12 @@ class Backward {
     }
 
    private:
-    bool touches(std::int64_t panel) const { return (facts_ + panel)->rows.touches(first_, columns_); }
+    bool touches(std::int64_t panel) const {
+      const PanelRows<T>& rows = (facts_ + panel)->rows;
+      if (!rows.touches(first_, columns_)) return false;
+      if constexpr (kModifies) return pass_.m_.touches(rows_, rows.first, rows.count, first_, columns_);
+      return true;
+    }
 
     void load_block() {
       for_columns([&](std::int64_t from, std::int64_t count) {
@@ -320,7 +327,7 @@ class Backward {
           }
         }
       });
-      if (has_mask(p_)) b_.take_non_finite(columns_, b_taken_);
+      if (kModifies || has_mask(p_)) b_.take_non_finite(columns_, b_taken_);
     }
 
     // f(from, count) for groups of the block's columns, in parallel.
@@ -339,7 +346,7 @@ class Backward {
         keep_rows(of_payload_, pass_.g_.grad_out, panel);
         touches(first_panel_ + panel) ? pull_panel(panel, worker) : clear_panel(panel);
       });
-      if (has_mask(p_)) take_non_finite_rows();
+      if (kModifies || has_mask(p_)) take_non_finite_rows();
       for_columns([&](std::int64_t from, std::int64_t count) {
         add_column_sums(of_b_, dz_.get(), from, count);
         add_column_sums(of_other_b_, other_dz_.get(), from, count);
@@ -361,7 +368,8 @@ class Backward {
       for (Scratch<E>* tile : {&dz_, &other_dz_, &weights_}) {
         if (tile->get()) std::fill_n(*tile + panel * tile_size(), columns_ * kPanel<T>, E{});
       }
-      if (bias_.get()) std::fill_n(bias_ + panel * tile_size(), columns_ * kPanel<T>, T(0));
+      const T nothing = kModifies ? -infinity<T>() : T(0);
+      if (bias_.get()) std::fill_n(bias_ + panel * tile_size(), columns_ * kPanel<T>, nothing);
     }
 
     // Lanes beyond the last row: their scores are 0 times the columns, NaN if these are infinite.
@@ -399,7 +407,12 @@ class Backward {
         matmul(payload_.over_width(), columns_, 1, p_.payload_width(), lanes, weights, false,
                run_of_widths<T, E>(p_));
       }
-      if (bias) load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
+      T* slope = slopes_ + worker * tile_size();
+      if constexpr (kModifies) {
+        pass_.m_.modify(rows_, first, first_, columns_, {dz, bias, slope});
+      } else if (bias) {
+        load_bias(p_.bias, rows_, first, count, first_, columns_, bias);
+      }
 
       const PanelTile<Packs, T> tile{p_, pass_.score_, facts.rows, first_, dz, other_dz, bias};
       with_named(pass_.m_, [&](const auto& m) {
@@ -411,7 +424,8 @@ class Backward {
           pull_tile<false>(m, tile, facts, dz, other_dz, weights, bias);
         }
       });
-      for (T* found : {dz, other_dz, weights, bias}) clear_lanes_beyond(count, found);
+      if constexpr (kModifies) multiply_slopes(slope, dz);
+      for (T* found : {dz, other_dz, weights, kModifies ? nullptr : bias}) clear_lanes_beyond(count, found);
       if (pass_.want_.a) {
         T* sums = of_a_.panel(first_panel_ + panel, room);
         matmul(b_.over_columns(), p_.width(), 1, columns_, as_operand(dz, columns_, operand), sums, true);
@@ -428,6 +442,14 @@ class Backward {
         if (pass_.want_.b) narrow_rows(dz, columns_, dz_ + at);
         if (pass_.want_.other_b) narrow_rows(other_dz, columns_, other_dz_ + at);
         if (pass_.want_.payload) narrow_rows(weights, columns_, weights_ + at);
+      }
+    }
+
+    // The slope of a score that a row does not keep may not be finite.
+    void multiply_slopes(const T* slope, T* dz) const {
+      for (std::int64_t i = 0; i < columns_ * kPanel<T>; i += kLanes<T>) {
+        const R of_score = R::load(dz + i);
+        select(of_score == R(0), R(0), of_score * R::load(slope + i)).store(dz + i);
       }
     }
 
@@ -541,6 +563,11 @@ class Backward {
     bool keeps(std::int64_t row, std::int64_t column) const {
       const std::int64_t position = rows_.position(row);
       if (column < p_.range.begin(position) || column >= p_.range.end(position, p_.columns())) return false;
+      if constexpr (kModifies) {
+        const std::int64_t in_chunk = row - first_panel_ * kPanel<T>;
+        return *(bias_ + in_chunk / kPanel<T> * tile_size() + (column - first_) * kPanel<T> +
+                 in_chunk % kPanel<T>) == T(0);
+      }
       if (!has_bool_bias(p_)) return true;
       return static_cast<const bool*>(p_.bias.data)[rows_.offset(p_.bias, row) + column * p_.bias.stride[3]];
     }
@@ -594,11 +621,12 @@ class Backward {
     ColumnTile<T, E> b_, other_b_, payload_;  // the block's columns
     NonFinite<T> b_taken_;
     Scratch<E> dz_, other_dz_, weights_;  // the workspace of a chunk: [panel][column][kPanel]
-    Scratch<T> bias_;                     // the same: bias, then its gradient
-    Scratch<E> lanes_;                    // of each worker: a panel of rows
-    Scratch<T> sums_;                     // of each worker: a panel of row sums
-    Scratch<T> tiles_;                    // of each worker: dz, other_dz and weights before they are rounded
-    Scratch<E> operands_;                 // of each worker: dz as an operand of d_a's product
+    Scratch<T> bias_;      // the same: bias, then its gradient; 0 or -inf where scores are modified
+    Scratch<E> lanes_;     // of each worker: a panel of rows
+    Scratch<T> sums_;      // of each worker: a panel of row sums
+    Scratch<T> tiles_;     // of each worker: dz, other_dz and weights before they are rounded
+    Scratch<T> slopes_;    // of each worker: of modified scores, times the scale
+    Scratch<E> operands_;  // of each worker: dz as an operand of d_a's product
     const RowSums<T>&of_a_, &of_other_a_;
     ColumnSums<T, E> of_b_, of_other_b_, of_payload_;
     std::int64_t first_ = 0, columns_ = 0;       // the block of columns

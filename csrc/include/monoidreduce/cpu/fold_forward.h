@@ -155,12 +155,15 @@ class Forward {
       for (std::int64_t i = 0; i < panels; ++i) {
         const PanelRows<T> panel_rows(p_, rows, (first_panel + i) * kPanel<T>, policy_, false);
         if (!panel_rows.touches(j, count)) continue;
+        if constexpr (ModifiesScores<Packs>) {
+          if (!m_.touches(rows, panel_rows.first, panel_rows.count, j, count)) continue;
+        }
         if (!loaded) {
           b.load(p_.b, rows, j, 0, count);
           if constexpr (Packs::kScores == 2) other_b.load(p_.other_b, rows, j, 0, count);
           if (payload_width) {
             payload.load(p_.payload, rows, j, 0, count);
-            if (has_mask(p_)) payload.take_non_finite(count, taken);
+            if (ModifiesScores<Packs> || has_mask(p_)) payload.take_non_finite(count, taken);
           }
           loaded = true;
         }
@@ -172,13 +175,15 @@ class Forward {
           matmul(other_b.over_width(), count, 1, other_width, other_a + i * other_panel_size,
                  other_scores.get(), false, run_of_widths<T, E>(p_));
         }
+        if constexpr (ModifiesScores<Packs>)
+          m_.modify(rows, panel_rows.first, j, count, {scores.get(), bias.get()});
         const PanelTile<Packs, T> tile{p_,
                                        score_,
                                        panel_rows,
                                        j,
                                        scores.get(),
                                        other_scores.get(),
-                                       p_.bias.present() ? bias.get() : nullptr};
+                                       ModifiesScores<Packs> || p_.bias.present() ? bias.get() : nullptr};
         State(&state)[kPacks] = *reinterpret_cast<State(*)[kPacks]>(states + i * kPacks);
         R scale[kPacks] = {R(1), R(1)};
         with_named(m_, [&](const auto& m) {

@@ -31,6 +31,10 @@ std::int64_t run_of_widths(const FoldProblem& p) {
 template <class M>
 concept FoldsTiles = M::kFoldsTiles;
 
+// A monoid that makes scores of a tile's dot products itself, and says which of them a row keeps (cpu/modified_scores.h).
+template <class M>
+concept ModifiesScores = M::kModifiesScores;
+
 // If all rows of a panel together keep at most this many columns, its centres (deltas) are computed from the columns
 // (share_of_mean). That second pass over the exponentials is 5 to 15 % of backward's time. With more columns, the error
 // that it avoids is small.
@@ -420,7 +424,7 @@ struct PanelTile {
   std::int64_t first_column;
   const T* dot;        // [columns][kPanel]
   const T* other_dot;  // the same for the second score
-  const T* bias;       // the same, or null
+  const T* bias;       // the same, or null; of a monoid that modifies scores, 0 or -inf
 
   MR_HD std::int64_t at(std::int64_t j, int half) const { return j * kPanel<T> + half * kLanes<T>; }
   MR_HD R bias_at(std::int64_t j, int half) const { return bias ? R::load(bias + at(j, half)) : R(0); }
@@ -432,9 +436,11 @@ struct PanelTile {
   MR_HD Element<R> from_dots(std::int64_t j, int half) const {
     const auto value = [&](const T* dots, R added) {
       const R x = R::load(dots + at(j, half));
-      // Without + 0 a compiler could fuse the product with a later subtraction. Forward and backward must see the same
-      // rounded score.
-      return kPlain ? x * R(score.scale) + R(0) : score.value(x, added);
+      // Without + 0 a compiler could fuse the product with a later addition, in one pass and not in the other. Forward and
+      // backward must see the same rounded score.
+      const R product = x * R(score.scale) + R(0);
+      if (kPlain) return product;
+      return score.softcap == 0 ? product + added : score.value(x, added);
     };
     Element<R> e{value(dot, bias_at(j, half)), R(0), Index<R>(static_cast<IntegerOf<T>>(first_column + j)),
                  rows.label[half], rows.factor[half]};
@@ -450,7 +456,7 @@ struct PanelTile {
   }
   MR_HD Mask<R> valid(std::int64_t j, int half) const {
     Mask<R> keep = rows.keeps(half, first_column + j);
-    if (bias && p.bias.dtype == DType::kBool) keep = keep & (bias_at(j, half) == R(0));
+    if (bias && (ModifiesScores<M> || p.bias.dtype == DType::kBool)) keep = keep & (bias_at(j, half) == R(0));
     return keep;
   }
 };

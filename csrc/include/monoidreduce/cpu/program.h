@@ -10,11 +10,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "monoidreduce/cpu/fold_forward.h"
@@ -50,6 +52,20 @@ struct Statistics {
   }
 };
 
+// Numbers that a program gathers from by an index, one after another: reals, and integers (int64).
+template <class T>
+struct Tables {
+  const T* real = nullptr;
+  const std::int64_t* index = nullptr;
+  std::int64_t reals = 0, indices = 0;
+
+  Tables(const TensorView& real, const TensorView& index)
+      : real(static_cast<const T*>(real.data)),
+        index(static_cast<const std::int64_t*>(index.data)),
+        reals(real.present() ? real.size[0] : 0),
+        indices(index.present() ? index.size[0] : 0) {}
+};
+
 // A program with the data of one call. Its text is numbers: the statistics, how many data of rows and of columns there
 // are, the constants, the code of a row and that of an element.
 template <class T>
@@ -57,37 +73,24 @@ class Program {
  public:
   using Word = IntegerOf<T>;
 
-  Program(const char* text, std::size_t length, const TensorView& row, const TensorView& row_index,
-          const TensorView& column, const TensorView& column_index, std::int64_t rows, std::int64_t columns)
-      : at_(text),
-        end_(text + length),
-        statistics(read_statistics()),
-        row_data_(count(kRowRegisters)),
-        column_data_(count(1 << 20)),
-        row_stride_(round_up(rows, kPanel<T>)),
-        columns_(columns),
-        constants_(count(kRowRegisters)),
-        constant_(constants_),
-        row_(row_data_ * row_stride_),
-        column_(column_data_ * columns) {
-    for (int i = 0; i < constants_; ++i) {
-      const bool real = number() != 0;
-      const std::int64_t bits = number();
-      double value;
-      std::memcpy(&value, &bits, sizeof(value));
-      const T narrowed = static_cast<T>(value);
-      if (real) {
-        std::memcpy(constant_ + i, &narrowed, sizeof(T));
-      } else {
-        *(constant_ + i) = saturated(bits);
-      }
-    }
-    expect(row_data_ + constants_ <= kRowRegisters);
+  Program(const std::string& text, const Tables<T>& tables, const TensorView& row,
+          const TensorView& row_index, const TensorView& column, const TensorView& column_index,
+          std::int64_t rows, std::int64_t columns)
+      : Program(text, tables, rows, columns) {
     load(row, row_index, row_data_, rows, row_stride_, row_.get());
     load(column, column_index, column_data_, columns, columns, column_.get());
-    read(row_code_, row_steps_, true);
-    read(code_, steps_, false);
-    expect(at_ == end_);
+  }
+  // Of rows [batch, heads, rows], whose data are the numbers along these axes.
+  Program(const std::string& text, const Tables<T>& tables, std::int64_t batch, std::int64_t heads,
+          std::int64_t rows)
+      : Program(text, tables, batch * heads * rows, 0) {
+    expect(row_data_ == 3 && column_data_ == 0);
+    for (std::int64_t i = 0; i < row_stride_; ++i) {
+      const std::int64_t head = i / std::max<std::int64_t>(rows, 1);
+      const std::int64_t numbers[] = {head / std::max<std::int64_t>(heads, 1),
+                                      head % std::max<std::int64_t>(heads, 1), i - head * rows};
+      for (int k = 0; k < 3; ++k) row_.get()[k * row_stride_ + i] = saturated(numbers[k]);
+    }
   }
 
   MR_HD void fill(std::int64_t first_row, LanePack<T> (*registers)[kPacks]) const {
@@ -110,6 +113,11 @@ class Program {
            indices == s.largest + s.counts);
   }
   const Word* column(int k) const { return column_ + k * columns_; }
+  // Of a table; any index reads a number that is there.
+  MR_HD T gathered(Word i) const { return tables_.real[std::clamp<std::int64_t>(i, 0, tables_.reals - 1)]; }
+  MR_HD Word gathered_index(Word i) const {
+    return saturated(tables_.index[std::clamp<std::int64_t>(i, 0, tables_.indices - 1)]);
+  }
   const Command* row_code() const { return row_code_; }
   int row_steps() const { return row_steps_; }
   const Command* code() const { return code_; }
@@ -124,6 +132,37 @@ class Program {
 
  private:
   static constexpr int kMostSteps = 1024;
+
+  Program(const std::string& text, const Tables<T>& tables, std::int64_t rows, std::int64_t columns)
+      : at_(text.data()),
+        end_(text.data() + text.size()),
+        tables_(tables),
+        statistics(read_statistics()),
+        row_data_(count(kRowRegisters)),
+        column_data_(count(1 << 20)),
+        row_stride_(rows + kPanel<T>),  // a panel may begin at any row
+        columns_(columns),
+        constants_(count(kRowRegisters)),
+        constant_(constants_),
+        row_(row_data_ * row_stride_),
+        column_(column_data_ * columns) {
+    for (int i = 0; i < constants_; ++i) {
+      const bool real = number() != 0;
+      const std::int64_t bits = number();
+      double value;
+      std::memcpy(&value, &bits, sizeof(value));
+      const T narrowed = static_cast<T>(value);
+      if (real) {
+        std::memcpy(constant_ + i, &narrowed, sizeof(T));
+      } else {
+        *(constant_ + i) = saturated(bits);
+      }
+    }
+    expect(row_data_ + constants_ <= kRowRegisters);
+    read(row_code_, row_steps_, true);
+    read(code_, steps_, false);
+    expect(at_ == end_);
+  }
 
   static void expect(bool holds) {
     if (!holds) throw std::invalid_argument("program: expected the code of this version of monoidreduce");
@@ -156,7 +195,7 @@ class Program {
     steps_count = count(kMostSteps);
     for (int i = 0; i < steps_count; ++i) {
       Command& step = steps[i];
-      step.operation = static_cast<Instruction>(count(static_cast<int>(Instruction::kResult)));
+      step.operation = static_cast<Instruction>(count(static_cast<int>(Instruction::kStore)));
       for (int* operand : {&step.to, &step.a, &step.b, &step.c}) *operand = count(1 << 20);
       check(step, of_row);
     }
@@ -185,7 +224,12 @@ class Program {
       case Instruction::kLargest:
         return expect(s.a < registers && s.to + 1 < kStateFields);
       case Instruction::kResult:
-        return expect(s.a < registers && s.to < 2);
+      case Instruction::kStore:
+        return expect(s.a < registers && s.to < kPanels);
+      case Instruction::kGather:
+        return expect(s.a < registers && tables_.reals > 0);
+      case Instruction::kIndexGather:
+        return expect(s.a < registers && tables_.indices > 0);
       default:
         expect(s.a < registers && s.b < registers && s.c < registers);
         expect(!on_state || weight || s.to < kStateFields);
@@ -215,6 +259,7 @@ class Program {
   }
 
   const char *at_, *end_;  // of the text that is not read yet
+  const Tables<T> tables_;
 
  public:
   const Statistics statistics;
@@ -304,11 +349,14 @@ class Interpreter {
     program_.fill(first_row, row_);
     run(program_.row_code(), program_.row_steps(), 1);
   }
-  // Columns of a panel's tile: [columns][kPanel] dot products; the number of the first; the scale of scores.
-  void run_tile(T* dot, T* other_dot, std::int64_t first_column, std::int64_t columns, T scale) {
+  // Columns of a panel's tile: panels [columns][kPanel], of dot products first; the number of the first; the scale of
+  // scores.
+  void run_tile(const std::array<T*, kPanels>& panels, std::int64_t first_column, std::int64_t columns,
+                T scale) {
     scale_ = scale;
     for (std::int64_t j = 0; j < columns; j += kBlockColumns) {
-      dot_ = dot + j * kPanel<T>, other_dot_ = other_dot + j * kPanel<T>, column_ = first_column + j;
+      for (int k = 0; k < kPanels; ++k) panel_[k] = panels[k] + j * kPanel<T>;
+      column_ = first_column + j;
       run(program_.code(), program_.steps(),
           static_cast<int>(std::min<std::int64_t>(kBlockColumns, columns - j)));
     }
@@ -376,9 +424,9 @@ class Interpreter {
     const Operand a = operand(s.a), b = operand(s.b), c = operand(s.c);
     switch (s.operation) {
       case Instruction::kScore:
-        return load_scores(result(s.to), dot_, n);
+        return load_scores(result(s.to), panel_[0], n);
       case Instruction::kOther:
-        return load_scores(result(s.to), other_dot_, n);
+        return load_scores(result(s.to), panel_[1], n);
       case Instruction::kColumn:
         for (int j = 0; j < n; ++j) {
           T value;
@@ -464,6 +512,15 @@ class Interpreter {
         return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) <= index(y)); });
       case Instruction::kIndexEq:
         return map(result(s.to), n, a, b, [](R x, R y) { return word(index(x) == index(y)); });
+      case Instruction::kGather:
+        return gather(result(s.to), a, s.b, n, [this](IntegerOf<T> i) { return program_.gathered(i); });
+      case Instruction::kIndexGather:
+        return gather(result(s.to), a, s.b, n, [this](IntegerOf<T> i) {
+          const IntegerOf<T> found = program_.gathered_index(i);
+          T word;
+          std::memcpy(&word, &found, sizeof(T));
+          return word;
+        });
       case Instruction::kFrame:
         return raise_frame(s.to, a, s.b, n);
       case Instruction::kWeight: {
@@ -487,13 +544,31 @@ class Interpreter {
             field[s.to][half] = word(index(field[s.to][half]) - index(a.at[j * a.step + half]));
         }
         return;
-      case Instruction::kResult: {
-        T* to = s.to == 0 ? dot_ : other_dot_;
-        for (int j = 0; j < n; ++j) {
-          for (int half = 0; half < kPacks; ++half)
-            (a.at[j * a.step + half] * R(scale_)).store(to + j * kPanel<T> + half * kLanes<T>);
-        }
-        return;
+      case Instruction::kResult:
+        return store(panel_[s.to], a, R(scale_), n);
+      case Instruction::kStore:
+        return store(panel_[s.to], a, R(1), n);
+    }
+  }
+
+  MR_HD static void store(T* to, Operand a, R factor, int n) {
+    for (int j = 0; j < n; ++j) {
+      for (int half = 0; half < kPacks; ++half)
+        (a.at[j * a.step + half] * factor).store(to + j * kPanel<T> + half * kLanes<T>);
+    }
+  }
+
+  // uniform: the index is the same in all lanes. The result may have the register of the index.
+  template <class F>
+  MR_HD static void gather(R* to, Operand a, bool uniform, int n, F found) {
+    for (int j = 0; j < n; ++j, to += kPacks, a.at += a.step) {
+      const I at[kPacks] = {index(a.at[0]), index(a.at[1])};
+      if (uniform) {
+        to[0] = to[1] = Program<T>::broadcast(found(at[0].v[0]));
+        continue;
+      }
+      for (int half = 0; half < kPacks; ++half) {
+        for (int lane = 0; lane < kLanes<T>; ++lane) to[half].v[lane] = found(at[half].v[lane]);
       }
     }
   }
@@ -542,7 +617,7 @@ class Interpreter {
   }
 
   const Program<T>& program_;
-  T *dot_ = nullptr, *other_dot_ = nullptr, scale_ = 0;
+  T *panel_[kPanels] = {}, scale_ = 0;
   std::int64_t column_ = 0;
   R block_[kBlockRegisters][kBlockColumns * kPacks];
   R row_[kRowRegisters][kPacks];
@@ -639,7 +714,7 @@ inline void fold_panel(const M& m, const Tile& tile, std::int64_t columns, typen
         [&](int frame, int) { interpreter.field[frame][half] = state[half].field[frame]; });
   }
   interpreter.begin(tile.rows.first);
-  interpreter.run_tile(scores, other_scores, tile.first_column, columns, tile.score.scale);
+  interpreter.run_tile({scores, other_scores}, tile.first_column, columns, tile.score.scale);
   for (int half = 0; half < kPacks; ++half) {
     for (int k = 0; k < fields; ++k) sum.field[k] = interpreter.field[k][half];
     state[half] = m.combine(state[half], sum);
@@ -662,7 +737,7 @@ struct ProgramPull {
   void pull_tile(const Tile& tile, std::int64_t columns, T* dz, T* other_dz) const {
     Interpreter<T> interpreter(*program);
     interpreter.begin(tile.rows.first);
-    interpreter.run_tile(dz, other_dz, tile.first_column, columns, tile.score.scale);
+    interpreter.run_tile({dz, other_dz}, tile.first_column, columns, tile.score.scale);
   }
 };
 

@@ -24,36 +24,50 @@ std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const Devic
   return std::max(std::min(blocks / tiles, row_tiles / kLeast), std::int64_t{1});
 }
 
+// In turn, twice as many heads as their gradients have room for in the cache: of half as many tiles of columns of a head
+// at a time, the last waits half as long before it adds for the first time.
+inline FoldShape backward_shape(const FoldProblem& p, const Turns& turns) {
+  const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
+  return fold_shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));
+}
+
+template <class Tile>
+std::int64_t backward_tiles(const FoldProblem& p) {
+  return p.batch() * p.column_heads() * ((p.columns() + Tile::kColumns - 1) / Tile::kColumns);
+}
+
+// As fold_backward takes them.
+template <class Tile>
+BackwardArguments backward_arguments(const FoldProblem& p, const FoldGradients& wanted,
+                                     const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
+                                     std::int64_t parts) {
+  const auto payload_lines = [](const TensorView& t) {
+    return strided_lines(Tile::kTransposed ? transposed_rows(t) : t);
+  };
+  return {.rows = strided_lines(p.a),
+          .grad_out = strided_lines(wanted.grad_out),
+          .columns = strided_lines(p.b),
+          .payload = payload_lines(p.payload),
+          .d_columns = strided_lines(wanted.d_b),
+          .d_payload = payload_lines(wanted.d_payload),
+          .d_rows = static_cast<float*>(wanted.d_a.data),
+          .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+          .residuals = residuals,
+          .marks = marks,
+          .turns = turns,
+          .shape = backward_shape(p, turns),
+          .parts = static_cast<int>(parts)};
+}
+
 // wanted: grad_out and every gradient of the problem's rows (float, added to), columns and payload (element type E,
 // written, contiguous). residuals, marks and turns: as prepare_rows (row_residuals.cuh) left them.
 template <class E, class Tile, class M, class Scores>
 void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                    const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,
                    const Launch& launch) {
-  // In turn, twice as many heads as their gradients have room for in the cache: of half as many tiles of columns of a head
-  // at a time, the last waits half as long before it adds for the first time.
-  const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
-  const FoldShape shape = fold_shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));
-  const std::int64_t column_tiles = (p.columns() + Tile::kColumns - 1) / Tile::kColumns,
-                     tiles = p.batch() * p.column_heads() * column_tiles;
+  const std::int64_t tiles = backward_tiles<Tile>(p);
   const std::int64_t parts =
       turns.words ? 1 : parts_of_rows<E, Tile>(p, tiles, device_facts(p.a.cuda_device));
-  const auto payload_lines = [](const TensorView& t) {
-    return strided_lines(Tile::kTransposed ? transposed_rows(t) : t);
-  };
-  const BackwardArguments arguments{.rows = strided_lines(p.a),
-                                    .grad_out = strided_lines(wanted.grad_out),
-                                    .columns = strided_lines(p.b),
-                                    .payload = payload_lines(p.payload),
-                                    .d_columns = strided_lines(wanted.d_b),
-                                    .d_payload = payload_lines(wanted.d_payload),
-                                    .d_rows = static_cast<float*>(wanted.d_a.data),
-                                    .d_column_bias = static_cast<float*>(wanted.d_bias.data),
-                                    .residuals = residuals,
-                                    .marks = marks,
-                                    .turns = turns,
-                                    .shape = shape,
-                                    .parts = static_cast<int>(parts)};
   const DeviceGuard device(p.a.cuda_device);
   if (parts > 1) {
     for (const TensorView* t : {&wanted.d_b, &wanted.d_payload})
@@ -62,7 +76,8 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
           "cudaMemsetAsync for fold_backward_sm80");
   }
   launch_kernel("fold_backward_sm80", &fold_backward_kernel<E, Tile, M, Scores>, blocks_for(tiles * parts),
-                Tile::kThreads, sizeof(BackwardMemory<E, Tile>), launch.stream, arguments, m, scores);
+                Tile::kThreads, sizeof(BackwardMemory<E, Tile>), launch.stream,
+                backward_arguments<Tile>(p, wanted, residuals, marks, turns, parts), m, scores);
 }
 
 }  // namespace monoidreduce::sm80

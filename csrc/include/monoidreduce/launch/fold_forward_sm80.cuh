@@ -19,20 +19,27 @@ FoldShape forward_shape(const FoldProblem& p) {
                                   p.heads() / p.column_heads()));
 }
 
+template <class Tile>
+ForwardArguments forward_arguments(const FoldProblem& p, const FoldShape& shape, const TensorView& out) {
+  return {.rows = strided_lines(p.a),
+          .columns = strided_lines(p.b),
+          .payload = strided_lines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
+          .out = output_rows(out),
+          .shape = shape};
+}
+template <class Tile>
+unsigned forward_blocks(const FoldProblem& p) {
+  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
+  return static_cast<unsigned>(p.batch() * p.heads() * row_tiles);
+}
+
 // Rows: as the kernel takes them. splits: of the columns of a tile of rows.
 template <class E, class Tile, class M, class Scores, class Rows>
 void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
                     int splits, const Rows& rows, const TensorView& out, const Launch& launch) {
-  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
-  const ForwardArguments arguments{
-      .rows = strided_lines(p.a),
-      .columns = strided_lines(p.b),
-      .payload = strided_lines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
-      .out = output_rows(out),
-      .shape = shape};
   launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
-                static_cast<unsigned>(heads * row_tiles * splits), Tile::kThreads,
-                sizeof(ForwardMemory<E, Tile>), launch.stream, arguments, m, scores, rows);
+                forward_blocks<Tile>(p) * splits, Tile::kThreads, sizeof(ForwardMemory<E, Tile>),
+                launch.stream, forward_arguments<Tile>(p, shape, out), m, scores, rows);
 }
 
 // Rows: as finish_rows (row_fragment.cuh) takes them.

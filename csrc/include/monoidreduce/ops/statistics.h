@@ -9,7 +9,8 @@
 
 namespace monoidreduce {
 
-// The operands of the second score, and the data of rows and columns: real numbers and integers.
+// The operands of the second score, and the data of rows and columns: real numbers and integers; what the program gathers
+// from, both too.
 template <class Call>
 constexpr auto statistics_operands() {
   return fields(tensor("a", &Call::a, "N D"), tensor("b", &Call::b, "V D"),
@@ -17,13 +18,15 @@ constexpr auto statistics_operands() {
                 optional("row", &Call::row, "R N", Type::kAccumulation),
                 optional("column", &Call::column, "C V", Type::kAccumulation),
                 optional("row_index", &Call::row_index, "I N", Type::kInt64),
-                optional("column_index", &Call::column_index, "J V", Type::kInt64));
+                optional("column_index", &Call::column_index, "J V", Type::kInt64),
+                optional("table", &Call::table, "T", Type::kAccumulation).dense(),
+                optional("table_index", &Call::table_index, "U", Type::kInt64).dense());
 }
 
 // A row's values: for each softmax its log-sum-exp and its means, then totals, then largest values. Its indices: the
 // columns of the largest, then counts.
 struct StatisticsForward {
-  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;  // low: of the log-sum-exps
   std::string program;              // the code of cpu/program.h
   double scale = 1;
@@ -40,7 +43,7 @@ constexpr auto describe(const X*) {
 // The gradients by the operands. The program computes those by the scores; what it knows of the row, with the gradients
 // of the values, is data of the row.
 struct StatisticsBackward {
-  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_b, d_other_a, d_other_b;
   std::string program;
   double scale = 1;
@@ -56,7 +59,7 @@ constexpr auto describe(const X*) {
 // The same on a GPU, by kernels that were compiled for the program (load_kernels): its fold, and on tensor cores the
 // combination of partial states.
 struct StatisticsFold {
-  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;
   TensorView scratch;                         // size: Plan::scratch
   std::int64_t kernels = 0, state_words = 0;  // the first kernel's number; size of a state in numbers
@@ -74,7 +77,7 @@ constexpr auto describe(const X*) {
 // The gradients by the scores, of some columns: those in b, from first_column on. On tensor cores in the element type, else
 // in the accumulation type.
 struct StatisticsLocalGradient {
-  TensorView a, b, other_a, other_b, row, column, row_index, column_index;
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView out, other_out;
   std::int64_t kernels = 0, first_column = 0;
   double scale = 1;

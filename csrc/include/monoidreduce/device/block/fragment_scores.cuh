@@ -10,6 +10,7 @@
 #include "monoidreduce/device/block/fragment.cuh"
 #include "monoidreduce/device/block/matrix.cuh"
 #include "monoidreduce/score.h"
+#include "monoidreduce/traits.h"
 
 namespace monoidreduce {
 
@@ -55,7 +56,7 @@ struct BiasedScores {
   __device__ __forceinline__ R unit() const { return R(1); }
   template <int kSize>
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
-  __device__ __forceinline__ R chain(R g, R) const { return g; }
+  __device__ __forceinline__ R chain(R g, R, int) const { return g; }
 };
 // Whether the bias depends on the column alone, so that its gradient is a sum over rows.
 template <class Scores>
@@ -86,7 +87,7 @@ struct ScaledScores {
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
   template <int kSize>
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
-  __device__ __forceinline__ R chain(R g, R) const { return g; }
+  __device__ __forceinline__ R chain(R g, R, int) const { return g; }
 };
 
 // softcap tanh(scale * dot / softcap).
@@ -116,7 +117,7 @@ struct SoftcappedScores {
   template <int kSize>
   __device__ __forceinline__ void finish_transposed(float (&)[kSize], float (&)[kSize], int, int) const {}
   // An absent score, -inf, has g = 0.
-  __device__ __forceinline__ R chain(R g, R score) const {
+  __device__ __forceinline__ R chain(R g, R score, int) const {
     const R gate = score * R(inverse_softcap);
     return select(g == R(0), g, g * (R(1) - gate * gate));
   }
@@ -199,7 +200,7 @@ struct ElementBiasedScores {
       return all.score(x.x, addend(bias, row(i), column(i)));
     }
     __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
-    __device__ __forceinline__ R chain(R g, R x) const { return all.cap.chain(g, x); }
+    __device__ __forceinline__ R chain(R g, R x, int) const { return all.cap.chain(g, x); }
     // g: the derivative by score i, times unit().
     __device__ __forceinline__ void add_bias_gradient(int i, float g) const {
       if (row(i) < d_bias.rows() && column(i) < d_bias.width())
@@ -223,6 +224,8 @@ template <class Scores>
 inline constexpr bool kBiasedByElement = false;
 template <class R>
 inline constexpr bool kBiasedByElement<ElementBiasedScores<R>> = true;
+template <class R>
+inline constexpr bool kScoresOfElements<ElementBiasedScores<R>> = true;
 
 // softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, the biases of element type B in tiles in shared
 // memory. folded and pulled are the policies of a tile in the forward and the backward pass.
@@ -280,7 +283,7 @@ struct TileBiasedScores {
     }
     __device__ __forceinline__ R value(R x, int i) const { return all.score(x.x, biases[i]); }
     __device__ __forceinline__ R unit() const { return R(all.natural_scale); }
-    __device__ __forceinline__ R chain(R g, R x) const { return all.cap.chain(g, x); }
+    __device__ __forceinline__ R chain(R g, R x, int) const { return all.cap.chain(g, x); }
     template <int kSize>
     __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int,
                                                       int) const {
@@ -342,7 +345,7 @@ struct LogitScores {
   __device__ __forceinline__ R value(R score, int) const { return score; }
   __device__ __forceinline__ R rounded(R score) const { return score; }
   __device__ __forceinline__ R unit() const { return R(natural_scale); }
-  __device__ __forceinline__ R chain(R g, R score) const {
+  __device__ __forceinline__ R chain(R g, R score, int) const {
     const R gate = softcap == 0.f ? R(0) : score * R(inverse_softcap);  // a score may be infinite
     return g * (R(1) - gate * gate);
   }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void pull_fragment(const M& m, const Scores& scores, 
       const auto row = residual(i);
       const PayloadPull<R> pulled = pull(m, e, row.product, row.upstream, R(u[i]) * scores.unit());
       see(i, pulled.score.x);
-      u[i] = scores.chain(pulled.score, x).x;
+      u[i] = scores.chain(pulled.score, x, i).x;
       tile[i] = pulled.weight.x;
     }
   });

@@ -89,7 +89,7 @@ struct GradientEpilogue {
       const Element<R> e{score(0), score(M::kScores - 1), kPlain ? 0 : column0 + fragment_column(at),
                          kPlain ? -1 : work.label[r], work.factor[r]};
       const Gradient<R> g = m.local_gradient(e, work.product[r], work.upstream[r]);
-      gradients[i] = n == 0 ? scores.chain(g.score, e.score).x : scores.chain(g.other, e.other).x;
+      gradients[i] = n == 0 ? scores.chain(g.score, e.score, i).x : scores.chain(g.other, e.other, i).x;
     }
     if constexpr (requires { scores.bias; }) {
       if (n == 0) sums.store(gradients, row0, column0 + slab * kSlab);

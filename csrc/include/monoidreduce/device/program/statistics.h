@@ -22,6 +22,27 @@ struct Numbers {
   MR_HD const T& operator[](int i) const { return at[i]; }
 };
 
+// What a program gathers from, reals of the accumulation type and integers. Any index reads a number that is there.
+struct ProgramTables {
+  const void* real = nullptr;
+  const std::int64_t* integer = nullptr;
+  std::int64_t reals = 0, integers = 0;
+
+  template <class R>
+  MR_HD R gather(Index<R> i) const {
+    return R(static_cast<const Scalar<R>*>(real)[within(i, reals)]);
+  }
+  template <class I>
+  MR_HD I index_gather(I i) const {
+    return saturated<I>(integer[within(i, integers)]);
+  }
+
+ private:
+  MR_HD static std::int64_t within(std::int64_t i, std::int64_t count) {
+    return i < 0 ? 0 : i < count ? i : count - 1;
+  }
+};
+
 template <class P>
 struct ProgramRow {
   Numbers<typename P::Real, P::kRowData> data;
@@ -35,6 +56,7 @@ struct ProgramElement {
   ProgramRow<P> row;
   Numbers<R, P::kColumnData> column;
   Numbers<Index<R>, P::kColumnIndices> column_index;
+  const ProgramTables& tables;
 };
 
 template <class P>
@@ -187,6 +209,7 @@ struct ProgramData {
   std::int64_t row_pitch, column_pitch, row_index_pitch, column_index_pitch;
   std::int64_t rows, columns, first_column;
   double scale;  // of dot products
+  ProgramTables tables;
 
   template <class P>
   MR_HD ProgramRow<P> of_row(std::int64_t i) const {
@@ -205,7 +228,7 @@ struct ProgramData {
     using R = typename P::Real;
     const auto* const numbers = static_cast<const Scalar<R>*>(column);
     const std::int64_t there = j < columns ? j : columns - 1;
-    ProgramElement<P> e{score, other, static_cast<Index<R>>(first_column + j), of, {}, {}};
+    ProgramElement<P> e{score, other, static_cast<Index<R>>(first_column + j), of, {}, {}, tables};
     MR_UNROLL for (int k = 0; k < P::kColumnData; ++k) e.column[k] = R(numbers[k * column_pitch + there]);
     MR_UNROLL for (int k = 0; k < P::kColumnIndices; ++k) e.column_index[k] =
         saturated<Index<R>>(column_index[k * column_index_pitch + there]);

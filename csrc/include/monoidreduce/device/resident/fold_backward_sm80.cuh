@@ -145,10 +145,10 @@ struct BackwardWorker {
   static constexpr bool kInTurn = kResiduals;  // the MLP's deterministic mode has other kernels
   // What a warp makes of d_rows at a time: the words of floats, and biases, leave registers for less.
   static constexpr int kShareWidth =
-      std::min(Tile::kWarpWidth, sizeof(E) == 4 || kBiasedByElement<Scores> ? 32 : 64);
+      std::min(Tile::kWarpWidth, sizeof(E) == 4 || kScoresOfElements<Scores> ? 32 : 64);
   using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
   // Fragments that are pulled together, one where biases or activations take registers.
-  static constexpr int kTogether = kResiduals && !kBiasedByElement<Scores> ? kFragments : 1;
+  static constexpr int kTogether = kResiduals && !kScoresOfElements<Scores> ? kFragments : 1;
   static constexpr bool kBanded = MaskableMonoid<M>;  // may a row keep some columns only
 
   const M& m;
@@ -269,6 +269,17 @@ struct BackwardWorker {
   // One tile of rows of one head.
   __device__ __forceinline__ void run_tile(int step) {
     const int stage = feed.receive(step), head = feed.head(step), row0 = feed.row0(step);
+    if constexpr (SkipsBlocks<Scores>) {
+      if (!all_scores.touches(job.batch, head, row0, kRows, job.column0, kColumns)) {
+        feed.release(step);
+        if constexpr (kInTurn) {
+          p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0, share(),
+                        job.column0 / kColumns - p.shape.band.begin(row0) / kColumns);
+          p.turns.pass(std::int64_t{job.batch} * p.shape.heads + head, row0, share());
+        }
+        return;
+      }
+    }
     float dots[kFragments][kHalfRows / 2], u[kFragments][kHalfRows / 2];
     multiply_transposed<false>(dots, memory.columns, memory.rows[stage]);
     multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[stage]);

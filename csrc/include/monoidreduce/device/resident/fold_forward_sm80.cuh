@@ -134,6 +134,13 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 
 #pragma unroll 1
   for (int tile = 0; tile < job.tiles; ++tile) {
+    if constexpr (SkipsBlocks<Scores>) {
+      if (!all_scores.touches(job.batch, job.head, job.row0, Tile::kRows, (job.first_tile + tile) * kColumns,
+                              kColumns)) {
+        for (int step = 2 * tile; step < 2 * tile + 2; ++step) feed.receive(step), feed.refill(step);
+        continue;
+      }
+    }
     float scores[kFragments][kColumns / 2];
     clear(scores);
     const ColumnsOfLines<kColumns, E> columns(feed.receive(2 * tile));

@@ -1,0 +1,65 @@
+// Scores that a user's functions make of dot products (program/mods.py), by the interpreter: a monoid that has a program for
+// them. Panels of the program: the score, 0 where a row keeps it and else -inf, and backward the derivative by the dot product.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "monoidreduce/cpu/panels.h"
+#include "monoidreduce/cpu/program.h"
+#include "monoidreduce/monoids/sum.h"
+
+namespace monoidreduce::cpu {
+inline namespace MR_CPU_ISA {
+
+// Blocks of rows and columns: [batch, heads, blocks of rows, blocks of columns] int64, 0 where no row keeps a column.
+struct KeptBlocks {
+  const TensorView* map;  // absent: all are kept
+  std::int64_t rows, columns;
+
+  // Whether one of these rows of a problem keeps one of these columns.
+  bool touch(const ProblemRows& of, std::int64_t first, std::int64_t count, std::int64_t column,
+             std::int64_t column_count) const {
+    if (!map->present()) return true;
+    const auto* const kinds = static_cast<const std::int64_t*>(map->data);
+    for (std::int64_t row = first; row < first + count;) {
+      const std::int64_t position = of.position(row), block = position / rows;
+      const std::int64_t* const line =
+          kinds + of.batch * map->stride[0] + of.head(row) * map->stride[1] + block * map->stride[2];
+      for (std::int64_t j = column / columns; j * columns < column + column_count; ++j)
+        if (line[j * map->stride[3]] != 0) return true;
+      row += std::min((block + 1) * rows, of.per_head) - position;
+    }
+    return false;
+  }
+};
+
+template <class T>
+struct ModifiedScores {
+  static constexpr bool kModifiesScores = true;
+  const Program<T>* program;
+  KeptBlocks blocks;
+  double scale;
+
+  bool touches(const ProblemRows& of, std::int64_t first, std::int64_t count, std::int64_t column,
+               std::int64_t columns) const {
+    return blocks.touch(of, first, count, column, columns);
+  }
+  // Of the panel that begins with a row of a problem.
+  void modify(const ProblemRows& of, std::int64_t first, std::int64_t column, std::int64_t columns,
+              const std::array<T*, kPanels>& panels) const {
+    Interpreter<T> interpreter(*program);
+    interpreter.begin(of.flat(first));
+    interpreter.run_tile(panels, column, columns, static_cast<T>(scale));
+  }
+};
+
+template <class R>
+struct ModifiedLogSumExp : LogSumExp<R>, ModifiedScores<Scalar<R>> {};
+// The program's scores are weights.
+template <class R>
+struct ModifiedSum : Sum<R>, ModifiedScores<Scalar<R>> {};
+
+}  // namespace MR_CPU_ISA
+}  // namespace monoidreduce::cpu

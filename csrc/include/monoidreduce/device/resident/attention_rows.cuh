@@ -1,0 +1,27 @@
+// What the resident kernels keep of attention's rows.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "monoidreduce/device/block/fast_real.cuh"
+#include "monoidreduce/monoids/logsumexp.h"
+
+namespace monoidreduce {
+
+// A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits, or in
+// tf32, do not need it.
+struct AttentionRows {
+  static constexpr bool kRounded = false;
+  float *lse, *lse_low;  // [rows], natural logarithm
+  __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
+    lse[row] = right ? fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2)) : NAN;
+    lse_low[row] = 0.f;
+  }
+  template <int kSize>
+  __device__ __forceinline__ void output(float (&)[kSize]) const {}
+  template <int kSize>
+  __device__ __forceinline__ void output_of(float (&)[kSize], int) const {}
+};
+
+}  // namespace monoidreduce

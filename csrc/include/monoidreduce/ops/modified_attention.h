@@ -1,0 +1,134 @@
+// Attention whose scores a user's functions modify (monoidreduce/program/mods.py): score_mod and mask_mod, as a program.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/fold.h"
+#include "monoidreduce/ops/attention.h"
+
+namespace monoidreduce {
+
+// table, table_index: what the program gathers from, reals and integers. blocks: 0 for blocks of rows and columns in which no
+// row keeps a column, else another number.
+template <class Call>
+constexpr auto modified_operands() {
+  return fields(
+      tensor("q", &Call::q, "B H M F"), tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
+      tensor("v", &Call::v, "B Hkv N D"), optional("table", &Call::table, "T", Type::kAccumulation).dense(),
+      optional("table_index", &Call::table_index, "I", Type::kInt64).dense(),
+      optional("blocks", &Call::blocks, "B H Mb Nb", Type::kInt64));
+}
+
+struct ModifiedOptions {
+  double scale = 1;
+  std::int64_t left = ColumnRange::kUnbounded,
+               right = ColumnRange::kUnbounded;    // the window, see ColumnRange
+  std::int64_t block_rows = 1, block_columns = 1;  // of a block
+  bool weights = false;  // the program's scores are weights: out is their sum of v, and there is no lse
+};
+template <std::same_as<ModifiedOptions> X>
+constexpr auto describe(const X*) {
+  constexpr auto is_bound = [](std::int64_t n) { return n >= ColumnRange::kUnbounded; };
+  constexpr auto is_size = [](std::int64_t n) { return n > 0; };
+  constexpr const char* kBound = "an integer >= 0, or -1 for no bound";
+  return fields(option("scale", &X::scale), option("left", &X::left, kBound, is_bound),
+                option("right", &X::right, kBound, is_bound),
+                option("block_rows", &X::block_rows, "an integer > 0", is_size),
+                option("block_columns", &X::block_columns, "an integer > 0", is_size),
+                option("weights", &X::weights));
+}
+template <class Call>
+void check_blocks(const Call& x) {
+  const auto counts = [](std::int64_t size, std::int64_t of) { return (size + of - 1) / of; };
+  if (!x.blocks.present()) return;
+  require(x.blocks.size[2] == counts(x.q.size[2], x.options.block_rows) &&
+              x.blocks.size[3] == counts(x.k.size[2], x.options.block_columns),
+          "blocks: expected one for each ", x.options.block_rows, " rows and ", x.options.block_columns,
+          " columns, got ", x.blocks.size[2], " and ", x.blocks.size[3]);
+}
+
+struct ModifiedAttentionForward {
+  TensorView q, k, v, table, table_index, blocks, out, lse, lse_low;
+  std::string program;  // the code of cpu/program.h
+  ModifiedOptions options;
+};
+template <std::same_as<ModifiedAttentionForward> X>
+constexpr auto describe(const X*) {
+  return call("modified_attention_forward", modified_operands<X>(),
+              result("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+              result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
+              result("lse_low", &X::lse_low, "B H M", Type::kAccumulation).maybe(),
+              option("program", &X::program).where(&check_blocks<X>), options(&X::options));
+}
+
+struct ModifiedAttentionBackward {
+  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, out, lse, lse_low;
+  TensorView d_q, d_k, d_v;
+  std::string program;
+  ModifiedOptions options;
+};
+template <std::same_as<ModifiedAttentionBackward> X>
+constexpr auto describe(const X*) {
+  return call("modified_attention_backward", modified_operands<X>(),
+              optional("grad_out", &X::grad_out, "B H M D"),
+              optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+              tensor("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+              optional("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+              optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+              gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F"),
+              gradient("dv", &X::d_v, "B Hkv N D"), option("program", &X::program).where(&check_blocks<X>),
+              options(&X::options));
+}
+
+// The same on a GPU's tensor cores, by kernels that were compiled for the program (load_kernels). sizes: of what the program
+// gathers from.
+struct ModifiedAttentionFold {
+  TensorView q, k, v, table, table_index, blocks, out, lse, lse_low;
+  std::int64_t kernel = 0;
+  std::vector<std::int64_t> sizes;
+  ModifiedOptions options;
+};
+template <std::same_as<ModifiedAttentionFold> X>
+constexpr auto describe(const X*) {
+  return cuda_call("modified_attention_fold", modified_operands<X>(),
+                   result("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+                   result("lse", &X::lse, "B H M", Type::kAccumulation),
+                   result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
+                   option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes),
+                   options(&X::options));
+}
+struct ModifiedAttentionPull {
+  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, out, lse, lse_low;
+  TensorView d_q, d_k, d_v;
+  TensorView scratch;  // size: Plan::scratch
+  std::int64_t kernel = 0;
+  std::vector<std::int64_t> sizes;
+  ModifiedOptions options;
+};
+template <std::same_as<ModifiedAttentionPull> X>
+constexpr auto describe(const X*) {
+  return cuda_call(
+      "modified_attention_pull", modified_operands<X>(), tensor("grad_out", &X::grad_out, "B H M D"),
+      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+      tensor("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+      tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+      tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+      gradient("dq", &X::d_q, "B H M F"), result("dk", &X::d_k, "B Hkv N F"),
+      result("dv", &X::d_v, "B Hkv N D"), scratch("scratch", &X::scratch),
+      option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes), options(&X::options));
+}
+
+// Its scores are dot products: the program scales them.
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem modified_problem(const Call& x) {
+  const std::int64_t rows = x.q.size[2], columns = x.k.size[2];
+  return {.a = x.q,
+          .b = x.k,
+          .payload = x.v,
+          .range = ColumnRange{x.options.left, x.options.right, columns - rows}.of_rows(rows, columns)};
+}
+
+}  // namespace monoidreduce

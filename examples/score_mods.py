@@ -1,0 +1,80 @@
+"""Attention by functions of one score: ALiBi, a sliding window, documents, a neighbourhood, a softcap.
+
+They are written as for FlexAttention. Each is compared with the dense matrix of scores.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from compare import compare
+from torch import Tensor
+
+import monoidreduce as mr
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 128, 16
+SIDE, REACH = 16, 2  # an image of 8 rows of 16 pixels; how far a pixel sees
+
+document = torch.arange(LENGTH) // 48
+
+
+def sliding_window(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (q_idx >= kv_idx) & (q_idx - kv_idx <= 20)
+
+
+def same_document(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return (document[q_idx] == document[kv_idx]) & (q_idx >= kv_idx)
+
+
+def neighbourhood(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    near_x = (q_idx % SIDE - kv_idx % SIDE).abs() <= REACH
+    return near_x & ((q_idx // SIDE - kv_idx // SIDE).abs() <= REACH)
+
+
+def softcap(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+    return 20.0 * torch.tanh(score / 20.0)
+
+
+def alibi(slopes: Tensor) -> Callable[..., Any]:
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + slopes[h] * (kv_idx - q_idx)
+
+    return score_mod
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: Any = None, mask_mod: Any = None, scale: float = WIDTH**-0.5
+) -> Tensor:
+    b, h = torch.arange(BATCH)[:, None, None, None], torch.arange(HEADS)[:, None, None]
+    i, j = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)
+    score = q @ k.mT * scale
+    score = score if score_mod is None else score_mod(score, b, h, i, j)
+    return (score if mask_mod is None else score.masked_fill(~mask_mod(b, h, i, j), -torch.inf)).softmax(
+        -1
+    ) @ v
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    inputs = {name: torch.randn(BATCH, HEADS, LENGTH, WIDTH) for name in "qkv"}
+    for mask in (sliding_window, same_document, neighbourhood):
+        blocks = mr.block_mask(mask, None, None, LENGTH, LENGTH, block_size=32)
+        print(f"{mask.__name__}: {blocks}")
+        compare(
+            lambda q, k, v, blocks=blocks: mr.attention(q, k, v, block_mask=blocks),
+            lambda q, k, v, mask=mask: dense(q, k, v, mask_mod=mask),
+            dict(inputs),
+        )
+    print("softcap")
+    compare(
+        lambda q, k, v: mr.attention(q, k, v, score_mod=softcap),
+        lambda q, k, v: dense(q, k, v, softcap),
+        dict(inputs),
+    )
+    print("alibi, of slopes that are learned")
+    compare(
+        lambda q, k, v, slopes: mr.attention(q, k, v, score_mod=alibi(slopes)),
+        lambda q, k, v, slopes: dense(q, k, v, alibi(slopes)),
+        {**inputs, "slopes": torch.rand(HEADS)},
+    )

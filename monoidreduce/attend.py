@@ -1,0 +1,165 @@
+"""Attention by functions of the user's: `attention` with score_mod and mask_mod, and `attend`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._validate import check_bool, check_factor, mismatch
+from monoidreduce.block_mask import BlockMask, as_block_mask
+from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
+
+if TYPE_CHECKING:
+    from monoidreduce.program.mods import Mods as Traced
+
+__all__ = ["attend", "modified_attention", "traced_mods"]
+
+Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
+
+
+def modified_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mods: Mods,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask."""
+    for name, value in (("softcap", softcap), ("bias", bias)):
+        if value is not None:
+            raise ValueError(
+                mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
+            )
+    return _call(q, k, v, mods, causal, scale, window, weights=False)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    weight: Callable[[Any], Any],
+    normalized: bool = False,
+    causal: bool = False,
+    window: Window | None = None,
+    scale: float | None = None,
+    mask_mod: MaskMod | None = None,
+    block_mask: BlockMask | None = None,
+) -> Tensor:
+    """sum_j weight(score_ij) v_j, where score = scale * q @ k^T: attention without a softmax.
+
+        mr.attend(q, k, v, weight=lambda score: torch.sigmoid(score - math.log(n)))
+        mr.attend(q, k, v, weight=lambda score: score**4, normalized=True)
+
+    Args:
+        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them.
+        weight: a function of one score, traced as score_mod of `attention` is.
+        normalized: divide by the sum of the weights of a query; where that is 0, out is 0.
+        causal, window, scale, mask_mod, block_mask: as of `attention`.
+
+    Returns:
+        out [B, H, M, D] in the dtype of q. A query that sees no key has out 0.
+
+    Raises:
+        TraceError: weight or mask_mod does what kernels cannot.
+        TypeError, ValueError: an argument is not as above.
+    """
+    if not callable(weight):
+        raise TypeError(mismatch("weight", "a function of a score", repr(weight)))
+    mods = (weight, mask_mod, block_mask)
+    if not check_bool("normalized", normalized):
+        return _call(q, k, v, mods, causal, scale, window, weights=True)[0]
+    ones = v.new_ones((*v.shape[:-1], 1))
+    with_ones = torch.cat((v, ones), -1)
+    sums, _ = _call(q, k, with_ones, mods, causal, scale, window, weights=True, unrounded=True)
+    total = sums[..., -1:]
+    return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total)).to(v.dtype)
+
+
+def _call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mods: Mods,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    weights: bool,
+    unrounded: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """unrounded: the output has the accumulation dtype."""
+    from monoidreduce.program.mods import KINDS, mods_now, mods_of, tables
+
+    q, k, v, sizes = attention_operands(q, k, v)
+    if weights and q.is_cuda:
+        raise ValueError(mismatch("q", "a tensor on the CPU: attend has no kernels for GPUs", q.device))
+    if scale is not None:
+        scale = check_factor("scale", scale)
+    score_mod, mask_mod, block_mask = mods
+    for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
+        if function is not None and not callable(function):
+            raise TypeError(mismatch(name, "a function of one element", repr(function)))
+    kinds, block, listed = None, (1, 1), None
+    if block_mask is not None:
+        if mask_mod is not None:
+            raise ValueError(mismatch("mask_mod", "None beside block_mask, which has one", repr(mask_mod)))
+        blocks = as_block_mask(block_mask)
+        kinds, mask_mod, block = _checked(blocks, q, sizes), blocks.mask_mod, blocks.block
+        listed = block if blocks.listed else None
+    given = (score_mod, mask_mod, listed, weights)
+    if torch.compiler.is_dynamo_compiling():
+        traced, places = mods_now(*given)
+        captured: list[Any] = [
+            kinds if number < 0 else _read(given[number], *place) for number, *place in places
+        ]
+    else:
+        traced = mods_of(*given)
+        captured = [kinds if tensor is KINDS else tensor for tensor in traced.tensors]
+    table, table_index, numbers = tables(traced, captured, q, given[:2])
+    # The gradient of a captured tensor shows what rounding the output costs the centre of its rows.
+    exact = unrounded or (table is not None and table.requires_grad and torch.is_grad_enabled())
+    options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, exact
+    out, lse, _ = torch.ops.monoidreduce.modified_attention.default(
+        q, k, v, table, table_index, kinds, *options
+    )
+    return out if unrounded or not exact else out.to(q.dtype), lse
+
+
+def traced_mods(
+    score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any
+) -> tuple[Traced, BlockMask | None]:
+    """The program of a call, and its blocks."""
+    from monoidreduce.program.mods import mods_of
+
+    blocks = None if block_mask is None else as_block_mask(block_mask)
+    if blocks is None:
+        return mods_of(score_mod, mask_mod), None
+    return mods_of(score_mod, blocks.mask_mod, blocks.block if blocks.listed else None), blocks
+
+
+def _read(function: Any, kind: str, which: Any) -> Tensor:
+    """A variable that a function captured."""
+    if kind == "closure":
+        return function.__closure__[which].cell_contents  # type: ignore[no-any-return]
+    return function.__globals__[which]  # type: ignore[no-any-return]
+
+
+def _checked(mask: BlockMask, q: Tensor, sizes: dict[str, int]) -> Tensor:
+    """The kinds of a mask that fits a call."""
+    if mask.lengths != (sizes["M"], sizes["N"]):
+        expected = f"one of {sizes['M']} queries and {sizes['N']} keys, as q and k have"
+        raise ValueError(mismatch("block_mask", expected, list(mask.lengths)))
+    leading = tuple(mask.kinds.shape[:2])
+    if leading[0] not in (1, sizes["B"]) or leading[1] not in (1, sizes["H"]):
+        expected = f"one of B={sizes['B']} or 1 and H={sizes['H']} or 1"
+        raise ValueError(mismatch("block_mask", expected, list(leading)))
+    if mask.kinds.device != q.device:
+        raise ValueError(mismatch("block_mask", f"one on {q.device} as q", mask.kinds.device))
+    return mask.kinds

@@ -1,0 +1,224 @@
+"""Attention with a user's scores, forward and backward, for the op of `_ops/modified_attention`.
+
+The gradient by what a program gathers is a total over the columns or the rows, of a derived program: a fold
+of `passes` for each head.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.attention import score_scale
+from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce.program.bytecode import scores_code
+from monoidreduce.program.derivative import modified_sums
+from monoidreduce.program.graph import Node
+from monoidreduce.program.passes import totals
+from monoidreduce.program.program import parse, reachable
+from monoidreduce.program.reader import evaluate
+
+__all__ = ["backward", "forward", "results"]
+
+
+def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """rest: ends with `weights` and `unrounded`, which gives the output the accumulation dtype."""
+    *rows, _ = q.shape
+    *_, weights, unrounded = rest
+    lse, shape = statistics(q, *((0,) if weights else rows)), (*rows, v.shape[3])
+    return statistics(q, *shape) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
+
+
+def _expanded(blocks: Tensor | None, q: Tensor) -> Tensor | None:
+    return None if blocks is None else blocks.expand(q.shape[0], q.shape[1], -1, -1)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    table_index: Tensor | None,
+    blocks: Tensor | None,
+    program: str,
+    sizes: list[int],
+    scale: float | None,
+    left: int,
+    right: int,
+    block_rows: int,
+    block_columns: int,
+    weights: bool,
+    unrounded: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    options = (score_scale(q, scale), left, right, block_rows, block_columns, weights)
+    if q.is_cuda:
+        from monoidreduce.program import attention_cuda
+
+        given = (_expanded(blocks, q), program, sizes, options, unrounded)
+        return attention_cuda.forward(q, k, v, (table, table_index), *given)
+    found = results(q, k, v, weights, unrounded)
+    rows = (None, None) if weights else found[1:]
+    arguments: Any = (
+        q,
+        k,
+        v,
+        table,
+        table_index,
+        _expanded(blocks, q),
+        found[0],
+        *rows,
+        scores_code(program, tuple(sizes), False),
+        *options,
+        *launch(q),
+    )
+    _C.modified_attention_forward(*arguments)
+    return found
+
+
+def backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    table_index: Tensor | None,
+    blocks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    program: str,
+    sizes: list[int],
+    scale: float | None,
+    left: int,
+    right: int,
+    block_rows: int,
+    block_columns: int,
+    weights: bool,
+    unrounded: bool,
+    needed: list[bool],
+) -> list[Tensor]:
+    factor = score_scale(q, scale)
+    options = (factor, left, right, block_rows, block_columns, weights)
+    rows = (None, None) if weights else (lse.contiguous(), lse_low.contiguous())
+    if grad_out is not None or weights:
+        grad_out = torch.zeros_like(out, dtype=q.dtype) if grad_out is None else grad_out.to(q.dtype)
+    found: list[Any]
+    if q.is_cuda:
+        from monoidreduce.program import attention_cuda
+
+        given = ((table, table_index), _expanded(blocks, q), (out, lse, lse_low), program, sizes, options)
+        found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
+    else:
+        found = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
+        arguments: Any = (
+            q,
+            k,
+            v,
+            table,
+            table_index,
+            _expanded(blocks, q),
+            grad_out,
+            grad_lse,
+            out,
+            *rows,
+            *found,
+            scores_code(program, tuple(sizes), True),
+            *options,
+            *launch(q),
+        )
+        _C.modified_attention_backward(*arguments)
+    d_table = None
+    if needed[3] and table is not None:
+        window = (left, right, k.shape[2] - q.shape[2])
+        residuals = (out, lse, lse_low, grad_lse)
+        d_table = _table_gradient(
+            (q, k, grad_out, v),
+            (table, table_index),
+            residuals,
+            program,
+            tuple(sizes),
+            not weights,
+            factor,
+            window,
+        )
+    return rounded((*found, d_table), (q, k, v, table), needed[:4])
+
+
+def _table_gradient(
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    tables: tuple[Tensor, Tensor | None],
+    residuals: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    program: str,
+    sizes: tuple[int, ...],
+    softmax: bool,
+    scale: float,
+    window: tuple[int, int, int],
+) -> Tensor:
+    """The gradient by the table of reals, [T] in the accumulation dtype."""
+    q, k, grad_out, v = operands
+    out, lse, lse_low, grad_lse = residuals
+    nodes = parse(program).nodes
+    gathers = [number for number, node in enumerate(nodes) if node[0] == "gather"]
+    leaves = {number: {nodes[i][0] for i in reachable(nodes, [number])} for number in gathers}
+    of_columns = tuple(n for n in gathers if "position" in leaves[n] and "query" not in leaves[n])
+    of_rows = tuple(n for n in gathers if "position" not in leaves[n])
+    arguments = softmax, grad_out is not None, scale, *window
+    by_rows = modified_sums(program, sizes, of_rows, *arguments, False)
+    by_columns = modified_sums(program, sizes, of_columns, *arguments, True)
+    table, _ = tables
+    d_table = torch.zeros_like(table)
+    group = q.shape[1] // max(k.shape[1], 1)
+    queries, keys = torch.arange(q.shape[2], device=q.device), torch.arange(k.shape[2], device=q.device)
+    for batch in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            own = (q[batch, head], None if grad_out is None else grad_out[batch, head])
+            shared = (k[batch, head // group], None if grad_out is None else v[batch, head // group])
+            known = None
+            if softmax:
+                centre = torch.zeros_like(lse[batch, head])
+                if grad_out is not None:
+                    centre -= (grad_out[batch, head].to(lse.dtype) * out[batch, head].to(lse.dtype)).sum(-1)
+                if grad_lse is not None:
+                    centre += grad_lse[batch, head]
+                known = torch.stack((lse[batch, head], lse_low[batch, head], centre))
+            numbers = torch.stack((torch.full_like(queries, batch), torch.full_like(queries, head), queries))
+            data = (known, None, numbers, None)
+            exchanged = (None, known, keys[None], numbers)
+            for sums, of, (a, other_a), (b, other_b), given in (
+                (by_rows, of_rows, own, shared, data),
+                (by_columns, of_columns, shared, own, exchanged),
+            ):
+                if sums is None:
+                    continue
+                by_gather = totals(
+                    sums, table.new_empty(len(of), a.shape[0]), (a, b, other_a, other_b), given, 1.0, tables
+                )
+                index = _indices(nodes, of, sizes, (batch, head), queries if of is of_rows else keys, tables)
+                for number, of_gather in zip(of, by_gather, strict=True):
+                    d_table.index_add_(0, index[nodes[number][1]].expand(a.shape[0]), of_gather)
+    return d_table
+
+
+def _indices(
+    nodes: tuple[Node, ...],
+    gathers: tuple[int, ...],
+    sizes: tuple[int, ...],
+    head: tuple[int, int],
+    numbers: Tensor,
+    tables: tuple[Tensor, Tensor | None],
+) -> dict[int, Tensor]:
+    """Where in the table nodes gather, for the rows or columns with these numbers."""
+
+    def leaf(node: Node) -> Any:
+        name, *at = node
+        if name in ("gather", "index_gather"):
+            return tables[name == "index_gather"]
+        if name in ("query", "position"):
+            return numbers
+        return torch.full_like(numbers, sizes[at[0]] if name == "size" else head[name == "head"])
+
+    return evaluate(nodes, [nodes[number][1] for number in gathers], leaf, tables[0])

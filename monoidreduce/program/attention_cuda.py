@@ -1,0 +1,130 @@
+"""Attention with a user's scores by kernels on a GPU, which are compiled for its functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _C
+from monoidreduce._ops.attention import FEW_KEYS, readable
+from monoidreduce._ops.memory import accumulator, first, launch, new, statistics
+from monoidreduce.program import kernels
+
+__all__ = ["backward", "check", "forward", "plan_backward", "plan_forward"]
+
+Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of blocks their sizes, weights
+NAMES = ("scale", "left", "right")
+
+
+def kernel_of(program: str, backward: bool, q: Tensor, v: Tensor) -> int:
+    """The number of the kernel of a pass."""
+    if not kernels.is_available():
+        raise RuntimeError(
+            "score_mod, mask_mod: on a GPU their kernels are compiled by NVRTC, and there is none: "
+            "pip install nvidia-cuda-nvrtc"
+        )
+
+    width = max(q.shape[3], v.shape[3])
+    return kernels.scores_kernel(program, backward, q.dtype, width, q.device.index)
+
+
+def is_empty(q: Tensor, k: Tensor) -> bool:
+    return not (q.shape[:3].numel() and k.shape[2])
+
+
+def check(plan: _C.Plan) -> None:
+    """Raises where a call has no kernels."""
+    if not plan.tensor_cores:
+        raise ValueError(
+            "score_mod, mask_mod: on a GPU expected q, k and v of float16 or bfloat16, at most 256 wide, got "
+            f"a call that tensor cores do not take ({plan}): cast them, or move them to the CPU"
+        )
+
+
+def plan_forward(
+    q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], gpu: _C.DeviceFacts | None = None
+) -> _C.Plan:
+    """options: as of `forward`, at least the first three. gpu: plans for it, wherever the tensors are."""
+    given: Any = dict(zip(NAMES, options, strict=False))
+    return _C.plan_modified_attention_fold(q, k, v, **given, gpu=gpu)
+
+
+def plan_backward(
+    q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], gpu: _C.DeviceFacts | None = None
+) -> _C.Plan:
+    """The same."""
+    given: Any = dict(zip(NAMES, options, strict=False))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return _C.plan_modified_attention_pull(q, k, v, **given, deterministic=deterministic, gpu=gpu)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: tuple[Tensor | None, Tensor | None],
+    blocks: Tensor | None,
+    program: str,
+    sizes: list[int],
+    options: Options,
+    unrounded: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    *rows, _ = q.shape
+    width, lse = v.shape[3], statistics(q, *rows)
+    if is_empty(q, k):
+        out = statistics(q, *rows, width) if unrounded else q.new_empty((*rows, width))
+        return out.zero_(), lse.fill_(-torch.inf), torch.zeros_like(lse)
+    plan = plan_forward(q, k, v, options)
+    check(plan)
+    q, k, v = readable(q, v, q, k, v)
+    shape = (*rows, v.shape[3])
+    out = statistics(q, *shape) if unrounded else q.new_empty(shape)
+    lse_low = torch.empty_like(lse)
+    kernel = kernel_of(program, False, q, v)
+    arguments: Any = (q, k, v, *tables, blocks, out, lse, lse_low, kernel, sizes, *options, *launch(q), plan)
+    _C.modified_attention_fold(*arguments)
+    return out if v.shape[3] == width else first(width, out), lse, lse_low
+
+
+def backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: tuple[Tensor | None, Tensor | None],
+    blocks: Tensor | None,
+    residuals: tuple[Tensor, Tensor, Tensor],
+    program: str,
+    sizes: list[int],
+    options: Options,
+) -> list[Tensor]:
+    """The gradients by q, k and v."""
+    if is_empty(q, k):
+        return [torch.zeros_like(t) for t in (q, k, v)]
+    out, lse, lse_low = residuals
+    plan = plan_backward(q, k, v, options)
+    check(plan)
+    if out.dtype == q.dtype and k.shape[2] <= FEW_KEYS:
+        out, *_ = forward(q, k, v, tables, blocks, program, sizes, options, True)
+    grad_out = torch.zeros_like(out, dtype=q.dtype) if grad_out is None else grad_out
+    grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
+    found = [accumulator(q), new(k), new(v)]
+    kernel = kernel_of(program, True, q, v)
+    arguments: Any = (
+        q,
+        k,
+        v,
+        *tables,
+        blocks,
+        grad_out,
+        grad_lse,
+        out,
+        lse.contiguous(),
+        lse_low.contiguous(),
+    )
+    arguments += (*found, statistics(q, plan.scratch), kernel, sizes, *options, *launch(q), plan)
+    _C.modified_attention_pull(*arguments)
+    return found

@@ -1,0 +1,284 @@
+"""From the functions that modify attention's scores to a program: score_mod and mask_mod, as FlexAttention's.
+
+A function sees one element: `score_mod(score, batch, head, q_idx, kv_idx)` returns its new score, and
+`mask_mod(batch, head, q_idx, kv_idx)` whether it is kept. The tensors that they capture lie one after another
+in two tables, of reals and of integers. The program gathers from these; where a tensor begins, and its sizes,
+are numbers of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from monoidreduce import _torch_private
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._validate import mismatch
+from monoidreduce.block_mask import PARTLY, WHOLLY
+from monoidreduce.program.arguments import definition, kind_of
+from monoidreduce.program.errors import TraceError
+from monoidreduce.program.graph import Expression, Node
+from monoidreduce.program.program import Program, parse, reachable
+from monoidreduce.program.reader import evaluate
+from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, run
+
+__all__ = ["KINDS", "Mods", "kept_elements", "mods_now", "mods_of", "tables"]
+
+INDICES = ("batch", "head", "query", "position")
+KINDS = torch.zeros(1, 1, 1, 1, dtype=torch.int64)  # stands for a call's BlockMask.kinds
+Mod = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mods:
+    """The functions of a call, traced.
+
+    text: the program's; its total is the score, its count whether that is kept.
+    tensors: that they captured. by_one: of each, does an index depend on the query alone or the key alone.
+    reads: has torch computed something of tensors alone.
+    """
+
+    text: str
+    tensors: tuple[Tensor, ...]
+    by_one: tuple[bool, ...]
+    reads: bool
+
+
+class _Trace(Trace):
+    """A graph whose captured tensors are parts of tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_size: list[int] = [0]  # of each captured tensor, and of the next
+        self.by_elements: set[int] = set()
+
+    def expression(self, value: Any) -> Expression:
+        if isinstance(value, Tensor):
+            if value.dim() == 0:
+                return self.gather(value, ())
+            raise TraceError(
+                f"a tensor of shape {list(value.shape)} inside an element's function: "
+                "index it with the function's batch, head, q_idx and kv_idx"
+            )
+        return super().expression(value)
+
+    def gather(self, tensor: Tensor, indices: tuple[Any, ...]) -> Expression:
+        if len(indices) != tensor.dim():
+            raise TraceError(
+                f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
+            )
+        number = self._captured(tensor)
+        if number + 1 == len(self.first_size):
+            self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
+        first = self.first_size[number]
+        at = self.leaf("integer", 0)
+        for axis, index in enumerate(map(self.expression, indices)):
+            if index.kind != "index":
+                raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
+            size = self.leaf("size", first + 1 + axis)
+            index = index.where(index < 0, index + size, index)
+            index = index.where(index < size, index, size - 1)
+            at = at * size + index.where(index < 0, 0, index) if axis else index.where(index < 0, 0, index)
+        at = at + self.leaf("size", first)
+        names = {self.nodes[i][0] for i in reachable(self.nodes, [at.number])}
+        if "score" in names:
+            raise TraceError("an index that depends on the score: index by batch, head, q_idx and kv_idx")
+        if {"query", "position"} <= names:
+            self.by_elements.add(number)
+        kind = kind_of(tensor)
+        found = self.raw("gather" if kind == "real" else "index_gather", at)
+        return found != 0 if kind == "bool" else found
+
+
+def trace_mods(
+    score_mod: Mod | None, mask_mod: Mod | None, block: tuple[int, int] | None = None, weights: bool = False
+) -> Mods:
+    """The program of a call. None: scores as they are, all of them kept.
+
+    block: how many queries and keys a block has, where KINDS say which blocks mask_mod is asked for.
+    weights: score_mod is a function of the score alone.
+    """
+    graph = _Trace()
+    indices = [graph.leaf(name) for name in INDICES]
+    score, kept = graph.leaf("score"), []
+    if score_mod is not None:
+        score = _score(score_mod, graph, run(graph, partial(score_mod, score, *(() if weights else indices))))
+    if mask_mod is not None:
+        keep = _condition(mask_mod, graph, run(graph, partial(mask_mod, *indices)))
+        if block is not None:
+            batch, head, query, key = indices
+            kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
+            keep = (kind == WHOLLY) | ((kind == PARTLY) & keep)
+        kept.append(keep.number)
+    program, _ = Program(tuple(graph.nodes), totals=(score.number,), counts=tuple(kept)).pruned()
+    by_one = tuple(number not in graph.by_elements for number in range(len(graph.tensors)))
+    return Mods(program.text, tuple(graph.tensors), by_one, graph.reads)
+
+
+def _score(function: Mod, graph: Trace, value: Any) -> Expression:
+    expected = "a number, the new score"
+    if not isinstance(value, (Expression, int, float, Tensor)) or graph.expression(value).kind == "bool":
+        raise TraceError(f"it returned {_described(value)}: expected {expected}", _place(function))
+    return graph.real(value)
+
+
+def _condition(function: Mod, graph: Trace, value: Any) -> Expression:
+    expected = "a condition, whether the element is kept"
+    if not isinstance(value, (Expression, bool, Tensor)) or graph.expression(value).kind != "bool":
+        raise TraceError(f"it returned {_described(value)}: expected {expected}", _place(function))
+    return graph.expression(value)
+
+
+def _described(value: Any) -> str:
+    return f"a value that is {value.kind}" if isinstance(value, Expression) else repr(value)
+
+
+def _place(function: Any) -> tuple[str, int]:
+    while isinstance(function, partial):
+        function = function.func
+    return definition(function) if hasattr(function, "__code__") else ("", 0)
+
+
+def name_of(function: Any, tensor: Tensor) -> str:
+    """What a function calls a tensor that it captured."""
+    if hasattr(function, "__code__"):
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for name, value in (
+            *((name, cell.cell_contents) for name, cell in cells),
+            *function.__globals__.items(),
+        ):
+            if value is tensor:
+                return f"{name}, of shape {list(tensor.shape)}"
+    return f"of shape {list(tensor.shape)}"
+
+
+def tables(
+    mods: Mods, tensors: Sequence[Tensor], like: Tensor, functions: tuple[Any, ...]
+) -> tuple[Tensor | None, Tensor | None, list[int]]:
+    """The table of reals, that of integers, and for each captured tensor where it begins and its sizes.
+
+    Args:
+        tensors: those of the call that the functions captured.
+        like: has the device, and the dtype that accumulates as the table of reals.
+        functions: that captured them.
+
+    Raises:
+        ValueError: one is on another device, is empty, or wants a gradient that it cannot have.
+    """
+    reals: list[Tensor] = []
+    integers: list[Tensor] = []
+    sizes: list[int] = []
+    for tensor, by_one in zip(tensors, mods.by_one, strict=True):
+        tensor = tensor.to(like.device) if like.is_meta else tensor  # no values count there
+        into = reals if tensor.is_floating_point() else integers
+        wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
+        if tensor.device != like.device or not tensor.numel() or (wants and not by_one):
+            name = next((n for n in (name_of(f, tensor) for f in functions) if n[:2] != "of"), None)
+            named = f"captured tensor {name or name_of(None, tensor)}"
+            if tensor.device != like.device:
+                raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
+            if not tensor.numel():
+                raise ValueError(mismatch(named, "a tensor with elements", "none"))
+            raise ValueError(
+                f"{named}: indexed by q_idx and kv_idx together it gets no gradient. Pass it as bias=, or "
+                "detach it"
+            )
+        sizes += [sum(t.numel() for t in into), *tensor.shape]
+        into.append(tensor)
+    dtype = accumulation_dtype(like.dtype)
+    return _joined(reals, dtype), _joined(integers, torch.int64), sizes
+
+
+def _joined(tensors: list[Tensor], dtype: torch.dtype) -> Tensor | None:
+    flat = [tensor.reshape(-1).to(dtype) for tensor in tensors]
+    if len(flat) > 1:
+        return torch.cat(flat)
+    return flat[0].contiguous() if flat else None
+
+
+def kept_elements(
+    mask_mod: Mod, device: torch.device | str | None
+) -> Callable[[int, int, range, int], Tensor]:
+    """Of batches, heads, some queries and keys: which elements a mask keeps, bool [B, H, queries, keys]."""
+    mods = mods_of(None, mask_mod)
+    on = mods.tensors[0].device if device is None and mods.tensors else device
+    like = torch.empty(0, dtype=torch.float64, device=on)
+    *of_table, sizes = tables(mods, mods.tensors, like, (mask_mod,))
+    program = parse(mods.text)
+
+    def kept(batch: int, heads: int, rows: range, columns: int) -> Tensor:
+        def numbers(first: int, count: int, axis: int) -> Tensor:
+            shape = [1] * 4
+            shape[axis] = count
+            return torch.arange(first, first + count, device=like.device).view(shape)
+
+        of_leaf = {
+            "batch": numbers(0, batch, 0),
+            "head": numbers(0, heads, 1),
+            "query": numbers(rows.start, len(rows), 2),
+            "position": numbers(0, columns, 3),
+            "gather": of_table[0],
+            "index_gather": of_table[1],
+        }
+
+        def leaf(node: Node) -> Any:
+            return torch.tensor(sizes[node[1]], device=like.device) if node[0] == "size" else of_leaf[node[0]]
+
+        found = evaluate(program.nodes, program.counts, leaf, like)[program.counts[0]]
+        return found.expand(batch, heads, len(rows), columns)
+
+    return kept
+
+
+# Of the first function of a call: which the other was, what both read then, and their program.
+_known: WeakKeyDictionary[Mod, tuple[Any, list[list[Any]], Mods]] = WeakKeyDictionary()
+
+
+def mods_of(
+    score_mod: Mod | None, mask_mod: Mod | None, block: tuple[int, int] | None = None, weights: bool = False
+) -> Mods:
+    """`trace_mods`, unless the functions read the same as the last time."""
+    functions = [f for f in (score_mod, mask_mod) if f is not None]
+    if not all(isinstance(function, FunctionType) for function in functions):
+        return trace_mods(score_mod, mask_mod, block, weights)
+    by = (score_mod is None, mask_mod, block, weights)
+    captures = [Captures(function) for function in functions]
+    last = _known.get(functions[0])
+    if last is not None and all(c.complete for c in captures):
+        others, read, mods = last
+        same = (now.same(then) for now, then in zip(captures, read, strict=True))
+        if others == by and not mods.reads and all(same):
+            return mods
+    mods = trace_mods(score_mod, mask_mod, block, weights)
+    _known[functions[0]] = (by, [c.values for c in captures], mods)
+    return mods
+
+
+def mods_now(*given: Any) -> tuple[Mods, tuple[tuple[int, str, Any], ...]]:
+    """For a compiler: `mods_of` as of now, and where the captured tensors are.
+
+    A place: the number of the function, -1 of KINDS; "closure" or "global"; which of these. The graph holds
+    as long as tracing gives the same program.
+    """
+    mods = mods_of(*given)
+    places = []
+    for tensor in mods.tensors:
+        found = [(-1, "", 0)] if tensor is KINDS else []
+        for number, function in enumerate(given[:2]):
+            if isinstance(function, FunctionType) and not found:
+                found = [(number, *place) for place in Captures(function).place(tensor)[:1]]
+        if not found:
+            raise TraceError(OUTSIDE, _place(next(f for f in given[:2] if f is not None)))
+        places.append(found[0])
+    _torch_private.guard(lambda: mods_of(*given).text == mods.text)
+    return mods, tuple(places)
+
+
+_torch_private.mark_constant(mods_now)

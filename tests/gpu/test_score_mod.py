@@ -1,0 +1,169 @@
+"""score_mod, mask_mod and block_mask on a GPU: against dense torch in float64, and in the same dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import mods
+import pytest
+import torch
+from calls import HALVES
+from mods import CASES, Case, dense
+from specimens import name_of
+from tolerance import accuracy_failures
+from torch import Tensor
+
+import monoidreduce as mr
+
+# B, H, Hkv, M, N, F, D
+SHAPES = (
+    (2, 4, 2, 200, 333, 64, 64),
+    (1, 2, 2, 130, 257, 128, 96),
+    (1, 2, 1, 100, 140, 256, 160),
+    (1, 3, 1, 5, 70, 59, 8),
+)
+
+
+def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> list[Tensor]:
+    B, H, Hkv, M, N, F, D = shape
+    q, k, v = torch.randn(B, M, H, F), torch.randn(B, Hkv, N, F), torch.randn(B, N, Hkv, D)
+    placed = (q.transpose(1, 2), k, v.transpose(1, 2))
+    return [t.to(gpu, dtype).detach().requires_grad_() for t in placed]
+
+
+def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
+    """out, lse, and the gradients of a random combination of both."""
+    out, lse = call(*leaves[:3])
+    seen = lse.masked_fill(lse == -math.inf, 0)
+    torch.manual_seed(1)
+    upstream = [torch.randn(t.shape, dtype=torch.float64).to(t) for t in (out, seen)]
+    gradients = torch.autograd.grad((out, seen), leaves, upstream, allow_unused=True, materialize_grads=True)
+    return [out, lse, *gradients]
+
+
+def check(make: Any, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device, **options: Any) -> None:
+    B, H, _, M, N, *_ = shape
+
+    def case_in(of: torch.dtype) -> Case:
+        torch.manual_seed(2)
+        return make(B, H, M, N, dtype=of, device=gpu)
+
+    leaves, ours, exact = operands(shape, dtype, gpu), case_in(torch.float32), case_in(torch.float64)
+    blocked = options.pop("blocked", False)
+    masks: dict[str, Any] = {"mask_mod": ours.mask_mod}
+    if blocked:
+        masks = {"block_mask": mr.block_mask(ours.mask_mod, B, H, M, N, device=gpu, block_size=64)}
+
+    def of_torch(case: Case) -> Any:
+        return lambda q, k, v: dense(q, k, v, case.score_mod, case.mask_mod, **options)
+
+    found = results(
+        lambda q, k, v: mr.attention(q, k, v, score_mod=ours.score_mod, return_lse=True, **masks, **options),
+        [*leaves, *ours.captured],
+    )
+    wide = [*(t.detach().double().requires_grad_() for t in leaves), *exact.captured]
+    narrow = [*leaves, *ours.captured]
+    truth, base = results(of_torch(exact), wide), results(of_torch(ours), narrow)
+    names = ["out", "lse", "d_q", "d_k", "d_v", *(f"d_captured{n}" for n in range(len(ours.captured)))]
+    failures: list[str] = []
+    for name, y, ref, torchs in zip(names, found, truth, base, strict=True):
+        if name == "lse":
+            assert torch.equal(y == -math.inf, ref == -math.inf)
+            y, ref, torchs = (t.masked_fill(ref == -math.inf, 0) for t in (y, ref, torchs))
+        tested = y.dtype if name == "lse" else dtype
+        failures += accuracy_failures(name, y, ref, torchs.to(y.dtype), tested, max(M, N))
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_functions(make: Any, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(make, SHAPES[0], dtype, gpu)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("make", (mods.alibi, mods.document), ids=lambda make: make.__name__)
+def test_widths(make: Any, shape: tuple[int, ...], gpu: torch.device) -> None:
+    check(make, shape, torch.bfloat16, gpu)
+
+
+@pytest.mark.parametrize("options", ({"causal": True}, {"window": (40, 3), "scale": -0.2}), ids=str)
+def test_bands(options: dict[str, Any], gpu: torch.device) -> None:
+    check(mods.learned, SHAPES[0], torch.float16, gpu, **options)
+
+
+@pytest.mark.parametrize(
+    "make", (mods.document, mods.sliding_window, mods.nothing_kept), ids=lambda m: m.__name__
+)
+def test_block_mask(make: Any, gpu: torch.device) -> None:
+    check(make, SHAPES[0], torch.bfloat16, gpu, blocked=True)
+    check(make, SHAPES[0], torch.bfloat16, gpu, blocked=True, causal=True)
+
+
+def test_deterministic(deterministic: None, gpu: torch.device) -> None:
+    """Two runs give the same bits, also where tiles are skipped."""
+    leaves = operands(SHAPES[0], torch.bfloat16, gpu)
+    blocks = mr.block_mask(
+        lambda b, h, i, j: (i - j).abs() < 40, None, None, 200, 333, device=gpu, block_size=32
+    )
+    found = [
+        results(lambda *t: mr.attention(*t, block_mask=blocks, return_lse=True), leaves) for _ in range(2)
+    ]
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_path_and_explanation(gpu: torch.device) -> None:
+    leaves = operands(SHAPES[0], torch.bfloat16, gpu)
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    before = mr._C.path_counts()
+    mr.attention(*leaves, mask_mod=mask).sum().backward()
+    after = mr._C.path_counts()
+    taken = {path for path in after if after[path] > before.get(path, 0)}
+    explained = mr.explain("attention", *leaves, mask_mod=mask)
+    assert (
+        {explained.forward, explained.backward}
+        == taken
+        == {
+            "modified_attention_fold/cuda/sm80/bfloat16",
+            "modified_attention_pull/cuda/sm80/bfloat16",
+        }
+    )
+
+
+def test_refused(gpu: torch.device) -> None:
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    for shape, dtype in ((SHAPES[0], torch.float32), ((1, 1, 1, 4, 4, 264, 8), torch.bfloat16)):
+        leaves = operands(shape, dtype, gpu)
+        for call in (mr.attention, lambda *t, **o: mr.explain("attention", *t, **o)):
+            with pytest.raises(
+                ValueError, match="score_mod, mask_mod: on a GPU expected q, k and v of float16"
+            ):
+                call(*leaves, mask_mod=mask)
+    with pytest.raises(ValueError, match="attend has no kernels for GPUs"):
+        mr.attend(*operands(SHAPES[0], torch.bfloat16, gpu), weight=torch.sigmoid)
+
+
+def test_empty(gpu: torch.device) -> None:
+    score_mod = lambda s, b, h, i, j: s + i - j  # noqa: E731
+    for shape in ((0, 2, 1, 3, 4, 8, 8), (1, 2, 1, 0, 4, 8, 8), (1, 2, 1, 3, 0, 8, 8)):
+        leaves = operands(shape, torch.bfloat16, gpu)
+        out, lse = mr.attention(*leaves, score_mod=score_mod, return_lse=True)
+        assert torch.equal(out, torch.zeros_like(out)) and torch.equal(lse, torch.full_like(lse, -math.inf))
+        for gradient in torch.autograd.grad(out.sum(), leaves):
+            assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_graph(gpu: torch.device) -> None:
+    """A CUDA graph of a call replays it on new inputs."""
+    slopes = torch.rand(4, device=gpu)
+    q, k, v = (t.detach() for t in operands(SHAPES[0], torch.bfloat16, gpu))
+    score_mod = lambda s, b, h, i, j: s + slopes[h] * (j - i)  # noqa: E731
+    mr.attention(q, k, v, score_mod=score_mod)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = mr.attention(q, k, v, score_mod=score_mod)
+    q.normal_(), slopes.uniform_()
+    graph.replay()
+    assert torch.equal(out, mr.attention(q, k, v, score_mod=score_mod))

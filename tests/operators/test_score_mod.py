@@ -1,0 +1,443 @@
+"""attention with score_mod, mask_mod and block_mask on the CPU, and attend: against dense torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import mods
+import pytest
+import torch
+from mods import CASES, Case, dense
+from torch import Tensor
+
+import monoidreduce as mr
+
+F64 = torch.float64
+CPU = torch.device("cpu")
+# B, H, Hkv, M, N, F, D
+SHAPES = (
+    (2, 4, 2, 37, 53, 16, 24),
+    (1, 3, 1, 130, 70, 8, 8),
+    (1, 2, 2, 1, 19, 5, 3),
+    (2, 2, 1, 300, 300, 8, 8),
+)
+BANDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True},
+    {"window": (9, None), "scale": 0.3},
+    {"causal": True, "window": (40, 3)},
+)
+
+
+def operands(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    """q and v as heads within rows, k dense: several strides."""
+    B, H, Hkv, M, N, F, D = shape
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=F64).to(dtype)
+
+    q, k, v = normal(B, M, H, F).transpose(1, 2), normal(B, Hkv, N, F), normal(B, N, Hkv, 2 * D)[..., ::2]
+    return [t.detach().requires_grad_() for t in (q, k, v.transpose(1, 2))]
+
+
+def upstream(like: Tensor, seed: int) -> Tensor:
+    """Of other strides than the result, and of several times unit size; 0 where that is not finite."""
+    generator = torch.Generator().manual_seed(seed)
+    g = 3.0 * torch.randn(*like.shape[::-1], generator=generator, dtype=F64).to(like.dtype)
+    return g.permute(*range(g.dim())[::-1]).masked_fill(~like.isfinite(), 0.0)
+
+
+def gradients(outputs: tuple[Tensor, ...], leaves: list[Tensor]) -> list[Tensor]:
+    real = [out for out in outputs if out.requires_grad]
+    given = [upstream(out, seed) for seed, out in enumerate(real)]
+    return list(torch.autograd.grad(real, leaves, given, allow_unused=True, materialize_grads=True))
+
+
+def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 1e-11) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        finite = theirs.detach()[theirs.isfinite()].abs()
+        size = max(1.0, float(finite.max())) if finite.numel() else 1.0
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * size, check_dtype=False)
+
+
+def case_of(make: Any, shape: tuple[int, ...], dtype: torch.dtype = F64) -> Case:
+    B, H, _, M, N, *_ = shape
+    torch.manual_seed(1)
+    return make(B, H, M, N, dtype=dtype, device=CPU)
+
+
+def check(
+    case: Case, shape: tuple[int, ...], options: dict[str, Any], blocks: Any = None, lse: bool = True
+) -> None:
+    leaves = [*operands(shape, F64), *case.captured]
+    masks = {"mask_mod": case.mask_mod} if blocks is None else {"block_mask": blocks}
+    found = mr.attention(*leaves[:3], score_mod=case.score_mod, return_lse=True, **masks, **options)
+    expected = dense(*leaves[:3], case.score_mod, case.mask_mod, **options)
+    kept = slice(None) if lse else slice(1)
+    assert_near([*found, *gradients(found[kept], leaves)], [*expected, *gradients(expected[kept], leaves)])
+
+
+@pytest.mark.isa
+@pytest.mark.oldest
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_float64(make: Any, shape: tuple[int, ...]) -> None:
+    check(case_of(make, shape), shape, {})
+
+
+@pytest.mark.parametrize("options", BANDS, ids=str)
+@pytest.mark.parametrize(
+    "make", (mods.learned, mods.document, mods.relative_position), ids=lambda m: m.__name__
+)
+def test_bands(make: Any, options: dict[str, Any]) -> None:
+    """causal and window are aligned to the last key; the functions see indices as they are."""
+    shape = SHAPES[0]
+    check(case_of(make, shape), shape, options)
+    check(case_of(make, shape), shape, options, lse=False)
+
+
+@pytest.mark.isa
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16), ids=str)
+def test_accumulates_in_float32(make: Any, dtype: torch.dtype) -> None:
+    """No worse than a few roundings of the result's type, from float64 of the same inputs."""
+    shape = SHAPES[0]
+    case, wide = case_of(make, shape, torch.float32), case_of(make, shape)
+    leaves = [*operands(shape, dtype), *case.captured]
+    exact = [*(t.detach().double().requires_grad_() for t in leaves[:3]), *wide.captured]
+    found = mr.attention(*leaves[:3], score_mod=case.score_mod, mask_mod=case.mask_mod)
+    expected = dense(*exact[:3], wide.score_mod, wide.mask_mod)[0]
+    given = upstream(found, 0)
+    ours = torch.autograd.grad(found, leaves, given, allow_unused=True, materialize_grads=True)
+    theirs = torch.autograd.grad(expected, exact, given.double(), allow_unused=True, materialize_grads=True)
+    error = 4 * torch.finfo(dtype).eps if dtype != torch.float32 else 2e-5
+    assert_near([found.double(), *(t.double() for t in ours)], [expected, *theirs], error)
+    assert found.dtype == dtype
+
+
+@pytest.mark.parametrize("block", (16, (8, 32), 128), ids=str)
+@pytest.mark.parametrize(
+    "make", (mods.document, mods.sliding_window, mods.nothing_kept), ids=lambda m: m.__name__
+)
+def test_block_mask(make: Any, block: Any) -> None:
+    shape = SHAPES[3]
+    B, H, _, M, N, *_ = shape
+    case = case_of(make, shape)
+    blocks = mr.block_mask(case.mask_mod, B, H, M, N, block_size=block)
+    rows, columns = blocks.block
+    kept = torch.zeros(B, H, M, N, dtype=torch.bool)
+    b, h = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None]
+    kept |= case.mask_mod(b, h, torch.arange(M)[:, None], torch.arange(N))
+    for y in range(blocks.kinds.shape[2]):
+        for x in range(blocks.kinds.shape[3]):
+            part = kept[:, :, y * rows : (y + 1) * rows, x * columns : (x + 1) * columns].flatten(2)
+            assert torch.equal(blocks.kinds[:, :, y, x], part.any(-1).long() + part.all(-1))
+    check(case, shape, {}, blocks)
+    check(case, shape, {"causal": True}, blocks)
+
+
+def test_block_mask_skips() -> None:
+    """NaN in keys that no block keeps is not read."""
+    shape = (1, 1, 1, 256, 256, 8, 8)
+    q, k, v = operands(shape, F64)
+    with torch.no_grad():
+        k[:, :, 128:], v[:, :, 128:] = math.nan, math.nan
+    blocks = mr.block_mask(lambda b, h, i, j: j < 128, None, None, 256, 256)
+    assert blocks.kinds.tolist() == [[[[2, 0], [2, 0]]]]
+    out = mr.attention(q, k, v, block_mask=blocks)
+    assert_near([out], [dense(q, k[:, :, :128], v[:, :, :128])[0]])
+
+
+def test_masked_values_that_are_not_finite() -> None:
+    """A key or value that a query does not keep has no part in its row, nor in gradients."""
+    shape = (1, 2, 1, 40, 60, 8, 8)
+    q, k, v = operands(shape, F64)
+    with torch.no_grad():
+        k[0, 0, 7, 3], v[0, 0, 7], q[0, 1, 5] = math.inf, math.nan, math.nan
+    mask = lambda b, h, i, j: (j != 7) & (i != 5)  # noqa: E731
+    out = mr.attention(q, k, v, mask_mod=mask)
+    found = torch.autograd.grad(out, (q, k, v), upstream(out, 0))
+    clean = [torch.nan_to_num(t.detach(), 0.0, 0.0, 0.0).requires_grad_() for t in (q, k, v)]
+    expected, _ = dense(*clean, None, mask)
+    assert_near([out, *found], [expected, *torch.autograd.grad(expected, clean, upstream(out, 0))])
+
+
+@pytest.mark.parametrize("make", (mods.document, mods.natten, mods.sliding_window), ids=lambda m: m.__name__)
+def test_block_mask_of_torch(make: Any) -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    B, H, M, N = 2, 2, 256, 320
+    shape = (B, H, 1, M, N, 8, 8)
+    case = case_of(make, shape)
+    theirs = flex.create_block_mask(case.mask_mod, B, H, M, N, device="cpu", BLOCK_SIZE=64)
+    check(case, shape, {}, theirs)
+    ours = mr.block_mask(case.mask_mod, B, H, M, N, block_size=64)
+    assert torch.equal(theirs.to_dense() != 0, ours.kinds != 0)
+
+
+def test_blocks_listed_by_hand() -> None:
+    """torch's lists say what is kept, also where mask_mod says otherwise."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    counts, indices = (
+        torch.tensor([[[1, 2]]], dtype=torch.int32),
+        torch.tensor([[[[1, 0], [0, 1]]]], dtype=torch.int32),
+    )
+    theirs = flex.BlockMask.from_kv_blocks(
+        counts, indices, BLOCK_SIZE=32, mask_mod=lambda b, h, i, j: j % 3 != 0
+    )
+    shape = (1, 1, 1, 64, 64, 8, 8)
+    mask = lambda b, h, i, j: ((i >= 32) | (j >= 32)) & (j % 3 != 0)  # noqa: E731
+    check(Case(None, mask), shape, {}, theirs)
+
+
+def test_flex_attention() -> None:
+    """The same functions, unchanged."""
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    shape = (2, 4, 4, 64, 64, 16, 16)
+    for make in (mods.alibi, mods.softcap, mods.relative_position, mods.absent):
+        case = case_of(make, shape, torch.float32)
+        q, k, v = (t.detach() for t in operands(shape, torch.float32))
+        with torch.no_grad():
+            theirs = flex.flex_attention(q, k, v, score_mod=case.score_mod)
+            ours = mr.attention(q, k, v, score_mod=case.score_mod)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    both = flex.or_masks(lambda b, h, i, j: i >= j, lambda b, h, i, j: j < 5)
+    both = flex.and_masks(both, flex.noop_mask)
+    assert_near([mr.attention(q, k, v, mask_mod=both)], [dense(q, k, v, None, both)[0]], 1e-5)
+
+
+@pytest.mark.parametrize("normalized", (False, True))
+def test_attend(normalized: bool) -> None:
+    shape = SHAPES[0]
+    bias = torch.tensor(-0.4, dtype=F64, requires_grad=True)
+    for weight in (lambda s: torch.sigmoid(s + bias), lambda s: torch.relu(s + bias) ** 2 + 0 * bias):
+        leaves = [*operands(shape, F64), bias]
+        options: dict[str, Any] = dict(causal=True, window=(30, None), weight=weight, normalized=normalized)
+        mask = lambda b, h, i, j: (i + j) % 4 != 0  # noqa: E731
+        found = mr.attend(*leaves[:3], mask_mod=mask, **options)
+        expected = dense(*leaves[:3], None, mask, **options)[0]
+        assert_near([found, *gradients((found,), leaves)], [expected, *gradients((expected,), leaves)])
+
+
+def test_empty() -> None:
+    score_mod = lambda s, b, h, i, j: s + i - j  # noqa: E731
+    for shape in ((0, 2, 1, 3, 4, 8, 8), (1, 2, 1, 0, 4, 8, 8), (1, 2, 1, 3, 0, 8, 8), (1, 0, 0, 3, 4, 8, 8)):
+        leaves = operands(shape, F64)
+        out, lse = mr.attention(*leaves, score_mod=score_mod, return_lse=True)
+        assert torch.equal(out, torch.zeros_like(out)) and torch.equal(lse, torch.full_like(lse, -math.inf))
+        for gradient in torch.autograd.grad(out.sum(), leaves):
+            assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_numbers_change() -> None:
+    """A number that a function reads is one of now; a tensor's content too."""
+    q, k, v = operands(SHAPES[0], F64)
+    cap, shift = 3.0, torch.zeros((), dtype=F64)
+
+    def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return cap * torch.tanh(score / cap) + shift * j
+
+    for _ in range(2):
+        assert_near([mr.attention(q, k, v, score_mod=score_mod)], [dense(q, k, v, score_mod)[0]])
+        cap, shift = 5.0, shift + 0.1
+
+
+def test_partial_functions() -> None:
+    def windowed(size: int, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return (i - j).abs() < size
+
+    q, k, v = operands(SHAPES[0], F64)
+    mask = functools.partial(windowed, 7)
+    assert_near([mr.attention(q, k, v, mask_mod=mask)], [dense(q, k, v, None, mask)[0]])
+
+
+def test_refused() -> None:
+    q, k, v = operands(SHAPES[0], F64)
+    identity = lambda s, b, h, i, j: s  # noqa: E731
+    keep = lambda b, h, i, j: i >= j  # noqa: E731
+    table = torch.randn(100, dtype=F64, requires_grad=True)
+    blocks = mr.block_mask(keep, None, None, 5, 5)
+    calls: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+        ({"score_mod": identity, "softcap": 2.0}, ValueError, "softcap: expected None beside a score_mod"),
+        ({"mask_mod": keep, "bias": torch.zeros(1, dtype=F64)}, ValueError, "bias: expected None"),
+        ({"score_mod": 3}, TypeError, "score_mod: expected a function"),
+        ({"mask_mod": lambda b, h, i, j: i + j}, mr.TraceError, "expected a condition"),
+        ({"score_mod": lambda s, b, h, i, j: s > 0}, mr.TraceError, "expected a number"),
+        ({"score_mod": lambda s, b, h, i, j: s if i > j else 0}, mr.TraceError, "torch.where"),
+        ({"score_mod": lambda s, b, h, i, j: s + table}, mr.TraceError, "index it"),
+        (
+            {"score_mod": lambda s, b, h, i, j: s + table[i + j]},
+            ValueError,
+            "table, of shape .100.: indexed by",
+        ),
+        ({"block_mask": blocks, "mask_mod": keep}, ValueError, "mask_mod: expected None beside block_mask"),
+        ({"block_mask": blocks}, ValueError, "block_mask: expected one of 37 queries and 53 keys"),
+        ({"block_mask": keep}, TypeError, "block_mask: expected the result of"),
+    )
+    for options, error, text in calls:
+        with pytest.raises(error, match=text):
+            mr.attention(q, k, v, **options)
+    with torch.no_grad():  # wants no gradient
+        mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + table[i + j])
+    with pytest.raises(TypeError, match="weight: expected a function"):
+        mr.attend(q, k, v, weight=2.0)  # type: ignore[arg-type]
+
+
+def test_any_index_reads_what_is_there() -> None:
+    """An index beyond a captured tensor is its nearest one; a negative one counts from its end."""
+    q, k, v = operands((1, 1, 1, 6, 6, 8, 8), F64)
+    bias = torch.randn(4, dtype=F64)
+    found = mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[j])
+    assert_near([found], [dense(q, k, v, lambda s, b, h, i, j: s + bias[j.clamp(max=3)])[0]])
+    found = mr.attention(q, k, v, score_mod=lambda s, b, h, i, j: s + bias[-1 - j])
+    assert_near([found], [dense(q, k, v, lambda s, b, h, i, j: s + bias[(3 - j).clamp(min=0)])[0]])
+
+
+@pytest.mark.parametrize("make", (mods.learned, mods.document), ids=lambda m: m.__name__)
+def test_opcheck(make: Any) -> None:
+    shape = SHAPES[0]
+    case = case_of(make, shape)
+    calls: list[tuple[Any, ...]] = []
+
+    class Recorder(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function.namespace == "monoidreduce":
+                calls.append((function, args))
+            return function(*args, **(kwargs or {}))
+
+    blocks = case.mask_mod and mr.block_mask(case.mask_mod, 2, 4, 37, 53)
+    with Recorder():
+        leaves = operands(shape, F64)
+        mr.attention(*leaves, score_mod=case.score_mod, block_mask=blocks).sum().backward()
+    for function, args in calls:
+        if not function._schema.name.endswith("backward"):
+            leaves = [
+                t.detach().requires_grad_() if isinstance(t, Tensor) and t.is_floating_point() else t
+                for t in args
+            ]
+            torch.library.opcheck(function, tuple(leaves))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("make", (mods.alibi, mods.learned, mods.document), ids=lambda m: m.__name__)
+def test_compile_fullgraph(make: Any) -> None:
+    shape = SHAPES[0]
+    case = case_of(make, shape)
+    blocks = case.mask_mod and mr.block_mask(case.mask_mod, 2, 4, 37, 53, block_size=16)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mr.attention(q, k, v, score_mod=case.score_mod, block_mask=blocks) * 2
+
+    leaves = operands(shape, F64)
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    every = [*leaves, *case.captured]
+    found, expected = compiled(*leaves), call(*leaves)
+    assert_near([found, *gradients((found,), every)], [expected, *gradients((expected,), every)])
+
+
+def test_meta_and_export() -> None:
+    slopes = torch.rand(4)
+
+    def score_mod(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + slopes[h] * (j - i)
+
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return mr.attention(q, k, v, score_mod=score_mod, causal=True)
+
+    leaves = [t.detach() for t in operands((2, 4, 2, 37, 53, 16, 24), torch.float32)]
+    exported = torch.export.export(Layer(), tuple(leaves)).module()
+    assert_near([exported(*leaves)], [Layer()(*leaves)], 1e-6)
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    assert mr.attention(*(t.to("meta") for t in leaves), mask_mod=mask).shape == (2, 4, 37, 24)
+
+
+def test_compile_of_a_mask_of_torch() -> None:
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    document = torch.arange(64) // 20
+    mask = lambda b, h, i, j: document[i] == document[j]  # noqa: E731
+    blocks = flex.create_block_mask(mask, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    weight = lambda score: torch.sigmoid(score)  # noqa: E731
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attended = mr.attend(q, k, v, weight=weight, normalized=True)
+        return attended + mr.attention(q, k, v, block_mask=blocks)
+
+    leaves = operands((1, 2, 1, 64, 64, 8, 8), F64)
+    assert_near([torch.compile(call, fullgraph=True, backend="eager")(*leaves)], [call(*leaves)])
+
+
+def test_explain() -> None:
+    leaves = operands((1, 2, 1, 64, 64, 8, 8), torch.float32)
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    before = mr._C.path_counts()
+    mr.attention(*leaves, mask_mod=mask).sum().backward()
+    after = mr._C.path_counts()
+    explained = mr.explain(
+        "attention", *leaves, block_mask=mr.block_mask(mask, None, None, 64, 64, block_size=16)
+    )
+    assert {explained.forward, explained.backward} == {n for n in after if after[n] > before.get(n, 0)}
+    assert "of 16 blocks 6 are skipped" in explained.reasons
+    assert any("which the CPU engine interprets" in reason for reason in explained.reasons)
+    halves = [t.to(torch.bfloat16) for t in leaves]
+    planned = mr.explain("attention", *halves, mask_mod=mask, hardware="h100")
+    assert planned.forward == "modified_attention_fold/cuda/sm80/bfloat16"
+    assert "forward: tensor cores, through mma.sync; not sm90: functions modify the scores" in planned.reasons
+    with pytest.raises(
+        ValueError, match="on a GPU expected q, k and v of float16 or bfloat16, at most 256 wide"
+    ):
+        mr.explain("attention", *leaves, mask_mod=mask, hardware="h100")
+
+
+def test_flops() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    leaves = operands((1, 2, 1, 40, 50, 16, 24), torch.float32)
+    counts = []
+    for options in ({}, {"mask_mod": lambda b, h, i, j: i >= j}):
+        with FlopCounterMode(display=False) as counter:
+            mr.attention(*leaves, **options).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("nan_at", ("q", "k", "v"))
+def test_nan_stays_in_its_rows(nan_at: str) -> None:
+    shape = (1, 2, 1, 40, 60, 8, 8)
+    q, k, v = operands(shape, F64)
+    with torch.no_grad():
+        {"q": q[0, 0, 3], "k": k[0, 0, 3], "v": v[0, 0, 3]}[nan_at].fill_(math.nan)
+    score_mod = lambda s, b, h, i, j: 2.0 * torch.tanh(s / 2.0)  # noqa: E731
+    mask = lambda b, h, i, j: (j != 3) | (i < 5)  # noqa: E731
+    found = mr.attention(q, k, v, score_mod=score_mod, mask_mod=mask)
+    touched = torch.zeros(1, 2, 40, dtype=torch.bool)
+    if nan_at == "q":
+        touched[0, 0, 3] = True
+    else:
+        touched[:, :, :5] = True
+    assert torch.equal(found.isnan().any(-1), touched)
+
+
+def test_transforms_and_modules() -> None:
+    q, k, v = (t.detach() for t in operands((2, 2, 1, 20, 20, 8, 8), torch.float32))
+    slopes = torch.rand(2)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return mr.attention(q[None], k[None], v[None], score_mod=alibi)[0]
+
+    def alibi(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        return score + slopes[h] * (j - i)
+
+    expected = mr.attention(q, k, v, score_mod=alibi)
+    assert torch.equal(torch.vmap(call)(q, k, v), expected)
+    module = mr.nn.Attention(score_mod=alibi, causal=True)
+    assert torch.equal(module(q, k, v), mr.attention(q, k, v, score_mod=alibi, causal=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(q, k, v).dtype == torch.bfloat16
+    leaf = q.clone().requires_grad_()
+    out = mr.attention(leaf, k, v, score_mod=alibi).sum()
+    (gradient,) = torch.autograd.grad(out, leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"can be differentiated once.*Do without create_graph=True\."):
+        gradient.sum().backward()

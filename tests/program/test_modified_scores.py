@@ -1,0 +1,149 @@
+"""GPU code of functions that modify scores: the host runs it in float64, NVRTC compiles the kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import mods
+import pytest
+import torch
+from mods import CASES
+
+import monoidreduce as mr
+from monoidreduce.program import compiler, kernels
+from monoidreduce.program.cuda_source import scores_source
+from monoidreduce.program.mods import mods_of, tables
+
+F64, CPU = torch.float64, torch.device("cpu")
+SPILLS = re.compile(r"(\d+) bytes spill stores")
+UNIT = """
+#include "monoidreduce/device/program/score_element.h"
+#include "monoidreduce/monoid.h"
+namespace monoidreduce {
+%s
+}
+using namespace monoidreduce;
+using P = Program<double>;
+extern "C" void run(const double* scores, ModifiedScoresData data, int batch, int head, double* score,
+                    double* slope) {
+  for (int i = 0; i < data.rows; ++i) {
+    for (int j = 0; j < data.columns; ++j) {
+      const int at = i * data.columns + j;
+      const ScoreElement<double> e{scores[at], batch,     head,        i,        j,
+                                   double(i),  double(j), data.tables, data.size};
+      const bool kept = !P::kMasked || P::keeps(e);
+      score[at] = kept ? P::score(e) : -infinity<double>(), slope[at] = kept ? P::slope(e) : 0;
+    }
+  }
+}
+extern "C" int kinds(ModifiedScoresData data, int row0, int rows, int column0, int columns) {
+  const auto found = data.kinds_of(1, 0, row0, rows, column0, columns);
+  return 10 * found.least + found.most;
+}
+"""
+
+
+class Data(ctypes.Structure):
+    """ModifiedScoresData of device/program/score_element.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("real", "integer")),
+        *((name, ctypes.c_int64) for name in ("reals", "integers")),
+        ("kinds", ctypes.c_void_p),
+        ("kinds_stride", ctypes.c_int64 * 4),
+        *((name, ctypes.c_int) for name in ("block_rows", "block_columns", "rows", "columns")),
+        ("scale", ctypes.c_float),
+        ("size", ctypes.c_int * 24),
+    )
+
+
+@pytest.fixture
+def nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path / "cache"))
+    if compiler.find() is None:
+        pytest.skip("no NVRTC: pip install --group nvrtc")
+
+
+def on_host(text: str, folder: Path) -> Any:
+    """The functions of a program, compiled by the host's compiler."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler")
+    unit, library = folder / "unit.cpp", folder / "unit.so"
+    unit.write_text(UNIT % scores_source(text).text)
+    flags = ("-std=c++20", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror")
+    subprocess.run(
+        [os.environ.get("CXX", "c++"), *flags, "-I", mr.get_include(), unit, "-o", library], check=True
+    )
+    return ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
+    """The generated functions, element by element, against torch and its autograd."""
+    B, H, M, N = 2, 3, 19, 23
+    torch.manual_seed(0)
+    case = make(B, H, M, N, dtype=F64, device=CPU)
+    traced = mods_of(case.score_mod, case.mask_mod)
+    with torch.no_grad():
+        real, integer, sizes = tables(traced, traced.tensors, torch.empty(0, dtype=F64), ())
+    library = on_host(traced.text, tmp_path)
+    data = Data(
+        *(None if t is None else t.data_ptr() for t in (real, integer)),
+        *(0 if t is None else len(t) for t in (real, integer)),
+        rows=M,
+        columns=N,
+        size=(ctypes.c_int * 24)(*sizes),
+    )
+    i, j = torch.arange(M)[:, None], torch.arange(N)
+    for b, h in ((0, 0), (1, 2)):
+        scores = torch.randn(M, N, dtype=F64, requires_grad=True)
+        found, slope = torch.empty(M, N, dtype=F64), torch.empty(M, N, dtype=F64)
+        pointers = [ctypes.c_void_p(t.data_ptr()) for t in (scores, found, slope)]
+        library.run(pointers[0], data, b, h, *pointers[1:])
+        at = (torch.tensor(b), torch.tensor(h), i, j)
+        expected = scores * 1.0 if case.score_mod is None else case.score_mod(scores, *at)
+        if case.mask_mod is not None:
+            expected = expected.masked_fill(~case.mask_mod(*at), -math.inf)
+        (slopes,) = torch.autograd.grad(expected.masked_fill(expected == -math.inf, 0).sum(), scores)
+        torch.testing.assert_close(found, expected.detach(), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(slope, slopes, rtol=1e-13, atol=1e-13)
+
+
+def test_tiles_of_blocks(tmp_path: Path) -> None:
+    """The least and the largest kind of the blocks that a tile meets; blocks of any size."""
+    kinds = torch.randint(3, (2, 1, 4, 6)) * (torch.rand(2, 1, 4, 6) < 0.3)
+    library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
+    data = Data(None, None, 0, 0, kinds.data_ptr(), (ctypes.c_int64 * 4)(*kinds.stride()), 20, 12, 75, 70)
+    kept = kinds[1, 0].repeat_interleave(20, 0).repeat_interleave(12, 1)[:75, :70]
+    for row0 in range(0, 75, 16):
+        for column0 in range(0, 70, 8):
+            part = kept[row0 : row0 + 16, column0 : column0 + 8]
+            assert library.kinds(data, row0, 16, column0, 8) == 10 * int(part.min()) + int(part.max())
+
+
+def test_indices_are_not_converted() -> None:
+    """What is a sum of the query's and the key's numbers comes from their real numbers."""
+    slopes = torch.rand(4)
+    text = mods_of(lambda score, b, h, i, j: score + slopes[h] * (j - i + 3) * 0.5, None).text
+    assert "((e.real_position - e.real_query) + R(3))" in scores_source(text).text
+    assert "to_real(x" not in scores_source(text).text
+
+
+@pytest.mark.parametrize("backward", (False, True), ids=("forward", "backward"))
+@pytest.mark.parametrize("width", (64, 128, 256))
+@pytest.mark.parametrize(
+    "make", (mods.alibi, mods.document, mods.learned, mods.relative_position), ids=lambda make: make.__name__
+)
+def test_compiles_and_hardly_spills(nvrtc: None, make: Any, width: int, backward: bool) -> None:
+    case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
+    text = mods_of(case.score_mod, case.mask_mod).text
+    image = kernels.compiled_scores(text, backward, torch.bfloat16, width, (8, 0))
+    assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
