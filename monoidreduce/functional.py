@@ -254,6 +254,11 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     return_lse: Literal[False] = False,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -267,6 +272,11 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     return_lse: Literal[True],
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -280,6 +290,11 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     return_lse: bool,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -292,6 +307,11 @@ def attention(
     softcap: float | None = None,
     bias: Tensor | None = None,
     return_lse: bool = False,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v, without the score matrix.
@@ -310,6 +330,15 @@ def attention(
             the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
             [B, N] is written mask[:, None, None, :].
         return_lse: return the log-sum-exp of each query's scores too.
+        process_group: q, k and v are this rank's part of the queries and keys, as `distributed.shard` makes
+            it of axis 2; so are the results. bias is of all queries and keys, on every rank. Causal masks and
+            windows are of the whole sequence. See docs/distributed.md.
+        method: "ulysses" gives each rank some heads of all positions. "all_gather" gives each rank the keys
+            and values of all. "auto" is ulysses where ranks can share the heads evenly, else all_gather.
+        layout: "contiguous" or "zigzag", the parts as `distributed.shard` makes them.
+        length: the number of queries, and of keys, of all ranks. None: each rank has as many.
+        grad_dtype: in which partial gradients are sent, if several ranks have a part of one; by default the
+            accumulation dtype.
 
     Returns:
         out [B, H, M, D] in the dtype of q and, with return_lse, lse [B, H, M] in the accumulation dtype, in
@@ -320,6 +349,39 @@ def attention(
     """
     if others:
         refuse("attention", others)
+    if process_group is not None:
+        from monoidreduce.distributed.attention import attention_over_ranks
+
+        ranks = (process_group, method, layout, length, grad_dtype)
+        found: Tensor | tuple[Tensor, Tensor] = attention_over_ranks(
+            *ranks, q, k, v, bias, return_lse, causal=causal, scale=scale, window=window, softcap=softcap
+        )
+        return found
+    if (method, layout, length, grad_dtype) != ("auto", "contiguous", None, None):
+        expected = "a ProcessGroup or DeviceMesh, for method, layout, length or grad_dtype"
+        raise ValueError(mismatch("process_group", expected, None))
+    tensors, options, of_rows = check_attention(q, k, v, bias, causal, scale, window, softcap)
+    return_lse = check_bool("return_lse", return_lse)
+    out, lse, _ = torch.ops.monoidreduce.attention.default(*tensors, *options)
+    out, lse = finished(out, lse, tensors[0].dtype, of_rows)
+    return (out, lse) if return_lse else out
+
+
+def check_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    whole: Callable[[int, int], tuple[int, int]] = lambda queries, keys: (queries, keys),
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[Any, ...], Tensor | None]:
+    """The tensors and options of the op; and a bias by rows, which is left to `finished`.
+
+    whole: of how many queries and keys the bias is, if q and k have so many.
+    """
     q, k, v = _operands(q=q, k=k, v=v)
     sizes: dict[str, int] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
@@ -329,26 +391,26 @@ def attention(
         expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
         raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
     check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    of_bias = whole(sizes["M"], sizes["N"])
     if bias is not None:
         check_tensor("bias", bias)
         if bias.dtype != torch.bool:
             check_floating("bias", bias)
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
-        _check_broadcast(bias, (sizes["B"], heads, sizes["M"], sizes["N"]))
+        _check_broadcast(bias, (sizes["B"], heads, *of_bias))
     scale, softcap = score_factors(scale, softcap)
-    return_lse = check_bool("return_lse", return_lse)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
     # The gradient of a bias that is not rounded shows what rounding the output costs the centre of its rows.
     unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
-    options = scale, softcap, *bounds(causal, window), unrounded
-    out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
-    if unrounded:
-        out = out.to(q.dtype)
-    if of_rows is not None:
-        out, lse = _raised(out, lse, of_rows)
-    return (out, lse) if return_lse else out
+    return (q, k, v, bias), (scale, softcap, *bounds(causal, window), unrounded), of_rows
+
+
+def finished(out: Tensor, lse: Tensor, dtype: torch.dtype, of_rows: Tensor | None) -> tuple[Tensor, Tensor]:
+    """What the op returns, rounded to the dtype, with a bias by rows added to all scores."""
+    out = out.to(dtype)
+    return (out, lse) if of_rows is None else _raised(out, lse, of_rows)
 
 
 def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:

@@ -12,10 +12,11 @@ from torch import Tensor
 from monoidreduce._ops.losses import _count, _target_weights, with_mean
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.distributed import states
-from monoidreduce.distributed.collectives import shard, sum_over_ranks
+from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
+from monoidreduce.distributed.split import shard
 
 __all__ = ["COLUMN_AXES", "Sharded"]
 
