@@ -11,12 +11,13 @@ Common to all of them:
   work is done.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
 - Given a `process_group`, a ProcessGroup or a one-dimensional DeviceMesh, the columns of the fold (classes,
-  keys, hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
+  hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
   upstream gradients. Results, and gradients of rows, are the same bits on all of them; gradients of columns
   are of a rank's own. `classes` is the number of columns of all ranks: shards may then be those of
   torch.chunk, or be padded to one length, and padding takes no part. With `sequence_parallel` each rank has
   other rows, equally many, and results of rows are of its own. `grad_dtype` is the dtype in which partial
-  gradients of rows are sent, by default the accumulation dtype. See docs/distributed.md.
+  gradients of rows are sent, by default the accumulation dtype. Of attention the sequence is split. See
+  docs/distributed.md.
 - `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
   each member of the batch, one after another.
 """
@@ -382,15 +383,7 @@ def check_attention(
 
     whole: of how many queries and keys the bias is, if q and k have so many.
     """
-    q, k, v = _operands(q=q, k=k, v=v)
-    sizes: dict[str, int] = {}
-    check_axes("q", q, ("B", "H", "M", "F"), sizes)
-    check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
-    heads, key_heads = sizes["H"], sizes["Hkv"]
-    if heads % key_heads if key_heads else heads:
-        expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
-        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
-    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    q, k, v, sizes = attention_operands(q, k, v)
     of_bias = whole(sizes["M"], sizes["N"])
     if bias is not None:
         check_tensor("bias", bias)
@@ -398,7 +391,7 @@ def check_attention(
             check_floating("bias", bias)
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
-        _check_broadcast(bias, (sizes["B"], heads, *of_bias))
+        _check_broadcast(bias, (sizes["B"], sizes["H"], *of_bias))
     scale, softcap = score_factors(scale, softcap)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
@@ -409,8 +402,23 @@ def check_attention(
 
 def finished(out: Tensor, lse: Tensor, dtype: torch.dtype, of_rows: Tensor | None) -> tuple[Tensor, Tensor]:
     """What the op returns, rounded to the dtype, with a bias by rows added to all scores."""
-    out = out.to(dtype)
+    if out.dtype != dtype:
+        out = out.to(dtype)
     return (out, lse) if of_rows is None else _raised(out, lse, of_rows)
+
+
+def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
+    """q, k and v, checked, and the sizes of their axes."""
+    q, k, v = _operands(q=q, k=k, v=v)
+    sizes: dict[str, int] = {}
+    check_axes("q", q, ("B", "H", "M", "F"), sizes)
+    check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
+    heads, key_heads = sizes["H"], sizes["Hkv"]
+    if heads % key_heads if key_heads else heads:
+        expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
+        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
+    check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
+    return q, k, v, sizes
 
 
 def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:

@@ -93,7 +93,7 @@ def attention_over_ranks(
         of_rows = replicated(of_rows, group)
         if of_rows.dim() > 1 and of_rows.shape[-2] > 1:
             of_rows = call.queries.part(of_rows, of_rows.dim() - 2)
-    out, lse = functional.finished(out, lse, q.dtype, of_rows)
+    out, lse = functional.finished(out, lse, qkv[0].dtype, of_rows)
     return (out, lse) if return_lse else out
 
 

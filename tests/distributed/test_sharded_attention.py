@@ -142,6 +142,18 @@ def test_without_lse() -> None:
         check_operator("attention", inputs_of(96, 96), {"causal": True}, function=over_ranks)
 
 
+def _autocast(group: Any, method: str, tensors: dict[str, Any]) -> list[Any]:
+    bias = torch.randn(1, 1, 12, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        return list(mr.attention(**tensors, bias=bias, return_lse=True, method=method, process_group=group))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_under_autocast(method: str) -> None:
+    for out, lse in on_ranks(2, _autocast, method, _good()):
+        assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
+
+
 def _collectives(group: Any, heads: int, key_heads: int) -> list[int]:
     """How many a second call takes, and its backward pass."""
     from torch.distributed.tensor.debug import CommDebugMode
