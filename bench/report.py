@@ -11,7 +11,14 @@ from typing import Any
 
 Row = dict[str, Any]
 MATH = "math"  # torch's math path among the contenders of attention
-OTHERS = ("decode", "forward", "accuracy", "memory", "overhead")  # what is measured besides speed
+OTHERS = (
+    "decode",
+    "forward",
+    "accuracy",
+    "memory",
+    "overhead",
+    "first_call",
+)  # what is measured besides speed
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
 
@@ -270,6 +277,21 @@ def overhead_table(rows: list[Row]) -> str:
     )
 
 
+def first_call_table(rows: list[Row]) -> str:
+    """Milliseconds of a process's first call of a fold."""
+
+    def cell(row: Row, phase: str) -> str:
+        text, limit = f"{row['milliseconds'][phase]:.0f}", row["limits"].get(phase)
+        return (
+            text
+            if limit is None
+            else f"{text}, {limit:.0f} ms {_verdict(row['milliseconds'][phase] <= limit)}"
+        )
+
+    phases = list(rows[0]["milliseconds"])
+    return table(["fold", *phases], [[row["op"], *(cell(row, phase) for phase in phases)] for row in rows])
+
+
 def _by_operator(rows: list[Row]) -> list[list[Row]]:
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["op"])]
 
@@ -364,6 +386,12 @@ def tables(document: Row) -> str:
             "### Overhead",
             "Microseconds of a call that records gradients, alone and with its backward.",
             overhead_table(document["overhead"]),
+        ]
+    if document.get("first_call"):
+        parts += [
+            "### First call of a fold of one's own",
+            "Milliseconds in a fresh process: with an empty cache of kernels, then with a filled one.",
+            first_call_table(document["first_call"]),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
     held = document["memory"] or document["overhead"] or any(phase["target"] is not None for phase in phases)

@@ -23,6 +23,7 @@ import torch
 
 from bench.accuracy import measure_accuracy
 from bench.decode import measure_decode
+from bench.first_call import measure_first_call
 from bench.forward import measure_forward
 from bench.harness import time_case
 from bench.machine import environment
@@ -44,7 +45,7 @@ from monoidreduce._command_line import (
 )
 
 OPERATORS = ("attention", "cross_entropy", "distillation", "mlp", "logsumexp", "folds")
-OTHERS = ("decode", "forward", "accuracy", "memory", "overhead")
+OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call")
 SECONDS = 8.0  # for each case
 
 
@@ -78,6 +79,9 @@ def bench(
     if "overhead" in what:
         print("measuring call overhead", file=sys.stderr)
         document["overhead"] = measure_overhead(device)
+        yield document
+    if "first_call" in what:
+        document["first_call"] = measure_first_call(device, quick)
         yield document
 
 

@@ -24,7 +24,7 @@ class Torch {
   static const Torch& get() { return *instance(); }
 
   // None is an absent tensor. A view keeps nothing alive: the caller holds its arguments. in_memory: or the tensor may be on any
-  // device, and the view is of none.
+  // device, and the view has its shape alone.
   TensorView view(const char* argument, py::handle object, bool in_memory = true) const {
     if (object.is_none()) return {};
     if (!PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(tensor_.ptr()))) {
@@ -37,7 +37,7 @@ class Torch {
     if (call(object, is_neg_).ptr() == Py_True)
       reject(argument, "memory as it is", "a lazy negation: resolve_neg() it");
     view.dtype = dtype(argument, object);
-    if (in_memory) view.cuda_device = cuda_device(argument, object);
+    view.cuda_device = cuda_device(argument, object, in_memory);
     const py::object sizes = get(object, shape_);
     const py::object strides = call(object, stride_);
     const auto rank = PyTuple_GET_SIZE(sizes.ptr());
@@ -142,11 +142,12 @@ class Torch {
     return static_cast<DType>(at - dtypes_);
   }
 
-  int cuda_device(const char* argument, py::handle object) const {
-    if (get(object, is_cpu_).ptr() == Py_True) return -1;
-    if (get(object, is_cuda_).ptr() != Py_True)
+  int cuda_device(const char* argument, py::handle object, bool in_memory) const {
+    if (get(object, is_cuda_).ptr() == Py_True)
+      return static_cast<int>(integer(call(object, get_device_).ptr()));
+    if (in_memory && get(object, is_cpu_).ptr() != Py_True)
       reject(argument, "a tensor on the CPU or a CUDA device", get(object, device_));
-    return static_cast<int>(integer(call(object, get_device_).ptr()));
+    return -1;
   }
 
   [[noreturn]] static void reject(const char* argument, const std::string& expected, const py::object& got) {

@@ -64,6 +64,25 @@ MR_HD bool is_larger(R x, Index<R> j, R y, Index<R> k) {
   return is_larger(x, y) || (j < k && !is_larger(y, x));
 }
 
+template <class P>
+struct StatisticsSums {
+  using R = typename P::Real;
+  Numbers<R, P::kSoftmaxes> mass;
+  Numbers<R, means<P>()> mean;  // of weights times values
+  Numbers<R, P::kTotals> total;
+
+  MR_HD static StatisticsSums none() {
+    StatisticsSums x{};
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) x.total[k] = R(-0.f);
+    return x;
+  }
+  MR_HD void add(const StatisticsSums& x) {
+    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) mass[s] = mass[s] + x.mass[s];
+    MR_UNROLL for (int k = 0; k < means<P>(); ++k) mean[k] = mean[k] + x.mean[k];
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) total[k] = total[k] + x.total[k];
+  }
+};
+
 // Of some elements of a row. Weights are measured from a frame, the largest log weight; one of +inf from the largest finite
 // number, as in LogSumExp.
 template <class P>
@@ -71,9 +90,8 @@ struct StatisticsState {
   using R = typename P::Real;
   using I = Index<R>;
   static constexpr I kNoColumn = std::numeric_limits<I>::max();
-  Numbers<R, P::kSoftmaxes> frame, mass;
-  Numbers<R, means<P>()> mean;  // sums of weights times values
-  Numbers<R, P::kTotals> total;
+  Numbers<R, P::kSoftmaxes> frame;
+  StatisticsSums<P> sums;
   Numbers<R, P::kLargest> largest;
   Numbers<I, P::kLargest> at;
   Numbers<I, P::kCounts> count;
@@ -85,21 +103,22 @@ struct StatisticsState {
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R to = select(top[s] == infinity<R>(), monoidreduce::largest<R>(), top[s]);
       const R factor = exp(frame[s] - origin(to));
-      frame[s] = to, mass[s] = mass[s] * factor;
-      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] = mean[k] * factor;
+      frame[s] = to, sums.mass[s] = sums.mass[s] * factor;
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor;
     }
   }
-  // An element whose log weights the frames hold, behind all earlier ones.
-  MR_HD void add(const ElementStatistics<P>& e, I column, bool present) {
+  // An element whose log weights the frames hold, behind all earlier ones. part: the sums that it is added to.
+  MR_HD void add(const ElementStatistics<P>& e, I column, bool present, StatisticsSums<P>& part) {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R log_weight = present ? e.log_weight[s] : -infinity<R>();
       const R weight = exp(log_weight - origin(frame[s]));
-      mass[s] = mass[s] + weight;
-      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) mean[k] =
-          mean[k] + select(log_weight == -infinity<R>(), R(0), weight * e.mean[k]);
+      part.mass[s] = part.mass[s] + weight;
+      MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) part.mean[k] =
+          part.mean[k] + select(log_weight == -infinity<R>(), R(0), weight * e.mean[k]);
     }
-    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) total[k] = total[k] + select(present, e.total[k], R(-0.f));
+    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) part.total[k] =
+        part.total[k] + select(present, e.total[k], R(-0.f));
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
       const bool take = present && is_larger(e.largest[k], largest[k]);
       largest[k] = select(take, e.largest[k], largest[k]), at[k] = select(take, column, at[k]);
@@ -116,20 +135,16 @@ struct StatisticsSum {
 
   MR_HD State identity() const {
     State s{};
-    MR_UNROLL for (int k = 0; k < P::kSoftmaxes; ++k) s.frame[k] = -infinity<R>(), s.mass[k] = R(0);
-    MR_UNROLL for (int k = 0; k < means<P>(); ++k) s.mean[k] = R(0);
-    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) s.total[k] = R(-0.f);
+    s.sums = StatisticsSums<P>::none();
+    MR_UNROLL for (int k = 0; k < P::kSoftmaxes; ++k) s.frame[k] = -infinity<R>();
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) s.largest[k] = -infinity<R>(), s.at[k] = State::kNoColumn;
-    MR_UNROLL for (int k = 0; k < P::kCounts; ++k) s.count[k] = 0;
     return s;
   }
   MR_HD State combine(State a, State b) const {
     Numbers<R, P::kSoftmaxes> top;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) top[s] = max(b.frame[s], a.frame[s]);
     a.raise(top), b.raise(top);
-    MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) a.mass[s] = a.mass[s] + b.mass[s];
-    MR_UNROLL for (int k = 0; k < means<P>(); ++k) a.mean[k] = a.mean[k] + b.mean[k];
-    MR_UNROLL for (int k = 0; k < P::kTotals; ++k) a.total[k] = a.total[k] + b.total[k];
+    a.sums.add(b.sums);
     MR_UNROLL for (int k = 0; k < P::kLargest; ++k) {
       const bool take = is_larger(b.largest[k], b.at[k], a.largest[k], a.at[k]);
       a.largest[k] = select(take, b.largest[k], a.largest[k]), a.at[k] = select(take, b.at[k], a.at[k]);
@@ -140,6 +155,7 @@ struct StatisticsSum {
 };
 
 // Folds kCount elements into the states of kStates rows: element i belongs to row row_of(i). kAll: are all of them present.
+// Their sums are added to the states' once: errors grow with the elements of a part and the parts, not with their product.
 template <class P, int kCount, bool kAll, int kStates, class RowOf, class ElementAt, class Present>
 MR_HD void fold_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_of, const ElementAt& element,
                          const Present& present) {
@@ -154,10 +170,13 @@ MR_HD void fold_elements(StatisticsState<P> (&state)[kStates], const RowOf& row_
     }
     MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].raise(top[r]);
   }
+  StatisticsSums<P> part[kStates];
+  MR_UNROLL for (int r = 0; r < kStates; ++r) part[r] = StatisticsSums<P>::none();
   MR_UNROLL for (int i = 0; i < kCount; ++i) {
     const ProgramElement<P> e = element(i);
-    state[row_of(i)].add(P::statistics(e), e.position, kAll || present(i));
+    state[row_of(i)].add(P::statistics(e), e.position, kAll || present(i), part[row_of(i)]);
   }
+  MR_UNROLL for (int r = 0; r < kStates; ++r) state[r].sums.add(part[r]);
 }
 
 // The numbers that a call gives a program: of rows and of columns [data, rows] and [data, columns], in the accumulation type
@@ -209,13 +228,13 @@ struct StatisticsResults {
     std::int64_t* index = indices + row;
     int k = 0;
     for (int s = 0; s < P::kSoftmaxes; ++s) {
-      const T mass = scalar(state.mass[s]);
+      const T mass = scalar(state.sums.mass[s]);
       const LogNumber<T> lse = LogNumber<T>{scalar(state.frame[s]), T(0)} + log_number(mass);
       *value = lse.high, value += rows, *of_low = lse.low, of_low += rows;
       for (int end = k + P::kMeans[s]; k < end; ++k, value += rows)
-        *value = mass == T(0) ? T(0) : scalar(state.mean[k]) / mass;
+        *value = mass == T(0) ? T(0) : scalar(state.sums.mean[k]) / mass;
     }
-    for (int n = 0; n < P::kTotals; ++n, value += rows) *value = scalar(state.total[n]);
+    for (int n = 0; n < P::kTotals; ++n, value += rows) *value = scalar(state.sums.total[n]);
     for (int n = 0; n < P::kLargest; ++n, value += rows, index += rows) {
       const I column = state.at[n];
       *value = scalar(state.largest[n]), *index = column == StatisticsState<P>::kNoColumn ? lowest : column;
