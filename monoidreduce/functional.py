@@ -925,7 +925,7 @@ def mlp(
     )
     workspace = workspace_bytes(None)
     if sharded is None:
-        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, workspace)
+        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, workspace, False)
     else:
         out = sharded.mlp(workspace)
     return _like_rows(out, x)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import AttentionOverRanks, Each, OverRanks, on_ranks
+from ranks import AttentionOverRanks, Each, OverRanks, on_ranks, same_bits
 from specimens import (
     ONE_EACH,
     attention_inputs,
@@ -128,6 +128,24 @@ def test_logsumexp(own_rows: bool, dtype: torch.dtype) -> None:
 def test_mlp(own_rows: bool, ranks: int, dtype: torch.dtype) -> None:
     inputs = mlp_inputs(ROWS, 24, 67, 25, dtype=dtype, bias1=True, bias2=True, **CPU)
     check("mlp", inputs, {"activation": "gelu"}, ranks, own_rows=own_rows)
+
+
+def _mlp(group: Any, inputs: Any) -> torch.Tensor:
+    return mr.mlp(**inputs, activation="relu", process_group=group)
+
+
+def test_partial_results_of_an_mlp_are_rounded_once() -> None:
+    whole = mlp_inputs(ROWS, 24, 68, 25, dtype=torch.bfloat16, bias2=True, **CPU)
+    split = OverRanks("mlp", 4)
+    parts = {name: split.parts(name, t) for name, t in whole.items()}
+    inputs = [{name: t[rank] for name, t in parts.items()} for rank in range(4)]
+    total = torch.zeros(())
+    for rank, of_rank in enumerate(inputs):
+        bias2 = of_rank["bias2"] if rank == 0 else None
+        tensors = (of_rank["x"], of_rank["w1"], of_rank["w2"], None, bias2)
+        total = total + torch.ops.monoidreduce.mlp(*tensors, "relu", None, True)
+    assert total.dtype == torch.float32
+    assert torch.equal(same_bits(on_ranks(4, _mlp, Each(inputs))), total.bfloat16())
 
 
 @pytest.mark.parametrize("operator", ("linear_cross_entropy", "mlp"))
