@@ -7,7 +7,6 @@ see; gradients of keys and values are summed over ranks. Neither splits a row's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,16 @@ from torch import Tensor
 from monoidreduce import functional
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._validate import check_bool, check_choice, mismatch
+from monoidreduce.distributed.attention_folds import (
+    HEADS,
+    POSITIONS,
+    Fold,
+    attend,
+    fold_gradients,
+    fold_rows,
+    gradients,
+    part_of_bias,
+)
 from monoidreduce.distributed.collectives import exchange, sum_over_ranks
 from monoidreduce.distributed.fold import replicated
 from monoidreduce.distributed.group import Group, Sharding, facts_of, together
@@ -27,8 +36,6 @@ __all__ = ["attention_over_ranks"]
 
 METHODS = ("auto", "ulysses", "all_gather")
 OPTIONS = ("scale", "softcap", "left", "right", "unrounded")  # of the op
-HEADS, POSITIONS = 1, 2  # axes
-ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -107,23 +114,6 @@ def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:
     return even and method != "all_gather"
 
 
-def _of_bias(bias: Tensor | None, heads: slice, queries: slice, keys: slice) -> Any:
-    """A view of what some scores have of a bias [B, H, M, N]; an axis of size 1 is all they have."""
-    if bias is None:
-        return None
-    parts = zip(bias.shape, (ALL, heads, queries, keys), strict=True)
-    return bias[tuple(part if size > 1 else ALL for size, part in parts)]
-
-
-def _forward(*args: Any) -> Any:
-    return torch.ops.monoidreduce.attention.default(*args)
-
-
-def _backward(*args: Any, unrounded: bool) -> list[Tensor]:
-    """args: those of the op, whose keys are all that its queries see."""
-    return [*torch.ops.monoidreduce.attention_backward.default(*args, True, unrounded)]
-
-
 class _Ulysses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
@@ -131,7 +121,7 @@ class _Ulysses(torch.autograd.Function):
         ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
         q, k, v = _to_heads(q, call.queries), _to_heads(k, call.keys), _to_heads(v, call.keys)
-        out, lse, lse_low = _forward(q, k, v, _of_bias(bias, ctx.own, ALL, ALL), *call.options)
+        out, lse, lse_low = attend(q, k, v, part_of_bias(bias, heads=ctx.own), *call.options)
         ctx.save_for_backward(q, k, v, bias, out, lse, lse_low)
         ctx.set_materialize_grads(False)
         of_own = _to_positions(lse[..., None], call.queries)[..., 0] if call.with_lse else None
@@ -148,22 +138,22 @@ class _Ulysses(torch.autograd.Function):
         if grad_lse is not None:
             grad_lse = _to_heads(grad_lse[..., None], call.queries)[..., 0]
         q, k, v, bias, *results = ctx.saved_tensors
-        inputs = (q, k, v, _of_bias(bias, ctx.own, ALL, ALL))
+        inputs = (q, k, v, part_of_bias(bias, heads=ctx.own))
         partial = ctx.key_heads < call.group.size  # ranks share a key head
-        found = _backward(grad_out, grad_lse, *inputs, *results, *call.options, needed, unrounded=partial)
-        gradients: list[Tensor | None] = [None] * 4
+        found = gradients(grad_out, grad_lse, *inputs, *results, *call.options, needed, unrounded=partial)
+        result: list[Tensor | None] = [None] * 4
         if needed[0]:
-            gradients[0] = _to_positions(found[0].to(q.dtype), call.queries)
+            result[0] = _to_positions(found[0].to(q.dtype), call.queries)
         for i in (1, 2):
             if needed[i]:
                 part = found[i] if call.sent is None or not partial else found[i].to(call.sent)
                 of_ranks = _to_positions(part, call.keys)
-                gradients[i] = _summed_heads(of_ranks, ctx.key_heads, k.dtype) if partial else of_ranks
+                result[i] = _summed_heads(of_ranks, ctx.key_heads, k.dtype) if partial else of_ranks
         if needed[3]:
             total = accumulator(bias)
-            _of_bias(total, ctx.own, ALL, ALL).copy_(found[3])
-            gradients[3] = sum_over_ranks(total, call.group, bias.dtype, sent=call.sent)
-        return None, *gradients
+            part_of_bias(total, heads=ctx.own).copy_(found[3])
+            result[3] = sum_over_ranks(total, call.group, bias.dtype, sent=call.sent)
+        return None, *result
 
 
 def _to_heads(part: Tensor, split: Split) -> Tensor:
@@ -192,49 +182,12 @@ def _summed_heads(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return shared.sum(2, dtype=accumulation_dtype(t.dtype)).to(dtype)
 
 
-@dataclass(frozen=True)
-class _Fold:
-    """Queries that follow each other, and the keys that they see.
-
-    own: the queries among this rank's. queries, keys: among those of all ranks. options: of the op, which
-    aligns the last of these queries with the last of these keys.
-    """
-
-    own: slice
-    queries: slice
-    keys: slice
-    options: tuple[Any, ...]
-
-    @classmethod
-    def of_rank(cls, call: Call) -> list[_Fold]:
-        found, at = [], 0
-        scale, softcap, left, right, unrounded = call.options
-        keys = call.keys.length
-        shift = keys - call.queries.length
-        for first, end in call.queries.spans(call.group.rank):
-            stop = keys if right < 0 else min(max(end + shift + right, 0), keys)
-            start = 0 if left < 0 else min(max(first + shift - left, 0), stop)
-            moved = stop - (end + shift)  # the last query's key
-            window = left if left < 0 else left + moved, right if right < 0 else max(right - moved, 0)
-            options = (scale, softcap, *window, unrounded)
-            own, at = slice(at, at + end - first), at + end - first
-            found.append(cls(own, slice(first, end), slice(start, stop), options))
-        return found
-
-    def inputs(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
-        return q[:, :, self.own], keys[:, :, self.keys], values[:, :, self.keys], self.of_bias(bias)
-
-    def of_bias(self, bias: Tensor | None) -> Any:
-        return _of_bias(bias, ALL, self.queries, self.keys)
-
-
 class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
-        ctx.call, ctx.folds = call, _Fold.of_rank(call)
+        ctx.call, ctx.folds = call, Fold.of_rank(call.queries, call.keys, call.options)
         keys, values = call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS)
-        found = [_forward(*fold.inputs(q, keys, values, bias), *fold.options) for fold in ctx.folds]
-        out, lse, lse_low = map(_in_order, zip(*found, strict=True))
+        out, lse, lse_low = fold_rows(ctx.folds, q, keys, values, bias)
         ctx.save_for_backward(q, k, v, bias, out, lse, lse_low)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -246,32 +199,15 @@ class _AllGather(torch.autograd.Function):
         if grad_out is None and grad_lse is None:
             return (None,) * 5
         q, k, v, bias, *results = ctx.saved_tensors
-        keys, values = call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS)
-        summed = zip((keys, values, bias), needed[1:], strict=True)
-        dk, dv, dbias = (accumulator(t) if wanted else None for t, wanted in summed)
-        dq = []
-        for fold in ctx.folds:
-            own = [None if t is None else t[:, :, fold.own] for t in (grad_out, grad_lse, *results)]
-            inputs = fold.inputs(q, keys, values, bias)
-            found = _backward(*own[:2], *inputs, *own[2:], *fold.options, needed, unrounded=True)
-            dq.append(found[0].to(q.dtype))
-            if dk is not None:
-                dk[:, :, fold.keys] += found[1]
-            if dv is not None:
-                dv[:, :, fold.keys] += found[2]
-            if dbias is not None:
-                fold.of_bias(dbias).add_(found[3])
+        inputs = (q, call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS), bias)
+        dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, tuple(results), needed)
         return (
             None,
-            _in_order(dq) if needed[0] else None,
+            dq,
             None if dk is None else _own_sum(dk, call, k.dtype),
             None if dv is None else _own_sum(dv, call, v.dtype),
             None if dbias is None else sum_over_ranks(dbias, call.group, bias.dtype, sent=call.sent),
         )
-
-
-def _in_order(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), POSITIONS)
 
 
 def _own_sum(total: Tensor, call: Call, dtype: torch.dtype) -> Tensor:
