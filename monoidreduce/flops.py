@@ -23,7 +23,12 @@ import torch
 __all__ = ["FORMULAS", "register_when_counted"]
 
 Shape = Sequence[int]
-Needed = Sequence[bool]
+
+
+def _needed(rest: Sequence[Any]) -> Sequence[bool]:
+    """Which gradients a backward op was asked for: its last list, behind which options of it may be."""
+    found: Sequence[bool] = next(each for each in reversed(rest) if isinstance(each, (list, tuple)))
+    return found
 
 
 def attention(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
@@ -35,7 +40,7 @@ def attention_backward(
     grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
 ) -> int:
     """Scores again, the derivatives by weights, and three gradients; without a grad_out none by v."""
-    needed: Needed = rest[-1]
+    needed = _needed(rest)
     of_values = [needed[0] or needed[1] or needed[3], needed[2]] if grad_out is not None else []
     return _pairs(q, k) * (q[3] * (1 + sum(needed[:2])) + v[3] * sum(of_values))
 
@@ -53,7 +58,7 @@ def linear_cross_entropy_backward(
     grad_loss: Shape | None, grad_lse: Shape | None, x: Shape, weight: Shape, *rest: Any, **_: Any
 ) -> int:
     """Logits again, and two gradients."""
-    needed: Needed = rest[-1]
+    needed = _needed(rest)
     return linear_cross_entropy(x, weight) * (1 + sum(needed[:2]))
 
 
@@ -68,7 +73,7 @@ def linear_distillation_backward(
     grad_loss: Shape, x: Shape, weight: Shape, teacher_x: Shape, *rest: Any, **_: Any
 ) -> int:
     """The logits of both again, and up to four gradients."""
-    needed: Needed = rest[-1]
+    needed = _needed(rest)
     return 2 * x[0] * weight[0] * (x[1] * (1 + sum(needed[:2])) + teacher_x[1] * (1 + sum(needed[2:4])))
 
 
@@ -97,7 +102,7 @@ def mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
 
 def mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
     """Hidden values again, the derivatives by them, and three gradients."""
-    needed: Needed = rest[-1]
+    needed = _needed(rest)
     of_x, of_w1, of_w2, of_bias1 = needed[:4]
     of_hidden = of_x or of_w1 or of_bias1
     inwards = (of_hidden or of_w2) + of_x + of_w1
@@ -111,7 +116,7 @@ def logsumexp_matmul(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
 
 def logsumexp_matmul_backward(grad_lse: Shape, a: Shape, b: Shape, *rest: Any, **_: Any) -> int:
     """Scores again, and two gradients."""
-    needed: Needed = rest[-1]
+    needed = _needed(rest)
     return logsumexp_matmul(a, b) * (1 + sum(needed))
 
 
@@ -124,7 +129,7 @@ def statistics_backward(
     grad_values: Shape, a: Shape, b: Shape, other_a: Shape | None, *rest: Any, **_: Any
 ) -> int:
     """Scores again, up to four gradients, and scores once more for data of rows and for data of columns."""
-    needed: Needed = rest[-1]
+    needed = _needed(rest)
     of_operands = statistics(a, b, None) * sum(needed[:2])
     if other_a:
         of_operands += statistics(other_a, b, None) * sum(needed[2:4])

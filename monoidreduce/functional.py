@@ -11,12 +11,13 @@ Common to all of them:
   work is done.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
 - Given a `process_group`, a ProcessGroup or a one-dimensional DeviceMesh, the columns of the fold (classes,
-  keys, hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
+  hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
   upstream gradients. Results, and gradients of rows, are the same bits on all of them; gradients of columns
   are of a rank's own. `classes` is the number of columns of all ranks: shards may then be those of
   torch.chunk, or be padded to one length, and padding takes no part. With `sequence_parallel` each rank has
   other rows, equally many, and results of rows are of its own. `grad_dtype` is the dtype in which partial
-  gradients of rows are sent, by default the accumulation dtype. See docs/distributed.md.
+  gradients of rows are sent, by default the accumulation dtype. Of attention the sequence is split. See
+  docs/distributed.md.
 - `torch.vmap` and batches of upstream gradients (`torch.func.jacrev`, `is_grads_batched`) make one call for
   each member of the batch, one after another.
 """
@@ -276,6 +277,11 @@ def attention(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 @overload
 def attention(
@@ -293,6 +299,11 @@ def attention(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     return_lse: Literal[True],
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
@@ -310,6 +321,11 @@ def attention(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     return_lse: bool,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -326,6 +342,11 @@ def attention(
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
     return_lse: bool = False,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(mask(softcap(scale * q @ k^T) + bias)) @ v, without the score matrix.
@@ -351,6 +372,15 @@ def attention(
         block_mask: in place of mask_mod, what `monoidreduce.block_mask` made of it, or torch's BlockMask:
             blocks that keep nothing are skipped. See docs/score_mod.md.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
+        process_group: q, k and v are this rank's part of the queries and keys, as `distributed.shard` makes
+            it of axis 2; so are the results. bias is of all queries and keys, on every rank. Causal masks and
+            windows are of the whole sequence. See docs/distributed.md.
+        method: "ulysses" gives each rank some heads of all positions. "all_gather" gives each rank the keys
+            and values of all. "auto" is ulysses where ranks can share the heads evenly, else all_gather.
+        layout: "contiguous" or "zigzag", the parts as `distributed.shard` makes them.
+        length: the number of queries, and of keys, of all ranks. None: each rank has as many.
+        grad_dtype: in which partial gradients are sent, if several ranks have a part of one; by default the
+            accumulation dtype.
 
     Returns:
         out [B, H, M, D] in the dtype of q and, with return_lse, lse [B, H, M] in the accumulation dtype, in
@@ -362,31 +392,87 @@ def attention(
     """
     if others:
         refuse("attention", others)
-    q, k, v, sizes = attention_operands(q, k, v)
+    named = {"score_mod": score_mod, "mask_mod": mask_mod, "block_mask": block_mask}
+    mods = {name: mod for name, mod in named.items() if mod is not None}
+    if process_group is not None:
+        from monoidreduce.distributed.attention import attention_over_ranks
+
+        for name, mod in mods.items():
+            raise ValueError(mismatch(name, "None beside process_group", type(mod)))
+        ranks = (process_group, method, layout, length, grad_dtype)
+        tensors = (q, k, v, bias, sinks)
+        found: Tensor | tuple[Tensor, Tensor] = attention_over_ranks(
+            *ranks, *tensors, return_lse, causal=causal, scale=scale, window=window, softcap=softcap
+        )
+        return found
+    if (method, layout, length, grad_dtype) != ("auto", "contiguous", None, None):
+        expected = "a ProcessGroup or DeviceMesh, for method, layout, length or grad_dtype"
+        raise ValueError(mismatch("process_group", expected, None))
     return_lse = check_bool("return_lse", return_lse)
-    if sinks is not None:
-        check_axes("sinks", check_floating("sinks", sinks), ("H",), sizes)
-        check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
-    mods = score_mod, mask_mod, block_mask
-    if mods != (None, None, None):
+    of_rows = None
+    if mods:
         from monoidreduce.attend import modified_attention
 
-        out, lse = modified_attention(q, k, v, mods, causal, scale, window, softcap, bias)
+        q, k, v, _ = attention_operands(q, k, v)
+        check_sinks(sinks, q)
+        of_call = (score_mod, mask_mod, block_mask)
+        out, lse = modified_attention(q, k, v, of_call, causal, scale, window, softcap, bias)
     else:
-        bias = None if bias is None else _check_bias(bias, q, sizes)
-        scale, softcap = score_factors(scale, softcap)
-        of_rows = bias if bias is not None and raises_rows(bias) else None
-        bias = None if of_rows is not None else bias
-        # The gradient of a bias that is not rounded shows what rounding out costs the centre of its rows.
-        unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
-        options = scale, softcap, *bounds(causal, window), unrounded
+        (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, causal, scale, window, softcap)
+        check_sinks(sinks, q)
         out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
-        if of_rows is not None:
-            out, lse = _raised(out, lse, of_rows)
+    out, lse = finished(out, lse, q.dtype, of_rows, sinks)
+    return (out, lse) if return_lse else out
+
+
+def check_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    whole: Callable[[int, int], tuple[int, int]] = lambda queries, keys: (queries, keys),
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[Any, ...], Tensor | None]:
+    """The tensors and options of the op; and a bias by rows, which is left to `finished`.
+
+    whole: of how many queries and keys the bias is, if q and k have so many.
+    """
+    q, k, v, sizes = attention_operands(q, k, v)
+    of_bias = whole(sizes["M"], sizes["N"])
+    if bias is not None:
+        check_tensor("bias", bias)
+        if bias.dtype != torch.bool:
+            check_floating("bias", bias)
+            bias = autocast(bias, autocast_dtype(q))
+        check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
+        _check_broadcast(bias, (sizes["B"], sizes["H"], *of_bias))
+    scale, softcap = score_factors(scale, softcap)
+    of_rows = bias if bias is not None and raises_rows(bias) else None
+    bias = None if of_rows is not None else bias
+    # The gradient of a bias that is not rounded shows what rounding out costs the centre of its rows.
+    unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
+    return (q, k, v, bias), (scale, softcap, *bounds(causal, window), unrounded), of_rows
+
+
+def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+    """Are these sinks of q, one a head."""
+    if sinks is not None:
+        check_axes("sinks", check_floating("sinks", sinks), ("H",), {"H": q.shape[1]})
+        check_like("sinks", sinks, "q", q, (q.dtype, accumulation_dtype(q.dtype)))
+
+
+def finished(
+    out: Tensor, lse: Tensor, dtype: torch.dtype, of_rows: Tensor | None, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """What the op returns, with a bias by rows added to all scores, with sinks, and rounded to the dtype."""
+    if of_rows is not None:
+        out, lse = _raised(out, lse, of_rows)
     if sinks is not None:
         out, lse = _with_sinks(out, lse, sinks)
-    out = out.to(q.dtype)
-    return (out, lse) if return_lse else out
+    return out if out.dtype == dtype else out.to(dtype), lse
 
 
 def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
@@ -401,17 +487,6 @@ def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
         raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
     check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
     return q, k, v, sizes
-
-
-def _check_bias(bias: Tensor, q: Tensor, sizes: dict[str, int]) -> Tensor:
-    """A bias of scores [B, H, M, N], under autocast in its dtype."""
-    check_tensor("bias", bias)
-    if bias.dtype != torch.bool:
-        check_floating("bias", bias)
-        bias = autocast(bias, autocast_dtype(q))
-    check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
-    _check_broadcast(bias, (sizes["B"], sizes["H"], sizes["M"], sizes["N"]))
-    return bias
 
 
 def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:
@@ -1043,7 +1118,7 @@ def mlp(
     )
     workspace = workspace_bytes(None)
     if sharded is None:
-        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, workspace)
+        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, workspace, False)
     else:
         out = sharded.mlp(workspace)
     return _like_rows(out, x)

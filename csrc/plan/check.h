@@ -18,7 +18,7 @@ Plan plan_without_workspace(const Call& given, const DeviceFacts& gpu, const Lau
   return plan(x, gpu, launch);
 }
 
-inline void check_gradient(const char* name, const TensorView& t, DType expected) {
+inline void check_dtype(const char* name, const TensorView& t, DType expected) {
   require(!t.present() || t.dtype == expected, name, ": expected ", monoidreduce::name(expected),
           ", as the plan says, got ", monoidreduce::name(t.dtype));
 }
@@ -28,11 +28,18 @@ void check_gradients(const Call& x, const Plan& plan) {
   const DType same = plan.sizes.dtype, sums = accumulation(same);
   const DType of_columns = plan.can().tensor_cores ? same : sums, of_rows = plan.adds_rows ? sums : same;
   if constexpr (requires { x.d_q; })
-    check_gradient("dq", x.d_q, of_rows), check_gradient("dk", x.d_k, of_columns),
-        check_gradient("dv", x.d_v, of_columns);
+    check_dtype("dq", x.d_q, of_rows), check_dtype("dk", x.d_k, of_columns),
+        check_dtype("dv", x.d_v, of_columns);
   if constexpr (requires { x.d_w1; })
-    check_gradient("dx", x.d_x, of_rows), check_gradient("dw1", x.d_w1, of_columns),
-        check_gradient("dw2", x.d_w2, of_columns);
+    check_dtype("dx", x.d_x, of_rows), check_dtype("dw1", x.d_w1, of_columns),
+        check_dtype("dw2", x.d_w2, of_columns);
+}
+
+// The result of an MLP, which tensor cores round.
+template <class Call>
+void check_result(const Call& x, const Plan& plan) {
+  if constexpr (requires { x.bias2; })
+    if (plan.can().tensor_cores) check_dtype("out", x.out, plan.sizes.dtype);
 }
 
 template <class Call>
@@ -64,6 +71,7 @@ void check(const Call& x, const Plan& plan) {
   check_scratch(x, plan);
   check_order(x, plan);
   check_gradients(x, plan);
+  check_result(x, plan);
 }
 
 // Of some columns of the call, and for an MLP in parts some rows.

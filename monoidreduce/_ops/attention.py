@@ -151,6 +151,7 @@ def attention_backward(
     unrounded: bool,
     needed: list[bool],
     whole: bool = True,
+    unrounded_gradients: bool = False,
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
     if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
@@ -172,6 +173,7 @@ def attention_backward(
             unrounded,
             [*needed[:2], False, needed[3]],
             whole,
+            unrounded_gradients,
         )
         if needed[2]:
             found[2] = v.new_zeros(v.shape)
@@ -194,7 +196,8 @@ def attention_backward(
         d_rows = accumulator(q) if plan.adds_rows else new(q)
         gradients = [d_rows, new(k), new(v)]
     else:
-        gradients = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
+        of = zip((q, k, v), needed[:3], strict=True)
+        gradients = [gradient(t, wanted, unrounded_gradients) for t, wanted in of]
     dq, dk, dv = gradients
     dbias = bias_gradient(bias, needed[3])
     _C.attention_backward(
@@ -217,7 +220,7 @@ def attention_backward(
         *launch(q),
         plan,
     )
-    return rounded((dq, dk, dv, dbias), inputs, needed)
+    return rounded((dq, dk, dv, dbias), inputs, needed, unrounded_gradients)
 
 
 register(
@@ -230,5 +233,6 @@ register(
     forward=attention_forward,
     fake=attention_results,
     backward=attention_backward,
-    backward_options="bool whole=True",  # are k and v all keys that out and lse are of, or a slice of them
+    # Are k and v all keys that out and lse are of, or a slice of them; and see `UNROUNDED`.
+    backward_options="bool whole=True, bool unrounded_gradients=False",
 )

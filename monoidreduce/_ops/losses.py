@@ -42,7 +42,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor | None:
     return None if reduction == "none" else losses.new_empty(())
 
 
-def _count(
+def mean_divisor(
     counted: Tensor | None, reduction: str, like: Tensor, weights: Tensor | None = None
 ) -> Tensor | None:
     """What a mean divides by where the host does not know it: the number of tokens, or their weights' sum."""
@@ -146,7 +146,7 @@ def with_mean(class_weight: Tensor | None) -> Tensor | None:
     return torch.cat((weights.mean(0, keepdim=True), weights, weights.new_zeros(-len(weights) % 256)))
 
 
-def _target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
+def target_weights(class_weights: Tensor | None, target: Tensor, counted: Tensor) -> Tensor | None:
     """The weight of each token's target, 0 where it is ignored. An invalid target, on a GPU, has any."""
     if class_weights is None:
         return None
@@ -240,7 +240,7 @@ def cross_entropy_forward(
     _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
     if class_weights is not None and reduced is not None:
         counted = target != ignore_index
-        count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
+        count = mean_divisor(counted, reduction, lse, target_weights(class_weights, target, counted))
         reduced = reduced if count is None else reduced / count
     return losses if reduced is None else reduced, lse, lse_low, kept
 
@@ -274,7 +274,7 @@ def cross_entropy_backward(
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
     counted, class_weights = target != ignore_index, with_mean(class_weight)
     if grad_loss is not None:
-        count = _count(counted, reduction, lse, _target_weights(class_weights, target, counted))
+        count = mean_divisor(counted, reduction, lse, target_weights(class_weights, target, counted))
         grad_loss = _unreduced(grad_loss, lse, count, reduction)
     workspace = get_workspace() if workspace is None else workspace
     options, plan = (logit_scale, softcap, ignore_index, label_smoothing, z_loss), None
@@ -417,7 +417,7 @@ def distillation_backward(
     unrounded: bool = False,
 ) -> list[Tensor]:
     stats, kept = stats.contiguous(), kept.contiguous()
-    count = _count(mask, reduction, stats)
+    count = mean_divisor(mask, reduction, stats)
     grad_losses = _unreduced(grad_loss, stats[0], count, reduction)
     workspace, plan = get_workspace() if workspace is None else workspace, None
     inputs, options = (x, weight, teacher_x, teacher_weight), (DISTILLATION_LOSSES.index(kind), temperature)

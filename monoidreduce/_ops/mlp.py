@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
+    accumulation_dtype,
     accumulator,
     allows_tf32,
     bias_gradient,
@@ -29,8 +30,19 @@ from monoidreduce.workspace import get_workspace
 ACTIVATIONS = choices("mlp_forward", "activation")
 
 
-def mlp_result(x: Tensor, w1: Tensor, w2: Tensor, *_: Any) -> Tensor:
-    return x.new_empty((x.shape[0], w2.shape[0]))
+def mlp_result(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
+    workspace: int | None,
+    unrounded_result: bool,
+) -> Tensor:
+    """unrounded_result: it has the accumulation dtype."""
+    shape = (x.shape[0], w2.shape[0])
+    return statistics(x, *shape) if unrounded_result else x.new_empty(shape)
 
 
 def _readable_mlp(
@@ -73,17 +85,18 @@ def mlp_forward(
     bias2: Tensor | None,
     activation: str,
     workspace: int | None,
+    unrounded_result: bool,
 ) -> Tensor:
     kind, on_device, outputs = ACTIVATIONS.index(activation), launch(x), w2.shape[0]
-    plan, part, scratch = None, (0, 0), None
+    plan, part, scratch, unrounded = None, (0, 0), None, unrounded_result
     if x.is_cuda:
         plan = plan_mlp(_C.plan_mlp_forward, x, w1, w2, bias1, workspace)
-        part = plan.part
+        part, unrounded = plan.part, unrounded_result and not plan.tensor_cores  # which round it
         if plan.tensor_cores:
             x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
         if elements := plan.scratch:
             scratch = statistics(x, elements)
-    out = mlp_result(x, w1, w2)
+    out = mlp_result(x, w1, w2, bias1, bias2, activation, workspace, unrounded)
     if all(part):
 
         def store(rows: Tensor, hidden: Tensor) -> None:
@@ -92,7 +105,9 @@ def mlp_forward(
         multiply_hidden(store, part[0], x, w2, bias2, out)
     else:
         _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *on_device, plan)
-    return out if out.shape[1] == outputs else first(outputs, out)
+    if out.shape[1] != outputs:
+        out = first(outputs, out)
+    return out.to(accumulation_dtype(x.dtype)) if unrounded_result != unrounded else out
 
 
 def mlp_backward(
@@ -104,6 +119,7 @@ def mlp_backward(
     bias2: Tensor | None,
     activation: str,
     workspace: int | None,
+    unrounded_result: bool,
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
@@ -142,7 +158,7 @@ def mlp_backward(
 register(
     "mlp",
     inputs="Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor? bias2",
-    options="str activation, int? workspace",
+    options="str activation, int? workspace, bool unrounded_result",
     outputs="out",
     differentiable="out",
     residuals="",

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import _count, _target_weights, with_mean
+from monoidreduce._ops.losses import mean_divisor, target_weights, with_mean
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.distributed import states
-from monoidreduce.distributed.collectives import shard, sum_over_ranks
+from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
+from monoidreduce.distributed.split import shard
 
 __all__ = ["COLUMN_AXES", "Sharded"]
 
@@ -93,7 +94,7 @@ class Sharded:
         columns, dtype = self.columns, accumulation_dtype(x.dtype)
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
         counted, all_weights = target != ignore_index, with_mean(class_weight)
-        of_target = _target_weights(all_weights, target, counted)
+        of_target = target_weights(all_weights, target, counted)
         # [ranks, rows]: with which weights a rank's classes are in a row's loss.
         has_target = self._has_target(target)
         hard = has_target.double() if of_target is None else has_target * of_target.double()
@@ -107,7 +108,7 @@ class Sharded:
                 loss = loss + z_loss * lse * lse
             loss = loss.to(dtype).masked_fill(~counted, 0.0)
             high, low = states.two_words(lse, dtype)
-            count = _count(counted, reduction, loss, of_target)
+            count = mean_divisor(counted, reduction, loss, of_target)
             return (_reduced(loss, reduction, count), high), (high, low, kept[0])
 
         slices = (columns.first, columns.all, return_lse, False, False, workspace)
@@ -135,7 +136,7 @@ class Sharded:
             loss = loss.to(losses.dtype)
             if mask is not None:
                 loss = loss.masked_fill(~mask, 0.0)
-            return (_reduced(loss, reduction, _count(mask, reduction, loss)),), (of_rows, kept[0])
+            return (_reduced(loss, reduction, mean_divisor(mask, reduction, loss)),), (of_rows, kept[0])
 
         fold = ShardedFold(
             "linear_distillation",
@@ -189,7 +190,7 @@ class Sharded:
 
     def mlp(self, workspace: int | None) -> Tensor:
         """[rows, N]. The state of a row is the row itself, a sum."""
-        result: Tensor = _Mlp.apply(self.sharding, (*self.options, workspace), *self.tensors)  # type: ignore[no-untyped-call]
+        result: Tensor = _Mlp.apply(self.sharding, (*self.options, workspace, True), *self.tensors)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -210,7 +211,7 @@ class _Mlp(torch.autograd.Function):
         ctx.save_for_backward(x, *weights)
         # All ranks have bias2; it is to be added once.
         part = torch.ops.monoidreduce.mlp(x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
-        return sum_over_ranks(part, sharding.group, part.dtype, own=sharding.own_rows)
+        return sum_over_ranks(part, sharding.group, x.dtype, own=sharding.own_rows)
 
     @staticmethod
     @differentiable_once

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce.distributed.collectives import shard, unshard
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
 from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
+from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
 from monoidreduce.program.monoid import StatisticsMonoid
 from monoidreduce.program.program import parse

@@ -1,4 +1,4 @@
-"""Parts of tensors, and sums that are taken in the order of ranks."""
+"""Collectives of states, and sums that are taken in the order of ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from ranks import Each, on_ranks, same_bits
 from torch import Tensor
 
-import monoidreduce as mr
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
 from monoidreduce.distributed.group import Group
 
@@ -58,43 +57,3 @@ def test_fields_of_any_dtype_are_gathered_by_one_collective() -> None:
     for found in on_ranks(3, _gathered, Each(states)):
         for field, of_ranks in zip(found, zip(*states, strict=True), strict=True):
             assert torch.equal(field, torch.stack(of_ranks))
-
-
-def _there_and_back(group: Any, t: Tensor, dim: int, upstream: Tensor) -> Any:
-    t = t.clone().requires_grad_()
-    part = mr.distributed.shard(t, dim, group)
-    whole = mr.distributed.unshard(part, dim, group)
-    return part.detach(), whole.detach(), *torch.autograd.grad(whole, t, upstream)
-
-
-@pytest.mark.parametrize("dim", (0, 1, -1))
-def test_shard_and_unshard(dim: int) -> None:
-    t, upstream = torch.randn(6, 3, 9).movedim(0, 1).contiguous().movedim(0, 1), torch.randn(6, 3, 9)
-    found = on_ranks(3, _there_and_back, t, dim, upstream)
-    assert torch.equal(torch.cat([part for part, *_ in found], dim), t)
-    for _, whole, gradient in found:
-        assert torch.equal(whole, t) and torch.equal(gradient, upstream)
-
-
-def _error(group: Any, name: str, *args: Any) -> str:
-    try:
-        getattr(mr.distributed, name)(*args, group)
-    except (TypeError, ValueError) as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize(
-    "name, args, expected",
-    (
-        (
-            "shard",
-            (torch.zeros(4, 3), 1),
-            "dim: expected an axis whose size is a multiple of 2 ranks, got 1 of",
-        ),
-        ("shard", (torch.zeros(4), 1), "dim: expected one of the 1 axes of tensor, got 1"),
-        ("unshard", ("x", 0), "tensor: expected a tensor, got 'x'"),
-    ),
-)
-def test_errors(name: str, args: tuple[Any, ...], expected: str) -> None:
-    assert all(text.startswith(expected) for text in on_ranks(2, _error, name, *args))

@@ -68,6 +68,28 @@ def _wrapped(group: Any, wrapper: str, reshard: bool) -> tuple[Tensor, dict[str,
     return total, {name: _whole(p.grad) * group.size() for name, p in of.named_parameters()}
 
 
+def _full_weight(group: Any) -> Tensor:
+    """The gradient of a sharded weight that the loss reads whole, where each rank has other tokens."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Partial, Shard, distribute_tensor
+
+    mesh = DeviceMesh.from_group(group, "cpu")
+    x, target = (t.chunk(group.size())[group.rank()] for t in _data())
+    weight = nn.Parameter(distribute_tensor(Model().head.weight.detach(), mesh, [Shard(0)]))
+    whole = weight.full_tensor(grad_placements=[Partial()])  # type: ignore[attr-defined]
+    mr.linear_cross_entropy(x, whole, target, reduction="sum").backward()
+    return _whole(weight.grad)
+
+
+def test_a_weight_that_is_read_whole_has_the_gradient_of_all_tokens() -> None:
+    """If it is told that ranks have partial sums, as docs/distributed.md says."""
+    weight = Model().head.weight.detach().requires_grad_()
+    x, target = _data()
+    mr.linear_cross_entropy(x, weight, target, reduction="sum").backward()
+    for found in on_ranks(2, _full_weight):
+        torch.testing.assert_close(found, weight.grad, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("wrapper, reshard", (("fsdp2", True), ("fsdp2", False), ("ddp", False)))
 def test_head_in_wrappers(wrapper: str, reshard: bool) -> None:
     _compare(on_ranks(2, _wrapped, wrapper, reshard))

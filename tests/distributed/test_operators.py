@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import OverRanks, on_ranks
+from ranks import AttentionOverRanks, Each, OverRanks, on_ranks, same_bits
 from specimens import (
     ONE_EACH,
+    attention_inputs,
     class_weights,
     cross_entropy_inputs,
     distillation_inputs,
@@ -20,6 +21,7 @@ from specimens import (
     name_of,
 )
 from tolerance import as_outputs, check_operator
+from torch.utils.flop_counter import FlopCounterMode
 
 import monoidreduce as mr
 
@@ -157,6 +159,24 @@ def test_mlp(own_rows: bool, ranks: int, dtype: torch.dtype) -> None:
     check("mlp", inputs, {"activation": "gelu"}, ranks, own_rows=own_rows)
 
 
+def _mlp(group: Any, inputs: Any) -> torch.Tensor:
+    return mr.mlp(**inputs, activation="relu", process_group=group)
+
+
+def test_partial_results_of_an_mlp_are_rounded_once() -> None:
+    whole = mlp_inputs(ROWS, 24, 68, 25, dtype=torch.bfloat16, bias2=True, **CPU)
+    split = OverRanks("mlp", 4)
+    parts = {name: split.parts(name, t) for name, t in whole.items()}
+    inputs = [{name: t[rank] for name, t in parts.items()} for rank in range(4)]
+    total = torch.zeros(())
+    for rank, of_rank in enumerate(inputs):
+        bias2 = of_rank["bias2"] if rank == 0 else None
+        tensors = (of_rank["x"], of_rank["w1"], of_rank["w2"], None, bias2)
+        total = total + torch.ops.monoidreduce.mlp(*tensors, "relu", None, True)
+    assert total.dtype == torch.float32
+    assert torch.equal(same_bits(on_ranks(4, _mlp, Each(inputs))), total.bfloat16())
+
+
 @pytest.mark.parametrize("operator", ("linear_cross_entropy", "mlp"))
 def test_partial_gradients_in_16_bits(operator: str) -> None:
     make: Any = {"linear_cross_entropy": cross_entropy_inputs, "mlp": mlp_inputs}[operator]
@@ -175,23 +195,45 @@ def _without_and_with_group(group: Any, operator: str, inputs: Any, options: Any
     for given in ({}, {"process_group": group}):
         leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in inputs.items()}
         results = as_outputs(getattr(mr, operator)(**leaves, **options, **given))
-        sum(t.sum() for t in results).backward()
-        found.append(
-            [*(t.detach() for t in results), *(t.grad for t in leaves.values() if t.grad is not None)]
-        )
-    return found
+        sum(result.sum() for result in results).backward()
+        found.append([*results, *(t.grad for t in leaves.values() if t.grad is not None)])
+    return [[t.detach() for t in tensors] for tensors in found]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
     "specimen",
-    [s for s in ONE_EACH if "attention" not in s.operator],
+    [s for s in ONE_EACH if s.operator != "merge_attention"],
     ids=lambda specimen: specimen.operator,
 )
 def test_one_rank_has_the_bits_of_no_group(specimen: Any, dtype: torch.dtype) -> None:
     call = (specimen.operator, specimen.inputs(dtype, **CPU), specimen.options)
     ((alone, found),) = on_ranks(1, _without_and_with_group, *call)
     assert len(alone) > 1 and all(map(torch.equal, alone, found))
+
+
+def _flops(group: Any, operator: str, inputs: Any) -> list[int]:
+    """Those that torch counts of a call and of its backward pass."""
+    leaves = {k: t.clone().requires_grad_(t.is_floating_point()) for k, t in inputs.items()}
+    options = {} if group is None else {"process_group": group}
+    with FlopCounterMode(display=False) as forward:
+        result = getattr(mr, operator)(**leaves, **options)
+    with FlopCounterMode(display=False) as backward:
+        result.sum().backward()
+    return [forward.get_total_flops(), backward.get_total_flops()]
+
+
+@pytest.mark.parametrize("operator", ("attention", "linear_cross_entropy", "mlp"))
+def test_each_of_two_ranks_has_half_of_the_flops(operator: str) -> None:
+    split: Any = AttentionOverRanks(2, "contiguous") if operator == "attention" else OverRanks(operator, 2)
+    inputs = {
+        "attention": lambda of: attention_inputs(m=16, n=16, **of),
+        "linear_cross_entropy": lambda of: cross_entropy_inputs(16, 30, **of),
+        "mlp": lambda of: mlp_inputs(16, 8, 30, **of),
+    }[operator](CPU | {"dtype": torch.float32})
+    parts = {name: split.parts(name, t) for name, t in inputs.items()}
+    found = on_ranks(2, _flops, operator, Each([{k: t[rank] for k, t in parts.items()} for rank in (0, 1)]))
+    assert all([2 * n for n in of_rank] == _flops(None, operator, inputs) for of_rank in found)
 
 
 def _compiled(group: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -90,6 +90,21 @@ def test_a_sink_of_minus_infinity_is_none(dtype: torch.dtype, device: torch.devi
     assert all(g.isfinite().all() for g in gradients) and not gradients[-1].any()
 
 
+def test_beside_a_function_of_scores(device: torch.device) -> None:
+    """The same as beside the bias that the function adds."""
+    inputs = with_sinks(attention_inputs(dtype=torch.float64, device=device))
+    slope = torch.randn(4, dtype=torch.float64, device=device)
+    distance = torch.arange(53, device=device) - torch.arange(37, device=device)[:, None]
+    found, expected = (
+        mr.attention(**inputs, **options, causal=True, return_lse=True)
+        for options in (
+            {"score_mod": lambda score, batch, head, i, j: score + slope[head] * (j - i)},
+            {"bias": slope[:, None, None] * distance},
+        )
+    )
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("bad", (math.inf, math.nan))
 def test_a_sink_that_is_no_number(bad: float, device: torch.device) -> None:
     """Its head is NaN, as torch's softmax; other heads are not."""

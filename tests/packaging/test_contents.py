@@ -19,8 +19,9 @@ PYTHON = """
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
     costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py
     demo/__init__.py demo/data.py demo/memory.py demo/model.py demo/report.py demo/sweep.py demo/train.py
-    distributed/__init__.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
-    distributed/group.py distributed/once.py distributed/operators.py distributed/states.py
+    distributed/__init__.py distributed/attention.py distributed/attention_folds.py
+    distributed/collectives.py distributed/dtensor.py distributed/fold.py distributed/group.py
+    distributed/once.py distributed/operators.py distributed/split.py distributed/states.py
     distributed/statistics.py
     integrations/__init__.py integrations/_attention.py integrations/_loss.py integrations/transformers.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py

@@ -166,10 +166,15 @@ class OverRanks:
     def __call__(self, **given: Any) -> Any:
         inputs = {name: t for name, t in given.items() if isinstance(t, Tensor)}
         options = {name: value for name, value in given.items() if name not in inputs} | self.options
-        if self.operator != "mlp":
-            options["classes"] = inputs["b" if "b" in inputs else "weight"].shape[0]
+        options |= self.sizes(inputs)
         found = _OverRanks.apply(self, options, tuple(inputs), *inputs.values())
         return found if len(found) > 1 else found[0]
+
+    def sizes(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        """Options that say how many columns all ranks have."""
+        return (
+            {} if self.operator == "mlp" else {"classes": inputs["b" if "b" in inputs else "weight"].shape[0]}
+        )
 
     def parts(self, name: str, t: Tensor) -> list[Tensor]:
         if name in COLUMN_AXES:
@@ -186,6 +191,47 @@ class OverRanks:
             return torch.cat(parts, COLUMN_AXES[name])
         return torch.cat(parts) if self.own_rows and name in ROWS else same_bits(parts)
 
+    def output(self, parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts) if self.own_rows and parts[0].dim() else same_bits(parts)
+
+    def upstream(self, grad: Tensor) -> list[Tensor]:
+        return list(grad.chunk(self.ranks)) if self.own_rows and grad.dim() else [grad] * self.ranks
+
+
+class AttentionOverRanks(OverRanks):
+    """mr.attention with its sequence split over ranks, called in this process with whole tensors."""
+
+    def __init__(self, ranks: int, layout: str, uneven: bool = False, **options: Any) -> None:
+        super().__init__("attention", ranks, **options, layout=layout)
+        self.layout, self.uneven = layout, uneven
+
+    def sizes(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        return {"length": inputs["q"].shape[2]} if self.uneven else {}
+
+    def sequence(self, t: Tensor) -> list[Tensor]:
+        """The parts of axis 2."""
+        if self.layout == "contiguous":
+            return split(t, 2, self.ranks)
+        chunks = split(t, 2, 2 * self.ranks)
+        return [torch.cat((chunks[i], chunks[-1 - i]), 2) for i in range(self.ranks)]
+
+    def joined(self, parts: list[Tensor]) -> Tensor:
+        """From where each position was."""
+        at = torch.cat(self.sequence(torch.arange(sum(t.shape[2] for t in parts))[None, None]), 2)
+        return torch.cat(parts, 2)[:, :, at.flatten().argsort()]
+
+    def parts(self, name: str, t: Tensor) -> list[Tensor]:
+        return [t] * self.ranks if name in ("bias", "sinks") else self.sequence(t)
+
+    def whole(self, name: str, parts: list[Tensor], like: Tensor) -> Tensor:
+        return same_bits(parts) if name in ("bias", "sinks") else self.joined(parts)
+
+    def output(self, parts: list[Tensor]) -> Tensor:
+        return self.joined(parts)
+
+    def upstream(self, grad: Tensor) -> list[Tensor]:
+        return self.sequence(grad)
+
 
 class _OverRanks(torch.autograd.Function):
     @staticmethod
@@ -198,15 +244,12 @@ class _OverRanks(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
         outputs = [list(parts) for parts in zip(*found, strict=True)]
-        return tuple(torch.cat(y) if of.own_rows and y[0].dim() else same_bits(y) for y in outputs)
+        return tuple(map(of.output, outputs))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> Any:
         of = ctx.of
-        sent = [
-            list(g.chunk(of.ranks)) if g is not None and of.own_rows and g.dim() else [g] * of.ranks
-            for g in upstream
-        ]
+        sent = [[None] * of.ranks if g is None else of.upstream(g) for g in upstream]
         of_ranks = Each([[parts[rank] for parts in sent] for rank in range(of.ranks)])
         found = on_ranks(of.ranks, _backward, of_ranks, ctx.wanted)
         parts = dict(zip(ctx.wanted, map(list, zip(*found, strict=True)), strict=True))

@@ -39,7 +39,7 @@ MODULES = (
 
 
 # Of classes that are split over ranks, which the functions have, and nn.LinearCrossEntropyHead.
-OVER_RANKS = {"process_group", "classes", "sequence_parallel", "grad_dtype"}
+OVER_RANKS = {"process_group", "classes", "sequence_parallel", "grad_dtype", "method", "layout", "length"}
 
 
 def tensors(function: object) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -28,8 +28,8 @@ struct MlpForward {
 template <std::same_as<MlpForward> X>
 constexpr auto describe(const X*) {
   return call("mlp_forward", mlp_operands<X>(), optional("bias2", &X::bias2, "N"),
-              result("out", &X::out, "B N"), scratch("scratch", &X::scratch), activation_of(&X::activation),
-              workspace(&X::workspace));
+              result("out", &X::out, "B N", Type::kSameOrAccumulation), scratch("scratch", &X::scratch),
+              activation_of(&X::activation), workspace(&X::workspace));
 }
 
 struct MlpBackward {

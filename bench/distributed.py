@@ -1,0 +1,267 @@
+"""The operators over several ranks beside one.
+
+    torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
+
+The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
+others wait. TW is that of the slowest rank, in calls that begin together.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
+    here = Path(__file__).resolve().parent
+    sys.path = [*(path for path in sys.path if path != str(here)), str(here.parent)]
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import monoidreduce as mr
+from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
+from bench.machine import environment
+from bench.report import in_words, table
+from monoidreduce._command_line import (
+    Parser,
+    add_device,
+    device_of,
+    exit_with,
+    positive_number,
+    replacing,
+    some_path,
+)
+from monoidreduce.demo.memory import Problem
+
+SECONDS = 3.0  # for each case, alone and over ranks
+
+
+@dataclass(frozen=True)
+class Case:
+    """An operator at one size.
+
+    inputs: makes all inputs, the first `leaves` of them with gradients.
+    axes: of each input, then of the output, the axis that ranks have parts of; None: all ranks have it whole.
+    options: of the call over ranks.
+    target: the least efficiency of two GPUs, forward and backward.
+    """
+
+    op: str
+    dtype: torch.dtype
+    parameters: dict[str, Any]
+    call: Callable[..., Tensor]
+    inputs: Callable[[], tuple[Tensor, ...]]
+    leaves: int
+    axes: tuple[int | None, ...]
+    options: dict[str, Any]
+    target: float | None = None
+
+    def problems(self, group: Any) -> tuple[Problem, Problem, Callable[[list[Tensor]], list[Tensor]]]:
+        """The whole one and this rank's; and what makes its results from those of the whole."""
+        *axes, of_output = self.axes
+        layout = self.options.get("layout", "contiguous")
+
+        def part(t: Tensor, axis: int | None) -> Tensor:
+            return t if axis is None else mr.distributed.shard(t, axis, group, layout).detach()
+
+        torch.manual_seed(0)
+        inputs = self.inputs()
+        parts = tuple(part(t, axis) for t, axis in zip(inputs, axes, strict=True))
+        whole, over_ranks = inputs[: self.leaves], parts[: self.leaves]
+        for leaf in (*whole, *over_ranks):
+            leaf.requires_grad_()
+        with torch.no_grad():
+            grad = torch.randn_like(self.call(*inputs))
+        options = {"process_group": group} | self.options
+        return (
+            Problem(lambda: self.call(*inputs), whole, grad),
+            Problem(lambda: self.call(*parts, **options), over_ranks, part(grad, of_output)),
+            lambda found: [part(t, axis) for t, axis in zip(found, (of_output, *axes), strict=False)],
+        )
+
+    def __str__(self) -> str:
+        return f"{self.op} {in_words(self.parameters)} {dtype_name(self.dtype)}"
+
+
+def cases(device: torch.device, quick: bool) -> list[Case]:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+    def drawn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
+
+    def cross_entropy(N: int, V: int, D: int) -> Case:
+        def inputs() -> tuple[Tensor, ...]:
+            x, weight = drawn((N, D), (V, D))
+            return x, weight * D**-0.5, torch.randint(V, (N,), device=device)
+
+        axes = (None, 0, None, None)
+        sizes = {"N": N, "V": V, "D": D}
+        return Case("cross_entropy", dtype, sizes, mr.linear_cross_entropy, inputs, 2, axes, {}, 0.9)
+
+    def distillation(N: int, V: int, D: int, E: int) -> Case:
+        def inputs() -> tuple[Tensor, ...]:
+            x, weight, teacher_x, teacher_weight = drawn((N, D), (V, D), (N, E), (V, E))
+            return x, weight * D**-0.5, teacher_x, teacher_weight * E**-0.5
+
+        axes = (None, 0, None, 0, None)
+        sizes = {"N": N, "V": V, "D": D, "E": E}
+        return Case("distillation", dtype, sizes, mr.linear_distillation, inputs, 2, axes, {}, 0.9)
+
+    def attention(L: int, H: int, Hkv: int, d: int, method: str, layout: str, target: float) -> Case:
+        def inputs() -> tuple[Tensor, ...]:
+            return drawn((1, H, L, d), (1, Hkv, L, d), (1, Hkv, L, d))
+
+        sizes = {"L": L, "H": H, "Hkv": Hkv, "d": d, "method": method, "layout": layout}
+        options = {"method": method, "layout": layout}
+        call = partial(mr.attention, causal=True)
+        return Case("attention", dtype, sizes, call, inputs, 3, (2,) * 4, options, target)
+
+    def mlp(B: int, K: int, D: int) -> Case:
+        def inputs() -> tuple[Tensor, ...]:
+            x, w1, w2 = drawn((B, D), (K, D), (D, K))
+            return x, w1 * D**-0.5, w2 * K**-0.5
+
+        options = {"sequence_parallel": True}
+        return Case("mlp", dtype, {"B": B, "K": K, "D": D}, mr.mlp, inputs, 3, (0, 0, 1, 0), options, 0.85)
+
+    if quick:
+        return [
+            cross_entropy(64, 128, 16),
+            distillation(64, 128, 16, 24),
+            attention(64, 4, 2, 16, "ulysses", "contiguous", 0.92),
+            attention(64, 4, 2, 16, "all_gather", "zigzag", 0.9),
+            mlp(64, 64, 16),
+        ]
+    long = 32768 if device.type == "cuda" else 2048
+    return [
+        cross_entropy(8192, 128256, 4096) if device.type == "cuda" else cross_entropy(1024, 16384, 256),
+        distillation(4096, 128256, 2048, 4096)
+        if device.type == "cuda"
+        else distillation(1024, 8192, 256, 256),
+        attention(long, 32, 8, 128, "ulysses", "contiguous", 0.92),
+        attention(long, 32, 8, 128, "all_gather", "zigzag", 0.9),
+        mlp(16384, 16384, 4096) if device.type == "cuda" else mlp(2048, 4096, 256),
+    ]
+
+
+def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Times a case alone and over ranks, for about `seconds` each."""
+    ranks, watch = dist.get_world_size(group), Stopwatch(device)
+    whole, over_ranks, parts_of = case.problems(group)
+    expected = parts_of(run_once(whole, watch)[1])
+    found = torch.tensor(differences(run_once(over_ranks, watch)[1], expected), device=device)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group)
+    if not (difference := found.max().item()) <= AGREEMENT[case.dtype]:
+        raise RuntimeError(f"{case}: results over ranks differ from those of one by {difference:.1e}")
+
+    def slowest(problem: Problem, here: bool) -> list[float]:
+        """Milliseconds of the phases, on the slowest of the ranks that are here."""
+        dist.barrier(group)
+        laps = torch.tensor(run_once(problem, watch)[0] if here else [0.0] * 3, device=device)
+        dist.all_reduce(laps, dist.ReduceOp.MAX, group)
+        return laps.tolist()
+
+    laps = {}
+    for name, problem, here in (
+        ("alone", whole, dist.get_rank(group) == 0),
+        ("over ranks", over_ranks, True),
+    ):
+        once = slowest(problem, here)[-1] / 1e3
+        rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
+        laps[name] = [slowest(problem, here) for _ in range(rounds)]
+    phases = {}
+    for i, phase in enumerate(PHASES):
+        milliseconds = {name: summary([lap[i] for lap in found]) for name, found in laps.items()}
+        alone, over = (milliseconds[name]["median"] for name in ("alone", "over ranks"))
+        phases[phase] = {"milliseconds": milliseconds, "efficiency": alone / (ranks * over)}
+    return {
+        "op": case.op,
+        "dtype": dtype_name(case.dtype),
+        "parameters": case.parameters,
+        "ranks": ranks,
+        "rounds": {name: len(found) for name, found in laps.items()},
+        "difference": difference,
+        "phases": phases,
+        "target": case.target,
+    }
+
+
+def measure(group: Any, device: torch.device, quick: bool, seconds: float) -> Iterator[dict[str, Any]]:
+    """A row for each case. All ranks of the group call it."""
+    for case in cases(device, quick):
+        row = time_case(case, group, device, 0.0 if quick else seconds)
+        if dist.get_rank(group) == 0:
+            print(f"{case}: efficiency {row['phases']['total']['efficiency']:.2f}", file=sys.stderr)
+        yield row
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table in Markdown."""
+    header = [
+        "operator",
+        "ranks",
+        *(f"{phase} ms, alone / over ranks" for phase in PHASES),
+        "efficiency",
+        "target",
+    ]
+    lines = []
+    for row in rows:
+        times = (row["phases"][phase]["milliseconds"] for phase in PHASES)
+        pairs = [" / ".join(f"{t[name]['median']:.3g}" for name in ("alone", "over ranks")) for t in times]
+        efficiency = f"{row['phases']['total']['efficiency']:.2f}"
+        name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
+        lines.append([name, str(row["ranks"]), *pairs, efficiency, f"{row['target']:.2f}"])
+    return table(header, lines)
+
+
+def main(argv: list[str]) -> int:
+    """Measures all cases, prints their table and, with --out, writes a JSON named after the device."""
+    parser = Parser(
+        prog="torchrun bench/distributed.py", description="The operators over several ranks beside one."
+    )
+    add_device(parser)
+    parser.add_argument("--quick", action="store_true", help="small sizes, few rounds: does it run")
+    parser.add_argument(
+        "--seconds", type=positive_number, default=SECONDS, help="for each case (%(default)s)"
+    )
+    parser.add_argument("--out", type=some_path, metavar="DIR", help="folder for the results")
+    options = parser.parse_args(argv)
+    if "RANK" not in os.environ:
+        parser.error("no rank: start it by torchrun --nproc-per-node 2")
+    device = device_of(parser, options.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    group, first = dist.group.WORLD, dist.get_rank() == 0
+    document: dict[str, Any] = {}
+    if first:
+        command = " ".join(
+            ["torchrun", f"--nproc-per-node {dist.get_world_size()}", "bench/distributed.py", *argv]
+        )
+        document = {"environment": environment(device, command), "backend": dist.get_backend(), "ranks": []}
+    for row in measure(group, device, options.quick, options.seconds):
+        if first:
+            document["ranks"].append(row)
+            if options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                name = re.sub(r"[^a-z0-9]+", "_", document["environment"]["device"].lower()).strip("_")
+                with replacing(options.out / f"{name}_{device.type}_ranks.json") as whole:
+                    whole.write_text(json.dumps(document, indent=1) + "\n")
+    if first:
+        print(report(document["ranks"]))
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    exit_with(main, sys.argv[1:])
