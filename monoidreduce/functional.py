@@ -415,11 +415,11 @@ def attention(
 
         q, k, v, _ = attention_operands(q, k, v)
         check_sinks(sinks, q)
-        of_call = (score_mod, mask_mod, block_mask)
-        out, lse = modified_attention(q, k, v, of_call, causal, scale, window, softcap, bias)
+        modifies = (score_mod, mask_mod, block_mask)
+        out, lse = modified_attention(q, k, v, modifies, causal, scale, window, softcap, bias)
     else:
-        (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, causal, scale, window, softcap)
-        check_sinks(sinks, q)
+        of_call = (causal, scale, window, softcap)
+        (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, sinks, *of_call)
         out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
     out, lse = finished(out, lse, q.dtype, of_rows, sinks)
     return (out, lse) if return_lse else out
@@ -430,6 +430,7 @@ def check_attention(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     scale: float | None,
     window: Window | None,
@@ -449,11 +450,13 @@ def check_attention(
             bias = autocast(bias, autocast_dtype(q))
         check_like("bias", bias, "q", q, (q.dtype, accumulation_dtype(q.dtype), torch.bool))
         _check_broadcast(bias, (sizes["B"], sizes["H"], *of_bias))
+    check_sinks(sinks, q)
     scale, softcap = score_factors(scale, softcap)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
-    # The gradient of a bias that is not rounded shows what rounding out costs the centre of its rows.
-    unrounded = bias is not None and bias.dtype not in (q.dtype, torch.bool) and _differentiated(bias)
+    # A gradient of one number a row that is not rounded shows what rounding out costs the centre of the row.
+    exact = [t for t in (bias, sinks) if t is not None and t.dtype not in (q.dtype, torch.bool)]
+    unrounded = any(map(_differentiated, exact))
     return (q, k, v, bias), (scale, softcap, *bounds(causal, window), unrounded), of_rows
 
 
@@ -1118,7 +1121,7 @@ def mlp(
     )
     workspace = workspace_bytes(None)
     if sharded is None:
-        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, workspace, False)
+        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, False, workspace)
     else:
         out = sharded.mlp(workspace)
     return _like_rows(out, x)

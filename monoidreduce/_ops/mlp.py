@@ -37,8 +37,8 @@ def mlp_result(
     bias1: Tensor | None,
     bias2: Tensor | None,
     activation: str,
-    workspace: int | None,
     unrounded_result: bool,
+    workspace: int | None,
 ) -> Tensor:
     """unrounded_result: it has the accumulation dtype."""
     shape = (x.shape[0], w2.shape[0])
@@ -84,8 +84,8 @@ def mlp_forward(
     bias1: Tensor | None,
     bias2: Tensor | None,
     activation: str,
-    workspace: int | None,
     unrounded_result: bool,
+    workspace: int | None,
 ) -> Tensor:
     kind, on_device, outputs = ACTIVATIONS.index(activation), launch(x), w2.shape[0]
     plan, part, scratch, unrounded = None, (0, 0), None, unrounded_result
@@ -96,7 +96,7 @@ def mlp_forward(
             x, w1, w2, bias1, bias2 = _readable_mlp(x, w1, w2, bias1, bias2)
         if elements := plan.scratch:
             scratch = statistics(x, elements)
-    out = mlp_result(x, w1, w2, bias1, bias2, activation, workspace, unrounded)
+    out = mlp_result(x, w1, w2, bias1, bias2, activation, unrounded, workspace)
     if all(part):
 
         def store(rows: Tensor, hidden: Tensor) -> None:
@@ -118,8 +118,8 @@ def mlp_backward(
     bias1: Tensor | None,
     bias2: Tensor | None,
     activation: str,
-    workspace: int | None,
     unrounded_result: bool,
+    workspace: int | None,
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
@@ -158,7 +158,7 @@ def mlp_backward(
 register(
     "mlp",
     inputs="Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor? bias2",
-    options="str activation, int? workspace, bool unrounded_result",
+    options="str activation, bool unrounded_result, int? workspace",
     outputs="out",
     differentiable="out",
     residuals="",

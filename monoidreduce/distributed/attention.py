@@ -77,8 +77,7 @@ def attention_over_ranks(
         return split("q", queries).length, split("k", keys).length
 
     def prepare() -> tuple[Any, dict[str, Any]]:
-        tensors, of_op, of_rows = functional.check_attention(q, k, v, bias, **options, whole=whole)
-        functional.check_sinks(sinks, tensors[0])
+        tensors, of_op, of_rows = functional.check_attention(q, k, v, bias, sinks, **options, whole=whole)
         (_, heads, queries, _), (_, key_heads, keys, _), *_ = (t.shape for t in tensors[:2])
         with_lse = check_bool("return_lse", return_lse) or of_rows is not None or sinks is not None
         sent = Sharding.of(group, grad_dtype=grad_dtype).sent

@@ -190,7 +190,7 @@ class Sharded:
 
     def mlp(self, workspace: int | None) -> Tensor:
         """[rows, N]. The state of a row is the row itself, a sum."""
-        result: Tensor = _Mlp.apply(self.sharding, (*self.options, workspace, True), *self.tensors)  # type: ignore[no-untyped-call]
+        result: Tensor = _Mlp.apply(self.sharding, (*self.options, True, workspace), *self.tensors)  # type: ignore[no-untyped-call]
         return result
 
 

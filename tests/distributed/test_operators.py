@@ -172,7 +172,7 @@ def test_partial_results_of_an_mlp_are_rounded_once() -> None:
     for rank, of_rank in enumerate(inputs):
         bias2 = of_rank["bias2"] if rank == 0 else None
         tensors = (of_rank["x"], of_rank["w1"], of_rank["w2"], None, bias2)
-        total = total + torch.ops.monoidreduce.mlp(*tensors, "relu", None, True)
+        total = total + torch.ops.monoidreduce.mlp(*tensors, "relu", True, None)
     assert total.dtype == torch.float32
     assert torch.equal(same_bits(on_ranks(4, _mlp, Each(inputs))), total.bfloat16())
 

@@ -10,7 +10,7 @@ import torch
 from calls import peak, reset_peak, scaled_mlp_inputs
 from paths import takes, tensor_core_paths
 from specimens import TENSOR_CORE_SPECIMENS, Inputs, Specimen, cross_entropy_inputs, name_of
-from tolerance import run
+from tolerance import as_outputs, run
 from torch import Tensor
 
 import monoidreduce as mr
@@ -62,7 +62,8 @@ def gradients(
 
 def upstream_of(specimen: Specimen, inputs: Inputs) -> list[torch.Tensor]:
     with torch.no_grad():
-        return [torch.randn_like(getattr(mr, specimen.operator)(**inputs, **specimen.options))]
+        results = as_outputs(getattr(mr, specimen.operator)(**inputs, **specimen.options))
+        return [torch.randn_like(result) for result in results]
 
 
 @pytest.mark.parametrize("specimen", HEADS, ids=name_of)

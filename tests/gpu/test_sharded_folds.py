@@ -61,7 +61,7 @@ class Virtual(torch.autograd.Function):
 def over_virtual_ranks(layout: str) -> Any:
     def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         of_call = {"causal": False, "scale": None, "window": None, "softcap": None} | options
-        _, of_op, _ = functional.check_attention(q, k, v, None, **of_call)
+        _, of_op, _ = functional.check_attention(q, k, v, None, None, **of_call)
         result: Tensor = Virtual.apply(layout, of_op, q, k, v)  # type: ignore[no-untyped-call]
         return result
 

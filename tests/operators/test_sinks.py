@@ -90,11 +90,11 @@ def test_a_sink_of_minus_infinity_is_none(dtype: torch.dtype, device: torch.devi
     assert all(g.isfinite().all() for g in gradients) and not gradients[-1].any()
 
 
-def test_beside_a_function_of_scores(device: torch.device) -> None:
+def test_beside_a_function_of_scores() -> None:
     """The same as beside the bias that the function adds."""
-    inputs = with_sinks(attention_inputs(dtype=torch.float64, device=device))
-    slope = torch.randn(4, dtype=torch.float64, device=device)
-    distance = torch.arange(53, device=device) - torch.arange(37, device=device)[:, None]
+    inputs = with_sinks(attention_inputs(dtype=torch.float64, device=torch.device("cpu")))
+    slope = torch.randn(4, dtype=torch.float64)
+    distance = torch.arange(53) - torch.arange(37)[:, None]
     found, expected = (
         mr.attention(**inputs, **options, causal=True, return_lse=True)
         for options in (

@@ -127,4 +127,4 @@ def dense(
     empty = (score == -math.inf).all(-1, keepdim=True)
     weights = score.masked_fill(empty, 0.0).softmax(-1).masked_fill(~kept | empty, 0.0)
     lse = score.masked_fill(empty, 0.0).logsumexp(-1).masked_fill(empty[..., 0], -math.inf)
-    return weights @ v, lse
+    return weights.to(v.dtype) @ v, lse

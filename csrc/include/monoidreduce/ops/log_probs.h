@@ -10,7 +10,7 @@
 namespace monoidreduce {
 
 inline constexpr double kLeastTemperature = 0x1p-100, kMostTemperature = 0x1p100;
-constexpr bool is_temperature(double t) { return t >= kLeastTemperature && t <= kMostTemperature; }
+MR_HD constexpr bool is_temperature(double t) { return t >= kLeastTemperature && t <= kMostTemperature; }
 
 struct LogProbsOptions {
   double logit_scale = 1, softcap = 0, temperature = 1;  // of all rows, unless each has its own
