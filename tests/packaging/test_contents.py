@@ -24,6 +24,7 @@ PYTHON = """
     distributed/once.py distributed/operators.py distributed/split.py distributed/states.py
     distributed/statistics.py
     integrations/__init__.py integrations/_attention.py integrations/_loss.py integrations/transformers.py
+    integrations/trl.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
     io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/partition.py
     io/pebbles.py io/problem.py io/products.py io/small_cache.py io/tiles.py io/trace.py

@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Suffixes of the modules whose exports are public.
 PUBLIC = ("", ".nn", ".monoids", ".stat", ".reference", ".plan", ".io", ".hardware", ".costs", ".distributed")
 # These import a library of their own. They are looked at where it is installed.
-INTEGRATIONS = ("transformers",)
+INTEGRATIONS = ("transformers", "trl")
 
 _REFERENCE = re.compile(r"^::: (\S+)$", re.M)
 _TITLE = re.compile(r"# (\d+)\. (.+)\n\n\*\*Status\*\*: ((?:.+\n)+)")
