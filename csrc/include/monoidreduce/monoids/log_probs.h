@@ -23,18 +23,14 @@ struct LogProbsUpstream {
 };
 
 template <class R>
-struct LogProbs {
-  LogSumExp<R> softmax;
-  using Real = R;
-  using Frame = R;
-  struct State {
-    typename LogSumExp<R>::State softmax;
-    R sum, target;
-  };
-  using Output = LogProbsStatistics<R>;
-  using Upstream = LogProbsUpstream<R>;
-  static constexpr int kScores = 1;
-  static constexpr bool kMonotone = true;
+struct LogProbsState {
+  typename LogSumExp<R>::State softmax;
+  R sum, target;
+};
+
+// What is special to an entropy and to temperatures.
+template <class R>
+struct LogProbsRule {
   // The element at its row's temperature. With + 0 no later subtraction is fused: both passes see one rounded score.
   MR_HD static Element<R> tempered(Element<R> e) {
     e.score = multiply_add(e.score, e.factor, R(0));
@@ -42,82 +38,88 @@ struct LogProbs {
   }
   // The logarithm of a weight, for its product with that weight: where it is cut the weight is 0.
   MR_HD static R finite(R log_weight) { return max(log_weight, R(-0x1p20f)); }
+  // 0 of an empty row.
+  MR_HD static R entropy(R mass, R sum) { return select(mass == R(0), R(0), log(mass) - sum / mass); }
+  // The state with its softmax moved to another frame, where `kept` of each weight is left.
+  MR_HD static LogProbsState<R> moved(LogProbsState<R> s, typename LogSumExp<R>::State softmax, R kept) {
+    const R sum = s.sum * kept - softmax.mass * raised(s.softmax.frame, softmax.frame);
+    return {softmax, select(softmax.mass == R(0), R(0), sum), s.target};
+  }
+  // By the raw score of an element that is tempered.
+  MR_HD static Gradient<R> gradient(Element<R> t, R share, LogProbsStatistics<R> p, LogProbsUpstream<R> g) {
+    const R surplus = finite(t.score - p.lse) + p.entropy;
+    const R of_share = share * (g.lse - surplus * (g.entropy * unit_of_scores<R>()));
+    return {t.factor * (of_share + hit(t, g.target)), R(0)};
+  }
+};
+
+template <class R>
+struct LogProbs {
+  LogSumExp<R> softmax;
+  using Rule = LogProbsRule<R>;
+  using Real = R;
+  using Frame = R;
+  using State = LogProbsState<R>;
+  using Output = LogProbsStatistics<R>;
+  using Upstream = LogProbsUpstream<R>;
+  static constexpr int kScores = 1;
+  static constexpr bool kMonotone = true;
   MR_HD State identity() const { return {softmax.identity(), R(0), R(-0.f)}; }
   MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
   MR_HD Output project(State s) const {
-    const R mass = s.softmax.mass;
-    const R entropy = select(mass == R(0), R(0), log(mass) - s.sum / mass);
-    return {softmax.project(s.softmax), s.target, entropy, Index<R>(-1)};
+    return {softmax.project(s.softmax), s.target, Rule::entropy(s.softmax.mass, s.sum), Index<R>(-1)};
   }
   MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
-    const Element<R> t = tempered(e);
-    const R share = softmax.share(t, p.lse);
-    const R surplus = finite(t.score - p.lse) + p.entropy;
-    const R of_share = share * (g.lse - surplus * (g.entropy * unit_of_scores<R>()));
-    return {e.factor * (of_share + hit(t, g.target)), R(0)};
+    return Rule::gradient(Rule::tempered(e), softmax.share(Rule::tempered(e), p.lse), p, g);
   }
-  MR_HD R frame(Element<R> e) const { return softmax.frame(tempered(e)); }
+  MR_HD R frame(Element<R> e) const { return softmax.frame(Rule::tempered(e)); }
   MR_HD R frame_of(State s) const { return s.softmax.frame; }
   MR_HD R join(R f, R g) const { return softmax.join(f, g); }
   MR_HD State reframe(State s, R f) const {
-    const auto moved = softmax.reframe(s.softmax, f);
-    const R kept = s.sum * softmax.rescale(s.softmax.frame, f);
-    return {moved, select(moved.mass == R(0), R(0), kept - moved.mass * raised(s.softmax.frame, f)),
-            s.target};
+    return Rule::moved(s, softmax.reframe(s.softmax, f), softmax.rescale(s.softmax.frame, f));
   }
   MR_HD State add(State a, State b) const {
     return {softmax.add(a.softmax, b.softmax), a.sum + b.sum, a.target + b.target};
   }
   MR_HD State accumulate(State s, Element<R> e) const {
-    const Element<R> t = tempered(e);
-    const R above = t.score - softmax.origin(s.softmax.frame), weight = exp(above);
-    return {{s.softmax.frame, s.softmax.mass + weight},
-            s.sum + weight * finite(above),
-            s.target + hit(t, t.score)};
+    const Element<R> t = Rule::tempered(e);
+    const R gap = t.score - softmax.origin(s.softmax.frame), w = exp(gap);
+    return {{s.softmax.frame, s.softmax.mass + w}, s.sum + w * Rule::finite(gap), s.target + hit(t, t.score)};
   }
 };
 
 // A row with NaN has no largest score.
 template <class R>
-struct TopLogProbs {
-  LogProbs<R> all;
-  using Real = R;
-  using Frame = R;
+struct TopLogProbs : LogProbs<R> {
+  using Base = LogProbs<R>;
   struct State {
-    typename LogProbs<R>::State all;
+    typename Base::State all;
     Index<R> top;  // the least of the columns whose score is the frame
   };
   using Output = LogProbsStatistics<R>;
-  using Upstream = LogProbsUpstream<R>;
-  static constexpr int kScores = 1;
-  static constexpr bool kMonotone = true, kReadsColumns = true;
+  static constexpr bool kReadsColumns = true;
   static constexpr auto kNone = std::numeric_limits<Index<Scalar<R>>>::max();  // behind every column
   MR_HD static Index<R> least(Index<R> a, Index<R> b) { return select(b < a, b, a); }
 
-  MR_HD State identity() const { return {all.identity(), Index<R>(kNone)}; }
-  MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), frame(e)), e); }
+  MR_HD State identity() const { return {Base::identity(), Index<R>(kNone)}; }
+  MR_HD State lift(Element<R> e) const { return accumulate(reframe(identity(), this->frame(e)), e); }
   MR_HD Index<R> top(State s) const {
     const R mass = s.all.softmax.mass;
     return select((s.top == Index<R>(kNone)) | (mass != mass), Index<R>(-1), s.top);
   }
   MR_HD Output project(State s) const {
-    Output p = all.project(s.all);
+    Output p = Base::project(s.all);
     p.top = top(s);
     return p;
   }
-  MR_HD Gradient<R> local_gradient(Element<R> e, Output p, Upstream g) const {
-    return all.local_gradient(e, p, g);
-  }
-  MR_HD R frame(Element<R> e) const { return all.frame(e); }
-  MR_HD R frame_of(State s) const { return all.frame_of(s.all); }
-  MR_HD R join(R f, R g) const { return all.join(f, g); }
+  MR_HD R frame_of(State s) const { return Base::frame_of(s.all); }
   MR_HD State reframe(State s, R f) const {
-    return {all.reframe(s.all, f), select(f == frame_of(s), s.top, Index<R>(kNone))};
+    return {Base::reframe(s.all, f), select(f == frame_of(s), s.top, Index<R>(kNone))};
   }
-  MR_HD State add(State a, State b) const { return {all.add(a.all, b.all), least(a.top, b.top)}; }
+  MR_HD State add(State a, State b) const { return {Base::add(a.all, b.all), least(a.top, b.top)}; }
   MR_HD State accumulate(State s, Element<R> e) const {
-    const Index<R> here = select(frame(e) == frame_of(s), e.column, Index<R>(kNone));
-    return {all.accumulate(s.all, e), least(s.top, here)};
+    const Index<R> here = select(this->frame(e) == frame_of(s), e.column, Index<R>(kNone));
+    return {Base::accumulate(s.all, e), least(s.top, here)};
   }
 };
 
