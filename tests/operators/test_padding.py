@@ -151,12 +151,8 @@ def test_mlp(biases: bool, sizes: tuple[int, int, int], tensor_cores: TensorCore
     needed = [True, True, True, biases, biases]
 
     def run(grad: Tensor, x: Tensor, w1: Tensor, w2: Tensor, *both: Tensor) -> list[Tensor]:
-        tensors, workspace = (x, w1, w2, *(both or (None, None))), None
-        call = (*tensors, "sigmoid", workspace)
-        return [
-            mlp.mlp_forward(*tensors, "sigmoid", False, workspace),
-            *mlp.mlp_backward(grad, *call, needed),
-        ]
+        call = (x, w1, w2, *(both or (None, None)), "sigmoid", False, None)
+        return [mlp.mlp_forward(*call), *mlp.mlp_backward(grad, *call, needed)]
 
     found = run(grad.as_subclass(OnGpu), *on_gpu(inputs).values())
     assert all(size % 8 == 0 for shape in tensor_cores.shapes for size in shape if size != 13)
@@ -197,12 +193,12 @@ def test_mlp_in_parts(
     monkeypatch.setattr(mlp_parts, "write_product", write_product)
     for name, kernel in (("mlp_hidden", hidden), ("mlp_local_gradient", local)):
         monkeypatch.setattr(tensor_cores, name, kernel, raising=False)
-    call, of_gpu = inputs.values(), on_gpu(inputs).values()
-    forward, backward = ("sigmoid", False, None), ("sigmoid", None)
-    out = mlp.mlp_forward(*of_gpu, *forward)
+    options = ("sigmoid", False, None)
+    call, of_gpu = (*inputs.values(), *options), (*on_gpu(inputs).values(), *options)
+    out = mlp.mlp_forward(*of_gpu)
     tensor_cores.plan.part = part
-    found = [out, *mlp.mlp_backward(grad.as_subclass(OnGpu), *of_gpu, *backward, [True] * 5)]
-    expected = [mlp.mlp_forward(*call, *forward), *mlp.mlp_backward(grad, *call, *backward, [True] * 5)]
+    found = [out, *mlp.mlp_backward(grad.as_subclass(OnGpu), *of_gpu, [True] * 5)]
+    expected = [mlp.mlp_forward(*call), *mlp.mlp_backward(grad, *call, [True] * 5)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.shape == theirs.shape
         torch.testing.assert_close(ours.as_subclass(Tensor), theirs, rtol=1e-4, atol=1e-4)
