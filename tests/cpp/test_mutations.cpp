@@ -321,10 +321,10 @@ struct FaintScoreTimesZero : Token {
 using TopToken = TopLogProbs<double>;
 
 struct TopKeptInHigherFrame : TopToken {
-  State reframe(State s, double f) const { return {all.reframe(s.all, f), s.top}; }
+  State reframe(State s, double f) const { return {Token::reframe(s.all, f), s.top}; }
 };
 struct TopOfFirst : TopToken {
-  State add(State a, State b) const { return {all.add(a.all, b.all), a.top}; }
+  State add(State a, State b) const { return {Token::add(a.all, b.all), a.top}; }
 };
 
 // ---- Distillation
