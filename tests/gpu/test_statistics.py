@@ -11,7 +11,7 @@ from folds import FOLDS, fold_inputs, leaves_of, outputs_of, random_folds
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from specimens import name_of
-from tolerance import accuracy_failures
+from tolerance import MayBeLuck, Unlucky, accuracy_failures, check_draws
 from torch import Tensor
 
 import monoidreduce as mr
@@ -61,7 +61,10 @@ SCORES = reader.scores
 
 
 def assert_accurate(fold: Any, call: Call, dtype: torch.dtype, gpu: torch.device, rows: int) -> None:
-    """The outputs and gradients are as accurate as torch's in the same dtype, on tensor cores if ours are."""
+    """The outputs and gradients are as accurate as torch's in the same dtype, on tensor cores if ours are.
+
+    There are hundreds of cases of up to ten results: `check_draws` holds float32 sums to the rule.
+    """
     before = _C.path_counts()
     ours = with_gradients(fold, moved(call, gpu))
     counts = _C.path_counts()
@@ -78,7 +81,9 @@ def assert_accurate(fold: Any, call: Call, dtype: torch.dtype, gpu: torch.device
     failures: list[str] = []
     for name, y, ref, torchs in zip(names, ours, exact, base, strict=True):
         if y.is_floating_point():
-            failures += accuracy_failures(name, y, ref, torchs, dtype, rows)
+            failures += accuracy_failures(name, y, ref, torchs, dtype, rows, generated=True)
+    if failures and all(isinstance(text, MayBeLuck) for text in failures):
+        raise Unlucky("\n".join(failures))
     assert not failures, "\n".join(failures)
 
 
@@ -96,9 +101,8 @@ def test_accuracy(
     gpu: torch.device,
 ) -> None:
     """Also of widths that are no multiple of 8 (the second score's, 70 and 62)."""
-    fold, call = fold_inputs(name, shape, columns, width, dtype)
     before = _C.path_counts()
-    assert_accurate(fold, call, dtype, gpu, 400)
+    check_draws(lambda: assert_accurate(*fold_inputs(name, shape, columns, width, dtype), dtype, gpu, 400))
     path = f"statistics_fold/cuda/{tier}/{name_of(dtype)}"
     assert _C.path_counts()[path] > before.get(path, 0)
 
@@ -109,9 +113,13 @@ def test_accuracy_without_tensor_cores(
     name: str, dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
-    fold, call = fold_inputs(name, (130,), 300, 19, dtype)
+
+    def draw() -> tuple[Any, Call]:
+        return fold_inputs(name, (130,), 300, 19, dtype)
+
     if dtype != torch.float64:
-        return assert_accurate(fold, call, dtype, gpu, 130)
+        return check_draws(lambda: assert_accurate(*draw(), dtype, gpu, 130))
+    fold, call = draw()
     expected = with_gradients(fold.reference, moved(call, gpu))
     for found, exact in zip(with_gradients(fold, moved(call, gpu)), expected, strict=True):
         torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-11)
@@ -129,13 +137,16 @@ def test_random_functions(tier: str, gpu: torch.device) -> None:
         def leaf(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
             return torch.randn(shape, generator=generator).to(dtype).requires_grad_()
 
-        call: Call = {"a": leaf(150, 16), "b": leaf(390, 16), "scale": 0.3}
-        if fold.scores == 2:
-            call |= {"other_a": leaf(150, 8), "other_b": leaf(390, 8)}
-        call["label"] = torch.randint(-1, 391, (150,), generator=generator)
-        call |= {"row": {"t": leaf(150, dtype=torch.float32)}}
-        call |= {"column": {"w": leaf(390, dtype=torch.float32)}}
-        assert_accurate(mr.statistics(fold.function), call, torch.bfloat16, gpu, 150)
+        def check() -> None:
+            call: Call = {"a": leaf(150, 16), "b": leaf(390, 16), "scale": 0.3}
+            if fold.scores == 2:
+                call |= {"other_a": leaf(150, 8), "other_b": leaf(390, 8)}
+            call["label"] = torch.randint(-1, 391, (150,), generator=generator)
+            call |= {"row": {"t": leaf(150, dtype=torch.float32)}}
+            call |= {"column": {"w": leaf(390, dtype=torch.float32)}}
+            assert_accurate(mr.statistics(fold.function), call, torch.bfloat16, gpu, 150)
+
+        check_draws(check)
 
     run()
 
@@ -144,10 +155,13 @@ def test_random_functions(tier: str, gpu: torch.device) -> None:
 @pytest.mark.parametrize("name", ("token_stats", "reference_kl"))
 def test_slices_of_columns(name: str, tier: str, gpu: torch.device) -> None:
     """With a workspace of one tile, and with one that holds all."""
-    fold, call = fold_inputs(name, (300,), 1100, 64, torch.bfloat16)
     for bytes in (2 * 2 * 300 * 256, 64 << 20):
         with mr.workspace(bytes):
-            assert_accurate(fold, call, torch.bfloat16, gpu, 300)
+            check_draws(
+                lambda: assert_accurate(
+                    *fold_inputs(name, (300,), 1100, 64, torch.bfloat16), torch.bfloat16, gpu, 300
+                )
+            )
 
 
 @pytest.mark.tiers("sm90")

@@ -50,8 +50,9 @@ def test_beside_a_bias(bias: Any, dtype: torch.dtype, device: torch.device) -> N
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
 def test_float32_sinks_beside_16_bits(dtype: torch.dtype, device: torch.device) -> None:
-    inputs = with_sinks(attention_inputs(dtype=dtype, device=device), torch.float32)
-    check_operator("attention", inputs, {"return_lse": True})
+    """Of 96 heads: the largest error of the gradients of four is luck."""
+    inputs = attention_inputs(heads=96, kv_heads=48, dtype=dtype, device=device)
+    check_operator("attention", with_sinks(inputs, torch.float32), {"return_lse": True})
 
 
 def test_gradcheck(device: torch.device) -> None:

@@ -93,6 +93,25 @@ CASES = (
 )
 
 
+class Recomputed(torch.autograd.Function):
+    """softmax(score) @ v as attention kernels compute it: weights are rounded for products alone, and the
+    backward pass finds a row's centre, sum_j p_j dp_j, from out."""
+
+    @staticmethod
+    def forward(ctx: Any, score: Tensor, v: Tensor) -> Tensor:
+        p = score.softmax(-1).nan_to_num(0.0)
+        out = p.to(v.dtype).float() @ v.float()
+        ctx.save_for_backward(p, v, out)
+        return out.to(v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        p, v, out = ctx.saved_tensors
+        grad = grad.float()
+        centre = (grad * out).sum(-1, keepdim=True)
+        return p * (grad @ v.float().mT - centre), (p.to(v.dtype).float().mT @ grad).to(v.dtype)
+
+
 def dense(
     q: Tensor,
     k: Tensor,
@@ -105,8 +124,9 @@ def dense(
     scale: float | None = None,
     weight: Mod | None = None,
     normalized: bool = False,
+    recomputed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """out and lse, with all scores stored; with `weight`, `attend`'s out."""
+    """out and lse, with all scores stored; with `weight`, `attend`'s out. recomputed: out is `Recomputed`."""
     heads, rows, columns = q.shape[1], q.shape[2], k.shape[2]
     k, v = (t.repeat_interleave(heads // t.shape[1], 1) for t in (k, v))
     b, h = (torch.arange(n, device=q.device).view(-1, *[1] * (3 - a)) for a, n in enumerate(q.shape[:2]))
@@ -127,4 +147,6 @@ def dense(
     empty = (score == -math.inf).all(-1, keepdim=True)
     weights = score.masked_fill(empty, 0.0).softmax(-1).masked_fill(~kept | empty, 0.0)
     lse = score.masked_fill(empty, 0.0).logsumexp(-1).masked_fill(empty[..., 0], -math.inf)
+    if recomputed:
+        return Recomputed.apply(score.float(), v), lse
     return weights.to(v.dtype) @ v, lse
