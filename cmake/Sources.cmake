@@ -7,6 +7,7 @@ set(MONOIDREDUCE_CPU_ISA_SOURCES
     csrc/cpu/distillation.cpp
     csrc/cpu/engine.cpp
     csrc/cpu/fold_tiles.cpp
+    csrc/cpu/gated_mlp.cpp
     csrc/cpu/log_probs.cpp
     csrc/cpu/reduce_losses.cpp
     csrc/cpu/logsumexp.cpp
@@ -37,6 +38,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/copy_fitted.cu
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu
+    csrc/cuda/gated_mlp.cu
     csrc/cuda/reduce_losses.cu
     csrc/cuda/loaded_kernels.cu
     csrc/cuda/log_probs.cu

@@ -89,6 +89,21 @@ void run(const Call& x, const Launch& launch, const Plan* given) {
   }
 }
 
+// A part of a pass whose products torch takes on every device: counted as the pass.
+template <auto kCpu, auto kCuda, class Call>
+void run_between_products(const Call& x, const Launch& launch, const char* pass) {
+  const TensorView& tensor = leading(x);
+  if (tensor.is_cuda()) {
+    run_on_cuda<kCuda>(x, launch);
+    return count_path(pass, "cuda", "simt", false, name(tensor.dtype));
+  }
+  check(launch);
+  check(x);
+  const Engine& engine = cpu::engine_for(tensor.dtype);
+  (engine.*kCpu)(x, launch);
+  count_path(pass, "cpu", engine.isa, false, name(tensor.dtype));
+}
+
 // A call that has no kernels for GPUs yet.
 template <auto kCpu, class Call>
 void run_on_cpu(const Call& x, const Launch& launch) {
@@ -251,6 +266,14 @@ void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan) {
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch, const Plan* plan) {
   run_part<sm80::mlp_local_gradient, sm90::mlp_local_gradient>(x, launch, plan,
                                                                kDescription<MlpBackward>.name);
+}
+
+void gated_hidden(const GatedHidden& x, const Launch& launch) {
+  run_between_products<&Engine::gated_hidden, cuda::gated_hidden>(x, launch, kDescription<MlpForward>.name);
+}
+void gated_gradient(const GatedGradient& x, const Launch& launch) {
+  run_between_products<&Engine::gated_gradient, cuda::gated_gradient>(x, launch,
+                                                                      kDescription<MlpBackward>.name);
 }
 
 void reduce_losses(const LossReduction& x, const Launch& launch) {

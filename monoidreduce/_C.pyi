@@ -452,6 +452,21 @@ def mlp_local_gradient(
     stream: int,
     plan: Plan | None = None,
 ) -> None: ...
+def gated_hidden(
+    gate: Tensor,
+    up: Tensor,
+    activation: int,
+    threads: int,
+    stream: int,
+) -> None: ...
+def gated_gradient(
+    gate: Tensor,
+    up: Tensor,
+    hidden: Tensor,
+    activation: int,
+    threads: int,
+    stream: int,
+) -> None: ...
 def logsumexp_forward(
     a: Tensor,
     b: Tensor,

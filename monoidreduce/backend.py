@@ -14,7 +14,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention, losses, memory, mlp
+from monoidreduce._ops import attention, gated_mlp, losses, memory, mlp
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
@@ -179,6 +179,8 @@ def explain(
             raise RuntimeError(f"the tensors are on {device} and this build of monoidreduce is CPU-only")
         gpu = None if hardware is None else find(hardware).facts()
         architecture = _architecture(device) if gpu is None else f"sm_{gpu.major}{gpu.minor}"
+        if call.get("gate") is not None:
+            return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
@@ -202,6 +204,8 @@ def explain(
             f"backward: {backward}",
             *more,
         ]
+    elif call.get("gate") is not None:
+        return _explain_gated_mlp(call, dtype, _C.cpu_isa(), on_gpu=False)
     else:
         isa, architecture = _C.cpu_isa_of(torch.empty(0, dtype=dtype)), _C.cpu_isa()
         engines, deterministic = [f"cpu/{isa}"] * 2, True
@@ -230,6 +234,39 @@ def explain(
         workspace=workspace,
         deterministic=deterministic,
         reasons=tuple(reasons),
+    )
+
+
+def _explain_gated_mlp(
+    call: dict[str, Any], dtype: torch.dtype, architecture: str, on_gpu: bool
+) -> Explanation:
+    """What an MLP with a gate would run, on any GPU or on the CPU."""
+    *rows, width = call["x"].shape
+    count, (outputs, units) = math.prod(rows), call["w2"].shape
+    hidden, workspace = gated_mlp.hidden_dtype(dtype, on_gpu), get_workspace()
+    parts = (
+        gated_mlp.forward_part(count, units, hidden, workspace),
+        gated_mlp.backward_part(count, width, units, outputs, hidden, workspace),
+    )
+    engine = "cuda/simt" if on_gpu else f"cpu/{_C.cpu_isa_of(torch.empty(0, dtype=hidden))}"
+    return Explanation(
+        operator="mlp",
+        forward=f"mlp_forward/{engine}/{_name(hidden)}",
+        backward=f"mlp_backward/{engine}/{_name(hidden)}",
+        architecture=architecture,
+        tiles=None if on_gpu else parts,
+        workspace=workspace,
+        deterministic=True,
+        reasons=(
+            "with a gate torch takes all matrix products, and the kernel what is between them",
+            *(
+                f"{way}: parts of {part[0]} of {count} rows and {part[1]} of {units} hidden units"
+                for way, part in zip(("forward", "backward"), parts, strict=True)
+            ),
+            "gradients are matrix products of local gradients, added in a fixed order",
+            f"the inputs are {_name(dtype)}, hidden values {_name(hidden)}, "
+            f"sums {_name(accumulation_dtype(dtype))}",
+        ),
     )
 
 
@@ -346,7 +383,7 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
         inspect.signature(op.forward).bind(*arguments, **options)  # it takes fewer than the operator
         forward = type(op).forward
         if forward is nn.MLP.forward:
-            names = ("w1", "w2", "activation", "bias1", "bias2")
+            names = ("w1", "w2", "activation", "bias1", "bias2", "gate", "gate_bias")
             op, options = functional.mlp, options | {name: getattr(op, name) for name in names}
         elif forward in MODULES:
             own: Any = op.options

@@ -109,6 +109,19 @@ def mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **
     return 2 * x[0] * w1[0] * (w1[1] * inwards + w2[0] * (of_hidden + of_w2))
 
 
+def gated_mlp(x: Shape, w1: Shape, w2: Shape, *_: Any, **__: Any) -> int:
+    """x [R, M], w1 and gate [K, M], w2 [N, K]: two products for hidden values, and the result."""
+    return 2 * x[0] * w1[0] * (2 * w1[1] + w2[0])
+
+
+def gated_mlp_backward(grad_out: Shape, x: Shape, w1: Shape, w2: Shape, *rest: Any, **_: Any) -> int:
+    """Hidden values again and the derivatives by them, two products for x, and one for each weight."""
+    of_x, of_w1, of_w2, of_gate, of_bias1, of_gate_bias = _needed(rest)[:6]
+    of_hidden = of_x or of_w1 or of_gate or of_bias1 or of_gate_bias
+    inwards = 2 * (of_hidden or of_w2) + 2 * of_x + of_w1 + of_gate
+    return 2 * x[0] * w1[0] * (w1[1] * inwards + w2[0] * (of_hidden + of_w2))
+
+
 def logsumexp_matmul(a: Shape, b: Shape, *_: Any, **__: Any) -> int:
     """a [M, F], b [N, F]: scores."""
     return 2 * a[0] * b[0] * a[1]
@@ -161,6 +174,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
         linear_log_probs_backward,
         mlp,
         mlp_backward,
+        gated_mlp,
+        gated_mlp_backward,
         logsumexp_matmul,
         logsumexp_matmul_backward,
         statistics,

@@ -1062,20 +1062,41 @@ def linear_log_probs(
 
 
 def _check_mlp(
-    x: Tensor, w1: Tensor, w2: Tensor, bias1: Tensor | None, bias2: Tensor | None, activation: str
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    gate: Tensor | None,
+    bias1: Tensor | None,
+    gate_bias: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
 ) -> Checked:
-    x, w1, w2, bias1, bias2 = _operands(("bias1", "bias2"), x=x, w1=w1, w2=w2, bias1=bias1, bias2=bias2)
+    if gate is None and gate_bias is not None:
+        raise ValueError(mismatch("gate_bias", "None, where gate is", "a tensor"))
+    x, w1, w2, gate, bias1, gate_bias, bias2 = _operands(
+        ("gate", "bias1", "gate_bias", "bias2"),
+        x=x,
+        w1=w1,
+        w2=w2,
+        gate=gate,
+        bias1=bias1,
+        gate_bias=gate_bias,
+        bias2=bias2,
+    )
     sizes: dict[str, int] = {}
     rows = _rows("x", x, "M")
     check_axes("x", rows, ("rows", "M"), sizes)
     check_axes("w1", w1, ("K", "M"), sizes)
     check_axes("w2", w2, ("N", "K"), sizes)
-    if bias1 is not None:
-        check_axes("bias1", bias1, ("K",), sizes)
-    if bias2 is not None:
-        check_axes("bias2", bias2, ("N",), sizes)
+    if gate is not None:
+        check_axes("gate", gate, ("K", "M"), sizes)
+    for name, bias, axis in (("bias1", bias1, "K"), ("gate_bias", gate_bias, "K"), ("bias2", bias2, "N")):
+        if bias is not None:
+            check_axes(name, bias, (axis,), sizes)
     check_choice("activation", activation, ACTIVATIONS)
-    return (rows, w1, w2, bias1, bias2), (activation,)
+    of_gate = () if gate is None else (gate,)
+    biases = (bias1, bias2) if gate is None else (bias1, gate_bias, bias2)
+    return (rows, w1, w2, *of_gate, *biases), (activation,)
 
 
 def mlp(
@@ -1086,6 +1107,8 @@ def mlp(
     activation: str = "gelu_tanh",
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
+    gate: Tensor | None = None,
+    gate_bias: Tensor | None = None,
     process_group: Ranks = None,
     sequence_parallel: bool = False,
     grad_dtype: torch.dtype | None = None,
@@ -1093,8 +1116,12 @@ def mlp(
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
 
+    With a gate, (activation(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2: SwiGLU with "silu",
+    GeGLU with "gelu" (Shazeer, GLU Variants Improve Transformer, 2020).
+
     Where M or N is too wide for one kernel of a GPU, or backward K too small to keep one busy, parts of up to
-    `get_workspace()` bytes of it are.
+    `get_workspace()` bytes of it are; with a gate always, and on the CPU too. A part then has 128 rows or
+    hidden units at least. torch takes the products, on the CPU in the accumulation dtype.
 
     Args:
         x: [..., M].
@@ -1102,8 +1129,9 @@ def mlp(
         activation: "relu", "relu2", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid" or "identity".
         bias1: [K].
         bias2: [N].
-        process_group, sequence_parallel, grad_dtype: w1, w2 and bias1 are this rank's part of the hidden
-            units, of any number; see `monoidreduce.functional`.
+        gate: [K, M], gate_bias: [K], only with a gate.
+        process_group, sequence_parallel, grad_dtype: w1, w2, bias1, gate and gate_bias are this rank's part
+            of the hidden units, of any number; see `monoidreduce.functional`.
 
     Returns:
         [..., N] in the dtype of x; bias2 (or 0) where K is 0.
@@ -1113,17 +1141,19 @@ def mlp(
     """
     if others:
         refuse("mlp", others)
+    operator = "mlp" if gate is None else "gated_mlp"
     tensors, options, sharded = _checked(
-        "mlp",
+        operator,
         _check_mlp,
-        (x, w1, w2, bias1, bias2, activation),
+        (x, w1, w2, gate, bias1, gate_bias, bias2, activation),
         (process_group, None, sequence_parallel, grad_dtype),
     )
     workspace = workspace_bytes(None)
     if sharded is None:
-        out = torch.ops.monoidreduce.mlp.default(*tensors, *options, False, workspace)
+        op = torch.ops.monoidreduce.mlp if gate is None else torch.ops.monoidreduce.gated_mlp
+        out = op.default(*tensors, *options, False, workspace)
     else:
-        out = sharded.mlp(workspace)
+        out = sharded.mlp(operator, workspace)
     return _like_rows(out, x)
 
 

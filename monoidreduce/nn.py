@@ -359,13 +359,16 @@ class LinearCrossEntropyHead(nn.Module):
 
 
 class MLP(nn.Module):
-    """`monoidreduce.mlp` with its parameters, which are initialised as those of two `torch.nn.Linear` are.
+    """`monoidreduce.mlp` with its parameters, which are initialised as those of `torch.nn.Linear` are.
 
     Attributes:
         w1: [hidden_features, in_features], bias1: [hidden_features] or None.
         w2: [out_features, hidden_features], bias2: [out_features] or None.
+        gate: as w1, gate_bias: as bias1, or None where the MLP is not gated.
     """
 
+    gate: nn.Parameter | None
+    gate_bias: nn.Parameter | None
     bias1: nn.Parameter | None
     bias2: nn.Parameter | None
 
@@ -377,17 +380,20 @@ class MLP(nn.Module):
         *,
         activation: str = "gelu_tanh",
         bias: bool = True,
+        gated: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """out_features is in_features by default.
+        """out_features is in_features by default. gated: activation(x @ gate^T + gate_bias) multiplies
+        x @ w1^T + bias1.
 
         Raises:
-            TypeError, ValueError: a size that is no int >= 0, an unknown activation, or bias not a bool.
+            TypeError, ValueError: a size that is no int >= 0, an unknown activation, or bias or gated not a
+                bool.
         """
         super().__init__()
         check_choice("activation", activation, ACTIVATIONS)
-        bias = check_bool("bias", bias)
+        bias, gated = check_bool("bias", bias), check_bool("gated", gated)
         sizes = {
             "in_features": in_features,
             "hidden_features": hidden_features,
@@ -407,13 +413,17 @@ class MLP(nn.Module):
         self.register_parameter("bias1", parameter(hidden) if bias else None)
         self.w2 = parameter(outputs, hidden)
         self.register_parameter("bias2", parameter(outputs) if bias else None)
+        self.register_parameter("gate", parameter(hidden, inputs) if gated else None)
+        self.register_parameter("gate_bias", parameter(hidden) if gated and bias else None)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Initialise the parameters anew, as after `to_empty`, which leaves them undefined."""
-        for weight, bias in ((self.w1, self.bias1), (self.w2, self.bias2)):
-            linear: Any = SimpleNamespace(weight=weight, bias=bias)  # all that this method reads
-            nn.Linear.reset_parameters(linear)
+        layers = (self.w1, self.bias1), (self.w2, self.bias2), (self.gate, self.gate_bias)
+        for weight, bias in layers:
+            if weight is not None:
+                linear: Any = SimpleNamespace(weight=weight, bias=bias)  # all that this method reads
+                nn.Linear.reset_parameters(linear)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
@@ -421,7 +431,16 @@ class MLP(nn.Module):
         fits = isinstance(x, Tensor) and x.dtype == w1.dtype and x.device == w1.device
         if not fits or x.shape[-1:] != w1.shape[1:]:
             self._check_input(x)
-        return functional.mlp(x, w1, self.w2, activation=self.activation, bias1=self.bias1, bias2=self.bias2)
+        return functional.mlp(
+            x,
+            w1,
+            self.w2,
+            activation=self.activation,
+            bias1=self.bias1,
+            bias2=self.bias2,
+            gate=self.gate,
+            gate_bias=self.gate_bias,
+        )
 
     def _check_input(self, x: Tensor) -> None:
         """The parameters fit each other: what does not fit is x. Autocast casts all dtypes but float64."""
@@ -437,4 +456,6 @@ class MLP(nn.Module):
 
     def extra_repr(self) -> str:
         (hidden, inputs), outputs = self.w1.shape, self.w2.shape[0]
-        return f"{inputs}, {hidden}, {outputs}, activation={self.activation!r}, bias={self.bias1 is not None}"
+        gated = ", gated=True" if self.gate is not None else ""
+        options = f"activation={self.activation!r}, bias={self.bias1 is not None}{gated}"
+        return f"{inputs}, {hidden}, {outputs}, {options}"

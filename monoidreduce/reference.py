@@ -299,12 +299,18 @@ def mlp(
     activation: str = "gelu_tanh",
     bias1: Tensor | None = None,
     bias2: Tensor | None = None,
+    gate: Tensor | None = None,
+    gate_bias: Tensor | None = None,
 ) -> Tensor:
-    """act(x @ w1^T + bias1) @ w2^T + bias2.
+    """act(x @ w1^T + bias1) @ w2^T + bias2, or with a gate
+    (act(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2.
 
-    x [..., M], w1 [K, M], w2 [N, K], bias1 [K], bias2 [N] -> [..., N] in the dtype of x.
+    x [..., M], w1 and gate [K, M], w2 [N, K], bias1 and gate_bias [K], bias2 [N] -> [..., N] in the dtype of
+    x.
     """
-    return F.linear(ACTIVATIONS[activation](F.linear(x, w1, bias1)), w2, bias2)
+    act, values = ACTIVATIONS[activation], F.linear(x, w1, bias1)
+    hidden = act(values) if gate is None else act(F.linear(x, gate, gate_bias)) * values
+    return F.linear(hidden, w2, bias2)
 
 
 def logsumexp_matmul(a: Tensor, b: Tensor, *, scale: float = 1.0) -> Tensor:

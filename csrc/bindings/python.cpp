@@ -111,6 +111,8 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&mlp_backward);
   calls.define(&mlp_hidden);
   calls.define(&mlp_local_gradient);
+  calls.define(&gated_hidden);
+  calls.define(&gated_gradient);
   calls.define(&logsumexp_forward);
   calls.define(&logsumexp_backward);
   calls.define(&logsumexp_local_gradient);

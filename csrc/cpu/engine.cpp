@@ -20,6 +20,8 @@ void distillation_backward(const DistillationBackward& x, const Launch& launch);
 void reduce_losses(const LossReduction& x, const Launch& launch);
 void mlp_forward(const MlpForward& x, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Launch& launch);
+void gated_hidden(const GatedHidden& x, const Launch& launch);
+void gated_gradient(const GatedGradient& x, const Launch& launch);
 void logsumexp_forward(const LogSumExpForward& x, const Launch& launch);
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch);
 void log_probs_forward(const LogProbsForward& x, const Launch& launch);
@@ -41,6 +43,8 @@ constinit const Engine engine{.isa = MR_TEXT(MR_CPU_ISA),
                               .reduce_losses = &reduce_losses,
                               .mlp_forward = &mlp_forward,
                               .mlp_backward = &mlp_backward,
+                              .gated_hidden = &gated_hidden,
+                              .gated_gradient = &gated_gradient,
                               .logsumexp_forward = &logsumexp_forward,
                               .logsumexp_backward = &logsumexp_backward,
                               .log_probs_forward = &log_probs_forward,

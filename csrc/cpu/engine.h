@@ -22,6 +22,8 @@ struct Engine {
   EntryPoint<LossReduction> reduce_losses;
   EntryPoint<MlpForward> mlp_forward;
   EntryPoint<MlpBackward> mlp_backward;
+  EntryPoint<GatedHidden> gated_hidden;
+  EntryPoint<GatedGradient> gated_gradient;
   EntryPoint<LogSumExpForward> logsumexp_forward;
   EntryPoint<LogSumExpBackward> logsumexp_backward;
   EntryPoint<LogProbsForward> log_probs_forward;

@@ -44,12 +44,15 @@ def multipliable(matrix: Tensor) -> Tensor:
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, in float32 from 16-bit matrices.
+    """total += a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
 
     Split over multiprocessors along its sum, a product of cuBLAS (13.0, on an H100) may lose the last term:
     for 248 x 264 elements of 25345 terms it did. There whole eights of terms are one product, what is left
     another.
     """
+    if total.dtype == a.dtype or total.is_cpu:
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
+        return
     terms, whole = b.shape[0], b.shape[0] // 8 * 8
     products = [(a, b)]
     if total.numel() < _ELEMENTS_OF_A_WHOLE_GPU and 0 < whole < terms:
@@ -62,17 +65,19 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
-    """out = a @ b + bias, in 16 bits from 16-bit matrices.
+    """out = a @ b + bias, in out's dtype, from matrices of it or of 16 bits.
 
     A product of few elements torch splits over multiprocessors along its sum, and unless told otherwise it
-    adds the parts in 16 bits; and see add_product.
+    adds the parts in 16 bits; and see add_product. On a CPU it may be NaN beside an infinity in 16 bits.
     """
-    if out.numel() < _ELEMENTS_OF_A_WHOLE_GPU:
-        total = out.new_zeros(out.shape, dtype=torch.float32)
+    apart = out.element_size() == 2 and (out.numel() < _ELEMENTS_OF_A_WHOLE_GPU or out.is_cpu)
+    if apart or not out.dtype == a.dtype == b.dtype:
+        total = out.new_zeros(out.shape, dtype=torch.float32) if apart else out.zero_()
         if bias is not None:
             total += bias
         add_product(total, a, b)
-        out.copy_(total)
+        if apart:
+            out.copy_(total)
     elif bias is None:
         torch.mm(a, b, out=out)
     else:

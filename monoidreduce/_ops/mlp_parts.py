@@ -1,7 +1,7 @@
 """An MLP in parts: products of hidden values, of which a part is held at a time.
 
-For tensor-core kernels: all matrices are of a 16-bit type, sums of float32. A part is some rows and hidden
-units; either all rows or all units are in it.
+A part is some rows and hidden units; either all rows or all units are in it. `multiply_hidden` and
+`multiply_hidden_gradients` are for tensor-core kernels: all matrices are of a 16-bit type, sums of float32.
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.local_gradients import add_product, multipliable, write_product
+from monoidreduce._ops.memory import accumulator
 
-__all__ = ["multiply_hidden", "multiply_hidden_gradients"]
+__all__ = [
+    "Total",
+    "columns_of",
+    "multiply_hidden",
+    "multiply_hidden_gradients",
+    "parts_of",
+    "rows_of",
+    "without_autocast",
+]
 
 
-def _parts(count: int, at_once: int) -> list[slice]:
+def parts_of(count: int, at_once: int) -> list[slice]:
     return [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)]
 
 
@@ -27,17 +36,18 @@ def _size(part: slice) -> int:
     return size
 
 
-def _rows(matrix: Tensor, part: slice) -> Tensor:
+def rows_of(matrix: Tensor, part: slice) -> Tensor:
     """The rows of a part. A view costs as much host time as a launch: none where they are all."""
     return matrix if _size(part) == matrix.shape[0] else matrix[part]
 
 
-def _columns(matrix: Tensor, part: slice) -> Tensor:
+def columns_of(matrix: Tensor, part: slice) -> Tensor:
     return matrix if _size(part) == matrix.shape[1] else matrix[:, part]
 
 
-def _without_autocast() -> AbstractContextManager[Any]:
-    return torch.autocast("cuda", enabled=False) if torch.is_autocast_enabled("cuda") else nullcontext()
+def without_autocast(on: Tensor) -> AbstractContextManager[Any]:
+    device = "cuda" if on.is_cuda else "cpu"
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def multiply_hidden(
@@ -51,19 +61,19 @@ def multiply_hidden(
     """Writes out [rows, N]. store(x, hidden) writes the hidden values of some rows."""
     weight = multipliable(w2).T
     workspace = out.new_empty((rows_at_once, weight.shape[0]))
-    with _without_autocast():
-        for part in _parts(out.shape[0], rows_at_once):
-            hidden, product = workspace[: _size(part)], _rows(out, part)
-            store(_rows(x, part), hidden)
+    with without_autocast(x):
+        for part in parts_of(out.shape[0], rows_at_once):
+            hidden, product = workspace[: _size(part)], rows_of(out, part)
+            store(rows_of(x, part), hidden)
             write_product(product, hidden, weight, bias2)
 
 
-class _Total:
-    """The gradient by a matrix that is a sum of so many products, in float32 if there are several."""
+class Total:
+    """The gradient by a matrix: a sum of so many products, in the accumulation dtype unless it is one."""
 
     def __init__(self, of: Tensor, products: int) -> None:
-        self.summed = products > 1
-        self.value = of.new_zeros(of.shape, dtype=torch.float32) if self.summed else of.new_empty(of.shape)
+        self.summed = products != 1
+        self.value = accumulator(of) if self.summed else of.new_empty(of.shape)
 
     def add(self, to: Tensor, a: Tensor, b: Tensor) -> None:
         """Adds a @ b to a part of the value."""
@@ -90,36 +100,36 @@ def multiply_hidden_gradients(
     of local gradients that are not rounded yet.
     """
     grad_out, x, w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
-    row_parts, unit_parts = _parts(x.shape[0], part[0]), _parts(w1.shape[0], part[1])
+    row_parts, unit_parts = parts_of(x.shape[0], part[0]), parts_of(w1.shape[0], part[1])
     local_workspace, hidden_workspace = x.new_empty(part), x.new_empty(part)
-    dx = _Total(x, len(unit_parts)) if needed[0] else None
-    dw1 = _Total(w1, len(row_parts)) if needed[1] else None
-    dw2 = _Total(w2, len(row_parts)) if needed[2] else None
+    dx = Total(x, len(unit_parts)) if needed[0] else None
+    dw1 = Total(w1, len(row_parts)) if needed[1] else None
+    dw2 = Total(w2, len(row_parts)) if needed[2] else None
     dbias1 = x.new_empty((w1.shape[0],), dtype=torch.float32) if needed[3] else None
-    with _without_autocast():
+    with without_autocast(x):
         for units in unit_parts:
-            w1_there, w2_there = _rows(w1, units), _columns(w2, units)
-            bias_there = None if bias1 is None else _rows(bias1, units)
+            w1_there, w2_there = rows_of(w1, units), columns_of(w2, units)
+            bias_there = None if bias1 is None else rows_of(bias1, units)
             for rows in row_parts:
-                x_there, grad_there = _rows(x, rows), _rows(grad_out, rows)
+                x_there, grad_there = rows_of(x, rows), rows_of(grad_out, rows)
                 local, hidden = (
-                    _columns(_rows(workspace, slice(0, _size(rows))), slice(0, _size(units)))
+                    columns_of(rows_of(workspace, slice(0, _size(rows))), slice(0, _size(units)))
                     for workspace in (local_workspace, hidden_workspace)
                 )
                 sums = None if dbias1 is None else _partial_sums(local)
                 store(x_there, w1_there, w2_there, bias_there, grad_there, local, hidden, sums)
                 if dx is not None:
-                    dx.add(_rows(dx.value, rows), local, w1_there)
+                    dx.add(rows_of(dx.value, rows), local, w1_there)
                 if dw1 is not None:
-                    dw1.add(_rows(dw1.value, units), local.T, x_there)
+                    dw1.add(rows_of(dw1.value, units), local.T, x_there)
                 if dw2 is not None:
-                    dw2.add(_columns(dw2.value, units), grad_there.T, hidden)
+                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden)
                 if dbias1 is not None and sums is not None:
                     sums = sums[: -(-_size(rows) // 16), : _size(units)]
                     if rows.start == 0:
-                        torch.sum(sums, 0, out=_rows(dbias1, units))
+                        torch.sum(sums, 0, out=rows_of(dbias1, units))
                     else:
-                        _rows(dbias1, units).add_(sums.sum(0))
+                        rows_of(dbias1, units).add_(sums.sum(0))
     return [None if total is None else total.value for total in (dx, dw1, dw2)] + [dbias1]
 
 

@@ -229,7 +229,8 @@ def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -
     if needed is None:
         wanted = [name for name in floating if call[name].requires_grad]
         frozen = () if call.get("teacher_grad") else ("teacher_x", "teacher_weight")
-        return tuple(wanted or (name for name in OPERANDS[operator].values() if name not in frozen))
+        operands = [name for name in (*OPERANDS[operator].values(), "gate") if name in floating]
+        return tuple(wanted or (name for name in operands if name not in frozen))
     names = (needed,) if isinstance(needed, str) else tuple(needed)
     for name in names:
         if name not in floating:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
-from monoidreduce._ops.registry import OPERATORS, Operator
+from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves
 from monoidreduce.flops import FORMULAS
 
@@ -88,17 +88,17 @@ class _Notes(DispatchMode):  # type: ignore[misc]
         super().__init__()
         self.run, self.needed, self.backward, self.live, self.most = run, needed, False, 0, 0
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.calls: list[tuple[Operator, dict[str, Any], Any]] = []
+        self.calls: list[tuple[str, dict[str, Any], Any]] = []  # the op, its arguments and its results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "monoidreduce":
-            operator = OPERATORS[func._schema.name.removeprefix("monoidreduce::")]
+            name = func._schema.name.removeprefix("monoidreduce::")
             given = self.differentiated(
                 dict(zip((a.name for a in func._schema.arguments), args, strict=True))
             )
             with self:
-                results = operator.forward(*given.values())
-            self.calls.append((operator, given, results))
+                results = OPERATORS[name].forward(*given.values())
+            self.calls.append((name, given, results))
             return results
         results = func(*args, **(kwargs or {}))
         self.note(func, args, results)
@@ -206,8 +206,9 @@ def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _
         outputs = sum(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
         run.peak = notes.most - outputs
         run.compulsory = sum(inputs.values()) + outputs
-        ((of, given, results),) = notes.calls
-        run.flops = _flops(operator, given)
+        ((name, given, results),) = notes.calls
+        of = OPERATORS[name]
+        run.flops = _flops(name, given)
         if needed:
             results = results if isinstance(results, tuple) else (results,)
             notes.calls, notes.backward = [], True
@@ -222,8 +223,8 @@ def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _
             gradients = sum(t.nbytes for t in found)
             run.peak = max(run.peak, notes.most - outputs - gradients)
             run.compulsory += sum(inputs.values()) + upstream.nbytes + gradients
-            run.flops += FORMULAS[f"{operator}_backward"](*map(_shape, of_backward))
-            run.flops -= _flops(operator, given, scores=True)
+            run.flops += FORMULAS[f"{name}_backward"](*map(_shape, of_backward))
+            run.flops -= _flops(name, given, scores=True)
     return run
 
 
@@ -231,11 +232,11 @@ def _shape(value: Any) -> Any:
     return value.shape if isinstance(value, Tensor) else value
 
 
-def _flops(operator: str, given: dict[str, Any], scores: bool = False) -> int:
+def _flops(op: str, given: dict[str, Any], scores: bool = False) -> int:
     """Of the forward pass, or of its scores alone: payloads are as if they were of width 0."""
     shapes = {name: _shape(value) for name, value in given.items()}
-    if scores and operator == "attention":
+    if scores and op == "attention":
         shapes["v"] = (*shapes["v"][:3], 0)
-    if scores and operator == "mlp":
+    if scores and op in ("mlp", "gated_mlp"):
         shapes["w2"] = (0, shapes["w2"][1])
-    return FORMULAS[operator](*shapes.values())
+    return FORMULAS[op](*shapes.values())

@@ -264,6 +264,12 @@ def _copied(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     yield _moves(launch.name, _bytes(launch, "x factor target mask"), written)
 
 
+def _gated(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """In place; the forward pass leaves the gates as they are."""
+    moved = _bytes(launch, "gate up hidden")
+    yield _moves(launch.name, moved, moved if launch.backward else _bytes(launch, "up"))
+
+
 KERNELS: dict[str, Callable[[Launch, _C.DeviceFacts], Iterator[Work]]] = {
     "attention_forward": _forward,
     "attention_backward": _backward,
@@ -274,6 +280,8 @@ KERNELS: dict[str, Callable[[Launch, _C.DeviceFacts], Iterator[Work]]] = {
     "scale_rows": _copied,
     "copy_fitted": _copied,
     "order_rows": _copied,
+    "gated_hidden": _gated,
+    "gated_gradient": _gated,
 }
 
 

@@ -29,6 +29,8 @@ COLUMN_AXES = {
     "b": 0,
     "w1": 0,
     "bias1": 0,
+    "gate": 0,
+    "gate_bias": 0,
     "w2": 1,
 }
 
@@ -59,7 +61,7 @@ class Sharded:
             tensors, options = check()
             sharding = Sharding.of(group, *ranks)
             facts = facts_of(zip(names, (*tensors, *options), strict=False), COLUMN_AXES) | sharding.facts
-            if operator == "mlp":  # which takes shards of any length
+            if operator in ("mlp", "gated_mlp"):  # which take shards of any length
                 return cls(tensors, options, Columns.of(group, "w1", len(tensors[1]), None), sharding), facts
             columns = sharding.columns(names[1], tensors[1])
             own = [
@@ -188,9 +190,10 @@ class Sharded:
         (lse,) = fold_over_ranks(fold, *self.tensors)
         return self._own_rows(lse)
 
-    def mlp(self, workspace: int | None) -> Tensor:
-        """[rows, N]. The state of a row is the row itself, a sum."""
-        result: Tensor = _Mlp.apply(self.sharding, (*self.options, True, workspace), *self.tensors)  # type: ignore[no-untyped-call]
+    def mlp(self, operator: str, workspace: int | None) -> Tensor:
+        """[rows, N], of mlp or gated_mlp. The state of a row is the row itself, a sum."""
+        options = (*self.options, True, workspace)
+        result: Tensor = _Mlp.apply(operator, self.sharding, options, *self.tensors)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -203,23 +206,27 @@ def _reduced(losses: Tensor, reduction: str, count: Tensor | None) -> Tensor:
 
 class _Mlp(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, sharding: Sharding, options: Any, x: Tensor, *weights: Any) -> Tensor:
+    def forward(
+        ctx: Any, operator: str, sharding: Sharding, options: Any, x: Tensor, *weights: Any
+    ) -> Tensor:
         if sharding.own_rows:
             x = sharding.group.gather(x).flatten(0, 1)
         *hidden, bias2 = weights
-        ctx.sharding, ctx.options = sharding, options
+        ctx.operator, ctx.sharding, ctx.options = operator, sharding, options
         ctx.save_for_backward(x, *weights)
         # All ranks have bias2; it is to be added once.
-        part = torch.ops.monoidreduce.mlp(x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
+        op = getattr(torch.ops.monoidreduce, operator)
+        part = op(x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
         return sum_over_ranks(part, sharding.group, x.dtype, own=sharding.own_rows)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> Any:
-        sharding, needed = ctx.sharding, ctx.needs_input_grad[2:]
+        sharding, needed = ctx.sharding, ctx.needs_input_grad[3:]
         if sharding.own_rows:
             grad = sharding.group.gather(grad).flatten(0, 1)
-        found = torch.ops.monoidreduce.mlp_backward(grad, *ctx.saved_tensors, *ctx.options, needed, True)
+        op = getattr(torch.ops.monoidreduce, f"{ctx.operator}_backward")
+        found = op(grad, *ctx.saved_tensors, *ctx.options, needed, True)
         dx = summed_gradient(found[0], ctx.saved_tensors[0], sharding) if needed[0] else None
         others = (g if wanted else None for g, wanted in zip(found[1:], needed[1:], strict=True))
-        return None, None, dx, *others
+        return None, None, None, dx, *others

@@ -90,9 +90,10 @@ def test_every_operator_on_every_gpu(hardware: str, dtype: torch.dtype) -> None:
         "mlp": (x, weight, t(72, 1000)),
         "logsumexp_matmul": (x, weight),
     }
-    for operator, tensors in calls.items():
-        found = mr.cost(operator, *tensors, hardware=hardware)
-        explained = mr.explain(operator, *tensors, hardware=hardware)
+    gated = [("mlp", calls["mlp"], {"gate": weight})]
+    for operator, tensors, options in [*((op, given, {}) for op, given in calls.items()), *gated]:
+        found = mr.cost(operator, *tensors, hardware=hardware, **options)
+        explained = mr.explain(operator, *tensors, hardware=hardware, **options)
         tier = explained.forward.split("/")[2]
         assert found.seconds > 0 and found.useful_flops > 0 and found.peak_memory >= 0
         simt = [sentence for sentence in found.advice if "/simt/" in sentence]
@@ -110,6 +111,17 @@ def test_gradients_that_are_not_needed() -> None:
     only_weight = mr.cost(*call, hardware="h100")
     assert not any(p.name == "rows_product" for p in only_weight.passes)
     assert not any(p.backward for p in mr.cost(*call, hardware="h100", needed=()).passes)
+
+
+def test_a_gated_mlp_is_eleven_products_within_the_workspace() -> None:
+    """SwiGLU of Llama 3 8B. Two of the products are computed again; the sum of x's gradient is apart."""
+    x, up, down = meta(8192, 4096), meta(14336, 4096), meta(4096, 14336)
+    found = mr.cost("mlp", x, up, down, gate=up, activation="silu", hardware="h100")
+    product, sum_of_rows = 2 * 8192 * 4096 * 14336, 4 * 8192 * 4096
+    assert found.useful_flops == 9 * product and found.executed_flops == 11 * product
+    assert found.peak_memory <= mr.get_workspace() + sum_of_rows
+    between = [p for p in found.passes if p.name in ("gated_hidden", "gated_gradient")]
+    assert sum(p.dram_read + p.dram_written for p in between) == (3 + 6) * 2 * 8192 * 14336
 
 
 def test_advice() -> None:

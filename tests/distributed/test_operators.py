@@ -159,6 +159,14 @@ def test_mlp(own_rows: bool, ranks: int, dtype: torch.dtype) -> None:
     check("mlp", inputs, {"activation": "gelu"}, ranks, own_rows=own_rows)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("ranks, own_rows", ((2, False), (3, True)), ids=("replicated", "sequence_parallel"))
+def test_gated_mlp(ranks: int, own_rows: bool, dtype: torch.dtype) -> None:
+    given = {"bias1": True, "bias2": True, "gate": True, "gate_bias": True}
+    inputs = mlp_inputs(ROWS, 24, 67, 25, dtype=dtype, **given, **CPU)
+    check("mlp", inputs, {"activation": "silu"}, ranks, own_rows=own_rows)
+
+
 def _mlp(group: Any, inputs: Any) -> torch.Tensor:
     return mr.mlp(**inputs, activation="relu", process_group=group)
 

@@ -155,13 +155,13 @@ def test_products_of_an_mlp_in_parts(
 ) -> None:
     """Of two parts: one each for a matrix, none for a bias, of which the second needs no kernel at all."""
     added: list[tuple[int, ...]] = []
-    add = mlp_parts._Total.add
+    add = mlp_parts.Total.add
 
     def counted(self: Any, to: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         added.append(self.value.shape)
         add(self, to, a, b)
 
-    monkeypatch.setattr(mlp_parts._Total, "add", counted)
+    monkeypatch.setattr(mlp_parts.Total, "add", counted)
     inputs = scaled_mlp_inputs((700, 600, 264, 320), torch.bfloat16, gpu, biases=True)
     leaf = inputs[name].requires_grad_()
     paths = {f"mlp_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}

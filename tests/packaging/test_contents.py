@@ -13,7 +13,8 @@ PYTHON = """
     hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     workspace.py
-    _ops/__init__.py _ops/attention.py _ops/engine.py _ops/local_gradients.py _ops/log_probs.py
+    _ops/__init__.py _ops/attention.py _ops/engine.py _ops/gated_mlp.py
+    _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
     _ops/slices.py _ops/statistics.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
@@ -87,7 +88,7 @@ HEADERS = """
     launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/log_probs.h monoids/logsumexp.h
     monoids/sum.h monoids/weighted_sum.h ops/attention.h ops/cross_entropy.h ops/distillation.h
-    ops/log_probs.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/modified_attention.h ops/rows.h
+    ops/gated_mlp.h ops/log_probs.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/modified_attention.h ops/rows.h
     ops/statistics.h
     rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
     rtc/limits rtc/type_traits
@@ -103,11 +104,12 @@ SOURCES = """
     check.h operators.cpp path_counter.cpp
     bindings/calls.h bindings/dlpack_exchange.h bindings/python.cpp bindings/tensor_caster.h
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
-    cpu/fold_tiles.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp cpu/modified_attention.cpp
+    cpu/fold_tiles.cpp cpu/gated_mlp.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp
+    cpu/modified_attention.cpp
     cpu/reduce_losses.cpp cpu/row_centres.h cpu/statistics.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
-    cuda/element.h cuda/engine.h cuda/gathered_rows.h cuda/loaded_kernels.cu
+    cuda/element.h cuda/engine.h cuda/gated_mlp.cu cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu

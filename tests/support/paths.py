@@ -11,7 +11,8 @@ from specimens import Inputs, Specimen
 
 import monoidreduce as mr
 
-KEYWORDS = ("bias", "bias1", "bias2", "mask", "sinks")  # tensors that the operators take by name
+# Tensors that the operators take by name.
+KEYWORDS = ("bias", "bias1", "bias2", "gate", "gate_bias", "mask", "sinks")
 
 
 def explained(specimen: Specimen, inputs: Inputs) -> mr.Explanation:

@@ -208,9 +208,11 @@ def mlp_inputs(
     device: torch.device,
     bias1: bool = False,
     bias2: bool = False,
+    gate: bool = False,
+    gate_bias: bool = False,
     draw: Callable[..., Tensor] = normal,
 ) -> Inputs:
-    """x, w1, w2 and biases, with hidden values of unit size, where the activations bend."""
+    """x, w1, w2, biases and a gate, with hidden values of unit size, where the activations bend."""
     place: Any = {"dtype": dtype, "device": device}
     shape = (rows,) if isinstance(rows, int) else rows
     inputs = {
@@ -222,6 +224,10 @@ def mlp_inputs(
         inputs["bias1"] = draw(hidden, **place)
     if bias2:
         inputs["bias2"] = draw(outputs, **place)
+    if gate:
+        inputs["gate"] = draw(hidden, width, **place, **_unit_products(width, draw))
+    if gate_bias:
+        inputs["gate_bias"] = draw(hidden, **place)
     return inputs
 
 
@@ -330,6 +336,14 @@ SPECIMENS = (
     ),
     Specimen("mlp", "mlp", mlp_inputs, {"bias1": True, "bias2": True}),
     Specimen("mlp_relu2", "mlp", mlp_inputs, options={"activation": "relu2"}),
+    Specimen("mlp_gated", "mlp", mlp_inputs, {"gate": True}, {"activation": "silu"}),
+    Specimen(
+        "mlp_gated_biases",
+        "mlp",
+        mlp_inputs,
+        {"gate": True, "gate_bias": True, "bias1": True, "bias2": True},
+        {"activation": "gelu"},
+    ),
     Specimen("logsumexp", "logsumexp_matmul", logsumexp_inputs, options={"scale": 0.5}),
 )
 # What a test over all operators and dtypes needs: one call of each.

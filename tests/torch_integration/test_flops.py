@@ -16,6 +16,7 @@ import monoidreduce.reference
 from monoidreduce import flops
 
 WITH_OPS = [specimen for specimen in SPECIMENS if specimen.operator != "merge_attention"]
+GATED = [specimen for specimen in SPECIMENS if specimen.arguments.get("gate")]
 ONE_EACH_WITH_OPS = [specimen for specimen in ONE_EACH if specimen.operator != "merge_attention"]
 
 
@@ -50,10 +51,11 @@ def scores(operator: str, inputs: Inputs) -> int:
         return 2 * inputs["a"].numel() * len(inputs["b"])
     of_teacher = inputs["teacher_x"].numel() if "teacher_x" in inputs else 0
     columns = inputs["w1" if operator == "mlp" else "weight"]
-    return 2 * (inputs["x"].numel() + of_teacher) * len(columns)
+    of_gate = inputs["x"].numel() if "gate" in inputs else 0
+    return 2 * (inputs["x"].numel() + of_teacher + of_gate) * len(columns)
 
 
-@pytest.mark.parametrize("specimen", ONE_EACH_WITH_OPS, ids=name_of)
+@pytest.mark.parametrize("specimen", [*ONE_EACH_WITH_OPS, *GATED], ids=name_of)
 def test_gradients_that_are_not_needed_do_not_count(specimen: Specimen, device: torch.device) -> None:
     inputs = specimen.inputs(torch.float32, device)
     for name in specimen.differentiable(inputs):

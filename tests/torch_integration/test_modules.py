@@ -107,6 +107,21 @@ def test_mlp_on_meta_becomes_real(bias: bool) -> None:
         assert name == same and torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_gated_mlp_is_initialised_as_three_linears(bias: bool) -> None:
+    torch.manual_seed(3)
+    module = mr.nn.MLP(8, 24, 5, activation="silu", bias=bias, gated=True)
+    torch.manual_seed(3)
+    up, down, gate = (torch.nn.Linear(*sizes, bias) for sizes in ((8, 24), (24, 5), (8, 24)))
+    names = {"w1", "w2", "gate"} | ({"bias1", "bias2", "gate_bias"} if bias else set())
+    assert set(module.state_dict()) == names
+    x = torch.randn(2, 3, 8)
+    torch.testing.assert_close(module(x), down(torch.nn.functional.silu(gate(x)) * up(x)))
+    assert repr(module) == f"MLP(8, 24, 5, activation='silu', bias={bias}, gated=True)"
+    tensors = {name: getattr(module, name) for name in ("w1", "w2", "gate", "bias1", "bias2", "gate_bias")}
+    assert mr.explain(module, x) == mr.explain("mlp", x, **tensors)
+
+
 def test_mlp_parameters_keep_their_order() -> None:
     """States of optimisers go by it."""
     assert [name for name, _ in mr.nn.MLP(8, 24).named_parameters()] == ["w1", "bias1", "w2", "bias2"]
@@ -193,10 +208,14 @@ def test_mlp_options() -> None:
             mr.nn.MLP(*sizes)
     with pytest.raises(TypeError, match="bias: expected True or False, got None"):
         mr.nn.MLP(8, 24, bias=None)
+    with pytest.raises(TypeError, match="gated: expected True or False, got 'silu'"):
+        mr.nn.MLP(8, 24, gated="silu")
 
 
 @pytest.mark.parametrize(
-    "module", [mr.nn.MLP(8, 24), *(module for module, _ in MODULES)], ids=lambda m: type(m).__name__
+    "module",
+    [mr.nn.MLP(8, 24), mr.nn.MLP(8, 24, gated=True), *(module for module, _ in MODULES)],
+    ids=lambda m: type(m).__name__,
 )
 def test_modules_can_be_copied_pickled_and_saved(module: torch.nn.Module) -> None:
     buffer = io.BytesIO()

@@ -20,6 +20,7 @@
 #include "monoidreduce/ops/attention.h"
 #include "monoidreduce/ops/cross_entropy.h"
 #include "monoidreduce/ops/distillation.h"
+#include "monoidreduce/ops/gated_mlp.h"
 #include "monoidreduce/ops/log_probs.h"
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
@@ -106,6 +107,9 @@ void columns_product(const ColumnsProduct& x, const Launch& launch);
 // takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units. plan: of the pass.
 void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan);
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch, const Plan* plan);
+// A gated MLP is always computed in parts, whose products the caller takes, on the CPU and on every GPU.
+void gated_hidden(const GatedHidden& x, const Launch& launch);
+void gated_gradient(const GatedGradient& x, const Launch& launch);
 
 // The instruction set that the CPU engine uses: "baseline", "avx2", "avx512" or "avx512bf16". It is the best that both
 // this build and this processor have, unless the environment variable MONOIDREDUCE_CPU_ISA names another. The choice is

@@ -1,0 +1,207 @@
+"""The gated MLP, as SwiGLU and GeGLU: its two ops.
+
+torch takes the products, and a kernel all that is between them, in one pass. Both are for some rows or hidden
+units at a time, whose values before the gate, gates and gradients fit the workspace. On a GPU they have the
+dtype of x, on the CPU the accumulation dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.local_gradients import add_product, multipliable, write_product
+from monoidreduce._ops.memory import accumulation_dtype, accumulator, bias_gradient, launch, new, rounded
+from monoidreduce._ops.mlp import ACTIVATIONS, mlp_result
+from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
+from monoidreduce._ops.registry import UNROUNDED, register
+from monoidreduce.workspace import get_workspace
+
+__all__ = ["backward_part", "forward_part", "hidden_dtype"]
+
+_TILE = 128  # rows or hidden units: parts are whole tiles, and one at least
+
+
+def hidden_dtype(dtype: torch.dtype, on_gpu: bool) -> torch.dtype:
+    """What hidden values are stored in, of a call in a dtype."""
+    return dtype if on_gpu else accumulation_dtype(dtype)
+
+
+def _fitting(count: int, bytes_of_each: int, workspace: int | None) -> int:
+    """How many rows, or units, are in a part: as many as fit the workspace, in parts of about one size."""
+    workspace = get_workspace() if workspace is None else workspace
+    most = max(workspace // max(bytes_of_each, 1) // _TILE, 1) * _TILE
+    even = -(-count // max(-(-count // most), 1))
+    return min(count, -(-even // _TILE) * _TILE)
+
+
+def forward_part(rows: int, units: int, dtype: torch.dtype, workspace: int | None) -> tuple[int, int]:
+    """The rows and hidden units of a part: each result is one product. dtype: of hidden values."""
+    return _fitting(rows, 2 * units * dtype.itemsize, workspace), units
+
+
+def backward_part(
+    rows: int, width: int, units: int, outputs: int, dtype: torch.dtype, workspace: int | None
+) -> tuple[int, int]:
+    """The same of the backward pass. Parts of units add to the gradient of x, parts of rows to those of the
+    weights: whichever are less to read and write again."""
+    size = 3 * dtype.itemsize
+    if 2 * rows * width <= units * (2 * width + outputs):
+        return rows, _fitting(units, rows * size, workspace)
+    return _fitting(rows, units * size, workspace), units
+
+
+class _Matrices:
+    """So many matrices of a part's rows and units, dense, in the same memory for every part."""
+
+    def __init__(self, count: int, x: Tensor, part: tuple[int, int], dtype: torch.dtype) -> None:
+        self.flat = [x.new_empty(part[0] * part[1], dtype=dtype) for _ in range(count)]
+
+    def of(self, rows: int, units: int) -> list[Tensor]:
+        return [flat[: rows * units].view(rows, units) for flat in self.flat]
+
+
+def gated_mlp_result(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    gate: Tensor,
+    bias1: Tensor | None,
+    gate_bias: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
+    unrounded_result: bool,
+    workspace: int | None,
+) -> Tensor:
+    """unrounded_result: it has the accumulation dtype."""
+    return mlp_result(x, w1, w2, bias1, bias2, activation, unrounded_result, workspace)
+
+
+def gated_mlp_forward(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    gate: Tensor,
+    bias1: Tensor | None,
+    gate_bias: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
+    unrounded_result: bool,
+    workspace: int | None,
+) -> Tensor:
+    out = mlp_result(x, w1, w2, bias1, bias2, activation, unrounded_result, workspace)
+    x, w1, w2, gate = (multipliable(t) for t in (x, w1, w2, gate))
+    kind, on_device, dtype = ACTIVATIONS.index(activation), launch(x), hidden_dtype(x.dtype, x.is_cuda)
+    part = forward_part(len(x), len(w1), dtype, workspace)
+    matrices = _Matrices(2, x, part, dtype)
+    with without_autocast(x):
+        for rows in parts_of(len(x), max(part[0], 1)):
+            x_there = rows_of(x, rows)
+            gates, ups = matrices.of(len(x_there), len(w1))
+            write_product(gates, x_there, gate.T, gate_bias)
+            write_product(ups, x_there, w1.T, bias1)
+            _C.gated_hidden(gates, ups, kind, *on_device)
+            write_product(rows_of(out, rows), ups, w2.T, bias2)
+    return out
+
+
+def gated_mlp_backward(
+    grad_out: Tensor,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    gate: Tensor,
+    bias1: Tensor | None,
+    gate_bias: Tensor | None,
+    bias2: Tensor | None,
+    activation: str,
+    unrounded_result: bool,
+    workspace: int | None,
+    needed: list[bool],
+    unrounded: bool = False,
+) -> list[Tensor]:
+    inputs = (x, w1, w2, gate, bias1, gate_bias, bias2)
+    gradients: list[Tensor | None] = [None] * 6
+    if any(needed[:6]):
+        kind = ACTIVATIONS.index(activation)
+        gradients = _gradients(grad_out, *inputs[:6], kind, workspace, needed, unrounded)
+    dbias2 = grad_out.sum(0) if needed[6] else None  # in float32 where its result is of 16 bits
+    return rounded((*gradients, dbias2), inputs, needed, unrounded)
+
+
+def _gradients(
+    grad_out: Tensor,
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    gate: Tensor,
+    bias1: Tensor | None,
+    gate_bias: Tensor | None,
+    kind: int,
+    workspace: int | None,
+    needed: list[bool],
+    unrounded: bool,
+) -> list[Tensor | None]:
+    """The gradients of x, w1, w2, gate, bias1 and gate_bias that are needed.
+
+    That of x is two products for each part of units, summed in the accumulation dtype.
+    """
+    grad_out, x, w1, w2, gate = (multipliable(t) for t in (grad_out, x, w1, w2, gate))
+    on_device, dtype = launch(x), hidden_dtype(x.dtype, x.is_cuda)
+    part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, workspace)
+    matrices = _Matrices(3, x, part, dtype)
+    row_parts, unit_parts = parts_of(len(x), max(part[0], 1)), parts_of(len(w1), max(part[1], 1))
+    one_sum = len(unit_parts) == 1 and not unrounded  # of a row's gradient: it is rounded at once
+    dx = None
+    if needed[0]:
+        dx = new(x) if one_sum else accumulator(x)
+    dw1, dw2, dgate = (
+        Total(weight, len(row_parts)) if wanted else None
+        for weight, wanted in zip((w1, w2, gate), needed[1:4], strict=True)
+    )
+    by_hidden = any(needed[i] for i in (0, 1, 3, 4, 5))  # else what the kernel makes of it is not read
+    dbias1, dgate_bias = bias_gradient(bias1, needed[4]), bias_gradient(gate_bias, needed[5])
+    with without_autocast(x):
+        for units in unit_parts:
+            w1_there, w2_there, gate_there = rows_of(w1, units), columns_of(w2, units), rows_of(gate, units)
+            for rows in row_parts:
+                x_there, grad_there = rows_of(x, rows), rows_of(grad_out, rows)
+                gates, ups, hidden = matrices.of(len(x_there), len(w1_there))
+                write_product(gates, x_there, gate_there.T, None if gate_bias is None else gate_bias[units])
+                write_product(ups, x_there, w1_there.T, None if bias1 is None else bias1[units])
+                if by_hidden:
+                    write_product(hidden, grad_there, w2_there)
+                _C.gated_gradient(gates, ups, hidden, kind, *on_device)
+                if dx is not None:
+                    dx_there = rows_of(dx, rows)
+                    sums = accumulator(dx_there) if one_sum else dx_there
+                    add_product(sums, gates, gate_there)
+                    add_product(sums, ups, w1_there)
+                    if one_sum:
+                        dx_there.copy_(sums)
+                if dw1 is not None:
+                    dw1.add(rows_of(dw1.value, units), ups.T, x_there)
+                if dgate is not None:
+                    dgate.add(rows_of(dgate.value, units), gates.T, x_there)
+                if dw2 is not None:
+                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden)
+                for gradient, local in ((dbias1, ups), (dgate_bias, gates)):
+                    if gradient is not None:
+                        gradient[units] += local.sum(0, dtype=gradient.dtype)
+    totals = [None if total is None else total.value for total in (dw1, dw2, dgate)]
+    return [dx, *totals, dbias1, dgate_bias]
+
+
+register(
+    "gated_mlp",
+    inputs="Tensor x, Tensor w1, Tensor w2, Tensor gate, Tensor? bias1, Tensor? gate_bias, Tensor? bias2",
+    options="str activation, bool unrounded_result, int? workspace",
+    outputs="out",
+    differentiable="out",
+    residuals="",
+    forward=gated_mlp_forward,
+    fake=gated_mlp_result,
+    backward=gated_mlp_backward,
+    backward_options=UNROUNDED,
+)
