@@ -1,4 +1,4 @@
-"""The two-layer MLP beside two linear layers with an activation between them."""
+"""MLPs beside linear layers with an activation, or a gate, between them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import monoidreduce as mr
 from bench.harness import Case, deterministic
@@ -52,17 +53,75 @@ def case(
     )
 
 
+def swiglu(x: Tensor, w1: Tensor, w2: Tensor, gate: Tensor) -> Tensor:
+    return mr.mlp(x, w1, w2, gate=gate, activation="silu")
+
+
+def eager_swiglu(x: Tensor, w1: Tensor, w2: Tensor, gate: Tensor) -> Tensor:
+    return F.linear(F.silu(F.linear(x, gate)) * F.linear(x, w1), w2)
+
+
+def checkpointed_swiglu(*inputs: Tensor) -> Tensor:
+    """Which keeps no hidden value for the backward pass, but holds all of them at a time in it."""
+    result: Tensor = checkpoint(eager_swiglu, *inputs, use_reentrant=False)
+    return result
+
+
+def liger_swiglu(x: Tensor, w1: Tensor, w2: Tensor, gate: Tensor) -> Tensor:
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return F.linear(LigerSiLUMulFunction.apply(F.linear(x, gate), F.linear(x, w1)), w2)
+
+
+def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: int) -> Case:
+    """B rows of width d through K hidden units, as SwiGLU."""
+    product = 2 * B * K * d  # FLOPs
+
+    def inputs() -> tuple[Tensor, ...]:
+        x, w1, w2, gate = (
+            torch.randn(shape, dtype=dtype, device=device) for shape in ((B, d), (K, d), (d, K), (K, d))
+        )
+        return x, w1 * d**-0.5, w2 * K**-0.5, gate * d**-0.5
+
+    contenders: dict[str, Callable[..., Tensor]] = {
+        "monoidreduce": swiglu,
+        "torch": eager_swiglu,
+        "torch checkpoint": checkpointed_swiglu,
+    }
+    if device.type == "cuda":
+        contenders["torch.compile"] = torch.compile(eager_swiglu, dynamic=False)
+        contenders["Liger"] = liger_swiglu
+    return Case(
+        op="mlp",
+        dtype=dtype,
+        device=device,
+        parameters={"B": B, "K": K, "d": d, "gated": True},
+        inputs=inputs,
+        leaves=4,
+        output=(B, d),
+        contenders=contenders,
+        flops={"forward": 3 * product, "backward": 6 * product, "total": 9 * product},
+        targets={},
+    )
+
+
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32 and bfloat16, on a GPU in bfloat16 and tf32; it has more units and rows, or few of these."""
+    """In float32 and bfloat16, on a GPU in bfloat16 and tf32; it has more units and rows, or few of these.
+
+    With a gate, on a GPU, the sizes of Llama 3 8B.
+    """
     if quick:
-        return [case(dtype, device, B=256, K=512, d=64) for dtype in (torch.float32, torch.bfloat16)]
+        small, dtypes = {"B": 256, "K": 512, "d": 64}, (torch.float32, torch.bfloat16)
+        return [make(dtype, device, **small) for dtype in dtypes for make in (case, gated_case)]
     if device.type == "cuda":
         sizes = [(16384, 64), (16384, 128), (16384, 256), (2048, 512), (4096, 1024), (16384, 4096)]
         return (
             [case(torch.bfloat16, device, B=16384, K=hidden, d=width) for hidden, width in sizes]
             + [case(torch.bfloat16, device, B=128, K=16384, d=width) for width in (128, 256)]
             + [case(torch.float32, device, B=16384, K=16384, d=width, tf32=True) for width in (64, 128)]
+            + [gated_case(torch.bfloat16, device, B=8192, K=14336, d=4096)]
         )
-    return [
-        case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in (torch.float32, torch.bfloat16)
+    dtypes = (torch.float32, torch.bfloat16)
+    return [case(dtype, device, B=8192, K=8192, d=128, target=1.0) for dtype in dtypes] + [
+        gated_case(dtype, device, B=2048, K=2816, d=1024) for dtype in dtypes
     ]

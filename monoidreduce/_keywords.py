@@ -59,6 +59,9 @@ MEANT = {
         "act": "write activation",
         "approximate": 'write activation="gelu_tanh"',
         "bias": "write bias1 and bias2",
+        "gate_proj": "write gate",
+        "up_proj": "write w1",
+        "down_proj": "write w2",
         "dropout": DROPOUT,
     },
 }

@@ -856,6 +856,29 @@ std::vector<Mlp> mlp_calls() {
   return calls;
 }
 
+// ---- Between the products of a gated MLP
+
+void run_gated_calls(Recorder& recorder) {
+  const Launch launch = launch_of();
+  for (const DType dtype : {kBFloat16, kFloat16, kFloat32, kFloat64}) {
+    recorder.run(message("gated_hidden ", name(dtype)), [&](const Tensors& t) {
+      gated_hidden({.gate = t("gate", dtype, {1000, 1003}),
+                    .up = t("up", dtype, {1000, 1003}),
+                    .activation = ActivationKind::kSilu},
+                   launch);
+      return Plan{};
+    });
+    recorder.run(message("gated_gradient ", name(dtype)), [&](const Tensors& t) {
+      gated_gradient({.gate = t("gate", dtype, {1000, 1003}),
+                      .up = t("up", dtype, {1000, 1003}),
+                      .hidden = t("hidden", dtype, {1000, 1003}),
+                      .activation = ActivationKind::kGelu},
+                     launch);
+      return Plan{};
+    });
+  }
+}
+
 // ---- Passes over rows, and products of local gradients
 
 void run_row_calls(Recorder& recorder) {
@@ -941,7 +964,7 @@ std::vector<Call> calls_on(const Machine& machine) {
   run_cases(recorder, "distillation", distillation_calls());
   run_cases(recorder, "logsumexp", logsumexp_calls());
   run_cases(recorder, "mlp", mlp_calls());
-  run_row_calls(recorder);
+  run_row_calls(recorder), run_gated_calls(recorder);
   if (can_keep(2048, 0, 1, facts_of(machine.device))) run_product_calls(recorder);
   return std::move(recorder.calls);
 }

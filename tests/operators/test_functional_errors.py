@@ -323,6 +323,7 @@ def test_unknown_options(operator: str) -> None:
         ("linear_cross_entropy", "temperature", "write logit_scale"),
         ("linear_distillation", "ignore_index", "write mask"),
         ("mlp", "bias", "write bias1 and bias2"),
+        ("mlp", "up_proj", "write w1"),
     ],
 )
 def test_what_others_call_it(operator: str, keyword: str, ours: str) -> None:

@@ -168,7 +168,7 @@ def test_every_peer_is_a_contender_on_a_gpu() -> None:
         },
         "distillation": {"torch.compile", "Liger"},
         "log_probs": {"torch.compile", "torch chunked", "TRL"},
-        "mlp": {"torch.compile"},
+        "mlp": {"torch.compile", "torch checkpoint", "Liger"},
     }
     for op, expected in peers.items():
         cases = importlib.import_module(f"bench.{op}").cases(torch.device("cuda"), quick=False)
