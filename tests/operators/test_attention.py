@@ -411,13 +411,13 @@ def test_gradients_by_slices_of_the_keys(keys: int, dtype: torch.dtype, device: 
     """
     inputs = attention_inputs(1, 2, 1, 33, keys, dtype=dtype, device=device)
     leaves = [inputs[name].requires_grad_() for name in "qkv"]
-    options = (None, 0.0, -1, -1, False)  # scale, softcap, window, unrounded
-    out, lse, lse_low = torch.ops.monoidreduce.attention(*leaves, None, *options)
+    options = (None, 0.0, -1, -1, False)  # scale, softcap, window, compensated
+    out, lse, *low = torch.ops.monoidreduce.attention(*leaves, None, *options)
     grads = torch.randn_like(out), torch.randn_like(lse)
     expected = torch.autograd.grad((out, lse), leaves, grads)
 
     q, k, v = (t.detach() for t in leaves)
-    results, needed = (out.detach(), lse.detach(), lse_low), [True, True, True, False]
+    results, needed = (out.detach(), lse.detach(), *low), [True, True, True, False]
     backward = torch.ops.monoidreduce.attention_backward
     found = [
         backward(*grads, q, k_slice, v_slice, None, *results, *options, needed, whole=False)
