@@ -278,7 +278,7 @@ def test_only_16_bits_have_a_low_word(dtype: torch.dtype) -> None:
         name: value.to(dtype) if isinstance(value, Tensor) else value
         for name, value in attention_arguments(out_low=low).items()
     }
-    with pytest.raises(ValueError, match="^out_low: expected none unless q has 16 bits, got a tensor$"):
+    with pytest.raises(ValueError, match=r"^out_low: expected none unless q has 16 bits, got a tensor$"):
         _C.attention_backward(**arguments)
 
 
