@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import monoidreduce as mr
 from bench.harness import Case, Contender, deterministic, on_tier
-from monoidreduce.functional import bounds
 
 
 def torch_attention(L: int, causal: bool, window: int | None, softcap: float | None) -> Contender:
@@ -93,17 +92,6 @@ def flash_attention_4(causal: bool, window: int | None, softcap: float | None) -
     return run
 
 
-def float32_output(causal: bool) -> Contender:
-    """Ours, whose output is float32 until backward has it: what a delta without rounding would cost."""
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        options = (None, None, 0.0, *bounds(causal, None), True)  # bias, scale, softcap, columns, unrounded
-        out: Tensor = torch.ops.monoidreduce.attention.default(q, k, v, *options)[0]
-        return out.to(q.dtype)
-
-    return run
-
-
 def case(
     dtype: torch.dtype,
     device: torch.device,
@@ -136,9 +124,9 @@ def case(
         q, k, *others = (torch.randn(shape, device=device) for shape in shapes)
         return tuple(tensor.to(dtype) for tensor in (q * std**0.5, k * std**0.5, *others))
 
-    def own(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    def own(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
         sides = None if window is None else (window, window)
-        return mr.attention(q, k, v, causal=causal, window=sides, softcap=softcap, bias=bias)
+        return mr.attention(q, k, v, causal=causal, window=sides, softcap=softcap, bias=bias, **more)
 
     theirs = torch_attention(L, causal, window, softcap)
     contenders = {"monoidreduce": own, "torch": theirs}
@@ -153,7 +141,7 @@ def case(
         if window is None and softcap is None and not bias:
             contenders["monoidreduce, deterministic"] = deterministic(own)
             contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
-            contenders["monoidreduce, float32 output"] = float32_output(causal)
+            contenders["monoidreduce, compensated"] = functools.partial(own, compensated=True)
             contenders["FlashAttention-2"] = through(SDPBackend.FLASH_ATTENTION, theirs)
         contenders["FlexAttention"] = flex_attention(L, causal, window, softcap)
         if not bias:  # it takes one as a score function alone, whose gradient is to be written too

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.attention import in_full
 from monoidreduce._validate import check_bool, check_factor, mismatch
 from monoidreduce.block_mask import BlockMask, as_block_mask
 from monoidreduce.functional import MaskMod, ScoreMod, Window, attention_operands, bounds
@@ -30,14 +31,15 @@ def modified_attention(
     window: Window | None,
     softcap: float | None,
     bias: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask."""
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out, lse and out_low of `attention` with at least one of score_mod, mask_mod and block_mask."""
     for name, value in (("softcap", softcap), ("bias", bias)):
         if value is not None:
             raise ValueError(
                 mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
             )
-    return _call(q, k, v, mods, causal, scale, window, weights=False)
+    return _call(q, k, v, mods, causal, scale, window, weights=False, compensated=compensated)
 
 
 def attend(
@@ -78,7 +80,8 @@ def attend(
         return _call(q, k, v, mods, causal, scale, window, weights=True)[0]
     ones = v.new_ones((*v.shape[:-1], 1))
     with_ones = torch.cat((v, ones), -1)
-    sums, _ = _call(q, k, with_ones, mods, causal, scale, window, weights=True, unrounded=True)
+    sums, _, low = _call(q, k, with_ones, mods, causal, scale, window, weights=True, compensated=True)
+    sums = in_full(sums, low)
     total = sums[..., -1:]
     return torch.where(total == 0, 0, sums[..., :-1] / torch.where(total == 0, 1, total)).to(v.dtype)
 
@@ -92,9 +95,8 @@ def _call(
     scale: float | None,
     window: Window | None,
     weights: bool,
-    unrounded: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """unrounded: the output has the accumulation dtype."""
+    compensated: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     from monoidreduce.program.mods import KINDS, mods_now, mods_of, tables
 
     q, k, v, sizes = attention_operands(q, k, v)
@@ -124,12 +126,13 @@ def _call(
         captured = [kinds if tensor is KINDS else tensor for tensor in traced.tensors]
     table, table_index, numbers = tables(traced, captured, q, given[:2])
     # The gradient of a captured tensor shows what rounding the output costs the centre of its rows.
-    exact = unrounded or (table is not None and table.requires_grad and torch.is_grad_enabled())
-    options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, exact
-    out, lse, _ = torch.ops.monoidreduce.modified_attention.default(
+    shows = table is not None and table.requires_grad and torch.is_grad_enabled()
+    compensated = compensated or shows
+    options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
+    out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
         q, k, v, table, table_index, kinds, *options
     )
-    return out if unrounded or not exact else out.to(q.dtype), lse
+    return out, lse, low
 
 
 def traced_mods(

@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._keywords import refuse
+from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.losses import DISTILLATION_LOSSES
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
@@ -276,6 +277,7 @@ def attention(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
+    compensated: bool = False,
     return_lse: Literal[False] = False,
     process_group: Ranks = None,
     method: str = "auto",
@@ -298,6 +300,7 @@ def attention(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
+    compensated: bool = False,
     return_lse: Literal[True],
     process_group: Ranks = None,
     method: str = "auto",
@@ -320,6 +323,7 @@ def attention(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
+    compensated: bool = False,
     return_lse: bool,
     process_group: Ranks = None,
     method: str = "auto",
@@ -341,6 +345,7 @@ def attention(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     block_mask: BlockMask | None = None,
+    compensated: bool = False,
     return_lse: bool = False,
     process_group: Ranks = None,
     method: str = "auto",
@@ -371,6 +376,9 @@ def attention(
         mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, whether an element is kept.
         block_mask: in place of mask_mod, what `monoidreduce.block_mask` made of it, or torch's BlockMask:
             blocks that keep nothing are skipped. See docs/score_mod.md.
+        compensated: keep what rounding an output of 16 bits loses, in 2 bytes an element, until the backward
+            pass: d_q and d_k of queries that look at almost one key alone are several times as accurate
+            (docs/numerics.md, saturated rows). Without effect on other dtypes.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
         process_group: q, k and v are this rank's part of the queries and keys, as `distributed.shard` makes
             it of axis 2; so are the results. bias is of all queries and keys, on every rank. Causal masks and
@@ -402,13 +410,20 @@ def attention(
         ranks = (process_group, method, layout, length, grad_dtype)
         tensors = (q, k, v, bias, sinks)
         found: Tensor | tuple[Tensor, Tensor] = attention_over_ranks(
-            *ranks, *tensors, return_lse, causal=causal, scale=scale, window=window, softcap=softcap
+            *ranks,
+            *tensors,
+            return_lse,
+            causal=causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            compensated=check_bool("compensated", compensated),
         )
         return found
     if (method, layout, length, grad_dtype) != ("auto", "contiguous", None, None):
         expected = "a ProcessGroup or DeviceMesh, for method, layout, length or grad_dtype"
         raise ValueError(mismatch("process_group", expected, None))
-    return_lse = check_bool("return_lse", return_lse)
+    return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
     of_rows = None
     if mods:
         from monoidreduce.attend import modified_attention
@@ -416,11 +431,14 @@ def attention(
         q, k, v, _ = attention_operands(q, k, v)
         check_sinks(sinks, q)
         modifies = (score_mod, mask_mod, block_mask)
-        out, lse = modified_attention(q, k, v, modifies, causal, scale, window, softcap, bias)
+        exact = compensated or _shows_rounding(q, sinks)
+        out, lse, low = modified_attention(q, k, v, modifies, causal, scale, window, softcap, bias, exact)
     else:
-        of_call = (causal, scale, window, softcap)
+        of_call = (causal, scale, window, softcap, compensated)
         (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, sinks, *of_call)
-        out, lse, _ = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
+        out, lse, _, low = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
+    if of_rows is not None or sinks is not None:
+        out = in_full(out, low)
     out, lse = finished(out, lse, q.dtype, of_rows, sinks)
     return (out, lse) if return_lse else out
 
@@ -435,6 +453,7 @@ def check_attention(
     scale: float | None,
     window: Window | None,
     softcap: float | None,
+    compensated: bool,
     whole: Callable[[int, int], tuple[int, int]] = lambda queries, keys: (queries, keys),
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor | None], tuple[Any, ...], Tensor | None]:
     """The tensors and options of the op; and a bias by rows, which is left to `finished`.
@@ -454,10 +473,17 @@ def check_attention(
     scale, softcap = score_factors(scale, softcap)
     of_rows = bias if bias is not None and raises_rows(bias) else None
     bias = None if of_rows is not None else bias
-    # A gradient of one number a row that is not rounded shows what rounding out costs the centre of the row.
-    exact = [t for t in (bias, sinks) if t is not None and t.dtype not in (q.dtype, torch.bool)]
-    unrounded = any(map(_differentiated, exact))
-    return (q, k, v, bias), (scale, softcap, *bounds(causal, window), unrounded), of_rows
+    compensated = compensated or _shows_rounding(q, bias, sinks)
+    return (q, k, v, bias), (scale, softcap, *bounds(causal, window), compensated), of_rows
+
+
+def _shows_rounding(q: Tensor, *others: Tensor | None) -> bool:
+    """Has one of these a gradient that is not rounded to the dtype of q.
+
+    Then it shows what rounding the output costs the centre of a row.
+    """
+    exact = [t for t in others if t is not None and t.dtype not in (q.dtype, torch.bool)]
+    return any(map(_differentiated, exact))
 
 
 def check_sinks(sinks: Tensor | None, q: Tensor) -> None:

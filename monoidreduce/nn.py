@@ -61,6 +61,7 @@ class Attention(_Operator, Generic[Result]):
         softcap: float | None = None,
         score_mod: ScoreMod | None = None,
         mask_mod: MaskMod | None = None,
+        compensated: bool = False,
         return_lse: Literal[False] = False,
     ) -> None: ...
     @overload
@@ -73,6 +74,7 @@ class Attention(_Operator, Generic[Result]):
         softcap: float | None = None,
         score_mod: ScoreMod | None = None,
         mask_mod: MaskMod | None = None,
+        compensated: bool = False,
         return_lse: Literal[True],
     ) -> None: ...
     @overload
@@ -85,6 +87,7 @@ class Attention(_Operator, Generic[Result]):
         softcap: float | None = None,
         score_mod: ScoreMod | None = None,
         mask_mod: MaskMod | None = None,
+        compensated: bool = False,
         return_lse: bool,
     ) -> None: ...
     def __init__(
@@ -96,6 +99,7 @@ class Attention(_Operator, Generic[Result]):
         softcap: float | None = None,
         score_mod: ScoreMod | None = None,
         mask_mod: MaskMod | None = None,
+        compensated: bool = False,
         return_lse: bool = False,
         **others: NoReturn,
     ) -> None:
@@ -109,6 +113,7 @@ class Attention(_Operator, Generic[Result]):
             softcap=softcap,
             score_mod=score_mod,
             mask_mod=mask_mod,
+            compensated=compensated,
             return_lse=return_lse,
         )
 

@@ -12,7 +12,7 @@ void attention_forward(const AttentionForward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
-    fold_forward<LogSumExp, T>({}, attention_problem(x), rows, x.out, launch.threads);
+    fold_forward<LogSumExp, T>({}, attention_problem(x), rows, {x.out, x.out_low}, launch.threads);
   });
 }
 
@@ -21,7 +21,7 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
     using T = decltype(zero);
     const std::int64_t count = x.q.size[0] * x.q.size[1] * x.q.size[2];
     Scratch<T> of_lse(count), centre(count);
-    row_centres<T>(x.grad_out, x.grad_lse, x.out, launch.threads, of_lse.get(), centre.get());
+    row_centres<T>(x.grad_out, x.grad_lse, x.out, x.out_low, launch.threads, of_lse.get(), centre.get());
     const LogSumExpRows<T> rows{
         static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {centre.get(), 1}, {of_lse.get(), 1}};
     FoldProblem problem = attention_problem(x);

@@ -12,7 +12,7 @@ inline namespace MR_CPU_ISA {
 void mlp_forward(const MlpForward& x, const Launch& launch) {
   with_accumulator(x.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    fold_forward<NamedSum, T>({{}, x.activation}, mlp_problem(x, x.bias2), SumRows<T>{}, as_rows(x.out),
+    fold_forward<NamedSum, T>({{}, x.activation}, mlp_problem(x, x.bias2), SumRows<T>{}, {as_rows(x.out)},
                               launch.threads);
   });
 }

@@ -28,9 +28,10 @@ void modified_attention_forward(const ModifiedAttentionForward& x, const Launch&
     const ModifiedScores<T> scores = modified_scores(program, x);
     const FoldProblem problem = modified_problem(x);
     if (x.options.weights)
-      return fold_forward<ModifiedSum, T>({{}, scores}, problem, SumRows<T>{}, x.out, launch.threads);
+      return fold_forward<ModifiedSum, T>({{}, scores}, problem, SumRows<T>{}, {x.out, x.out_low},
+                                          launch.threads);
     const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
-    fold_forward<ModifiedLogSumExp, T>({{}, scores}, problem, rows, x.out, launch.threads);
+    fold_forward<ModifiedLogSumExp, T>({{}, scores}, problem, rows, {x.out, x.out_low}, launch.threads);
   });
 }
 
@@ -51,7 +52,7 @@ void modified_attention_backward(const ModifiedAttentionBackward& x, const Launc
       return fold_backward<ModifiedSum, T>({{}, scores}, problem, SumRows<T>{}, gradients, launch.threads);
     const std::int64_t count = x.q.size[0] * x.q.size[1] * x.q.size[2];
     Scratch<T> of_lse(count), centre(count);
-    row_centres<T>(x.grad_out, x.grad_lse, x.out, launch.threads, of_lse.get(), centre.get());
+    row_centres<T>(x.grad_out, x.grad_lse, x.out, x.out_low, launch.threads, of_lse.get(), centre.get());
     const LogSumExpRows<T> rows{
         static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {centre.get(), 1}, {of_lse.get(), 1}};
     if (!x.grad_out.present()) {  // only lse was used: v has no part in it

@@ -10,7 +10,7 @@ void attention_forward(const AttentionForward& x, const Plan&, const Launch& lau
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {}};
-    fold_forward<true>(LogSumExp<T>{}, attention_problem(x), rows, x.out, launch);
+    fold_forward<true>(LogSumExp<T>{}, attention_problem(x), rows, {x.out, x.out_low}, launch);
   });
 }
 
@@ -18,7 +18,7 @@ void attention_backward(const AttentionBackward& x, const Plan&, const Launch& l
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     T *of_lse = data<T>(x.scratch), *centre = of_lse + x.q.size[0] * x.q.size[1] * x.q.size[2];
-    row_centre<T>(x.grad_out, x.out, x.grad_lse, of_lse, centre, launch);
+    row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {centre, 1}, {of_lse, 1}};
     const FoldGradients wanted{
         .grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v, .d_bias = x.d_bias};

@@ -64,7 +64,7 @@ void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, 
 // Computes rows again that are not finite.
 inline void repair_attention(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
   const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low)};
-  repair_forward(LogSumExp<double>{}, problem, rows, x.out, launch);
+  repair_forward(LogSumExp<double>{}, problem, rows, {x.out, x.out_low}, launch);
 }
 
 // The backward pass's scratch.
@@ -115,8 +115,8 @@ void attention_backward_passes(const AttentionBackward& x, const JobSharing& sha
   const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
   Elements::with(x.q.dtype, [&](auto element) {
     prepare_rows<decltype(element)>(
-        {x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)}, scratch.residuals,
-        scratch.marks, scratch.cleared, launch);
+        {x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(problem)},
+        scratch.residuals, scratch.marks, scratch.cleared, launch);
     with_attention_scores<kBiases, decltype(element)>(
         problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
   });

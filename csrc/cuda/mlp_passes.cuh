@@ -15,7 +15,7 @@ namespace monoidreduce::cuda {
 // bias2, added to the result; nothing is kept of a row.
 template <class E>
 struct MlpRows {
-  static constexpr bool kRounded = true;
+  static constexpr bool kLowWords = false;
   const E* bias2;  // [payload width], or null
   std::int64_t stride;
   int width;
@@ -63,7 +63,7 @@ void mlp_forward_pass(const MlpForward& x, Run run) {
   with_mlp_monoid<Elements>(x, [&](auto element, const auto& monoid, const auto& scores) {
     using E = decltype(element);
     const MlpRows<E> rows{data<const E>(x.bias2), x.bias2.stride[0], static_cast<int>(x.w2.size[0])};
-    run(element, monoid, scores, mlp_problem(x), rows, as_rows(x.out));
+    run(element, monoid, scores, mlp_problem(x), rows, FoldOutput{as_rows(x.out)});
   });
 }
 

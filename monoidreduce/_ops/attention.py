@@ -1,6 +1,7 @@
 """Attention: its two ops.
 
-A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it.
+A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rounding it. So is an output of
+16 bits that is to be `compensated`: `out` and `out_low`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
+    accumulation_dtype,
     accumulator,
     allows_tf32,
     bias_gradient,
@@ -29,7 +31,7 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.registry import register
 
 # So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
-# small difference of dP and delta. The backward pass then computes the output again, in float32.
+# small difference of dP and delta. The backward pass then computes the output again, in two words.
 FEW_KEYS = 128
 
 
@@ -59,7 +61,7 @@ def plan_forward(
     gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
     """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
-    results, mode = (None,) * 4, (False, allows_tf32(q), gpu)
+    results, mode = (None,) * 5, (False, allows_tf32(q), gpu)
     arguments: Any = (q, k, v, bias, *results, scale, softcap, left, right, *mode)
     return _C.plan_attention_forward(*arguments)
 
@@ -78,7 +80,7 @@ def plan_backward(
     gpu: _C.DeviceFacts | None = None,
 ) -> _C.Plan:
     """The same. sums: is a gradient of the bias wanted that several scores share."""
-    results = (None,) * 7  # of the forward pass, and gradients
+    results = (None,) * 8  # of the forward pass, and gradients
     mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
     options, d_bias = (scale, softcap, left, right, True), bias if sums else None
     arguments: Any = (q, k, v, bias, grad_out, *results, d_bias, None, *options, *mode)
@@ -99,13 +101,27 @@ def attention_results(
     softcap: float,
     left: int,
     right: int,
-    unrounded: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """unrounded: the output has the accumulation dtype, which a bias of that dtype needs for its gradient."""
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """compensated: out_low, which else is empty, is there beside an output of 16 bits."""
     *rows, _ = q.shape
-    shape = (*rows, v.shape[3])
-    lse = statistics(q, *rows)
-    return statistics(q, *shape) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
+    out, lse = q.new_empty((*rows, v.shape[3])), statistics(q, *rows)
+    return out, lse, torch.empty_like(lse), low_words(out, compensated)
+
+
+def low_words(out: Tensor, compensated: bool) -> Tensor:
+    """For what rounding `out` loses: as large, or empty where nothing is kept."""
+    kept = compensated and out.element_size() == 2
+    return torch.empty_like(out) if kept else out.new_empty((0, 0, 0, 0))
+
+
+def present(low: Tensor) -> Tensor | None:
+    return low if low.numel() else None
+
+
+def in_full(out: Tensor, low: Tensor) -> Tensor:
+    """Both words of an output of 16 bits, in the accumulation dtype."""
+    return out.to(accumulation_dtype(out.dtype)) + low if low.shape == out.shape else out
 
 
 def attention_forward(
@@ -117,8 +133,8 @@ def attention_forward(
     softcap: float,
     left: int,
     right: int,
-    unrounded: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
     width, plan, scratch = v.shape[3], None, None
     if q.is_cuda:
@@ -129,9 +145,14 @@ def attention_forward(
             score_bias = mapped_bias(score_bias)
         if elements := plan.scratch:
             scratch = statistics(q, elements)
-    out, lse, lse_low = attention_results(q, k, v, bias, scale, softcap, left, right, unrounded)
-    _C.attention_forward(q, k, v, score_bias, out, lse, lse_low, scratch, *options, *launch(q), plan)
-    return out if v.shape[3] == width else first(width, out), lse, lse_low
+    found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
+    out, lse, lse_low, out_low = found
+    filled = (out, lse, lse_low, present(out_low))
+    arguments: Any = (q, k, v, score_bias, *filled, scratch, *options, *launch(q), plan)
+    _C.attention_forward(*arguments)
+    if v.shape[3] == width:
+        return found
+    return first(width, out), lse, lse_low, first(width, out_low) if out_low.numel() else out_low
 
 
 def attention_backward(
@@ -144,11 +165,12 @@ def attention_backward(
     out: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    out_low: Tensor,
     scale: float | None,
     softcap: float,
     left: int,
     right: int,
-    unrounded: bool,
+    compensated: bool,
     needed: list[bool],
     whole: bool = True,
     unrounded_gradients: bool = False,
@@ -163,14 +185,15 @@ def attention_backward(
             k,
             v.new_zeros((*v.shape[:3], 8)),
             bias,
-            nothing.to(out.dtype),
+            nothing,
             lse,
             lse_low,
+            nothing[:0],
             scale,
             softcap,
             left,
             right,
-            unrounded,
+            False,
             [*needed[:2], False, needed[3]],
             whole,
             unrounded_gradients,
@@ -178,18 +201,17 @@ def attention_backward(
         if needed[2]:
             found[2] = v.new_zeros(v.shape)
         return found
-    if unrounded and grad_out is not None:
-        grad_out = grad_out.to(q.dtype)  # exact: what is not rounded here was rounded for the caller
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
-    inputs, plan, scratch = (q, k, v, bias), None, None
+    inputs, plan, scratch, low = (q, k, v, bias), None, None, present(out_low)
     gradients: list[Tensor | None]
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
         plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums)
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
-        if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and not unrounded:
-            out, *_ = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
+        if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
+            out, _, _, low = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
+        low = None if low is None else next(readable(q, v, low))
         grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
@@ -210,6 +232,7 @@ def attention_backward(
         out,
         lse,
         lse_low,
+        low,
         dq,
         dk,
         dv,
@@ -226,10 +249,10 @@ def attention_backward(
 register(
     "attention",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
-    options="float? scale, float softcap, SymInt left, SymInt right, bool unrounded",
-    outputs="out, lse, lse_low",
+    options="float? scale, float softcap, SymInt left, SymInt right, bool compensated",
+    outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",
-    residuals="out, lse, lse_low",
+    residuals="out, lse, lse_low, out_low",
     forward=attention_forward,
     fake=attention_results,
     backward=attention_backward,

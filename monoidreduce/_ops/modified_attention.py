@@ -14,10 +14,10 @@ register(
     "modified_attention",
     inputs="Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? table_index, Tensor? blocks",
     options="str program, SymInt[] sizes, float? scale, SymInt left, SymInt right, SymInt block_rows, "
-    "SymInt block_columns, bool weights, bool unrounded",
-    outputs="out, lse, lse_low",
+    "SymInt block_columns, bool weights, bool compensated",
+    outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",
-    residuals="out, lse, lse_low",
+    residuals="out, lse, lse_low, out_low",
     constants="table_index, blocks",
     forward=_in_passes("forward"),
     fake=_in_passes("results"),

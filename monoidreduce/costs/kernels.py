@@ -181,7 +181,7 @@ def _forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     """Of attention or the MLP."""
     problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial sums of few rows
     read = _bytes(launch, "q k v bias x w1 w2 bias1 bias2") + scratch
-    written = _bytes(launch, "out lse lse_low") + scratch
+    written = _bytes(launch, "out lse lse_low out_low") + scratch
     name = launch.name + problem.scores
     yield problem.work(name, problem.plan.tile, 2, True, read, written)
 
@@ -192,7 +192,7 @@ def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     name, plan = launch.name + problem.scores, problem.plan
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
-        yield _moves("prepare_rows", _bytes(launch, "grad_out out") + statistics, statistics)
+        yield _moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
     read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
     if plan.adds_rows:  # sums are evicted and read again

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import functional
+from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce._validate import check_bool, check_choice, mismatch
 from monoidreduce.distributed.attention_folds import (
@@ -35,7 +36,7 @@ from monoidreduce.distributed.split import Split
 __all__ = ["attention_over_ranks"]
 
 METHODS = ("auto", "ulysses", "all_gather")
-OPTIONS = ("scale", "softcap", "left", "right", "unrounded")  # of the op
+OPTIONS = ("scale", "softcap", "left", "right", "compensated")  # of the op
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Call:
     options: tuple[Any, ...]
     sent: torch.dtype | None
     with_lse: bool
+    in_full: bool  # is the output returned in both words, in the accumulation dtype
 
     @property
     def group(self) -> Group:
@@ -81,7 +83,8 @@ def attention_over_ranks(
         (_, heads, queries, _), (_, key_heads, keys, _), *_ = (t.shape for t in tensors[:2])
         with_lse = check_bool("return_lse", return_lse) or of_rows is not None or sinks is not None
         sent = Sharding.of(group, grad_dtype=grad_dtype).sent
-        call = Call(split("q", queries), split("k", keys), of_op, sent, with_lse)
+        in_full = sinks is not None or of_rows is not None
+        call = Call(split("q", queries), split("k", keys), of_op, sent, with_lse, in_full)
         by_heads = _by_heads(method, heads, key_heads, group.size)
 
         parts = {"q": tensors[0], "k": tensors[1], "v": tensors[2]}
@@ -123,11 +126,11 @@ class _Ulysses(torch.autograd.Function):
         ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
         q, k, v = _to_heads(q, call.queries), _to_heads(k, call.keys), _to_heads(v, call.keys)
-        out, lse, lse_low = attend(q, k, v, part_of_bias(bias, heads=ctx.own), *call.options)
-        ctx.save_for_backward(q, k, v, bias, out, lse, lse_low)
+        out, lse, *low = attend(q, k, v, part_of_bias(bias, heads=ctx.own), *call.options)
+        ctx.save_for_backward(q, k, v, bias, out, lse, *low)
         ctx.set_materialize_grads(False)
         of_own = _to_positions(lse[..., None], call.queries)[..., 0] if call.with_lse else None
-        return _to_positions(out, call.queries), of_own
+        return _to_positions(in_full(out, low[1]) if call.in_full else out, call.queries), of_own
 
     @staticmethod
     @differentiable_once
@@ -136,7 +139,7 @@ class _Ulysses(torch.autograd.Function):
         if grad_out is None and grad_lse is None:
             return (None,) * 5
         if grad_out is not None:
-            grad_out = _to_heads(grad_out, call.queries)
+            grad_out = _to_heads(grad_out.to(ctx.saved_tensors[0].dtype), call.queries)
         if grad_lse is not None:
             grad_lse = _to_heads(grad_lse[..., None], call.queries)[..., 0]
         q, k, v, bias, *results = ctx.saved_tensors
@@ -189,10 +192,10 @@ class _AllGather(torch.autograd.Function):
     def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
         ctx.call, ctx.folds = call, Fold.of_rank(call.queries, call.keys, call.options)
         keys, values = call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS)
-        out, lse, lse_low = fold_rows(ctx.folds, q, keys, values, bias)
-        ctx.save_for_backward(q, k, v, bias, out, lse, lse_low)
+        out, lse, *low = fold_rows(ctx.folds, q, keys, values, bias)
+        ctx.save_for_backward(q, k, v, bias, out, lse, *low)
         ctx.set_materialize_grads(False)
-        return out, lse
+        return in_full(out, low[1]) if call.in_full else out, lse
 
     @staticmethod
     @differentiable_once
@@ -201,6 +204,7 @@ class _AllGather(torch.autograd.Function):
         if grad_out is None and grad_lse is None:
             return (None,) * 5
         q, k, v, bias, *results = ctx.saved_tensors
+        grad_out = None if grad_out is None else grad_out.to(q.dtype)
         inputs = (q, call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS), bias)
         dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, tuple(results), needed)
         return (

@@ -53,7 +53,7 @@ class Fold:
     def of_rank(cls, queries: Split, keys: Split, options: tuple[Any, ...]) -> list[Fold]:
         """The one or two folds of a rank. options: of the op, for the whole sequence."""
         found, at = [], 0
-        scale, softcap, left, right, unrounded = options
+        scale, softcap, left, right, compensated = options
         shift = keys.length - queries.length
         for first, end in queries.spans(queries.group.rank):
             stop = keys.length if right < 0 else min(max(end + shift + right, 0), keys.length)
@@ -61,7 +61,7 @@ class Fold:
             moved = stop - (end + shift)  # the key that the last query is aligned with
             window = left if left < 0 else left + moved, right if right < 0 else max(right - moved, 0)
             own, at = slice(at, at + end - first), at + end - first
-            here = (scale, softcap, *window, unrounded)
+            here = (scale, softcap, *window, compensated)
             found.append(cls(own, slice(first, end), slice(start, stop), here))
         return found
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import score_scale
+from monoidreduce._ops.attention import in_full, low_words, present, score_scale
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.program.bytecode import scores_code
 from monoidreduce.program.derivative import modified_sums
@@ -24,12 +24,12 @@ from monoidreduce.program.reader import evaluate
 __all__ = ["backward", "forward", "results"]
 
 
-def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """rest: ends with `weights` and `unrounded`, which gives the output the accumulation dtype."""
+def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """rest: ends with `weights` and `compensated`, as of `attention_results`."""
     *rows, _ = q.shape
-    *_, weights, unrounded = rest
-    lse, shape = statistics(q, *((0,) if weights else rows)), (*rows, v.shape[3])
-    return statistics(q, *shape) if unrounded else q.new_empty(shape), lse, torch.empty_like(lse)
+    *_, weights, compensated = rest
+    out, lse = q.new_empty((*rows, v.shape[3])), statistics(q, *((0,) if weights else rows))
+    return out, lse, torch.empty_like(lse), low_words(out, compensated)
 
 
 def _expanded(blocks: Tensor | None, q: Tensor) -> Tensor | None:
@@ -51,16 +51,16 @@ def forward(
     block_rows: int,
     block_columns: int,
     weights: bool,
-    unrounded: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     options = (score_scale(q, scale), left, right, block_rows, block_columns, weights)
     if q.is_cuda:
         from monoidreduce.program import attention_cuda
 
-        given = (_expanded(blocks, q), program, sizes, options, unrounded)
+        given = (_expanded(blocks, q), program, sizes, options, compensated)
         return attention_cuda.forward(q, k, v, (table, table_index), *given)
-    found = results(q, k, v, weights, unrounded)
-    rows = (None, None) if weights else found[1:]
+    out, lse, lse_low, out_low = found = results(q, k, v, weights, compensated)
+    rows = (None, None) if weights else (lse, lse_low)
     arguments: Any = (
         q,
         k,
@@ -68,8 +68,9 @@ def forward(
         table,
         table_index,
         _expanded(blocks, q),
-        found[0],
+        out,
         *rows,
+        present(out_low),
         scores_code(program, tuple(sizes), False),
         *options,
         *launch(q),
@@ -90,6 +91,7 @@ def backward(
     out: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    out_low: Tensor,
     program: str,
     sizes: list[int],
     scale: float | None,
@@ -98,19 +100,26 @@ def backward(
     block_rows: int,
     block_columns: int,
     weights: bool,
-    unrounded: bool,
+    compensated: bool,
     needed: list[bool],
 ) -> list[Tensor]:
     factor = score_scale(q, scale)
     options = (factor, left, right, block_rows, block_columns, weights)
     rows = (None, None) if weights else (lse.contiguous(), lse_low.contiguous())
-    if grad_out is not None or weights:
-        grad_out = torch.zeros_like(out, dtype=q.dtype) if grad_out is None else grad_out.to(q.dtype)
+    if weights and grad_out is None:
+        grad_out = torch.zeros_like(out)
     found: list[Any]
     if q.is_cuda:
         from monoidreduce.program import attention_cuda
 
-        given = ((table, table_index), _expanded(blocks, q), (out, lse, lse_low), program, sizes, options)
+        given = (
+            (table, table_index),
+            _expanded(blocks, q),
+            (out, lse, lse_low, present(out_low)),
+            program,
+            sizes,
+            options,
+        )
         found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
     else:
         found = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed[:3], strict=True)]
@@ -125,6 +134,7 @@ def backward(
             grad_lse,
             out,
             *rows,
+            present(out_low),
             *found,
             scores_code(program, tuple(sizes), True),
             *options,
@@ -134,7 +144,7 @@ def backward(
     d_table = None
     if needed[3] and table is not None:
         window = (left, right, k.shape[2] - q.shape[2])
-        residuals = (out, lse, lse_low, grad_lse)
+        residuals = (in_full(out, out_low), lse, lse_low, grad_lse)
         d_table = _table_gradient(
             (q, k, grad_out, v),
             (table, table_index),

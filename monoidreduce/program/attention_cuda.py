@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import FEW_KEYS, readable
+from monoidreduce._ops.attention import FEW_KEYS, low_words, present, readable
 from monoidreduce._ops.memory import accumulator, first, launch, new, statistics
 from monoidreduce.program import kernels
 
@@ -69,23 +69,25 @@ def forward(
     program: str,
     sizes: list[int],
     options: Options,
-    unrounded: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *rows, _ = q.shape
     width, lse = v.shape[3], statistics(q, *rows)
     if is_empty(q, k):
-        out = statistics(q, *rows, width) if unrounded else q.new_empty((*rows, width))
-        return out.zero_(), lse.fill_(-torch.inf), torch.zeros_like(lse)
+        out = q.new_zeros((*rows, width))
+        return out, lse.fill_(-torch.inf), torch.zeros_like(lse), low_words(out, compensated).zero_()
     plan = plan_forward(q, k, v, options)
     check(plan)
     q, k, v = readable(q, v, q, k, v)
-    shape = (*rows, v.shape[3])
-    out = statistics(q, *shape) if unrounded else q.new_empty(shape)
-    lse_low = torch.empty_like(lse)
+    out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
+    out_low = low_words(out, compensated)
     kernel = kernel_of(program, False, q, v)
-    arguments: Any = (q, k, v, *tables, blocks, out, lse, lse_low, kernel, sizes, *options, *launch(q), plan)
+    filled: Any = (out, lse, lse_low, present(out_low))
+    arguments: Any = (q, k, v, *tables, blocks, *filled, kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_fold(*arguments)
-    return out if v.shape[3] == width else first(width, out), lse, lse_low
+    if v.shape[3] != width:
+        out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
+    return out, lse, lse_low, out_low
 
 
 def backward(
@@ -96,7 +98,7 @@ def backward(
     v: Tensor,
     tables: tuple[Tensor | None, Tensor | None],
     blocks: Tensor | None,
-    residuals: tuple[Tensor, Tensor, Tensor],
+    residuals: tuple[Tensor, Tensor, Tensor, Tensor | None],
     program: str,
     sizes: list[int],
     options: Options,
@@ -104,12 +106,13 @@ def backward(
     """The gradients by q, k and v."""
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
-    out, lse, lse_low = residuals
+    out, lse, lse_low, low = residuals
     plan = plan_backward(q, k, v, options)
     check(plan)
-    if out.dtype == q.dtype and k.shape[2] <= FEW_KEYS:
-        out, *_ = forward(q, k, v, tables, blocks, program, sizes, options, True)
-    grad_out = torch.zeros_like(out, dtype=q.dtype) if grad_out is None else grad_out
+    if low is None and k.shape[2] <= FEW_KEYS:
+        out, _, _, low = forward(q, k, v, tables, blocks, program, sizes, options, True)
+    grad_out = torch.zeros_like(out) if grad_out is None else grad_out
+    low = None if low is None else next(readable(q, v, low))
     grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
     found = [accumulator(q), new(k), new(v)]
     kernel = kernel_of(program, True, q, v)
@@ -124,6 +127,7 @@ def backward(
         out,
         lse.contiguous(),
         lse_low.contiguous(),
+        low,
     )
     arguments += (*found, statistics(q, plan.scratch), kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_pull(*arguments)

@@ -511,6 +511,32 @@ def test_saturated_rows_of_few_keys(dtype: torch.dtype, keys: int, tier: str, gp
         check_operator("attention", inputs)
 
 
+@pytest.mark.parametrize("size", ALL_SIZES)
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_compensated(dtype: torch.dtype, size: str, tier: str, gpu: torch.device) -> None:
+    """Of every kernel that stores an output. The low word is what rounding lost: at most half a unit."""
+    inputs = inputs_of(size, dtype, gpu)
+    with takes({f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")}):
+        check_operator("attention", inputs, {"compensated": True, "return_lse": True})
+    for options in ((-1, -1), (30, 0)):  # all keys, and a window, of which rows may be computed again
+        arguments = (*inputs.values(), None, None, 0.0, *options, True)
+        out, _, _, low = torch.ops.monoidreduce.attention(*arguments)
+        unit = torch.finfo(dtype).eps * out.abs().float()
+        assert (low.float().abs() <= 0.51 * unit + torch.finfo(dtype).smallest_normal).all()
+        assert low.any() or size == "one_column"  # the value itself
+        assert torch.equal((out.float() + low.float()).to(dtype), out)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_compensated_without_tensor_cores(
+    dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
+    inputs = attention_inputs(1, 4, 2, 150, 300, 40, 72, dtype=dtype, device=gpu)
+    with takes({f"attention_{way}/cuda/simt/{name_of(dtype)}" for way in ("forward", "backward")}):
+        check_operator("attention", inputs, {"compensated": True, "return_lse": True})
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("options", ({}, {"causal": True, "window": (100, 0)}), ids=("all", "window"))
 @pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))

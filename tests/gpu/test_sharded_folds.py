@@ -49,7 +49,7 @@ class Virtual(torch.autograd.Function):
         parts, dk, dv = [], 0, 0
         for rank, (folds, (queries, _)) in enumerate(zip(ctx.folds, ctx.splits, strict=True)):
             inputs = (queries.part(q, POSITIONS), k, v, None)
-            results = tuple(saved[3 * rank : 3 * rank + 3])
+            results = tuple(saved[4 * rank : 4 * rank + 4])
             upstream = (queries.part(grad, POSITIONS), None)
             dq, of_keys, of_values, _ = fold_gradients(folds, upstream, inputs, results, [True] * 3 + [False])
             parts.append(queries.padded(dq, POSITIONS))
@@ -60,7 +60,8 @@ class Virtual(torch.autograd.Function):
 
 def over_virtual_ranks(layout: str) -> Any:
     def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        of_call = {"causal": False, "scale": None, "window": None, "softcap": None} | options
+        of_call = {"causal": False, "scale": None, "window": None, "softcap": None}
+        of_call |= {"compensated": False} | options
         _, of_op, _ = functional.check_attention(q, k, v, None, None, **of_call)
         result: Tensor = Virtual.apply(layout, of_op, q, k, v)  # type: ignore[no-untyped-call]
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -411,13 +412,13 @@ def test_gradients_by_slices_of_the_keys(keys: int, dtype: torch.dtype, device: 
     """
     inputs = attention_inputs(1, 2, 1, 33, keys, dtype=dtype, device=device)
     leaves = [inputs[name].requires_grad_() for name in "qkv"]
-    options = (None, 0.0, -1, -1, False)  # scale, softcap, window, unrounded
-    out, lse, lse_low = torch.ops.monoidreduce.attention(*leaves, None, *options)
+    options = (None, 0.0, -1, -1, False)  # scale, softcap, window, compensated
+    out, lse, *low = torch.ops.monoidreduce.attention(*leaves, None, *options)
     grads = torch.randn_like(out), torch.randn_like(lse)
     expected = torch.autograd.grad((out, lse), leaves, grads)
 
     q, k, v = (t.detach() for t in leaves)
-    results, needed = (out.detach(), lse.detach(), lse_low), [True, True, True, False]
+    results, needed = (out.detach(), lse.detach(), *low), [True, True, True, False]
     backward = torch.ops.monoidreduce.attention_backward
     found = [
         backward(*grads, q, k_slice, v_slice, None, *results, *options, needed, whole=False)
@@ -430,3 +431,50 @@ def test_gradients_by_slices_of_the_keys(keys: int, dtype: torch.dtype, device: 
     )
     for ours, whole in zip(gradients, expected, strict=True):
         torch.testing.assert_close(ours, whole)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize(
+    "options",
+    ({}, {"causal": True, "return_lse": True}, {"window": (30, 9), "softcap": 2.0}),
+    ids=("full", "causal", "window"),
+)
+@pytest.mark.parametrize("rows", (3, 150))
+def test_compensated(rows: int, options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+    """Also of widths that are padded for tensor cores, and of few rows, whose keys are split."""
+    inputs = attention_inputs(1, 4, 2, rows, 700, 21, 59, dtype=dtype, device=device)
+    check_operator("attention", inputs, {"compensated": True, **options})
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
+def test_compensated_saturated_rows(dtype: torch.dtype, device: torch.device) -> None:
+    """Where almost one key alone is seen, most of the error of d_q and d_k is out's rounding."""
+    shapes = ((1, 4, 200, 64),) + ((1, 4, 300, 64),) * 2
+    leaves = [torch.randn(s, device=device).to(dtype).requires_grad_() for s in shapes]
+    grad = torch.randn(shapes[0], device=device).to(dtype)
+
+    def gradients(call: Any, of: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(call(*of, scale=36 / 8), of[:2], grad.to(of[0].dtype))
+
+    exact = gradients(mr.reference.attention, [t.detach().double().requires_grad_() for t in leaves])
+
+    def errors(call: Any) -> list[float]:
+        found = zip(gradients(call, leaves), exact, strict=True)
+        return [float((ours - ref).abs().mean()) for ours, ref in found]
+
+    compensated = errors(partial(mr.attention, compensated=True))
+    for kept, lost, torchs in zip(
+        compensated, errors(mr.attention), errors(mr.reference.attention), strict=True
+    ):
+        assert kept <= 2 * torchs and kept <= lost / 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_compensation_changes_no_output(dtype: torch.dtype, device: torch.device) -> None:
+    inputs = attention_inputs(dtype=dtype, device=device)
+    for ours, plain in zip(
+        mr.attention(**inputs, compensated=True, return_lse=True),
+        mr.attention(**inputs, return_lse=True),
+        strict=True,
+    ):
+        assert torch.equal(ours, plain)

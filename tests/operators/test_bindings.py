@@ -48,6 +48,7 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "out": torch.randn(2, 4, 5, 7),
         "lse": torch.randn(2, 4, 5),
         "lse_low": torch.zeros(2, 4, 5),
+        "out_low": None,
         "dq": torch.zeros(2, 4, 5, 6),
         "dk": torch.zeros(2, 2, 3, 6),
         "dv": torch.zeros(2, 2, 3, 7),
@@ -181,7 +182,7 @@ def test_four_dimensions_are_read_through_their_strides() -> None:
     q, k, v = (torch.randn(2, n, heads, 6).transpose(1, 2) for n, heads in ((5, 4), (3, 2), (3, 2)))
     bias = torch.randn(4, 1, 3).expand(2, 4, 5, 3)
     out, lse, low = torch.empty(2, 4, 5, 6), torch.empty(2, 4, 5), torch.empty(2, 4, 5)
-    options = {"scratch": None, "scale": 0.5, "softcap": 0.0, "left": -1, "right": -1}
+    options = {"out_low": None, "scratch": None, "scale": 0.5, "softcap": 0.0, "left": -1, "right": -1}
     _C.attention_forward(q, k, v, bias, out, lse, low, **options, **LAUNCH)
     k, v = (t.repeat_interleave(2, 1) for t in (k, v))
     scores = 0.5 * q @ k.mT + bias
@@ -268,6 +269,17 @@ def test_absent_tensors_are_none() -> None:
 def test_none_for_a_tensor_that_is_needed(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name}: expected a tensor, got none$"):
         _C.attention_backward(**attention_arguments(**{name: None}))
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_only_16_bits_have_a_low_word(dtype: torch.dtype) -> None:
+    low = torch.zeros(2, 4, 5, 7, dtype=dtype)
+    arguments = {
+        name: value.to(dtype) if isinstance(value, Tensor) else value
+        for name, value in attention_arguments(out_low=low).items()
+    }
+    with pytest.raises(ValueError, match=r"^out_low: expected none unless q has 16 bits, got a tensor$"):
+        _C.attention_backward(**arguments)
 
 
 class OnCuda(torch.Tensor):

@@ -29,7 +29,7 @@ void attention_forward(const AttentionForward& x, const Plan&, const Launch& lau
         using E = decltype(element);
         const LogSumExp<Bits> m;
         with_forward_tile<Tiles<E, std::decay_t<decltype(scores)>>>(width, [&](auto tile) {
-          fold_forward<E, decltype(tile)>(m, scores, problem, rows, x.out, launch);
+          fold_forward<E, decltype(tile)>(m, scores, problem, rows, {x.out, x.out_low}, launch);
         });
       });
   repair_attention(x, problem, launch);

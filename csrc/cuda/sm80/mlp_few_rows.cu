@@ -17,7 +17,7 @@ void with_tile(const FoldProblem& p, Run run) {
 
 void mlp_few_rows(const MlpForward& x, const Packing& packing, const Launch& launch) {
   mlp_forward_pass<HalvesAndFloat>(x, [&](auto element, const auto& m, const auto& scores,
-                                          const auto& problem, const auto& rows, const TensorView& out) {
+                                          const auto& problem, const auto& rows, const FoldOutput& out) {
     using E = decltype(element);
     with_tile<E>(problem, [&](auto tile) {
       fold_few_rows<E, decltype(tile)>(m, scores, problem, packing.splits, rows, out, data<float>(x.scratch),

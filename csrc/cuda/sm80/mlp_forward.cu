@@ -11,7 +11,7 @@ void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.packing.heads > 0) return mlp_few_rows(x, plan.packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass<HalvesAndFloat>(x, [&](auto element, const auto& named, const auto& scores,
-                                          const auto& problem, const auto& rows, const TensorView& out) {
+                                          const auto& problem, const auto& rows, const FoldOutput& out) {
     using E = decltype(element);
     with_own_kernel(named, [&](const auto& m) {
       with_forward_tile<MlpForwardTiles<E>>(

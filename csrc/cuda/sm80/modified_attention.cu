@@ -51,8 +51,8 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const 
       using Tile = decltype(tile);
       launch_loaded("modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
                     sizeof(ForwardMemory<E, Tile>), launch.stream,
-                    forward_arguments<Tile>(p, forward_shape<E>(p), x.out), LogSumExp<Bits>{}, scores_of(x),
-                    AttentionRows{data<float>(x.lse), data<float>(x.lse_low)});
+                    forward_arguments<Tile>(p, forward_shape<E>(p), {x.out, x.out_low}), LogSumExp<Bits>{},
+                    scores_of(x), AttentionRows{data<float>(x.lse), data<float>(x.lse_low)});
     });
   });
 }
@@ -65,7 +65,7 @@ void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, c
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
     using E = decltype(element);
-    prepare_rows<E>({x.grad_out, x.out, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(p)},
+    prepare_rows<E>({x.grad_out, x.out, x.out_low, x.lse, x.grad_lse, scale, x.k.size[1], is_partial(p)},
                     scratch.residuals, scratch.marks, scratch.cleared, launch);
     with_modified_tile<ModifiedBackwardTile>(p, [&](auto tile) {
       using Tile = decltype(tile);

@@ -36,7 +36,7 @@ void attention_few_rows(const AttentionForward& x, const Packing& packing, const
     using Tile = Tiles<BiasElement<std::decay_t<decltype(scores)>>>;
     const auto fold = [&](auto tile) {
       fold_few_rows<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, packing, rows,
-                                                       x.out, data<float>(x.scratch), launch);
+                                                       {x.out, x.out_low}, data<float>(x.scratch), launch);
     };
     if (width <= 64) return fold(typename Tile::Width64{});
     if (width <= 128) return fold(typename Tile::Width128{});

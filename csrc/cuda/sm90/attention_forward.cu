@@ -57,8 +57,8 @@ void attention_forward(const AttentionForward& x, const Plan& plan, const Launch
   with_attention_rows<Biases::kTiles>(x, problem, [&](auto element, const auto& scores, const auto& rows) {
     using Tile = Tiles<std::decay_t<decltype(scores)>>;
     const auto fold = [&](auto tile) {
-      fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows, x.out,
-                                                      counter, launch);
+      fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows,
+                                                      {x.out, x.out_low}, counter, launch);
     };
     if (width <= 64) return fold(typename Tile::Width64{});
     if (width <= 128 && columns <= kFewColumns) return fold(typename Tile::FewColumnsWidth128{});

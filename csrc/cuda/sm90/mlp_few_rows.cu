@@ -29,7 +29,7 @@ void with_tile(const FoldProblem& p, Run run) {
 
 void mlp_few_rows(const MlpForward& x, const Packing& packing, const Launch& launch) {
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,
-                          const auto& rows, const TensorView& out) {
+                          const auto& rows, const FoldOutput& out) {
     with_tile(problem, [&](auto tile) {
       fold_few_rows<decltype(element), decltype(tile)>(m, scores, problem, packing, rows, out,
                                                        data<float>(x.scratch), launch);

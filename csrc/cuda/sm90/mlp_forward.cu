@@ -24,7 +24,7 @@ void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch) {
   if (plan.packing.heads > 0) return mlp_few_rows(x, plan.packing, launch);
   const std::int64_t width = std::max(x.x.size[1], x.w2.size[0]);
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,
-                          const auto& rows, const TensorView& out) {
+                          const auto& rows, const FoldOutput& out) {
     using E = decltype(element);
     if (width <= 64) return fold_forward<E, Width64>(m, scores, problem, rows, out, nullptr, launch);
     if (width <= 128) return fold_forward<E, Width128>(m, scores, problem, rows, out, nullptr, launch);

@@ -46,6 +46,12 @@ struct FoldProblem {
   std::int64_t payload_width() const { return payload.present() ? payload.size[3] : 0; }
 };
 
+// Where the payload's fold is written.
+struct FoldOutput {
+  TensorView out;       // [B, H, M, D]   of any element type
+  TensorView low = {};  // [B, H, M, D]   what rounding to out's type of 16 bits lost, in that type; or absent
+};
+
 // The gradients of a fold. A gradient that is absent is not computed.
 // Both engines add to d_bias, in the accumulation type. The CPU engine writes the others, in their own type; the GPU
 // engine adds to them in the accumulation type.

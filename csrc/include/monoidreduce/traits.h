@@ -57,11 +57,11 @@ concept MarkedRows = ProductStore<P, M> && requires(const P p, std::int64_t row)
   { p.marked(row) } -> std::same_as<bool>;
 };
 
-// Rows of the resident forward kernels. kRounded: is the output always of the element type.
+// Rows of the resident forward kernels. kLowWords: can the output have low words (FoldOutput).
 template <class P, class M>
 concept PayloadRows = requires(const P p, std::int64_t row, typename M::Output product, bool right,
                                float (&sums)[4], int column0) {
-  { P::kRounded } -> std::convertible_to<bool>;
+  { P::kLowWords } -> std::convertible_to<bool>;
   p.store(row, product, right);  // right: false if the row must be computed again (MarkedRows)
   // Makes of the payload's fold what is written: all that a thread has of two rows, or consecutive components of one.
   p.output(sums);

@@ -22,7 +22,7 @@ struct Rows {
 // Of the resident kernels' forward pass.
 template <class M>
 struct ResidentRows {
-  static constexpr bool kRounded = false;
+  static constexpr bool kLowWords = false;
   typename M::Output* products;
   MR_HD void store(std::int64_t row, typename M::Output p, bool right) const {
     if (right) products[row] = p;

@@ -83,7 +83,7 @@ class Forward {
   using State = typename Packs::State;
 
  public:
-  Forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out, int threads)
+  Forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldOutput& out, int threads)
       : m_(as_packs<M, T>(m)), p_(p), policy_(policy), out_(out), threads_(threads), score_(p.score) {
     const std::int64_t panel_bytes = (p.width() + p.other_width()) * kPanel<T> * sizeof(E);
     problems_ = p.batch() * p.column_heads();
@@ -262,14 +262,23 @@ class Forward {
       }
     }
     if (p_.payload_width()) {
-      store_lanes(out_, rows, first, std::min<std::int64_t>(kPanel<T>, rows.count() - first), sums);
+      const std::int64_t count = std::min<std::int64_t>(kPanel<T>, rows.count() - first);
+      store_lanes(out_.out, rows, first, count, sums);
+      if (out_.low.present()) {
+        with_element_type(out_.out.dtype, [&](auto* type) {
+          using Out = std::remove_pointer_t<decltype(type)>;
+          for (std::int64_t n = 0; n < p_.payload_width() * kPanel<T>; ++n)
+            sums[n] -= static_cast<T>(widen(narrow<Out>(sums[n])));
+        });
+        store_lanes(out_.low, rows, first, count, sums);
+      }
     }
   }
 
   const Packs m_;
   const FoldProblem& p_;
   const Rows& policy_;
-  const TensorView& out_;
+  const FoldOutput& out_;
   const int threads_;
   const Score<R> score_;
   std::int64_t problems_, panels_, columns_, block_, blocks_, splits_;
@@ -278,7 +287,7 @@ class Forward {
 // Folds every row, passes P_i to policy.store, and writes the payload's fold to out ([B, H, M, D]; absent without a
 // payload).
 template <template <class> class M, class T, class Rows>
-void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const TensorView& out,
+void fold_forward(const M<T>& m, const FoldProblem& p, const Rows& policy, const FoldOutput& out,
                   int threads) {
   with_operand<T>(p, {}, [&](auto* operand) {
     using E = std::remove_pointer_t<decltype(operand)>;

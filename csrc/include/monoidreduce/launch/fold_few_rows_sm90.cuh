@@ -28,7 +28,7 @@ BiasSource packed_bias_source(const TensorView& bias, const Packing& packing) {
 // scratch: of PartialRows, where there is more than one split. Rows: as combine_splits takes them.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_few_rows(const M& m, Scores scores, const FoldProblem& p, const Packing& packing, const Rows& rows,
-                   const TensorView& out, float* scratch, const Launch& launch) {
+                   const FoldOutput& out, float* scratch, const Launch& launch) {
   if constexpr (kBiasedByTile<Scores>) scores.rows_share = false;  // a tile has rows of several heads
   const FoldShape shape = fold_shape(p, 1);
   const ForwardArguments arguments{.rows = tensor_map(p.a, packing.rows, packing.heads),

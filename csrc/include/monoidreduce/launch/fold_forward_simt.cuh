@@ -13,7 +13,7 @@ namespace monoidreduce {
 // the payload's element type.
 template <bool kPayload, class M, class Rows>
   requires(!kPayload || PayloadMonoid<M>)
-void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
+void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& out,
                   const Launch& launch) {
   using T = typename M::Real;
   const std::int64_t slices =
@@ -24,7 +24,8 @@ void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const Tens
                                          .columns = {device_tensor(p.b), device_tensor(p.other_b)},
                                          .payload = device_tensor(p.payload),
                                          .bias = device_tensor(p.bias),
-                                         .out = device_tensor(out),
+                                         .out = device_tensor(out.out),
+                                         .out_low = device_tensor(out.low),
                                          .out_bias = device_tensor(p.out_bias),
                                          .range = p.range};
   const DeviceGuard device(p.a.cuda_device);

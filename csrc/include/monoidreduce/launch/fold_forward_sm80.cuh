@@ -20,7 +20,7 @@ FoldShape forward_shape(const FoldProblem& p) {
 }
 
 template <class Tile>
-ForwardArguments forward_arguments(const FoldProblem& p, const FoldShape& shape, const TensorView& out) {
+ForwardArguments forward_arguments(const FoldProblem& p, const FoldShape& shape, const FoldOutput& out) {
   return {.rows = strided_lines(p.a),
           .columns = strided_lines(p.b),
           .payload = strided_lines(Tile::kTransposed ? transposed_rows(p.payload) : p.payload),
@@ -36,7 +36,7 @@ unsigned forward_blocks(const FoldProblem& p) {
 // Rows: as the kernel takes them. splits: of the columns of a tile of rows.
 template <class E, class Tile, class M, class Scores, class Rows>
 void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, const FoldShape& shape,
-                    int splits, const Rows& rows, const TensorView& out, const Launch& launch) {
+                    int splits, const Rows& rows, const FoldOutput& out, const Launch& launch) {
   launch_kernel("fold_forward_sm80", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
                 forward_blocks<Tile>(p) * splits, Tile::kThreads, sizeof(ForwardMemory<E, Tile>),
                 launch.stream, forward_arguments<Tile>(p, shape, out), m, scores, rows);
@@ -45,7 +45,7 @@ void launch_forward(const M& m, const Scores& scores, const FoldProblem& p, cons
 // Rows: as finish_rows (row_fragment.cuh) takes them.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const TensorView& out, const Launch& launch) {
+                  const FoldOutput& out, const Launch& launch) {
   const DeviceGuard device(p.a.cuda_device);
   launch_forward<E, Tile>(m, scores, p, forward_shape<E>(p), 1, rows, out, launch);
 }
@@ -53,7 +53,7 @@ void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const 
 // The same for few rows, the columns in several splits. scratch: of PartialRows. Rows: as combine_splits takes them.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_few_rows(const M& m, const Scores& scores, const FoldProblem& p, int splits, const Rows& rows,
-                   const TensorView& out, float* scratch, const Launch& launch) {
+                   const FoldOutput& out, float* scratch, const Launch& launch) {
   const FoldShape shape = forward_shape<E>(p);
   const PartialRows<M> partial = partial_rows<M>(p, splits, scratch);
   const DeviceGuard device(p.a.cuda_device);

@@ -23,20 +23,19 @@ arch::TensorMap payload_map(const TensorView& payload) {
 // counter: if rows keep different numbers of columns, a counter of jobs, which is cleared here; else null.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const TensorView& out, unsigned long long* counter, const Launch& launch) {
+                  const FoldOutput& out, unsigned long long* counter, const Launch& launch) {
   const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
   const FoldShape shape = fold_shape(
       p,
       section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E), p.heads() / p.column_heads()));
-  const ForwardArguments arguments{
-      .rows = tensor_map(p.a, kFragmentRows),
-      .columns = tensor_map(p.b, Tile::kColumns),
-      .payload = payload_map<Tile>(p.payload),
-      .rounded = out.dtype == DType::kFloat32 ? arch::TensorMap{} : tensor_map(out, kWarpRows),
-      .out = output_rows(out),
-      .counter = counter,
-      .shape = shape,
-      .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
+  const ForwardArguments arguments{.rows = tensor_map(p.a, kFragmentRows),
+                                   .columns = tensor_map(p.b, Tile::kColumns),
+                                   .payload = payload_map<Tile>(p.payload),
+                                   .rounded = tensor_map(out.out, kWarpRows),
+                                   .out = output_rows(out),
+                                   .counter = counter,
+                                   .shape = shape,
+                                   .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
   const DeviceGuard device(p.a.cuda_device);
   if (counter)
     check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, static_cast<cudaStream_t>(launch.stream)),

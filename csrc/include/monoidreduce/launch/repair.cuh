@@ -12,14 +12,15 @@ namespace monoidreduce {
 
 // Both launch nothing where every row keeps every column.
 template <class M, class Rows>
-void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const TensorView& out,
+void repair_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& to,
                     const Launch& launch) {
   if (!is_partial(p)) return;
   const RepairArguments arguments{.rows = device_tensor(p.a),
                                   .columns = device_tensor(p.b),
                                   .payload = device_tensor(p.payload),
                                   .bias = device_tensor(p.bias),
-                                  .out = device_tensor(out),
+                                  .out = device_tensor(to.out),
+                                  .low = device_tensor(to.low),
                                   .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("repair_forward", &repair_forward_kernel<M, Rows>, 4 * multiprocessors(p.a.cuda_device), 256,

@@ -9,12 +9,12 @@
 
 namespace monoidreduce {
 
-// grad_out, out   [B, H, M, D]; any strides; grad_out may be absent, which means 0
+// grad_out, out   [B, H, M, D]; any strides; grad_out may be absent, which means 0; out_low too
 // grad_lse        [B, H, M]; any strides; may be absent, which means 0
 // of_lse, centre  [B * H * M], the results g and centre
 template <class T>
-void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& grad_lse, T* of_lse,
-                T* centre, const Launch& launch) {
+void row_centre(const TensorView& grad_out, const TensorView& out, const TensorView& out_low,
+                const TensorView& grad_lse, T* of_lse, T* centre, const Launch& launch) {
   const std::int64_t rows = out.size[0] * out.size[1] * out.size[2];
   if (rows == 0) return;
   TensorView of_row = grad_lse;  // [B, H, M, 1]
@@ -22,8 +22,8 @@ void row_centre(const TensorView& grad_out, const TensorView& out, const TensorV
   const DeviceGuard device(out.cuda_device);
   launch_kernel("row_centre", &simt::row_centre<T>,
                 blocks_for((rows + simt::kRowsOfBlock - 1) / simt::kRowsOfBlock), 32 * simt::kRowsOfBlock, 0,
-                launch.stream, device_tensor(grad_out), device_tensor(out), device_tensor(of_row), of_lse,
-                centre);
+                launch.stream, device_tensor(grad_out), device_tensor(out), device_tensor(out_low),
+                device_tensor(of_row), of_lse, centre);
 }
 
 }  // namespace monoidreduce

@@ -31,11 +31,13 @@ inline StridedLines strided_lines(const TensorView& t) {
           static_cast<int>(t.size[3])};
 }
 
-inline OutputRows output_rows(const TensorView& t) {
-  return {t.data,
-          {t.stride[0], t.stride[1], t.stride[2]},
-          static_cast<int>(t.size[3]),
-          t.dtype != DType::kFloat32};
+inline OutputRows output_rows(const FoldOutput& to) {
+  const TensorView& t = to.out;
+  if (to.low.present()) {
+    for (int axis = 0; axis < 4; ++axis)
+      require(to.low.stride[axis] == t.stride[axis], "out_low: expected the strides of out");
+  }
+  return {t.data, to.low.data, {t.stride[0], t.stride[1], t.stride[2]}, static_cast<int>(t.size[3])};
 }
 
 // order: FoldProblem::order; rows: places from first on.

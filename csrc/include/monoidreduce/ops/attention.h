@@ -27,6 +27,12 @@ void check_heads(const Call& x) {
   require(heads == 0 || (key_heads > 0 && heads % key_heads == 0),
           "k: expected a number of heads that divides H=", heads, ", got ", key_heads);
 }
+// out_low: what rounding out to 16 bits lost, in its dtype.
+template <class Call>
+void check_low_word(const Call& x) {
+  require(!x.out_low.present() || item_size(x.q.dtype) == 2,
+          "out_low: expected none unless q has 16 bits, got a tensor");
+}
 template <class Call>
 constexpr auto attention_operands() {
   return fields(tensor("q", &Call::q, "B H M F"),
@@ -36,21 +42,21 @@ constexpr auto attention_operands() {
 }
 
 struct AttentionForward {
-  TensorView q, k, v, bias, out, lse, lse_low;
+  TensorView q, k, v, bias, out, lse, lse_low, out_low;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
 };
 template <std::same_as<AttentionForward> X>
 constexpr auto describe(const X*) {
-  return call("attention_forward", attention_operands<X>(),
-              result("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+  return call("attention_forward", attention_operands<X>(), result("out", &X::out, "B H M D"),
               result("lse", &X::lse, "B H M", Type::kAccumulation),
-              result("lse_low", &X::lse_low, "B H M", Type::kAccumulation), scratch("scratch", &X::scratch),
-              options(&X::options));
+              result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
+              result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
+              scratch("scratch", &X::scratch), options(&X::options));
 }
 
 struct AttentionBackward {
-  TensorView grad_out, grad_lse, q, k, v, bias, out, lse, lse_low;
+  TensorView grad_out, grad_lse, q, k, v, bias, out, lse, lse_low, out_low;
   TensorView d_q, d_k, d_v, d_bias;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
@@ -67,10 +73,10 @@ template <std::same_as<AttentionBackward> X>
 constexpr auto describe(const X*) {
   return call(
       "attention_backward", attention_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
-      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
-      tensor("out", &X::out, "B H M D", Type::kSameOrAccumulation),
+      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation), tensor("out", &X::out, "B H M D"),
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+      optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
       gradient("dq", &X::d_q, "B H M F", Type::kPlanGradient),
       gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
       gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),

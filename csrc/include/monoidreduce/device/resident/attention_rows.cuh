@@ -12,7 +12,7 @@ namespace monoidreduce {
 // A row that is to be computed again has NaN for its log-sum-exp until then. The low word is 0: weights of 16 bits, or in
 // tf32, do not need it.
 struct AttentionRows {
-  static constexpr bool kRounded = false;
+  static constexpr bool kLowWords = true;
   float *lse, *lse_low;  // [rows], natural logarithm
   __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
     lse[row] = right ? fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2)) : NAN;

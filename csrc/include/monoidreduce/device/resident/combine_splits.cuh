@@ -92,17 +92,22 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
   const std::int64_t batch_head = row / shape.rows, batch = batch_head / shape.heads;
   const std::int64_t at = batch * out.stride[0] + (batch_head - batch * shape.heads) * out.stride[1] +
                           (row - batch_head * shape.rows) * out.stride[2] + column0;
-  if constexpr (!std::is_same_v<E, float>) {
-    if (out.rounded) {
-      *reinterpret_cast<uint4*>(static_cast<E*>(out.data) + at) = {
+  if constexpr (std::is_same_v<E, float>) {
+    float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out.data) + at);
+    to[0] = {result[0], result[1], result[2], result[3]};
+    to[1] = {result[4], result[5], result[6], result[7]};
+  } else {
+    const auto store = [&](void* data) {
+      *reinterpret_cast<uint4*>(static_cast<E*>(data) + at) = {
           arch::pack<E>(result[0], result[1]), arch::pack<E>(result[2], result[3]),
           arch::pack<E>(result[4], result[5]), arch::pack<E>(result[6], result[7])};
-      return;
-    }
+    };
+    store(out.data);
+    if (!out.low) return;
+#pragma unroll
+    for (int d = 0; d < kLaneWidth; ++d) result[d] -= float(E(result[d]));
+    store(out.low);
   }
-  float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out.data) + at);
-  to[0] = {result[0], result[1], result[2], result[3]};
-  to[1] = {result[4], result[5], result[6], result[7]};
 }
 
 }  // namespace monoidreduce

@@ -41,7 +41,7 @@ concept ForwardTiling = requires {
 
 struct ForwardArguments {
   arch::TensorMap rows, columns, payload;  // boxes: a consumer's, kColumns, kColumns or kPayloadWidth lines
-  arch::TensorMap rounded;                 // out, of a warp's lines; not where out is of floats
+  arch::TensorMap rounded;                 // out, of a warp's lines
   OutputRows out;
   unsigned long long* counter;  // RowSchedule::counter
   FoldShape shape;
@@ -276,7 +276,7 @@ struct Consumer {
 
   // Stores the result of a job, through the buffer of the rows. No other warp reads a warp's lines there, so warps do not
   // wait for each other.
-  __device__ __forceinline__ void store_rounded(const Rows& rows, const ForwardArguments& p) {
+  __device__ __forceinline__ void store(const Rows& rows, const ForwardArguments& p) {
     normalise_sums(m, state, sums, rows);
     const Job job = memory.job[row_at.stage];  // again: registers are few before
     const int first = warpgroup * kFragmentRows;
@@ -301,6 +301,7 @@ struct Consumer {
       arch::commit_stores();
     }
     finish_states(m, state, sums, shape, job, first, rows);
+    store_low_words<E, Rows>(sums, shape, job, first, p.out);
   }
 };
 
@@ -328,11 +329,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       const RowJob job = consumer.receive();
       if (job.tiles < 0) break;
       consumer.run(job);
-      if (Rows::kRounded || p.out.rounded)
-        consumer.store_rounded(rows, p);
-      else
-        finish_rows<E>(m, consumer.state, consumer.sums, p.shape, job, warpgroup * kFragmentRows, rows,
-                       p.out);
+      consumer.store(rows, p);
       consumer.release_rows();
     }
   }

@@ -61,7 +61,7 @@ struct WarpRow {
 };
 
 struct RepairArguments {
-  Tensor rows, columns, payload, bias, out;       // of the forward pass
+  Tensor rows, columns, payload, bias, out, low;  // of the forward pass
   Tensor grad_out, d_rows, d_columns, d_payload;  // of the backward pass
   ColumnRange range;
 };
@@ -103,7 +103,12 @@ __global__ void __launch_bounds__(256)
     const R mass = m.mass(state);
     WarpRow out = WarpRow::zero();
     if (mass != R(0)) out.add(1.f, float(R(1) / mass), sum);
-    out.write(Matrix<float>(p.out, batch, head), row);
+    const Matrix<float> high(p.out, batch, head);
+    out.write(high, row);
+    if (p.low.data) {
+      out.add(1.f, -1.f, WarpRow::read(high, row));  // what a lane reads it has written
+      out.write(Matrix<float>(p.low, batch, head), row);
+    }
     if (threadIdx.x % kWarp == 0) rows.store(flat, m.project(state));
   };
   // A warp looks at 32 rows at once, and mostly finds none marked.

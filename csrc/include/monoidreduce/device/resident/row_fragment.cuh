@@ -6,12 +6,12 @@
 
 namespace monoidreduce {
 
-// [batch, heads, rows, width] of the payload's element type or float, a multiple of 8 wide, its rows dense.
+// [batch, heads, rows, width] of the payload's element type, a multiple of 8 wide, its rows dense.
 struct OutputRows {
   void* data;
+  void* low;  // the same of what rounding lost, or null
   std::int64_t stride[3];
   int width;
-  bool rounded;  // to the payload's element type
 };
 
 // A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of
@@ -101,6 +101,35 @@ __device__ __forceinline__ void finish_states(const M& m, const typename M::Stat
   }
 }
 
+// The sums of lines [first, + 64) of a job's rows, rounded, to data: that of out, or its low words.
+template <class E, class Job, int kSize>
+__device__ __forceinline__ void store_sums(const float (&sums)[kSize], const FoldShape& shape, const Job& job,
+                                           int first, const OutputRows& out, void* data) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int line = first + fragment_row(r);
+    if (!job.has(shape, line)) continue;
+    E* const to = static_cast<E*>(data) + job.batch * out.stride[0] + job.head_of(line) * out.stride[1] +
+                  job.row_of(line) * out.stride[2] + fragment_column(0);
+#pragma unroll
+    for (int i = 0; i < kSize; i += 4) {
+      if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
+    }
+  }
+}
+
+// The same, where it is asked for, of what rounding loses.
+template <class E, class Rows, class Job, int kSize>
+__device__ __forceinline__ void store_low_words(float (&sums)[kSize], const FoldShape& shape, const Job& job,
+                                                int first, const OutputRows& out) {
+  if constexpr (Rows::kLowWords && !std::is_same_v<E, float>) {
+    if (!out.low) return;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sums[i] -= float(E(sums[i]));
+    store_sums<E>(sums, shape, job, first, out, out.low);
+  }
+}
+
 // The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: whole.
 template <class E, PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
 __device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
@@ -108,26 +137,8 @@ __device__ __forceinline__ void finish_rows(const M& m, const typename M::State 
                                             int first, const Rows& rows, const OutputRows& out) {
   normalise_sums(m, state, sums, rows);
   finish_states(m, state, sums, shape, job, first, rows);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int line = first + fragment_row(r);
-    if (!job.has(shape, line)) continue;
-    const std::int64_t at = job.batch * out.stride[0] + job.head_of(line) * out.stride[1] +
-                            job.row_of(line) * out.stride[2] + fragment_column(0);
-    if (Rows::kRounded || out.rounded) {
-      E* const to = static_cast<E*>(out.data) + at;
-#pragma unroll
-      for (int i = 0; i < kSize; i += 4) {
-        if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
-      }
-    } else {
-      float* const to = static_cast<float*>(out.data) + at;
-#pragma unroll
-      for (int i = 0; i < kSize; i += 4) {
-        if (2 * i < out.width) store_pair(to + 2 * i, sums[i + 2 * r], sums[i + 2 * r + 1]);
-      }
-    }
-  }
+  store_sums<E>(sums, shape, job, first, out, out.data);
+  store_low_words<E, Rows>(sums, shape, job, first, out);
 }
 
 }  // namespace monoidreduce

@@ -44,8 +44,8 @@ struct ClearedWords {
 };
 
 struct RowInputs {
-  // [B, H, M, D] twice, of out elements of 16 bits or floats; [B, H, M] twice, the last possibly absent
-  TensorView grad_out, out, lse, grad_lse;
+  // [B, H, M, D] three times, out_low possibly absent; [B, H, M] twice, the last possibly absent
+  TensorView grad_out, out, out_low, lse, grad_lse;
   float scale;
   std::int64_t column_heads;
   bool banded;  // some rows do not keep every column; only then are columns marked
@@ -95,12 +95,14 @@ __global__ void __launch_bounds__(kPrepareThreads)
   float dot = 0.f;
   if (row < rows && lane * kChunk < width) {
     float g[kChunk], y[kChunk];
-    const std::int64_t at = offset(x.out) + lane * kChunk;
     load_chunk<E>(g, static_cast<const E*>(x.grad_out.data) + offset(x.grad_out) + lane * kChunk);
-    if (x.out.dtype == DType::kFloat32)
-      load_chunk<float>(y, static_cast<const float*>(x.out.data) + at);
-    else
-      load_chunk<E>(y, static_cast<const E*>(x.out.data) + at);
+    load_chunk<E>(y, static_cast<const E*>(x.out.data) + offset(x.out) + lane * kChunk);
+    if (x.out_low.data) {
+      float low[kChunk];
+      load_chunk<E>(low, static_cast<const E*>(x.out_low.data) + offset(x.out_low) + lane * kChunk);
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) y[k] += low[k];
+    }
 #pragma unroll
     for (int k = 0; k < kChunk; ++k) dot += as_factor<E>(g[k]) * y[k];
   }

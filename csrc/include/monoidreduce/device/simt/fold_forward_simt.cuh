@@ -17,7 +17,7 @@ namespace simt {
 struct ForwardArguments {
   Tensor rows[2], columns[2];  // of each score
   Tensor payload, bias;
-  Tensor out, out_bias;
+  Tensor out, out_low, out_bias;
   ColumnRange range;
 };
 
@@ -181,6 +181,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
             value = memory.row_value[r] == T(0) ? T(0) : value / memory.row_value[r];
           if (p.out_bias.data) value += Matrix<T>(p.out_bias, 0, 0).read(0, k);
           out.write(row0 + r, k, value);
+          if (p.out_low.data)
+            Matrix<T>(p.out_low, batch, head).write(row0 + r, k, value - out.read(row0 + r, k));
         }
         __syncthreads();
       }

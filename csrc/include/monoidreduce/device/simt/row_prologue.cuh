@@ -16,7 +16,8 @@ inline constexpr int kRowsOfBlock = 8;  // one warp per row
 
 template <class T>
 __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid_constant__ Tensor out,
-                           const __grid_constant__ Tensor grad_lse, T* of_lse, T* centre) {
+                           const __grid_constant__ Tensor out_low, const __grid_constant__ Tensor grad_lse,
+                           T* of_lse, T* centre) {
   const std::int64_t heads = out.size[1], rows = out.size[2], all_rows = out.size[0] * heads * rows;
   const std::int64_t step = std::int64_t{gridDim.x} * kRowsOfBlock;
   for (std::int64_t flat = std::int64_t{blockIdx.x} * kRowsOfBlock + threadIdx.x / 32; flat < all_rows;
@@ -24,9 +25,10 @@ __global__ void row_centre(const __grid_constant__ Tensor grad_out, const __grid
     const std::int64_t row = flat % rows, head = flat / rows % heads, batch = flat / rows / heads;
     T dot = T(0);
     if (grad_out.data) {
-      const Matrix<T> g(grad_out, batch, head), y(out, batch, head);
+      const Matrix<T> g(grad_out, batch, head), y(out, batch, head), low(out_low, batch, head);
 #pragma unroll 1
-      for (std::int64_t k = threadIdx.x % 32; k < g.width(); k += 32) dot += g.read(row, k) * y.read(row, k);
+      for (std::int64_t k = threadIdx.x % 32; k < g.width(); k += 32)
+        dot += g.read(row, k) * (y.read(row, k) + (out_low.data ? low.read(row, k) : T(0)));
     }
     dot = reduce_lanes<32>(dot, [](T a, T b) { return a + b; });
     if (threadIdx.x % 32 != 0) continue;
