@@ -15,7 +15,7 @@ from monoidreduce.workspace import get_workspace, workspace
 __all__ = ["main"]
 
 MOST = 1 << 40
-FLAGS = ("causal", "bias")
+FLAGS = ("causal", "bias", "gated")
 GPUS = [name for name, hardware in HARDWARE.items() if hardware.capability]
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 

@@ -15,7 +15,7 @@ SIZES = {
     "linear_cross_entropy": ("N V D", ""),
     "linear_distillation": ("N V D E", "loss"),
     "linear_log_probs": ("N V D", "entropy top1"),
-    "mlp": ("B K d", ""),
+    "mlp": ("B K d", "gated"),
     "logsumexp_matmul": ("M N F", ""),
 }
 # What bench/results calls them.
@@ -50,7 +50,8 @@ def call_of(operator: str, sizes: dict[str, Any], dtype: torch.dtype) -> tuple[l
         return [t(B, H, L, d), t(B, heads, keys, d), t(B, heads, keys, d)], options
     if operator == "mlp":
         B, K, d = (sizes[name] for name in "BKd")
-        return [t(B, d), t(K, d), t(d, K)], {}
+        gate = {"gate": t(K, d), "activation": "silu"} if sizes.get("gated") else {}
+        return [t(B, d), t(K, d), t(d, K)], gate
     if operator == "logsumexp_matmul":
         M, N, F = (sizes[name] for name in "MNF")
         return [t(M, F), t(N, F)], {}

@@ -44,6 +44,15 @@ def test_options_are_those_of_the_call(capsys: pytest.CaptureFixture[str]) -> No
     assert json.loads(capsys.readouterr().out) == json.loads(expected.to_json())
 
 
+def test_an_mlp_may_be_gated(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cost", "mlp", "B=512", "K=1024", "d=256", "gated", "--hardware", "h100", "--json"]) == 0
+    x, up, down = (
+        torch.empty(s, dtype=torch.bfloat16, device="meta") for s in ((512, 256), (1024, 256), (256, 1024))
+    )
+    expected = mr.cost("mlp", x, up, down, gate=up, activation="silu", hardware="h100")
+    assert json.loads(capsys.readouterr().out) == json.loads(expected.to_json())
+
+
 def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["cost", "linear_cross_entropy", "N=1024", "V=32000", "D=512", "--hardware", "h100", "--json"]
     peaks = []

@@ -249,6 +249,14 @@ def test_errors(changes: dict[str, Any], error: type[Exception], message: str) -
     assert mr._C.path_counts() == before
 
 
+@pytest.mark.parametrize("name", ("gated_hidden", "gated_gradient"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
+def test_the_cpu_has_no_hidden_values_of_16_bits(dtype: torch.dtype, name: str) -> None:
+    tensors = [torch.zeros(3, 4, dtype=dtype) for _ in range(2 if name == "gated_hidden" else 3)]
+    with pytest.raises(ValueError, match="gate: expected float32 or float64 on the CPU, got"):
+        getattr(mr._C, name)(*tensors, 0, 1, 0)
+
+
 def test_explain() -> None:
     def meta(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")

@@ -109,7 +109,7 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
         ([*PLAN, "--mesh", "tp=2", "--chips", "8"], "argument --chips: expected only if --mesh has no sizes"),
         (["cost", "mlp", "B=8"], "the following arguments are required: --hardware"),
         ([*COST, "mlp", "B=8", "K=8"], "argument sizes: expected d too"),
-        ([*COST, "mlp", "B=8", "K=8", "d=8", "x=8"], "argument sizes: x: expected one of B, K, d"),
+        ([*COST, "mlp", "B=8", "K=8", "d=8", "x=8"], "argument sizes: x: expected one of B, K, d, gated"),
         ([*COST, "mlp", "B=0", "K=8", "d=8"], "'0', expected a whole number from 1 to"),
         ([*COST, "mlp", "B", "K=8", "d=8"], "argument sizes: B: expected B=NUMBER"),
         ([*COST, "attention", "B=1", "H=3", "Hkv=2", "L=8", "d=8"], "k: expected"),

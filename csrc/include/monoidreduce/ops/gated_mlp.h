@@ -4,6 +4,7 @@
 
 #include "monoidreduce/activation.h"
 #include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
 #include "monoidreduce/ops/mlp.h"
 
 namespace monoidreduce {
@@ -22,6 +23,13 @@ struct GatedUnit {
   }
 };
 
+// The CPU has hidden values in the accumulation type.
+template <class Call>
+void check_hidden_type(const Call& x) {
+  require(x.gate.is_cuda() || x.gate.dtype == accumulation(x.gate.dtype),
+          "gate: expected float32 or float64 on the CPU, got ", name(x.gate.dtype));
+}
+
 // Of hidden units in dense memory, which on CUDA is 16-byte aligned: up becomes the hidden values.
 struct GatedHidden {
   TensorView gate, up;
@@ -29,8 +37,8 @@ struct GatedHidden {
 };
 template <std::same_as<GatedHidden> X>
 constexpr auto describe(const X*) {
-  return call("gated_hidden", tensor("gate", &X::gate, "B K").dense(), result("up", &X::up, "B K"),
-              activation_of(&X::activation));
+  return call("gated_hidden", tensor("gate", &X::gate, "B K").dense().where(&check_hidden_type<X>),
+              result("up", &X::up, "B K"), activation_of(&X::activation));
 }
 
 // The same in the backward pass. hidden is the derivative of the loss with respect to the hidden values, and becomes these; gate and
@@ -41,8 +49,9 @@ struct GatedGradient {
 };
 template <std::same_as<GatedGradient> X>
 constexpr auto describe(const X*) {
-  return call("gated_gradient", result("gate", &X::gate, "B K"), result("up", &X::up, "B K"),
-              result("hidden", &X::hidden, "B K"), activation_of(&X::activation));
+  return call("gated_gradient", result("gate", &X::gate, "B K").where(&check_hidden_type<X>),
+              result("up", &X::up, "B K"), result("hidden", &X::hidden, "B K"),
+              activation_of(&X::activation));
 }
 
 }  // namespace monoidreduce
