@@ -491,4 +491,4 @@ def test_compensated_infinite_value(
     inputs = attention_inputs(1, 2, 1, 150, 190, 24, 40, dtype=dtype, device=device)
     inputs["v"][0, 0, 60, 3] = torch.inf
     results = check_operator("attention", inputs, {"compensated": True, **options})
-    assert results["out0"].isinf().any() and results["d_k"].isinf().any()
+    assert results["out0"].isinf().any()
