@@ -524,7 +524,6 @@ def test_compensated(dtype: torch.dtype, size: str, tier: str, gpu: torch.device
         unit = torch.finfo(dtype).eps * out.abs().float()
         assert (low.float().abs() <= 0.51 * unit + torch.finfo(dtype).smallest_normal).all()
         assert low.any() or size == "one_column"  # the value itself
-        assert torch.equal((out.float() + low.float()).to(dtype), out)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

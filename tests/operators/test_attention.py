@@ -478,3 +478,17 @@ def test_compensation_changes_no_output(dtype: torch.dtype, device: torch.device
         strict=True,
     ):
         assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
+@pytest.mark.parametrize(
+    "options", ({}, {"causal": True}, {"window": (30, 9)}), ids=("full", "causal", "window")
+)
+def test_compensated_infinite_value(
+    options: dict[str, Any], dtype: torch.dtype, device: torch.device
+) -> None:
+    """An infinite output has no second word, with which its row's gradients would all be NaN."""
+    inputs = attention_inputs(1, 2, 1, 150, 190, 24, 40, dtype=dtype, device=device)
+    inputs["v"][0, 0, 60, 3] = torch.inf
+    results = check_operator("attention", inputs, {"compensated": True, **options})
+    assert results["out0"].isinf().any()

@@ -72,6 +72,14 @@ MR_HD T select(bool condition, T a, T b) {
   return condition ? a : b;
 }
 
+// The second word of x: what rounding lost. 0 where x or what it was rounded to is not finite: their difference would make
+// NaN of sums of both words.
+template <class T>
+MR_HD T low_word(T x, T rounded) {
+  const T lost = x - rounded;
+  return lost - lost == T(0) ? lost : T(0);
+}
+
 // x / y rounded down, 0 where y is; -1 / least number wraps around.
 template <class I>
 MR_HD I floor_of_quotient(I x, I y) {

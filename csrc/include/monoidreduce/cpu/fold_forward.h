@@ -268,7 +268,7 @@ class Forward {
         with_element_type(out_.out.dtype, [&](auto* type) {
           using Out = std::remove_pointer_t<decltype(type)>;
           for (std::int64_t n = 0; n < p_.payload_width() * kPanel<T>; ++n)
-            sums[n] -= static_cast<T>(widen(narrow<Out>(sums[n])));
+            sums[n] = low_word(sums[n], static_cast<T>(widen(narrow<Out>(sums[n]))));
         });
         store_lanes(out_.low, rows, first, count, sums);
       }

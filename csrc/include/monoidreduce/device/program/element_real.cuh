@@ -1,5 +1,6 @@
-// The real type of programs on tensor cores: functions of one or two instructions, in natural units. Each is evaluated for
-// every element, so its errors are measured against the rounding of a 16-bit operand, 2^-9 or 2^-12.
+// The real type of programs on tensor cores, in natural units. Sums of its values over all columns are outputs in float32, and
+// there the errors of ex2.approx and lg2.approx, which lean to one side, add up: with them a sum of 1300 terms was 1.7e-4 off
+// 682, torch's 8e-5. So exp and log are accurate.
 #pragma once
 
 #include "monoidreduce/device/block/fast_real.cuh"
@@ -8,8 +9,8 @@
 namespace monoidreduce {
 
 struct ElementFunctions {
-  __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
-  __device__ __forceinline__ static float log(float x) { return arch::log2(x) * float(kLn2); }
+  __device__ __forceinline__ static float exp(float x) { return ::expf(x); }
+  __device__ __forceinline__ static float log(float x) { return ::logf(x); }
   __device__ __forceinline__ static float tanh(float x) { return BaseTwo::tanh(x); }
   __device__ __forceinline__ static float sigmoid(float x) { return arch::reciprocal(1.f + exp(-x)); }
 };

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
     store(out.data);
     if (!out.low) return;
 #pragma unroll
-    for (int d = 0; d < kLaneWidth; ++d) result[d] -= float(E(result[d]));
+    for (int d = 0; d < kLaneWidth; ++d) result[d] = low_word(result[d], float(E(result[d])));
     store(out.low);
   }
 }

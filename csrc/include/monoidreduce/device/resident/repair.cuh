@@ -39,6 +39,15 @@ struct WarpRow {
       if (k < m.width()) m.write(row, k, x[n]);
     }
   }
+  // The second words of what a lane wrote to `high`.
+  __device__ __forceinline__ void write_low(const Matrix<float>& low, const Matrix<float>& high,
+                                            std::int64_t row) const {
+#pragma unroll
+    for (int n = 0; n < kLaneWidth; ++n) {
+      const int k = threadIdx.x % kWarp + n * kWarp;
+      if (k < low.width()) low.write(row, k, low_word(x[n], high.read(row, k)));
+    }
+  }
   __device__ __forceinline__ float dot(const WarpRow& other) const {
     float sum = 0.f;
 #pragma unroll
@@ -105,10 +114,7 @@ __global__ void __launch_bounds__(256)
     if (mass != R(0)) out.add(1.f, float(R(1) / mass), sum);
     const Matrix<float> high(p.out, batch, head);
     out.write(high, row);
-    if (p.low.data) {
-      out.add(1.f, -1.f, WarpRow::read(high, row));  // what a lane reads it has written
-      out.write(Matrix<float>(p.low, batch, head), row);
-    }
+    if (p.low.data) out.write_low(Matrix<float>(p.low, batch, head), high, row);
     if (threadIdx.x % kWarp == 0) rows.store(flat, m.project(state));
   };
   // A warp looks at 32 rows at once, and mostly finds none marked.

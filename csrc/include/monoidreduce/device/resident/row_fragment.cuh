@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_low_words(float (&sums)[kSize], const Fold
   if constexpr (Rows::kLowWords && !std::is_same_v<E, float>) {
     if (!out.low) return;
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) sums[i] -= float(E(sums[i]));
+    for (int i = 0; i < kSize; ++i) sums[i] = low_word(sums[i], float(E(sums[i])));
     store_sums<E>(sums, shape, job, first, out, out.low);
   }
 }

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
           if (p.out_bias.data) value += Matrix<T>(p.out_bias, 0, 0).read(0, k);
           out.write(row0 + r, k, value);
           if (p.out_low.data)
-            Matrix<T>(p.out_low, batch, head).write(row0 + r, k, value - out.read(row0 + r, k));
+            Matrix<T>(p.out_low, batch, head).write(row0 + r, k, low_word(value, out.read(row0 + r, k)));
         }
         __syncthreads();
       }
