@@ -1,8 +1,8 @@
 """The gated MLP, as SwiGLU and GeGLU: its two ops.
 
-torch takes the products, and a kernel all that is between them, in one pass. Both are for some rows or hidden
-units at a time, whose values before the gate, gates and gradients fit the workspace. On a GPU they have the
-dtype of x, on the CPU the accumulation dtype.
+torch takes the products, and a kernel of ours all that is between them, in one pass. They take some rows or
+hidden units at a time, whose hidden values and gradients fit the workspace. These have the dtype of x on a
+GPU, and the accumulation dtype on the CPU.
 """
 
 from __future__ import annotations
