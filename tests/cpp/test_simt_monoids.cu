@@ -127,7 +127,7 @@ void check_launch_error(Report& report) {
   std::string text;
   try {
     launch_kernel("row_centre", &simt::row_centre<float>, 1, 4096, 0, nullptr, Tensor(), Tensor(), Tensor(),
-                  static_cast<float*>(nullptr), static_cast<float*>(nullptr));
+                  Tensor(), static_cast<float*>(nullptr), static_cast<float*>(nullptr));
   } catch (const Error& error) {
     text = error.what();
   }

@@ -51,7 +51,7 @@ struct ProgramFold {
   __device__ __forceinline__ void tile(Work& work, const float (&dots)[P::kScores][kSize], int, int column0,
                                        Memory&, int) const {
     // A part after the other: what both loops of fold_elements need of its elements fits the registers.
-    constexpr int kPart = P::kScores == 1 ? 32 : 8;
+    constexpr int kPart = P::kScores == 1 ? 16 : 8;
 #pragma unroll
     for (int first = 0; first < kSize; first += kPart) {
       const auto element = [&](int i) {
