@@ -53,7 +53,6 @@ MEANT = {
     "linear_distillation": {
         "T": "write temperature",
         "kind": "write loss",
-        "ignore_index": "write mask, which is False at the tokens to be excluded",
     },
     "mlp": {
         "act": "write activation",

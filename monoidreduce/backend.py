@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -166,6 +166,10 @@ def explain(
         RuntimeError: the tensors are on a GPU and this build is CPU-only.
     """
     operator, call = resolved(op, arguments, options)
+    if operator == "linear_distillation" and functional.distils_by_statistics(
+        *(call[name] for name in ("loss", "bias", "teacher_bias", "target", "hard_weight"))
+    ):
+        return _explain_distillation(call, hardware)
     dtype = _checked_dtype(operator, call)
     modified = any(call.get(name) is not None for name in MODS)
     passes = ["forward", "backward"]
@@ -235,6 +239,24 @@ def explain(
         deterministic=deterministic,
         reasons=tuple(reasons),
     )
+
+
+def _explain_distillation(call: dict[str, Any], hardware: str | None) -> Explanation:
+    """What a call of `linear_distillation` runs that its built-in fold has not."""
+    if hardware is not None:
+        expected = "None beside bias, teacher_bias, target or the loss jsd"
+        raise ValueError(mismatch("hardware", expected, repr(hardware)))
+    names = ("x", "weight", "teacher_x", "teacher_weight", "mask", "reduction", "loss", "temperature")
+    folds = functional.distillation_folds(
+        (*(call[name] for name in names), call["teacher_grad"]),
+        (call["bias"], call["teacher_bias"]),
+        call["beta"],
+        (call["target"], call["hard_weight"], call["ignore_index"]),
+        call["workspace"],
+    )
+    found = folds.explain()
+    how = "biases, jsd and a target are two folds of monoidreduce.statistics, of log-sum-exps and of the loss"
+    return replace(found, operator="linear_distillation", reasons=(how, *found.reasons))
 
 
 def _explain_gated_mlp(

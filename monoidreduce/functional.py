@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from monoidreduce.block_mask import BlockMask
+    from monoidreduce.distillation import Distillation
     from monoidreduce.distributed.operators import Sharded
 
 Window = Sequence[int | None]
@@ -889,12 +890,63 @@ def _check_distillation(
         if mask.dtype != torch.bool:
             raise TypeError(mismatch("mask", "torch.bool", mask.dtype))
         keep = _per_row("mask", mask, x)
-    check_choice("loss", loss, DISTILLATION_LOSSES)
+    check_choice("loss", loss, (*DISTILLATION_LOSSES, "jsd"))
     check_choice("reduction", reduction, REDUCTIONS)
     temperature = check_positive("temperature", temperature)
     if not check_bool("teacher_grad", teacher_grad):
         teacher_rows, teacher_weight = _constant(teacher_rows), _constant(teacher_weight)
     return (rows, weight, teacher_rows, teacher_weight, keep), (reduction, loss, temperature)
+
+
+def distils_by_statistics(
+    loss: str, bias: Tensor | None, teacher_bias: Tensor | None, target: Tensor | None, hard_weight: float
+) -> bool:
+    """Has a call what the built-in fold of `linear_distillation` has not."""
+    return loss == "jsd" or any(t is not None for t in (bias, teacher_bias, target)) or hard_weight != 0
+
+
+def check_mixture(
+    beta: float, target: Tensor | None, hard_weight: float, ignore_index: int
+) -> tuple[float, float]:
+    """beta and hard_weight of distillation."""
+    beta, hard_weight = check_finite("beta", beta), check_finite("hard_weight", hard_weight)
+    check_int("ignore_index", ignore_index)
+    if not 0 < beta < 1:
+        raise ValueError(mismatch("beta", "a number between 0 and 1", beta))
+    if not 0 <= hard_weight <= 1 or (target is None and hard_weight):
+        expected = "a number from 0 to 1" if target is not None else "0 without target"
+        raise ValueError(mismatch("hard_weight", expected, hard_weight))
+    return beta, hard_weight
+
+
+def distillation_folds(
+    of_call: tuple[Any, ...],
+    biases: tuple[Tensor | None, Tensor | None],
+    beta: float,
+    hard: tuple[Tensor | None, float, int],
+    workspace: int | None,
+) -> Distillation:
+    """What `linear_distillation` folds with a bias, a target or the loss "jsd". of_call: see its check."""
+    from monoidreduce.distillation import Distillation
+
+    (*tensors, keep), (_, loss, temperature) = _check_distillation(*of_call)
+    x, teacher_grad = of_call[0], of_call[-1]
+    classes = {"V": len(tensors[1])}
+    for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
+        if bias is not None:
+            check_axes(name, check_floating(name, bias), ("V",), classes)
+            check_like(name, bias, "x", tensors[0], (tensors[0].dtype, accumulation_dtype(tensors[0].dtype)))
+    if not teacher_grad:
+        biases = biases[0], None if biases[1] is None else _constant(biases[1])
+    target, hard_weight, ignore_index = hard
+    labels = None
+    if target is not None:
+        labels, ignore_index = _targets(target, ignore_index, x)
+        counted = labels != ignore_index
+        keep = counted if keep is None else keep & counted
+    bytes = workspace_bytes(workspace)
+    options = (loss, temperature, beta, labels, keep, hard_weight, bytes)
+    return Distillation(tuple(tensors), biases, *options)
 
 
 def linear_distillation(
@@ -903,9 +955,15 @@ def linear_distillation(
     teacher_x: Tensor,
     teacher_weight: Tensor,
     *,
+    bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
     loss: str = "cross_entropy",
+    beta: float = 0.5,
     temperature: float = 1.0,
     mask: Tensor | None = None,
+    target: Tensor | None = None,
+    hard_weight: float = 0.0,
+    ignore_index: int = -100,
     reduction: str = "mean",
     teacher_grad: bool = False,
     workspace: int | None = None,
@@ -917,17 +975,24 @@ def linear_distillation(
 ) -> Tensor:
     """A loss between a student's and a teacher's distribution over the same classes, without their logits.
 
-    p_s = softmax(x @ weight^T / temperature) and p_t = softmax(teacher_x @ teacher_weight^T / temperature).
+    p_s = softmax((x @ weight^T + bias) / temperature), and p_t is the same of the teacher.
 
     Args:
         x: [..., D] one row per token.
         weight: [V, D].
         teacher_x: [..., E] with the leading axes of x.
         teacher_weight: [V, E].
-        loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s) or "reverse_kl"
-            sum p_s (log p_s - log p_t). Not multiplied by temperature^2.
+        bias, teacher_bias: [V], of the dtype of x or the accumulation dtype.
+        loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s), "reverse_kl"
+            sum p_s (log p_s - log p_t), or "jsd", the generalized Jensen-Shannon divergence: beta times the
+            KL divergence of p_t from m, and 1 - beta times that of p_s from m = beta p_t + (1 - beta) p_s.
+            Not multiplied by temperature^2.
+        beta: of "jsd", between 0 and 1.
         temperature: from 2^-100 to 2^100.
         mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
+        target: [...] class indices. A token whose target is ignore_index is excluded as by mask.
+        hard_weight: h, from 0 to 1, in (1 - h) * loss + h * cross entropy of the student's logits, at
+            temperature 1, against target.
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
         process_group, classes, sequence_parallel, grad_dtype: weight and teacher_weight are this rank's part
@@ -940,10 +1005,25 @@ def linear_distillation(
         The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
 
     Raises:
+        IndexError: a target is neither in [0, V) nor ignore_index, and hard_weight is not 0. On a CUDA device
+            the token's loss is NaN instead.
         TypeError, ValueError: an argument is not as above.
+
+    Biases, "jsd" and target are folds of `monoidreduce.statistics`, whose kernels the first call on a GPU
+    compiles: see `mr.explain`.
     """
     if others:
         refuse("linear_distillation", others)
+    beta, hard_weight = check_mixture(beta, target, hard_weight, ignore_index)
+    biases, hard = (bias, teacher_bias), (target, hard_weight, ignore_index)
+    if distils_by_statistics(loss, *biases, target, hard_weight):
+        split = any(map(is_dtensor, (x, weight, teacher_x, teacher_weight)))
+        if is_over_ranks(process_group, classes, sequence_parallel, grad_dtype) or split:
+            expected = "none, nor DTensors, beside bias, teacher_bias, target or the loss jsd"
+            raise ValueError(mismatch("process_group", expected, process_group))
+        of_call = (x, weight, teacher_x, teacher_weight, mask, reduction, loss, temperature, teacher_grad)
+        result = distillation_folds(of_call, biases, beta, hard, workspace).reduced(reduction)
+        return _like_rows(result, x) if reduction == "none" else result
     tensors, options, sharded = _checked(
         "linear_distillation",
         _check_distillation,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 import torch
@@ -35,13 +35,14 @@ class _Operator(nn.Module):
         operator: Callable[..., Any],
         tensors: tuple[Tensor, ...],
         others: dict[str, NoReturn],
+        named: Mapping[str, Tensor] = MappingProxyType({}),
         **options: Any,
     ) -> None:
-        """tensors: any that the operator takes. It checks the options, when it is called with them."""
+        """tensors, named: any that the operator takes. It checks the options, when it is called with them."""
         super().__init__()
         if others:
             refuse(operator.__name__, others)
-        operator(*tensors, **options)
+        operator(*tensors, **named, **options)
         self.options = options
 
     def extra_repr(self) -> str:
@@ -251,14 +252,18 @@ class LinearCrossEntropyLoss(_Operator, Generic[Result]):
 class LinearDistillationLoss(_Operator):
     """`monoidreduce.linear_distillation`.
 
-    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], mask [...] -> the loss.
+    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], biases [V], mask and target [...] ->
+    the loss.
     """
 
     def __init__(
         self,
         *,
         loss: str = "cross_entropy",
+        beta: float = 0.5,
         temperature: float = 1.0,
+        hard_weight: float = 0.0,
+        ignore_index: int = -100,
         reduction: str = "mean",
         teacher_grad: bool = False,
         workspace: int | None = None,
@@ -268,8 +273,12 @@ class LinearDistillationLoss(_Operator):
             functional.linear_distillation,
             (_no_elements(2),) * 4,
             others,
+            {"target": _no_elements(1, torch.int64)} if hard_weight else {},
             loss=loss,
+            beta=beta,
             temperature=temperature,
+            hard_weight=hard_weight,
+            ignore_index=ignore_index,
             reduction=reduction,
             teacher_grad=teacher_grad,
             workspace=workspace,
@@ -282,11 +291,15 @@ class LinearDistillationLoss(_Operator):
         teacher_x: Tensor,
         teacher_weight: Tensor,
         *,
+        bias: Tensor | None = None,
+        teacher_bias: Tensor | None = None,
         mask: Tensor | None = None,
+        target: Tensor | None = None,
         **others: NoReturn,
     ) -> Tensor:
+        named: Any = {"bias": bias, "teacher_bias": teacher_bias, "mask": mask, "target": target}
         return functional.linear_distillation(
-            x, weight, teacher_x, teacher_weight, mask=mask, **self.options, **others
+            x, weight, teacher_x, teacher_weight, **named, **self.options, **others
         )
 
     if TYPE_CHECKING:
@@ -298,7 +311,10 @@ class LinearDistillationLoss(_Operator):
             teacher_x: Tensor,
             teacher_weight: Tensor,
             *,
+            bias: Tensor | None = None,
+            teacher_bias: Tensor | None = None,
             mask: Tensor | None = None,
+            target: Tensor | None = None,
         ) -> Tensor: ...
 
 

@@ -227,31 +227,46 @@ def linear_distillation(
     teacher_x: Tensor,
     teacher_weight: Tensor,
     *,
+    bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
     loss: str = "cross_entropy",
+    beta: float = 0.5,
     temperature: float = 1.0,
     mask: Tensor | None = None,
+    target: Tensor | None = None,
+    hard_weight: float = 0.0,
+    ignore_index: int = -100,
     reduction: str = "mean",
     teacher_grad: bool = False,
 ) -> Tensor:
     """Loss between two distributions over V classes, student softmax(x @ weight^T / T) and teacher likewise.
 
-    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], mask [...] bool -> the loss in the
-    statistics dtype.
+    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], biases [V], mask [...] bool, target
+    [...] -> the loss in the statistics dtype.
     """
-    if not teacher_grad:
-        teacher_x, teacher_weight = teacher_x.detach(), teacher_weight.detach()
-    statistics = _statistics_dtype(x)
-    log_s = ((x @ weight.mT).to(statistics) / temperature).log_softmax(-1)
-    log_t = ((teacher_x @ teacher_weight.mT).to(statistics) / temperature).log_softmax(-1)
+    logits = _logits(x, weight, bias, 1.0, None)
+    teacher_logits = _logits(teacher_x, teacher_weight, teacher_bias, 1.0, None)
+    teacher_logits = teacher_logits if teacher_grad else teacher_logits.detach()
+    log_s, log_t = ((scores / temperature).log_softmax(-1) for scores in (logits, teacher_logits))
     if loss == "cross_entropy":
         per_token = -(log_t.exp() * log_s).sum(-1)
     elif loss == "forward_kl":
         per_token = (log_t.exp() * (log_t - log_s)).sum(-1)
     elif loss == "reverse_kl":
         per_token = (log_s.exp() * (log_s - log_t)).sum(-1)
+    elif loss == "jsd":
+        log_m = torch.logaddexp(math.log(beta) + log_t, math.log1p(-beta) + log_s)
+        per_token = beta * (log_t.exp() * (log_t - log_m)).sum(-1)
+        per_token = per_token + (1 - beta) * (log_s.exp() * (log_s - log_m)).sum(-1)
     else:
-        raise ValueError(f"loss: expected 'cross_entropy', 'forward_kl' or 'reverse_kl', got {loss!r}")
+        raise ValueError(f"loss: expected 'cross_entropy', 'forward_kl', 'reverse_kl' or 'jsd', got {loss!r}")
     used = torch.ones_like(per_token, dtype=torch.bool) if mask is None else mask
+    if target is not None:
+        used = used & (target != ignore_index)
+        _, outside = _used_and_outside(torch.where(used, target, ignore_index), ignore_index, len(weight))
+        chosen = torch.where(used & ~outside, target, 0)[..., None]
+        hard = -logits.log_softmax(-1).gather(-1, chosen)[..., 0].masked_fill(outside, math.nan)
+        per_token = (1 - hard_weight) * per_token + hard_weight * hard if hard_weight else per_token
     return _reduce(torch.where(used, per_token, 0.0), used, reduction)
 
 

@@ -134,15 +134,34 @@ class Statistics:
             ranks = (process_group, classes, sequence_parallel, grad_dtype)
             return statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
+        return self._folded(call, workspace)[0]
+
+    def in_two_words(
+        self,
+        a: Tensor,
+        b: Tensor,
+        other_a: Tensor | None = None,
+        other_b: Tensor | None = None,
+        *,
+        row: Mapping[str, Tensor],
+        column: Mapping[str, Tensor],
+    ) -> tuple[Any, Any]:
+        """Log-sum-exps, which are all that the function returns; and what rounding each of them lost."""
+        call = _Call(self, a, b, other_a, other_b, None, row, column, 1.0)
+        return self._folded(call, None)
+
+    def _folded(self, call: _Call, workspace: int | None) -> tuple[Any, Any]:
+        """What a call returns, and low words in place of log-sum-exps, which come first among the values."""
         traced, tensors = self._traced(call)
-        values, _, indices = torch.ops.monoidreduce.statistics.default(
+        values, low, indices = torch.ops.monoidreduce.statistics.default(
             *call.operands_of(traced),
             *call.data_of(traced, tensors),
             traced.text,
             call.scale,
             workspace_bytes(workspace),
         )
-        return call.named(traced, values, indices)
+        named = call.named(traced, values, indices)
+        return named, call.named(traced, low, indices) if len(low) == len(values) else None
 
     def reference(
         self,

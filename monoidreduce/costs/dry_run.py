@@ -18,6 +18,7 @@ from monoidreduce import _C, functional
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves
+from monoidreduce._validate import mismatch
 from monoidreduce.flops import FORMULAS
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
@@ -186,8 +187,11 @@ def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _
         gpu: that the call is planned for.
 
     Raises:
-        TypeError, ValueError: the call would.
+        TypeError, ValueError: the call would, or it is a fold of statistics, which have no model.
     """
+    mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
+    if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
+        raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
     run = DryRun()
     notes = _Notes(run, needed)
 

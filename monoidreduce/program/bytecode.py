@@ -141,6 +141,8 @@ def _too_large() -> TraceError:
 
 
 def _instruction(name: str, to: int, arguments: Sequence[int]) -> list[int]:
+    if name == "detach":
+        name, arguments = "maximum", [*arguments, *arguments]
     return [INSTRUCTIONS[name], to, *arguments, *[0] * (3 - len(arguments))]
 
 

@@ -76,6 +76,8 @@ def _value(node: Node) -> str:
     if name in _DATA:
         return f"{_DATA[name]}[{arguments[0]}]"
     operands = [f"x{number}" for number in arguments]
+    if name == "detach":
+        return operands[0]
     if name in _INFIX:
         return f" {_INFIX[name]} ".join(operands)
     return f"{_CALLS.get(name, name)}({', '.join(operands)})"

@@ -93,6 +93,7 @@ OPERATIONS: dict[str, Operation] = {
     "sigmoid": _unary(torch.sigmoid, lambda y, x: y * (1.0 - y)),
     # log(1 + exp(x)), accurate everywhere
     "log1pexp": _unary(lambda x: torch.logaddexp(x, torch.zeros_like(x)), lambda y, x: x.sigmoid()),
+    "detach": Operation(("real", "real"), torch.detach),  # the value, without a gradient
     "where": Operation(
         ("bool", "real", "real", "real"),
         torch.where,

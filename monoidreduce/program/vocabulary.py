@@ -147,6 +147,7 @@ BUILDERS: dict[str, Callable[..., Any]] = {
     "logical_xor": lambda x, y: x ^ y,
     "logsigmoid": lambda x: -x.graph.apply("log1pexp", -x.graph.real(x)),
     "long": _as_integer,
+    "detach": partial(_apply, "detach"),
     "lt": lambda x, y: x < y,
     "maximum": partial(_larger, "maximum"),
     "minimum": partial(_larger, "minimum"),

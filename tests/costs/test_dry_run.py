@@ -32,6 +32,13 @@ def names(found: DryRun, backward: bool) -> list[str]:
     return [x.name for x in found.launches if x.backward == backward and not x.name.startswith("aten::")]
 
 
+def test_folds_of_statistics_have_no_model() -> None:
+    with pytest.raises(
+        ValueError, match="^loss: expected none by statistics: jsd, biases or a target, got 'jsd'"
+    ):
+        run("linear_distillation", *(meta(64, 32),) * 4, loss="jsd")
+
+
 def test_a_forward_pass_alone() -> None:
     q = meta(2, 4, 512, 64)
     found = run("attention", q, q, q)

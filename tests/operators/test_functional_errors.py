@@ -321,7 +321,6 @@ def test_unknown_options(operator: str) -> None:
         ("attention", "key_padding_mask", "bias=mask[:, None, None, :]"),
         ("linear_cross_entropy", "ce_weight", "write class_weight"),
         ("linear_cross_entropy", "temperature", "write logit_scale"),
-        ("linear_distillation", "ignore_index", "write mask"),
         ("mlp", "bias", "write bias1 and bias2"),
         ("mlp", "up_proj", "write w1"),
     ],

@@ -9,7 +9,8 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
-    _torch_private.py _validate.py _version.py attend.py backend.py block_mask.py flops.py functional.py
+    _torch_private.py _validate.py _version.py attend.py backend.py block_mask.py distillation.py
+    flops.py functional.py
     hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     workspace.py

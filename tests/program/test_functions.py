@@ -54,6 +54,16 @@ def values(dtype: torch.dtype) -> Tensor:
     return torch.cat([powers, -powers, around_one, near, torch.tensor(SPECIAL, dtype=F64)]).to(dtype)
 
 
+def test_detached() -> None:
+    """The value, and no gradient: of x * f(x) that leaves f(x)."""
+    fold = mr.statistics(lambda score: dict(y=stat.total(score * torch.tanh(score).detach())))
+    x = torch.randn(7, 1, dtype=F64, requires_grad=True)
+    for call in (fold, fold.reference):
+        y = call(x, torch.ones(1, 1, dtype=F64)).y
+        torch.testing.assert_close(y, (x * x.tanh())[:, 0])
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], x.tanh().detach())
+
+
 @pytest.mark.isa
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", (torch.float32, F64), ids=str)

@@ -38,7 +38,10 @@ def losses(x: Tensor, weight: Tensor, target: Tensor, flag: bool) -> None:
     assert_type(mr.linear_log_probs(x, weight, target, temperature=x), mr.LogProbs)
     assert_type(mr.linear_log_probs(x, weight, target, entropy=flag).entropy, Tensor | None)
     mr.linear_cross_entropy(x, weight, target, ce_weight=x)  # type: ignore[call-overload]
-    mr.linear_distillation(x, weight, x, weight, ignore_index=0)  # type: ignore[arg-type]
+    assert_type(
+        mr.linear_distillation(x, weight, x, weight, loss="jsd", target=target, hard_weight=0.5), Tensor
+    )
+    mr.linear_distillation(x, weight, x, weight, label_smoothing=0)  # type: ignore[arg-type]
     mr.mlp(x, weight, weight, bias=x)  # type: ignore[arg-type]
 
 

@@ -186,7 +186,7 @@ def test_wrong_options_are_refused_at_construction(
         (mr.nn.Attention, "is_causal", "write causal"),
         (mr.nn.Attention, "attn_mask", "write bias"),
         (mr.nn.LinearCrossEntropyLoss, "ce_weight", "write class_weight"),
-        (mr.nn.LinearDistillationLoss, "ignore_index", "write mask"),
+        (mr.nn.LinearDistillationLoss, "kind", "write loss"),
     ],
 )
 def test_what_others_call_it(module: type[torch.nn.Module], keyword: str, ours: str, of_call: bool) -> None:

@@ -1,0 +1,232 @@
+"""Distillation with what its built-in fold has not: biases, the Jensen-Shannon divergence, hard labels.
+
+They are folds of `statistics`, two for each loss. The first gives the log-sum-exps, without a gradient. The
+second has them as data of rows: differences of log-probabilities are formed before anything is summed.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from monoidreduce import stat
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._torch_private import transforms_are_active
+from monoidreduce._validate import mismatch
+from monoidreduce.statistics import Statistics, statistics
+
+if TYPE_CHECKING:
+    from monoidreduce.backend import Explanation
+
+__all__ = ["Distillation"]
+
+
+# The parts of a loss, from log-probabilities s and t of a class, and the softmaxes p and q of these.
+
+
+def _cross_entropy(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
+    return dict(of_teacher=q.mean(-s), student=p.logsumexp)
+
+
+def _forward_kl(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
+    return dict(of_teacher=q.mean(t - s), student=p.logsumexp, teacher=q.logsumexp)
+
+
+def _reverse_kl(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
+    return dict(of_student=p.mean(s - t), student=p.logsumexp, teacher=q.logsumexp)
+
+
+def _jsd(s: Any, t: Any, p: Any, q: Any, log_beta: Any, log_rest: Any) -> dict[str, Any]:
+    """m = beta q + (1 - beta) p. With r = log((1 - beta) p / (beta q)), log(q / m) = -log(beta) - softplus(r)
+    and log(p / m) is -log(1 - beta) - softplus(-r). Their gradients by r cancel.
+    """
+    ratio = (s - t + log_rest - log_beta).detach()
+    return dict(
+        of_teacher=q.mean(-log_beta - F.softplus(ratio)), of_student=p.mean(-log_rest - F.softplus(-ratio))
+    )
+
+
+LOSSES = {"cross_entropy": _cross_entropy, "forward_kl": _forward_kl, "reverse_kl": _reverse_kl, "jsd": _jsd}
+
+
+def _lse_fold(biased: bool, hard: bool) -> Statistics:
+    """The log-sum-exps of the student's and the teacher's scores and, for hard labels, at temperature 1."""
+
+    def lse(score: Any, other: Any, inverse: Any) -> dict[str, Any]:
+        scores = {"student": score * inverse, "teacher": other * inverse} | ({"hard": score} if hard else {})
+        return {name: stat.softmax(of).logsumexp for name, of in scores.items()}
+
+    def biased_lse(score: Any, other: Any, inverse: Any, bias: Any, teacher_bias: Any) -> dict[str, Any]:
+        return lse(score + bias, other + teacher_bias, inverse)
+
+    return statistics(biased_lse if biased else lse)
+
+
+def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
+    """The parts of a loss. inverse: of the temperature. The data of rows that follow it: log-sum-exps."""
+    parts = LOSSES[loss]
+
+    def distillation(
+        score: Any,
+        other: Any,
+        column: Any,
+        label: Any,
+        inverse: Any,
+        student: Any,
+        student_low: Any,
+        teacher: Any,
+        teacher_low: Any,
+        at_one: Any,
+        at_one_low: Any,
+        log_beta: Any,
+        log_rest: Any,
+    ) -> dict[str, Any]:
+        s, t = score * inverse - student - student_low, other * inverse - teacher - teacher_low
+        found = parts(s, t, stat.softmax(s), stat.softmax(t), log_beta, log_rest)
+        if hard:
+            log_prob = score - at_one - at_one_low
+            found["target"] = stat.total(torch.where(column == label, log_prob, 0.0))
+            found["hard"] = stat.softmax(log_prob).logsumexp
+        return found
+
+    def biased_distillation(
+        score: Any,
+        other: Any,
+        column: Any,
+        label: Any,
+        inverse: Any,
+        student: Any,
+        student_low: Any,
+        teacher: Any,
+        teacher_low: Any,
+        at_one: Any,
+        at_one_low: Any,
+        log_beta: Any,
+        log_rest: Any,
+        bias: Any,
+        teacher_bias: Any,
+    ) -> dict[str, Any]:
+        known = student, student_low, teacher, teacher_low, at_one, at_one_low
+        biased = score + bias, other + teacher_bias
+        return distillation(*biased, column, label, inverse, *known, log_beta, log_rest)
+
+    return statistics(biased_distillation if biased else distillation)
+
+
+KINDS = [(biased, hard) for biased in (False, True) for hard in (False, True)]
+_LSE = {kind: _lse_fold(*kind) for kind in KINDS}
+_FOLDS = {(loss, kind): _loss_fold(loss, *kind) for loss in LOSSES for kind in KINDS}
+
+
+class Distillation:
+    """The losses of rows, of a call that `functional.linear_distillation` has checked.
+
+    rows [N, D], weight [V, D], teacher_rows [N, E], teacher_weight [V, E], bias and teacher_bias [V],
+    target [N] int64, used [N] bool.
+    """
+
+    def __init__(
+        self,
+        tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        biases: tuple[Tensor | None, Tensor | None],
+        loss: str,
+        temperature: float,
+        beta: float,
+        target: Tensor | None,
+        used: Tensor | None,
+        hard_weight: float,
+        workspace: int | None,
+    ) -> None:
+        rows, weight, teacher_rows, teacher_weight = tensors
+        if used is not None:  # what a token holds that does not count must not matter
+            rows, teacher_rows = (torch.where(used[:, None], t, 0) for t in (rows, teacher_rows))
+        self.operands = rows, weight, teacher_rows, teacher_weight
+        self.loss, self.beta, self.hard_weight, self.used = loss, beta, hard_weight, used
+        self.target, self.classes, self.workspace = target, len(weight), workspace
+        place: Any = {"dtype": accumulation_dtype(rows.dtype), "device": rows.device}
+        self.row = {
+            name: torch.full((1,), value, **place).expand(len(rows))
+            for name, value in (
+                ("inverse", 1 / temperature),
+                ("log_beta", math.log(beta)),
+                ("log_rest", math.log1p(-beta)),
+            )
+        }
+        self.column: dict[str, Tensor] = {}
+        if biases != (None, None):
+            of_classes = torch.zeros(1, **place).expand(self.classes)
+            for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
+                self.column[name] = of_classes if bias is None else bias.to(place["dtype"])
+        kind = bool(self.column), target is not None and hard_weight > 0
+        self.outside = self.checked(target) if target is not None and hard_weight > 0 else None
+        self.lse, self.fold = _LSE[kind], _FOLDS[loss, kind]
+
+    def data(self, lse: Any, low: Any) -> dict[str, Any]:
+        """Of the second fold. lse, low: the log-sum-exps, in two words each."""
+        known = {"student": lse.student, "student_low": low.student}
+        known |= {"teacher": lse.teacher, "teacher_low": low.teacher}
+        hard = hasattr(lse, "hard")
+        known |= {
+            "at_one": lse.hard if hard else lse.student,
+            "at_one_low": low.hard if hard else low.student,
+        }
+        label = self.row["inverse"].new_zeros(len(self.operands[0]), dtype=torch.int64)
+        return {
+            "label": label if self.target is None else self.target,
+            "row": self.row | known,
+            "column": self.column,
+            "workspace": self.workspace,
+        }
+
+    def losses(self) -> Tensor:
+        """[N]; 0 for tokens that do not count."""
+        with torch.no_grad():
+            constants = {name: t.detach() for name, t in self.column.items()}
+            inverse = {"inverse": self.row["inverse"]}
+            lse, low = self.lse.in_two_words(*self.operands, row=inverse, column=constants)
+        found = self.fold(*self.operands, **self.data(lse, low))
+        soft: Tensor = self.soft(found)
+        if self.outside is not None:
+            hard = (found.hard - found.target).masked_fill(self.outside, math.nan)
+            soft = (1 - self.hard_weight) * soft + self.hard_weight * hard
+        return soft if self.used is None else torch.where(self.used, soft, 0)
+
+    def reduced(self, reduction: str) -> Tensor:
+        losses = self.losses()
+        if reduction == "none":
+            return losses
+        total = losses.sum()
+        if reduction == "sum":
+            return total
+        return total / (max(len(losses), 1) if self.used is None else self.used.sum().clamp(min=1))
+
+    def soft(self, found: Any) -> Any:
+        """Log-sum-exps of log-probabilities are 0 but for rounding, and have gradients."""
+        if self.loss == "jsd":
+            return self.beta * found.of_teacher + (1 - self.beta) * found.of_student
+        if self.loss == "cross_entropy":
+            return found.of_teacher + found.student
+        if self.loss == "forward_kl":
+            return found.of_teacher + (found.student - found.teacher)
+        return found.of_student + (found.teacher - found.student)
+
+    def checked(self, target: Tensor) -> Tensor:
+        """Which targets are no class: an error on a CPU, if their values are there to be read."""
+        outside = (target < 0) | (target >= self.classes)
+        outside = outside if self.used is None else outside & self.used
+        known = type(target) is Tensor and not transforms_are_active() and not torch.compiler.is_compiling()
+        if known and target.device.type == "cpu" and outside.any():
+            at = int(outside.nonzero()[0])
+            expected = f"a class in [0, {self.classes}) or ignore_index"
+            raise IndexError(mismatch(f"target[{at}]", expected, int(target[at])))
+        return outside
+
+    def explain(self) -> Explanation:
+        """Which kernels the second fold would run. The first reads and computes as much forward."""
+        lse = SimpleNamespace(**dict.fromkeys(("student", "teacher", "hard"), self.row["inverse"]))
+        return self.fold.explain(*self.operands, **self.data(lse, lse))
