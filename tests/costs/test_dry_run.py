@@ -34,7 +34,7 @@ def names(found: DryRun, backward: bool) -> list[str]:
 
 def test_folds_of_statistics_have_no_model() -> None:
     with pytest.raises(
-        ValueError, match="^loss: expected none by statistics: jsd, biases or a target, got 'jsd'"
+        ValueError, match=r"^loss: expected none by statistics: jsd, biases or a target, got 'jsd'"
     ):
         run("linear_distillation", *(meta(64, 32),) * 4, loss="jsd")
 
