@@ -68,7 +68,10 @@ def _lse_fold(biased: bool, hard: bool) -> Statistics:
 
 
 def _loss_fold(loss: str, biased: bool, hard: bool) -> Statistics:
-    """The parts of a loss. inverse: of the temperature. The data of rows that follow it: log-sum-exps."""
+    """The parts of a loss. inverse: of the temperature. The data of rows that follow it: log-sum-exps.
+
+    Two signatures, because tracing goes by the names of a function's own arguments.
+    """
     parts = LOSSES[loss]
 
     def distillation(
@@ -188,7 +191,7 @@ class Distillation:
         with torch.no_grad():
             constants = {name: t.detach() for name, t in self.column.items()}
             inverse = {"inverse": self.row["inverse"]}
-            lse, low = self.lse.in_two_words(*self.operands, row=inverse, column=constants)
+            lse, low = self.lse._in_two_words(*self.operands, row=inverse, column=constants)
         found = self.fold(*self.operands, **self.data(lse, low))
         soft: Tensor = self.soft(found)
         if self.outside is not None:

@@ -136,7 +136,7 @@ class Statistics:
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
         return self._folded(call, workspace)[0]
 
-    def in_two_words(
+    def _in_two_words(
         self,
         a: Tensor,
         b: Tensor,
