@@ -161,7 +161,7 @@ class Distillation:
             )
         }
         self.column: dict[str, Tensor] = {}
-        if biases != (None, None):
+        if any(bias is not None for bias in biases):
             of_classes = torch.zeros(1, **place).expand(self.classes)
             for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
                 self.column[name] = of_classes if bias is None else bias.to(place["dtype"])

@@ -2,7 +2,8 @@
 
 torch takes the products, and a kernel of ours all that is between them, in one pass. They take some rows or
 hidden units at a time, whose hidden values and gradients fit the workspace. These have the dtype of x on a
-GPU, and the accumulation dtype on the CPU.
+GPU, and the accumulation dtype on the CPU. Tensors that are not dense are copied: cuBLAS rounds products of
+others in another way, and a layout is not to change a bit.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.local_gradients import add_product, multipliable, write_product
+from monoidreduce._ops.local_gradients import add_product, write_product
 from monoidreduce._ops.memory import accumulation_dtype, accumulator, bias_gradient, launch, new, rounded
 from monoidreduce._ops.mlp import ACTIVATIONS, mlp_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
@@ -91,7 +92,7 @@ def gated_mlp_forward(
     workspace: int | None,
 ) -> Tensor:
     out = mlp_result(x, w1, w2, bias1, bias2, activation, unrounded_result, workspace)
-    x, w1, w2, gate = (multipliable(t) for t in (x, w1, w2, gate))
+    x, w1, w2, gate = (t.contiguous() for t in (x, w1, w2, gate))
     kind, on_device, dtype = ACTIVATIONS.index(activation), launch(x), hidden_dtype(x.dtype, x.is_cuda)
     part = forward_part(len(x), len(w1), dtype, workspace)
     matrices = _Matrices(2, x, part, dtype)
@@ -147,7 +148,7 @@ def _gradients(
 
     That of x is two products for each part of units, summed in the accumulation dtype.
     """
-    grad_out, x, w1, w2, gate = (multipliable(t) for t in (grad_out, x, w1, w2, gate))
+    grad_out, x, w1, w2, gate = (t.contiguous() for t in (grad_out, x, w1, w2, gate))
     on_device, dtype = launch(x), hidden_dtype(x.dtype, x.is_cuda)
     part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, workspace)
     matrices = _Matrices(3, x, part, dtype)
