@@ -18,6 +18,7 @@ OTHERS = (
     "memory",
     "overhead",
     "first_call",
+    "traffic",
 )  # what is measured besides speed
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
@@ -56,6 +57,15 @@ def _met_memory(row: Row) -> bool:
 
 def _met_overhead(row: Row) -> bool:
     return bool(row["microseconds"]["overhead"] <= row["limit"])
+
+
+def met_traffic(row: Row) -> bool:
+    """Are the counted bytes in the model's range, and no fewer than the compulsory ones?"""
+    counted = row["counter"]
+    inside = all(low <= counted[part] <= high for part, (low, high) in row["allowed"].items())
+    return inside and bool(
+        sum(counted[part] for part in row["allowed"]) + row["unwritten"] >= row["compulsory"]
+    )
 
 
 def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
@@ -292,6 +302,30 @@ def first_call_table(rows: list[Row]) -> str:
     return table(["fold", *phases], [[row["op"], *(cell(row, phase) for phase in phases)] for row in rows])
 
 
+def traffic_table(rows: list[Row]) -> str:
+    """MB that each pass moves, by the model and by the counter."""
+
+    def pair(row: Row, part: str) -> str:
+        if part not in row["model"]:
+            return "-"
+        model, counted = (row[of][part] / 1e6 for of in ("model", "counter"))
+        return f"{model:.4g}, {counted:.4g}"
+
+    def cells(row: Row) -> list[str]:
+        moved = row["counter"]["read"] + row["counter"]["written"]
+        return [
+            _title(row),
+            row["dtype"],
+            row["phase"],
+            *(pair(row, part) for part in ("read", "written", "l2")),
+            f"{moved / row['compulsory']:.2f}",
+            _verdict(met_traffic(row)),
+        ]
+
+    header = ["operator", "dtype", "pass", "MB read", "MB written", "MB of L2", "of compulsory", "model"]
+    return table(header, [cells(row) for row in rows])
+
+
 def _by_operator(rows: list[Row]) -> list[list[Row]]:
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["op"])]
 
@@ -333,7 +367,7 @@ def tables(document: Row) -> str:
         f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}, monoidreduce "
         f"{machine['monoidreduce']} ({_short(machine['commit'])}), {machine['date']}, `{machine['command']}`",
     ]
-    if machine["load_average"] > QUIET * machine["threads"]:
+    if machine["load_average"] > QUIET * machine["threads"] and [*measured] != ["traffic"]:
         parts.append(
             f"The machine was busy (load average {machine['load_average']}): times are not to be trusted."
         )
@@ -392,6 +426,13 @@ def tables(document: Row) -> str:
             "### First call of a fold of one's own",
             "Milliseconds in a fresh process: with an empty cache of kernels, then with a filled one.",
             first_call_table(document["first_call"]),
+        ]
+    if traffic := document.get("traffic"):
+        parts += [
+            "### Traffic",
+            "Bytes that each pass moves: by the model, then as counted (docs/cost.md says how). The last "
+            "columns have the counted bytes as a multiple of the compulsory ones, and whether the model holds.",
+            traffic_table(traffic),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
     held = document["memory"] or document["overhead"] or any(phase["target"] is not None for phase in phases)

@@ -1,0 +1,93 @@
+"""Bytes that a pass moves, by a model and by a counter: what scripts/measure_traffic*.py share."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from bench.report import Row, met_traffic, tables
+from monoidreduce._command_line import Parser, check_writable_folder, replacing, some_path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def add_options(parser: Parser) -> None:
+    """What is done with the rows."""
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 where a counter is not as the model"
+    )
+    parser.add_argument(
+        "--out", type=some_path, metavar="DIR", help="folder for the results, as bench/results"
+    )
+
+
+def check_folder(parser: Parser, folder: Path | None) -> None:
+    """Refuses a folder that cannot be written, before any work."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_writable_folder(folder)
+    except OSError as error:
+        parser.error(f"argument --out: {str(folder)!r}, cannot be written: {error.strerror}")
+
+
+def row(
+    op: str,
+    dtype: str,
+    parameters: dict[str, Any],
+    phase: str,
+    compulsory: int,
+    model: dict[str, int],
+    tolerance: float,
+    slack: int = 0,
+    unwritten: int = 0,
+) -> Row:
+    """A pass before it is counted.
+
+    Args:
+        op, dtype, parameters: as in bench/results.
+        phase: "forward" or "backward".
+        compulsory: bytes of each input read once and of each output written once.
+        model: bytes "read" and "written", and on a GPU "l2".
+        tolerance: of reads and writes, as a share of the model's.
+        slack: bytes more that they may differ by.
+        unwritten: bytes that may be left in a cache when the counter stops.
+    """
+    allowed = {part: tolerance * model[part] + slack for part in ("read", "written")}
+    return {
+        "op": op,
+        "dtype": dtype,
+        "parameters": parameters,
+        "phase": phase,
+        "compulsory": compulsory,
+        "model": model,
+        "allowed": {
+            part: [max(0, round(model[part] - by - unwritten * (part == "written"))), round(model[part] + by)]
+            for part, by in allowed.items()
+        },
+        "unwritten": unwritten,
+    }
+
+
+def report(environment: Row, rows: list[Row], folder: Path | None, check: bool, kind: str) -> int:
+    """Prints the table, writes bench/results' document if there is a folder, and returns the exit status.
+
+    kind: "cpu" or "cuda", for the file's name.
+    """
+    document = {"environment": environment, "speed": [], "memory": [], "overhead": [], "traffic": rows}
+    print(tables(document))
+    if folder is not None:
+        name = re.sub(r"[^a-z0-9]+", "_", environment["device"].lower()).strip("_")
+        file = folder / f"{name}_{kind}_traffic.json"
+        with replacing(file) as whole:
+            whole.write_text(json.dumps(document, indent=1) + "\n")
+        print(f"\nresults: {file}")
+    missed = [one for one in rows if not met_traffic(one)]
+    if check and missed:
+        print(f"\n{len(missed)} of {len(rows)} passes are not as the model says", file=sys.stderr)
+        return 1
+    return 0
