@@ -45,6 +45,7 @@ def row(
     tolerance: float,
     slack: int = 0,
     unwritten: int = 0,
+    compared: tuple[str, ...] = ("read", "written"),
 ) -> Row:
     """A pass before it is counted.
 
@@ -53,11 +54,16 @@ def row(
         phase: "forward" or "backward".
         compulsory: bytes of each input read once and of each output written once.
         model: bytes "read" and "written", and on a GPU "l2".
-        tolerance: of reads and writes, as a share of the model's.
+        tolerance: of what is compared, as a share of the model's.
         slack: bytes more that they may differ by.
         unwritten: bytes that may be left in a cache when the counter stops.
+        compared: parts of the model that the counter has to reach; "moved" is what is read and written.
     """
-    allowed = {part: tolerance * model[part] + slack for part in ("read", "written")}
+    said = model | {"moved": model["read"] + model["written"]}
+    allowed = {}
+    for part in compared:
+        by, left = tolerance * said[part] + slack, 0 if part == "read" else unwritten
+        allowed[part] = [max(0, round(said[part] - by - left)), round(said[part] + by)]
     return {
         "op": op,
         "dtype": dtype,
@@ -65,10 +71,7 @@ def row(
         "phase": phase,
         "compulsory": compulsory,
         "model": model,
-        "allowed": {
-            part: [max(0, round(model[part] - by - unwritten * (part == "written"))), round(model[part] + by)]
-            for part, by in allowed.items()
-        },
+        "allowed": allowed,
         "unwritten": unwritten,
     }
 

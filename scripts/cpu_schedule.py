@@ -144,7 +144,7 @@ def _over_columns(
     scores: tuple[Buffer, int],
     sums: tuple[Buffer, int],
 ) -> None:
-    """The product of weights, or of gradients of scores, and columns, in runs: adds to the sums of a panel."""
+    """The product of weights, or of gradients of scores, and columns, in runs: adds to a panel's sums."""
     for first in range(0, columns, RUN):
         last = min(first + RUN, columns)
         cache.load(scores[0], scores[1] + first * panel, scores[1] + last * panel)

@@ -2,8 +2,9 @@
 
     python scripts/measure_traffic.py [--small] [--check] [--out bench/results]
 
-One process of ncu watches scripts/traffic_calls.py. It counts bytes of DRAM and of the second-level cache in one
-run of each kernel, before which it empties the caches. It does not see what cudaMemset and cudaMemcpy move.
+One process of ncu watches scripts/traffic_calls.py. It counts bytes of DRAM and of the second-level cache in
+one run of each kernel, before which it empties the caches. It does not see what cudaMemset and
+cudaMemcpy move.
 
 Needs an NVIDIA GPU that `mr.cost` knows, ncu on PATH, and the right to read its counters.
 """

@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "monoidreduce/cpu/isa.h"
 #include "monoidreduce/cpu/panels.h"
@@ -30,8 +31,9 @@ CpuTiles fold_tiles(const FoldProblem& problem, bool bias_gradient, int threads)
 namespace mr = monoidreduce;
 namespace engine = monoidreduce::cpu::MR_CPU_ISA;
 
-// Scratch memory of the engine is a stack in one piece, so that counts do not depend on the C library's allocator.
-alignas(4096) static char arena[64 << 20];
+// Tensors, then the engine's scratch memory are a stack in one piece, so that counts do not depend on the C library's
+// allocator. Its alignment is that of the largest cache: sets times lines.
+alignas(1 << 18) static char arena[64 << 20];
 static std::size_t used = 0;
 void* operator new(std::size_t size, std::align_val_t) {
   void* const data = arena + used;
@@ -45,10 +47,10 @@ void operator delete(void* data, std::align_val_t) noexcept {
 
 namespace {
 
-// Memory on a page's boundary, so that lines of tensors do not overlap. It is never freed.
+// Memory from a line's boundary on. It is never freed.
 template <class T>
 T* filled(std::int64_t count, T value) {
-  T* data = static_cast<T*>(std::aligned_alloc(4096, (count * sizeof(T) + 4095) / 4096 * 4096));
+  T* data = static_cast<T*>(operator new(count * sizeof(T), std::align_val_t(64)));
   std::fill_n(data, count, value);
   return data;
 }
@@ -81,7 +83,7 @@ mr::TensorView of_rows(float* data, std::int64_t rows) {
 
 template <class Pass>
 void count(std::int64_t flushed, Pass pass) {
-  const char* const bytes = filled<char>(flushed, 1);
+  const std::vector<char> bytes(flushed, 1);
   CALLGRIND_START_INSTRUMENTATION;
   CALLGRIND_ZERO_STATS;
   pass();
