@@ -44,7 +44,16 @@ from monoidreduce._command_line import (
     some_path,
 )
 
-OPERATORS = ("attention", "cross_entropy", "distillation", "log_probs", "mlp", "logsumexp", "folds")
+OPERATORS = (
+    "attention",
+    "attention_varlen",
+    "cross_entropy",
+    "distillation",
+    "log_probs",
+    "mlp",
+    "logsumexp",
+    "folds",
+)
 OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call")
 SECONDS = 8.0  # for each case
 
