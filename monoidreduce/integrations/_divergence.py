@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import linear_distillation, linear_log_probs
 
@@ -41,8 +42,8 @@ def divergence(
             are multiplied by their ratio, and rounded once.
         student_final_logit_softcapping, teacher_final_logit_softcapping: None.
 
-    Everything takes part in the dtype of the hidden states, or that of autocast. Where the hidden states of
-    student and teacher differ in dtype, it is the one that holds both.
+    Hidden states and weights take part in the dtype of the former, or that of autocast. Where student and
+    teacher differ in dtype, it is the one that holds both. Biases are rounded for the entropy alone.
 
     Returns:
         The divergence [N], and the entropy of the student [N], which has no gradient and is another pass over
@@ -65,22 +66,33 @@ def divergence(
         dtype = torch.promote_types(student_hidden.dtype, teacher_hidden.dtype)
         student_hidden, student_weight = student_hidden.to(dtype), student_weight.to(dtype)
         teacher_hidden, teacher_weight = teacher_hidden.to(dtype), teacher_weight.to(dtype)
-        student_bias = None if student_bias is None else student_bias.to(dtype)
-        teacher_bias = None if teacher_bias is None else teacher_bias.to(dtype)
+    exact = accumulation_dtype(student_hidden.dtype)
+    student_bias = None if student_bias is None else student_bias.to(exact)
+    teacher_bias = None if teacher_bias is None else teacher_bias.to(exact)
     ratio = teacher_logit_scale / student_logit_scale
     if ratio != 1:
         teacher_hidden = ratio * teacher_hidden
         teacher_bias = None if teacher_bias is None else ratio * teacher_bias
-    options: dict[str, Any] = {"bias": student_bias, "temperature": temperature / student_logit_scale}
+    temperature = temperature / student_logit_scale
     with torch.no_grad():
         targets = torch.zeros(len(student_hidden), dtype=torch.int64, device=student_hidden.device)
-        entropy = linear_log_probs(student_hidden, student_weight, targets, **options, entropy=True).entropy
+        bias = None if student_bias is None else student_bias.to(student_hidden.dtype)
+        entropy = linear_log_probs(
+            student_hidden, student_weight, targets, bias=bias, temperature=temperature, entropy=True
+        ).entropy
     assert entropy is not None
     loss: dict[str, Any] = {"loss": {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")}
     if loss["loss"] == "jsd":
         loss["beta"] = beta
     found = linear_distillation(
-        student_hidden, student_weight, teacher_hidden, teacher_weight,
-        **options, teacher_bias=teacher_bias, **loss, reduction="none",
-    )  # fmt: skip
+        student_hidden,
+        student_weight,
+        teacher_hidden,
+        teacher_weight,
+        bias=student_bias,
+        teacher_bias=teacher_bias,
+        temperature=temperature,
+        reduction="none",
+        **loss,
+    )
     return found, entropy

@@ -209,6 +209,39 @@ def test_torchtitan() -> None:
     assert metrics == {}
 
 
+def _torchtitan_of_rank(group: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> list[Tensor]:
+    """The loss of its own tokens; the gradients, of which FSDP takes the mean over ranks for the weight."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    head: Any = mr.nn.LinearCrossEntropyHead(D, V, reduction="sum", dtype=torch.float64)
+    head.weight.data.copy_(weight)
+    fully_shard(head, mesh=DeviceMesh.from_group(group, "cpu"))
+    loss = torchtitan.LinearCrossEntropyLoss()
+    loss.set_lm_head(head)
+    hidden = hidden.requires_grad_()
+    found, _ = loss(hidden, labels, (labels != -100).sum())
+    found.backward()
+    assert hidden.grad is not None
+    return [found.detach(), hidden.grad, head.weight.grad.full_tensor()]
+
+
+def test_torchtitan_under_fsdp() -> None:
+    hidden, weight, labels = operands()
+    parts = [Each([t.clone() for t in whole.detach().flatten(0, 1).chunk(2)]) for whole in (hidden, labels)]
+    of_ranks = on_ranks(2, _torchtitan_of_rank, parts[0], weight.detach(), parts[1])
+    losses, of_hidden, of_weight = (list(found) for found in zip(*of_ranks, strict=True))
+    logits = (hidden @ weight.T).flatten(0, 1)
+    expected = [
+        F.cross_entropy(z, target)
+        for z, target in zip(logits.chunk(2), labels.flatten().chunk(2), strict=True)
+    ]
+    torch.testing.assert_close(losses, [loss.detach() for loss in expected])
+    gradients = torch.autograd.grad(sum(expected), [hidden, weight])
+    torch.testing.assert_close(torch.cat(of_hidden), gradients[0].flatten(0, 1))
+    torch.testing.assert_close(2 * same_bits(of_weight), gradients[1])
+
+
 def test_torchtitan_refuses() -> None:
     loss = torchtitan.LinearCrossEntropyLoss()
     hidden, _, labels = operands()

@@ -152,6 +152,25 @@ def test_the_divergence(
         torch.testing.assert_close(found, expected, rtol=0, atol=tolerance * largest)
 
 
+@pytest.mark.parametrize("beta", (0.0, 0.2))
+@pytest.mark.parametrize("bias", (False, True), ids=("no_bias", "bias"))
+def test_the_divergence_under_autocast(bias: bool, beta: float) -> None:
+    """Float32 weights and hidden states, as in mixed precision, take part in bfloat16."""
+    leaves = pair(torch.float32, torch.float32, (bias, bias))
+    wanted = [t for t in leaves[:3] if t is not None]
+    results = []
+    for function in (divergence, THEIR_DIVERGENCE.apply):
+        with torch.autocast("cpu", torch.bfloat16):
+            found, entropy = function(*leaves, beta, 0.7)  # type: ignore[operator]
+        results.append([found, entropy, *torch.autograd.grad(found.sum(), wanted)])
+    (found, entropy, *gradients), (expected, their_entropy, *their_gradients) = results
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
+    of_entropy = 2e-2 if bias else 2e-5  # whose bias is rounded here
+    torch.testing.assert_close(entropy, their_entropy, rtol=of_entropy, atol=of_entropy)
+    for gradient, theirs in zip(gradients, their_gradients, strict=True):
+        torch.testing.assert_close(gradient, theirs, rtol=0, atol=2e-2 * float(theirs.abs().max()))
+
+
 def test_the_divergence_refuses() -> None:
     leaves = pair(torch.float32, torch.float32, (False, False))
     for name in ("student", "teacher"):
