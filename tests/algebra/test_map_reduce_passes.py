@@ -25,8 +25,8 @@ def one_thread(threads: None) -> None:
     torch.set_num_threads(1)
 
 
-def rand(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, dtype=dtype, requires_grad=True)
+def rand(*shape: int, dtype: torch.dtype = torch.float64, device: Any = "cpu") -> Tensor:
+    return torch.randn(shape, dtype=dtype, device=device, requires_grad=True)
 
 
 def log_sum(a: Tensor, b: Tensor) -> LogSumExp.State:
@@ -157,9 +157,9 @@ SCALAR: dict[str, tuple[Any, Callable[[Tensor, Tensor], Any], Callable[[Tensor, 
     ("m", "n", "a_chunk", "b_chunk"), [(7, 11, 3, 4), (5, 5, 9, 9), (1, 9, 1, 1), (4, 0, 2, 2)]
 )
 @pytest.mark.parametrize("name", SCALAR)
-def test_forward_gradient(name: str, m: int, n: int, a_chunk: int, b_chunk: int) -> None:
+def test_forward_gradient(name: str, m: int, n: int, a_chunk: int, b_chunk: int, device: Any) -> None:
     monoid, project_fold, plain = SCALAR[name]
-    a, b = rand(m, 4), rand(n, 4)
+    a, b = rand(m, 4, device=device), rand(n, 4, device=device)
     chunks = {"a_chunk": a_chunk, "b_chunk": b_chunk}
     found = mr.map_reduce(monoid, project_fold, a, b, forward_gradient=True, **chunks)
     same(found, [plain(a, b)])
@@ -312,14 +312,16 @@ def attend_backward(
 
 
 @pytest.mark.parametrize(("m", "n", "a_chunk", "b_chunk"), [(7, 11, 3, 4), (5, 5, 9, 9), (1, 9, 1, 1)])
-def test_fused_backward_never_runs_project_fold(m: int, n: int, a_chunk: int, b_chunk: int) -> None:
+def test_fused_backward_never_runs_project_fold(
+    m: int, n: int, a_chunk: int, b_chunk: int, device: Any
+) -> None:
     calls = []
 
     def project_fold(a: Tensor, b: tuple[Tensor, Tensor]) -> LogWSum.State:
         calls.append(len(a))
         return attend(a, b)
 
-    q, k, v = rand(m, 4), rand(n, 4), rand(n, 3)
+    q, k, v = rand(m, 4, device=device), rand(n, 4, device=device), rand(n, 3, device=device)
     found = mr.map_reduce(
         LogWSum(), project_fold, q, (k, v), fused_backward=attend_backward, a_chunk=a_chunk, b_chunk=b_chunk
     )
