@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
 
 The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
-others wait. TW is that of the slowest rank, in calls that begin together.
+others wait. TW is that of the slowest rank, in calls that begin together. Beside both is what
+`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import monoidreduce as mr
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
 from bench.report import in_words, table
+from monoidreduce import plan
 from monoidreduce._command_line import (
     Parser,
     add_device,
@@ -40,7 +42,9 @@ from monoidreduce._command_line import (
     replacing,
     some_path,
 )
+from monoidreduce.costs.sizes import OPERATORS
 from monoidreduce.demo.memory import Problem
+from monoidreduce.hardware import find_gpu
 
 SECONDS = 3.0  # for each case, alone and over ranks
 
@@ -195,10 +199,39 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
     }
 
 
+def predicted(row: dict[str, Any], device: str) -> dict[str, float] | None:
+    """Milliseconds of a row's forward and backward pass, alone and over ranks; None on other devices.
+
+    device: as torch.cuda.get_device_name has it.
+    """
+    gpu = find_gpu(device)
+    if gpu is None or gpu.within is None:
+        return None
+    operator, sizes = OPERATORS[row["op"]], dict(row["parameters"])
+    split, layout = sizes.pop("method", "columns"), sizes.pop("layout", "zigzag")
+    if operator == "attention":
+        sizes |= {"B": 1, "causal": True}
+    if operator == "mlp":
+        sizes["d"] = sizes.pop("D")
+    found = plan.over_ranks(
+        operator,
+        sizes,
+        row["ranks"],
+        gpu,
+        split=split,
+        sequence_parallel=operator == "mlp",
+        layout=layout,
+        dtype=getattr(torch, row["dtype"]),
+    )
+    return {"alone": 1e3 * found.alone, "over ranks": 1e3 * found.seconds}
+
+
 def measure(group: Any, device: torch.device, quick: bool, seconds: float) -> Iterator[dict[str, Any]]:
     """A row for each case. All ranks of the group call it."""
     for case in cases(device, quick):
         row = time_case(case, group, device, 0.0 if quick else seconds)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        row["predicted"] = predicted(row, name)
         if dist.get_rank(group) == 0:
             print(f"{case}: efficiency {row['phases']['total']['efficiency']:.2f}", file=sys.stderr)
         yield row
@@ -211,6 +244,8 @@ def report(rows: list[dict[str, Any]]) -> str:
         "ranks",
         *(f"{phase} ms, alone / over ranks" for phase in PHASES),
         "efficiency",
+        "predicted total ms, alone / over ranks",
+        "predicted efficiency",
         "target",
     ]
     lines = []
@@ -218,8 +253,12 @@ def report(rows: list[dict[str, Any]]) -> str:
         times = (row["phases"][phase]["milliseconds"] for phase in PHASES)
         pairs = [" / ".join(f"{t[name]['median']:.3g}" for name in ("alone", "over ranks")) for t in times]
         efficiency = f"{row['phases']['total']['efficiency']:.2f}"
+        model = ["-", "-"]
+        if (of := row["predicted"]) is not None:
+            alone, over = of["alone"], of["over ranks"]
+            model = [f"{alone:.3g} / {over:.3g}", f"{alone / (row['ranks'] * over):.2f}"]
         name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
-        lines.append([name, str(row["ranks"]), *pairs, efficiency, f"{row['target']:.2f}"])
+        lines.append([name, str(row["ranks"]), *pairs, efficiency, *model, f"{row['target']:.2f}"])
     return table(header, lines)
 
 

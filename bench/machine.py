@@ -19,11 +19,13 @@ from bench.harness import Stopwatch, dtype_name, tf32_allowed
 # What the contenders that are no part of torch come from, and what their speed depends on.
 PEERS = (
     "triton",
+    "flash-attn",
     "flash-attn-4",
     "nvidia-cutlass-dsl",
     "cut-cross-entropy",
     "liger-kernel",
     "quack-kernels",
+    "transformers",
 )
 
 

@@ -25,6 +25,12 @@ SWEEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {"B": 1, "H": 16, "L": 4096, "d": 128, "causal": False},
         {"B": 1, "H": 2, "L": 64, "d": 64, "causal": False},
     ),
+    "attention_varlen": (
+        "T",
+        {"T": 2048, "sequences": 4, "equal": True, "H": 8, "d": 64},
+        {"T": 4096, "sequences": 4, "equal": True, "H": 16, "d": 128},
+        {"T": 64, "sequences": 4, "equal": True, "H": 2, "d": 64},
+    ),
     "cross_entropy": (
         "V",
         {"N": 1024, "V": 32000, "D": 512},

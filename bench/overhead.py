@@ -40,6 +40,8 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
         return torch.randn(shape, device=device, requires_grad=True)
 
     q, k, v = leaf(1, 1, rows, 16), leaf(1, 1, 16, 16), leaf(1, 1, 16, 16)
+    packed_q, packed_k, packed_v = leaf(rows, 1, 16), leaf(16, 1, 16), leaf(16, 1, 16)
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (rows, 16))
     x, weight, w2, teacher = leaf(rows, 16), leaf(16, 16), leaf(16, 16), torch.randn(16, 16, device=device)
     teacher_x, target = (
         torch.randn(rows, 16, device=device),
@@ -50,6 +52,13 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
             lambda: mr.attention(q, k, v),
             lambda: F.scaled_dot_product_attention(q, k, v),
             (q, k, v),
+        ),
+        "attention_varlen": Call(
+            lambda: mr.attention_varlen(packed_q, packed_k, packed_v, cu_q, cu_k),
+            lambda: F.scaled_dot_product_attention(
+                *(t.transpose(0, 1)[None] for t in (packed_q, packed_k, packed_v))
+            )[0].transpose(0, 1),
+            (packed_q, packed_k, packed_v),
         ),
         "cross_entropy": Call(
             lambda: mr.linear_cross_entropy(x, weight, target),

@@ -18,6 +18,7 @@ OTHERS = (
     "memory",
     "overhead",
     "first_call",
+    "models",
     "traffic",
 )  # what is measured besides speed
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
@@ -65,6 +66,21 @@ def met_traffic(row: Row) -> bool:
     counted = row["counter"] | {"moved": moved}
     inside = all(low <= counted[part] <= high for part, (low, high) in row["allowed"].items())
     return inside and bool(moved + row["unwritten"] >= row["compulsory"])
+
+
+def _met_speed(row: Row, name: str) -> bool:
+    """Of a model: is the other's time over ours what it had to reach."""
+    return bool(row["speedup"][name] >= row["targets"][name])
+
+
+def _met_peak(row: Row) -> bool:
+    """Of a model: is our memory at most that of Liger."""
+    return bool(row["peak_bytes"]["monoidreduce"] <= row["peak_bytes"]["Liger"])
+
+
+def _held_to(row: Row) -> list[str]:
+    """The contenders of a model beside which there is a target, if they were measured."""
+    return [name for name in row["targets"] if name in row["speedup"]]
 
 
 def speed_table(rows: list[Row], product_gflops: dict[str, float]) -> str:
@@ -325,6 +341,39 @@ def traffic_table(rows: list[Row]) -> str:
     return table(header, [cells(row) for row in rows])
 
 
+def models_table(rows: list[Row]) -> str:
+    """Milliseconds of forward + backward, memory, and beside others the ratio of the times to ours."""
+
+    def cell(row: Row, name: str) -> str:
+        if name not in row["milliseconds"]:
+            return "-"
+        phases = row["milliseconds"][name]
+        text = f"{phases['forward']['median']:.3g} + {phases['backward']['median']:.3g}"
+        if name in row["peak_bytes"]:
+            text += f", {row['peak_bytes'][name] / 2**30:.1f} GiB"
+        if name != "monoidreduce":
+            text += f": {row['speedup'][name]:.2f}x"
+        if name in _held_to(row):
+            text += f", {row['targets'][name]:.2f}x {_verdict(_met_speed(row, name))}"
+            text += f", memory {_verdict(_met_peak(row))}" if name == "Liger" else ""
+        return text
+
+    names = in_order(row["milliseconds"] for row in rows)
+    return table(
+        ["training step", *names], [[_title(row), *(cell(row, name) for name in names)] for row in rows]
+    )
+
+
+def in_effect(rows: list[Row]) -> str:
+    """The packages that the parts of each contender's model come from, as seen when they were measured."""
+
+    def packages(parts: dict[str, str]) -> str:
+        return ", ".join(f"{part} of {module.split('.')[0]}" for part, module in parts.items())
+
+    found = {name: parts for row in rows for name, parts in row["parts"].items()}
+    return "\n".join(f"- {name}: {packages(parts)}" for name, parts in found.items())
+
+
 def _by_operator(rows: list[Row]) -> list[list[Row]]:
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["op"])]
 
@@ -348,12 +397,30 @@ def missed(document: Row) -> list[str]:
         for row in document["overhead"]
         if not _met_overhead(row)
     ]
-    return speed + memory + overhead
+    models = document.get("models", [])
+    steps = [
+        f"{_title(row)} beside {name}: {row['speedup'][name]:.2f}x of {row['targets'][name]:.2f}x"
+        for row in models
+        for name in _held_to(row)
+        if not _met_speed(row, name)
+    ]
+    peaks = [
+        f"{_title(row)}: {row['peak_bytes']['monoidreduce'] / 2**30:.1f} GiB, Liger "
+        f"{row['peak_bytes']['Liger'] / 2**30:.1f} GiB"
+        for row in models
+        if "Liger" in _held_to(row) and not _met_peak(row)
+    ]
+    return speed + memory + overhead + steps + peaks
 
 
 def _short(commit: str) -> str:
     """As git abbreviates it, if it is a whole hash."""
     return commit[:12] if len(commit) == 40 else commit
+
+
+def _versions(machine: Row) -> str:
+    """Those of the other libraries that were there."""
+    return ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items() if version)
 
 
 def tables(document: Row) -> str:
@@ -378,14 +445,11 @@ def tables(document: Row) -> str:
         ]
         with_peers = [row for row in document["speed"] if len(row["phases"]["total"]["milliseconds"]) > 2]
         if with_peers:
-            versions = ", ".join(
-                f"{name} {version}" for name, version in machine.get("peers", {}).items() if version
-            )
             parts += [
                 "### Peers",
                 "Median milliseconds of forward + backward, share of the matmul rate, and on a GPU the "
                 "peak memory beyond inputs, outputs and gradients (and that of the forward pass, where it is "
-                f"more: it may hold memory that becomes gradients). {versions}".rstrip(),
+                f"more: it may hold memory that becomes gradients). {_versions(machine)}".rstrip(),
                 *(peer_table(rows, machine["product_gflops"]) for rows in _by_operator(with_peers)),
             ]
     accuracy = document.get("accuracy", [])
@@ -406,7 +470,17 @@ def tables(document: Row) -> str:
             "peak memory.",
             forward_table(forward),
         ]
-    if absent := not_measured(document["speed"] + accuracy + decode):
+    models = document.get("models", [])
+    if models:
+        parts += [
+            "### Models",
+            "Median milliseconds of the forward + the backward pass of a training step of a model of "
+            "transformers, on a GPU the peak memory beyond the weights, and the other's time over ours. "
+            f"{_versions(machine)}".rstrip(),
+            models_table(models),
+            in_effect(models),
+        ]
+    if absent := not_measured(document["speed"] + accuracy + decode + models):
         parts += ["### Not measured", absent]
     if document["memory"]:
         parts += [
@@ -434,7 +508,12 @@ def tables(document: Row) -> str:
             traffic_table(traffic),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
-    held = document["memory"] or document["overhead"] or any(phase["target"] is not None for phase in phases)
+    held = (
+        document["memory"]
+        or document["overhead"]
+        or any(phase["target"] is not None for phase in phases)
+        or any(_held_to(row) for row in models)
+    )
     misses = missed(document)
     if misses:
         parts += ["### Targets missed", "\n".join(f"- {miss}" for miss in misses)]

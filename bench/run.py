@@ -28,6 +28,7 @@ from bench.forward import measure_forward
 from bench.harness import time_case
 from bench.machine import environment
 from bench.memory import measure_memory
+from bench.models import measure_models
 from bench.overhead import measure_overhead
 from bench.plot import save_plot
 from bench.report import tables
@@ -44,8 +45,17 @@ from monoidreduce._command_line import (
     some_path,
 )
 
-OPERATORS = ("attention", "cross_entropy", "distillation", "log_probs", "mlp", "logsumexp", "folds")
-OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call")
+OPERATORS = (
+    "attention",
+    "attention_varlen",
+    "cross_entropy",
+    "distillation",
+    "log_probs",
+    "mlp",
+    "logsumexp",
+    "folds",
+)
+OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call", "models")
 SECONDS = 8.0  # for each case
 
 
@@ -83,6 +93,10 @@ def bench(
     if "first_call" in what:
         document["first_call"] = measure_first_call(device, quick)
         yield document
+    if "models" in what:
+        for row in measure_models(device, quick):
+            document["models"].append(row)
+            yield document
 
 
 def main(argv: list[str]) -> int:

@@ -28,6 +28,7 @@ set(MONOIDREDUCE_HOST_SOURCES
     csrc/operators.cpp
     csrc/path_counter.cpp
     csrc/cpu/dispatch.cpp
+    csrc/cpu/sequences.cpp
     ${MONOIDREDUCE_PLAN_SOURCES})
 
 set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
@@ -46,6 +47,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
     csrc/cuda/order_rows.cu
+    csrc/cuda/sequences.cu
     csrc/cuda/statistics.cu
     csrc/cuda/sm80/attention_forward.cu
     csrc/cuda/sm80/cross_entropy_forward.cu

@@ -285,6 +285,13 @@ void reduce_losses(const LossReduction& x, const Launch& launch) {
 void scale_rows(const RowScaling& x, const Launch& launch) { run_on_cuda<cuda::scale_rows>(x, launch); }
 void copy_fitted(const FittedCopy& x, const Launch& launch) { run_on_cuda<cuda::copy_fitted>(x, launch); }
 void order_rows(const RowOrdering& x, const Launch& launch) { run_on_cuda<cuda::order_rows>(x, launch); }
+void sequence_spans(const SequenceSpans& x, const Launch& launch) {
+  if (x.row_spans.is_cuda()) return run_on_cuda<cuda::sequence_spans>(x, launch);
+  check(launch);
+  check(x);
+  cpu::sequence_spans(x);
+}
+void undefine(const Undefined& x, const Launch& launch) { run_on_cuda<cuda::undefine>(x, launch); }
 void rows_product(const RowsProduct& x, const Launch& launch) {
   run_product<sm90::rows_product>(x, rows_product_problem(x), launch);
 }

@@ -30,6 +30,7 @@ from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
 from monoidreduce.program.errors import TraceError
 from monoidreduce.statistics import statistics
+from monoidreduce.varlen import attention_varlen
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "__version__",
     "attend",
     "attention",
+    "attention_varlen",
     "backend_info",
     "block_mask",
     "check_monoid",

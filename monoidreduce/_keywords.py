@@ -9,7 +9,9 @@ __all__ = ["refuse"]
 
 ATTENTION_BIAS = "write bias, which is bool (False excludes a pair) or is added to the scores"
 PADDING = "write bias=mask[:, None, None, :], where mask [B, N] is False at the keys to be excluded"
-SEQUENCES = "call it once for each sequence, or exclude the pairs of different sequences by a bool bias"
+SEQUENCES = "call attention_varlen"
+LENGTHS = "leave it out: kernels read the lengths on the device"
+WINDOW = "write window, (left, right), with None for all keys on a side"
 DROPOUT = "there is no dropout"
 HEADS = "leave it out: k and v may have fewer heads than q"
 SCALE = "write scale"
@@ -29,8 +31,8 @@ MEANT = {
         "enable_gqa": HEADS,
         "softmax_scale": SCALE,
         "sm_scale": SCALE,
-        "window_size": "write window, (left, right), with None for all keys on a side",
-        "sliding_window": "write window, (left, right), with None for all keys on a side",
+        "window_size": WINDOW,
+        "sliding_window": WINDOW,
         "logits_soft_cap": "write softcap",
         "alibi_slopes": "write bias, slopes times distances",
         "s_aux": "write sinks",
@@ -38,6 +40,16 @@ MEANT = {
         "cu_seqlens_q": SEQUENCES,
         "cu_seqlens_k": SEQUENCES,
         "deterministic": "write torch.use_deterministic_algorithms(True) before",
+        "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
+    },
+    "attention_varlen": {
+        "max_seqlen_q": LENGTHS,
+        "max_seqlen_k": LENGTHS,
+        "cu_seqlens": "write cu_seqlens_q",
+        "softmax_scale": SCALE,
+        "window_size": WINDOW,
+        "dropout_p": DROPOUT,
+        "s_aux": "write sinks",
         "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
     },
     "linear_cross_entropy": {

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce import _C, functional, nn
+from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
 from monoidreduce._ops import attention, gated_mlp, losses, memory, mlp
 from monoidreduce._ops.memory import accumulation_dtype
@@ -27,11 +27,15 @@ __all__ = ["Explanation", "backend_info", "explain"]
 # The names under which `_C` counts the kernels of each operator.
 KERNELS = {
     "attention": "attention",
+    "attention_varlen": "attention",
     "linear_cross_entropy": "cross_entropy",
     "linear_distillation": "distillation",
     "linear_log_probs": "log_probs",
     "mlp": "mlp",
     "logsumexp_matmul": "logsumexp",
+}
+FUNCTIONS: dict[str, Any] = {
+    name: getattr(varlen if name == "attention_varlen" else functional, name) for name in KERNELS
 }
 # Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
 OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "linear_log_probs", "logsumexp_matmul")
@@ -47,6 +51,7 @@ LINES = "rows of adjacent elements, on 16-byte boundaries"
 # The operators as folds of rows a and columns b (fold.h).
 OPERANDS = {
     "attention": {"a": "q", "b": "k", "payload": "v"},
+    "attention_varlen": {"a": "q", "b": "k", "payload": "v"},
     "linear_cross_entropy": {"a": "x", "b": "weight"},
     "linear_distillation": {"a": "x", "b": "weight", "other_a": "teacher_x", "other_b": "teacher_weight"},
     "linear_log_probs": {"a": "x", "b": "weight"},
@@ -135,13 +140,15 @@ def backend_info() -> dict[str, Any]:
 
 def _paths(operator: str, device: str) -> dict[str, str]:
     """The path of an ordinary call, by dtype."""
-    tensors = {"attention": 3, "linear_cross_entropy": 2, "linear_distillation": 4, "mlp": 3}.get(operator, 2)
-    shape = (1, 1, 128, 128) if operator == "attention" else (128, 128)
+    shapes = {"attention": (1, 1, 128, 128), "attention_varlen": (128, 1, 128)}
+    tensors, shape = len(OPERANDS[operator]), shapes.get(operator, (128, 128))
     paths = {}
     for dtype in FLOATING:
         call = [torch.empty(shape, dtype=dtype, device=device)] * tensors
         if operator in ("linear_cross_entropy", "linear_log_probs"):
             call.append(torch.zeros(128, dtype=torch.int64, device=device))
+        if operator == "attention_varlen":
+            call.append(torch.zeros(2, dtype=torch.int64, device=device))
         _, kind, tier, _ = explain(operator, *call).forward.split("/")
         paths[_name(dtype)] = f"{kind}/{tier}"
     return paths
@@ -400,7 +407,7 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
         return resolved(op.func, (*op.args, *arguments), {**op.keywords, **options})
     if isinstance(op, str):
         check_choice("op", op, tuple(KERNELS))
-        op = getattr(functional, op)
+        op = FUNCTIONS[op]
     elif isinstance(op, torch.nn.Module):
         inspect.signature(op.forward).bind(*arguments, **options)  # it takes fewer than the operator
         forward = type(op).forward
@@ -413,7 +420,7 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
                 raise TypeError(mismatch(name, "no value, since the module has one", repr(options[name])))
             op, options = MODULES[forward], options | own
     name = getattr(op, "__name__", "")
-    if name not in KERNELS or inspect.unwrap(op) is not getattr(functional, name):
+    if name not in KERNELS or inspect.unwrap(op) is not FUNCTIONS[name]:
         expected = (
             f"one of {', '.join(KERNELS)}, its name, a module of monoidreduce.nn or a functools.partial"
         )
@@ -437,8 +444,9 @@ def _tiles(
     """The tiles of the forward and the backward pass of a call on the CPU."""
     operands: dict[str, Any] = dict.fromkeys(("other_a", "other_b", "payload"))
     for role, name in OPERANDS[operator].items():
-        *rows, width = call[name].mT.shape if name == "w2" else call[name].shape
-        shape = (*rows, width) if operator == "attention" else (1, 1, math.prod(rows), width)
+        tensor = call[name].mT if name == "w2" else call[name]
+        *rows, width = tensor.transpose(0, 1)[None].shape if operator == "attention_varlen" else tensor.shape
+        shape = (*rows, width) if len(rows) == 3 else (1, 1, math.prod(rows), width)
         operands[role] = torch.empty((), dtype=dtype).expand(shape)  # the values do not count
     bias = call.get("bias")
     gradient = bias is not None and bias.requires_grad
@@ -479,6 +487,15 @@ def _plans(
             copies = [f"bias is copied: its strides are {bias.stride()}, not {LINES}"]
             return forward, backward, _copies(forward, backward, tensors) + copies
         return forward, backward, _copies(forward, backward, tensors)
+    if operator == "attention_varlen":
+        q, k, v = (t.transpose(0, 1)[None] for t in tensors.values())
+        spans: Any = tuple(t.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k))
+        scale, softcap = call["scale"], functional.softcap_value(call["softcap"])
+        unbounded = (attention.score_scale(q, None if scale is None else float(scale)), softcap, -1, -1)
+        grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
+        forward = attention.plan_forward(q, k, v, None, *unbounded, gpu, spans)
+        backward = attention.plan_backward(q, k, v, None, grad_out, *unbounded, False, gpu, spans)
+        return forward, backward, _copies(forward, backward, dict(zip("qkv", (q, k, v), strict=True)))
     rows = next(iter(tensors))
     tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])
     if operator == "mlp":
@@ -559,6 +576,6 @@ def _checked_dtype(operator: str, call: dict[str, Any]) -> torch.dtype:
     with FakeTensorMode() as mode:
         given = {n: a for n, a in call.items() if n not in MODS}  # whose tensors are not of this mode
         fake = {n: mode.from_tensor(a) if isinstance(a, Tensor) else a for n, a in given.items()}
-        getattr(functional, operator)(**fake)
+        FUNCTIONS[operator](**fake)
         tensor = _leading(fake)
         return functional.autocast(tensor, functional.autocast_dtype(tensor)).dtype

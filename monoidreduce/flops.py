@@ -149,6 +149,16 @@ def statistics_backward(
     return of_operands + statistics(a, b, other_a) * (any(needed[:4]) + sum(needed[4:6]))
 
 
+def attention_varlen(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
+    """Those of attention of all queries to all keys: the lengths of sequences are on the device."""
+    return attention(q, k, v)
+
+
+def attention_varlen_backward(*args: Any, **options: Any) -> int:
+    """The same."""
+    return attention_backward(*args, **options)
+
+
 def modified_attention(*args: Any, **options: Any) -> int:
     """Those of attention: what a mask excludes counts too."""
     return attention(*args, **options)
@@ -164,6 +174,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
     for formula in (
         attention,
         attention_backward,
+        attention_varlen,
+        attention_varlen_backward,
         modified_attention,
         modified_attention_backward,
         linear_cross_entropy,

@@ -511,12 +511,17 @@ def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
     sizes: dict[str, int] = {}
     check_axes("q", q, ("B", "H", "M", "F"), sizes)
     check_axes("k", k, ("B", "Hkv", "N", "F"), sizes)
-    heads, key_heads = sizes["H"], sizes["Hkv"]
-    if heads % key_heads if key_heads else heads:
-        expected = f"a number of heads that divides the {heads} of q, on axis 1 of [B, Hkv, N, F]"
-        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
+    check_heads(k, sizes, "[B, Hkv, N, F]")
     check_axes("v", v, ("B", "Hkv", "N", "D"), sizes)
     return q, k, v, sizes
+
+
+def check_heads(k: Tensor, sizes: dict[str, int], axes: str) -> None:
+    """Do the heads of the keys, whose axes are these, divide those of the queries."""
+    heads, key_heads = sizes["H"], sizes["Hkv"]
+    if heads % key_heads if key_heads else heads:
+        expected = f"a number of heads that divides the {heads} of q, on axis 1 of {axes}"
+        raise ValueError(mismatch("k", expected, f"{key_heads} of {list(k.shape)}"))
 
 
 def _check_broadcast(bias: Tensor, full: tuple[int, int, int, int]) -> None:

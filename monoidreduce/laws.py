@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import reduce
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -20,6 +22,7 @@ __all__ = ["LawReport", "LawResult", "MonoidLawError", "check_monoid"]
 Operands: TypeAlias = dict[str, Any]
 
 _SAMPLES = 64
+_ELEMENTS = "xyzuvwst"  # names of states; laws of few operands take the first three
 
 
 class MonoidLawError(AssertionError):
@@ -86,6 +89,8 @@ def check_monoid(
     local gradient: local_gradient(combine(x, y), x, g) is what autograd makes of combine, and is not NaN,
         also where x or y is the identity.
     local gradient of a fold: the same for an element, and for a partial fold, of more than two.
+    local gradient of a partition: the same for the folds of the parts of random partitions of up to 8
+        elements (corollary 2.1.1 of the paper), and for an argument that all elements share (2.1.2).
 
     Args:
         monoid: an instance of any `Monoid`, whose combine autograd can differentiate.
@@ -110,7 +115,10 @@ def check_monoid(
     with torch.inference_mode(False):  # which would hide combine from autograd
         operands = _draw(monoid, sample, dtype)
         checked = Checked(monoid)
-        results = [_try_law(checked, law, {name: operands[name] for name in law.operands}) for law in _LAWS]
+        results = [
+            _try_law(checked, law, {name: operands[name] for name in law.operands if name in operands})
+            for law in _LAWS
+        ]
     return LawReport(repr(monoid), dtype, tuple(results))
 
 
@@ -127,7 +135,7 @@ class _Claim(NamedTuple):
 @dataclass(frozen=True)
 class _Law:
     name: str
-    operands: str  # x, y, z: states; g: the gradient with respect to a state
+    operands: str  # of _ELEMENTS: states; g: the gradient with respect to a state
     claims: Callable[..., Iterator[_Claim]]  # (monoid, *operands)
 
 
@@ -203,6 +211,22 @@ def _local_gradient_of_a_fold(monoid: Monoid[Any], x: Any, y: Any, z: Any, g: An
     yield _gradient_claim(monoid, text, monoid.combine(x, y), [z], g)
 
 
+def _local_gradient_of_a_partition(monoid: Monoid[Any], g: Any, **elements: Any) -> Iterator[_Claim]:
+    choose = random.Random(0)
+
+    def partition(count: int) -> list[list[Any]]:
+        shuffled = choose.sample([*elements.values()], len(elements))
+        cuts = [0, *sorted(choose.sample(range(1, len(shuffled)), count - 1)), len(shuffled)]
+        return [shuffled[begin:end] for begin, end in pairwise(cuts)]
+
+    for count in range(1, len(elements) + 1):
+        folds = [reduce(monoid.combine, part) for part in partition(count)]
+        one = folds.pop(choose.randrange(count))
+        text = f"local_gradient(P, P_i, g) = autograd of the combines, with {count} parts (corollary 2.1.1)"
+        yield _gradient_claim(monoid, text, one, folds, g)
+    yield _shared_argument_claim(monoid, partition(min(3, len(elements))), g)
+
+
 _LAWS = (
     _Law("identity", "x", _identity),
     _Law("empty fold", "xg", _empty_fold),
@@ -212,6 +236,7 @@ _LAWS = (
     _Law("infinities", "xyz", _infinities),
     _Law("local gradient", "xyg", _local_gradient),
     _Law("local gradient of a fold", "xyzg", _local_gradient_of_a_fold),
+    _Law("local gradient of a partition", _ELEMENTS + "g", _local_gradient_of_a_partition),
 )
 
 
@@ -228,8 +253,7 @@ def _gradient_claim(monoid: Monoid[Any], text: str, x: Any, others: Sequence[Any
     if roots:
         fields, upstreams = zip(*roots, strict=True)
         gradients = torch.autograd.grad(fields, leaves, upstreams, allow_unused=True, materialize_grads=True)
-    by_autograd = iter(gradients)
-    expected = _gradient_state([next(by_autograd) if f.is_floating_point() else f for f in leaf], leaf)
+    expected = _in_fields(leaf, gradients)
     total = x
     for other in others:
         total = monoid.combine(total, other)
@@ -238,6 +262,57 @@ def _gradient_claim(monoid: Monoid[Any], text: str, x: Any, others: Sequence[Any
     return _Claim(
         text, found, maker(x)(torch.where(e.isnan(), _without_nan(f), e.to(f.dtype)) for f, e in pairs)
     )
+
+
+def _shared_argument_claim(monoid: Monoid[Any], parts: Sequence[Sequence[Any]], g: Any) -> _Claim:
+    """The gradient of `a`, where elements are f(a, b) = a b at a = 1, each field by itself.
+
+    It is the sum over the parts of that of their folds, whose upstream gradients are local ones.
+    """
+    ones = _double(parts[0][0])
+    ones = maker(ones)(torch.ones_like(f) if f.is_floating_point() else f for f in ones)
+    leaves = [field.requires_grad_() for field in ones if field.is_floating_point()]
+
+    def fold_of(part: Sequence[Any]) -> Any:
+        elements = (
+            maker(ones)(a * f if f.is_floating_point() else f for a, f in zip(ones, _double(x), strict=True))
+            for x in part
+        )
+        return reduce(monoid.combine, elements)
+
+    def gradient(fold: Any, upstream: Any) -> list[Tensor]:
+        roots = [(f, u.to(f.dtype)) for f, u in zip(fold, upstream, strict=True) if f.requires_grad]
+        if not roots:
+            return [torch.zeros_like(leaf) for leaf in leaves]
+        fields, grads = zip(*roots, strict=True)
+        return [
+            *torch.autograd.grad(
+                fields, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+        ]
+
+    with torch.enable_grad():
+        folds = [fold_of(part) for part in parts]
+        whole = reduce(monoid.combine, folds)
+    expected = gradient(whole, g)
+    own = [reduce(monoid.combine, part) for part in parts]
+    total = reduce(monoid.combine, own)
+    local = (_gradient_state(monoid.local_gradient(total, each, g), each) for each in own)
+    found = [sum(terms) for terms in zip(*map(gradient, folds, local), strict=True)]
+    like = maker(ones)(f.to(x.dtype) for f, x in zip(ones, parts[0][0], strict=True))
+    return _Claim(
+        "the sum over parts of local_gradient(P, P_i, g) dP_i/da = autograd of P by a (corollary 2.1.2)",
+        _in_fields(like, (_without_nan(f) for f in found)),
+        _in_fields(
+            like, (torch.where(e.isnan(), _without_nan(f), e) for f, e in zip(found, expected, strict=True))
+        ),
+    )
+
+
+def _in_fields(like: Any, gradients: Iterable[Any]) -> Any:
+    """The state of gradients of the floating fields, with zeros for the others."""
+    remaining = iter(gradients)
+    return _gradient_state([next(remaining) if f.is_floating_point() else f for f in like], like)
 
 
 def _double(state: Any) -> Any:
@@ -261,11 +336,22 @@ def _over_batch(mask: Tensor, field: Tensor) -> Tensor:
 
 
 def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
-    """States x, y and z, in no batch entry the identity, and an upstream gradient g."""
+    """States x, y and z, in no batch entry the identity, an upstream gradient g, and further states."""
     generator = torch.Generator().manual_seed(0)
-    states = [sample(generator, (_SAMPLES,)) for _ in "xyz"] if callable(sample) else [sample] * 3
-    for state in states:
-        check_state("sample", state, monoid)
+
+    def drawn(count: int) -> list[Any]:
+        states = [sample(generator, (_SAMPLES,)) if callable(sample) else sample for _ in range(count)]
+        for state in states:
+            check_state("sample", state, monoid)
+        return states
+
+    def converted(state: Any) -> Any:
+        return maker(state)(f.detach().to(dtype) if f.is_floating_point() else f for f in state)
+
+    def at_kept(state: Any) -> Any:
+        return maker(state)(field[kept] for field in state)
+
+    states = drawn(3)
     shapes = [list(field.shape) for state in states for field in state]
     size = shapes[0][0] if shapes[0] else 0
     if size < 3 or any(shape[:1] != [size] for shape in shapes):
@@ -273,15 +359,17 @@ def _draw(monoid: Monoid[Any], sample: Any, dtype: torch.dtype) -> Operands:
             mismatch("sample", "fields with one batch axis in front, of 3 samples or more", shapes)
         )
     if not callable(sample):
-        states = [maker(sample)(field.roll(shift, 0) for field in sample) for shift in range(3)]
-    states = [maker(s)(f.detach().to(dtype) if f.is_floating_point() else f for f in s) for s in states]
-    is_empty = [_agreement(_Claim("", Checked(monoid).identity(s), s, exact=True))[0] for s in states]
+        count = min(size, len(_ELEMENTS))
+        states = [maker(sample)(field.roll(shift, 0) for field in sample) for shift in range(count)]
+    states = [*map(converted, states)]
+    is_empty = [_agreement(_Claim("", Checked(monoid).identity(s), s, exact=True))[0] for s in states[:3]]
     kept = ~torch.stack(is_empty).any(0)
     if not kept.any():
         raise ValueError(mismatch("sample", "states other than the identity", states[0]))
-    x, y, z = (maker(state)(field[kept] for field in state) for state in states)
-    g = maker(x)(_random_like(field, generator) for field in x)
-    return {"x": x, "y": y, "z": z, "g": g}
+    g = maker(states[0])(_random_like(field[kept], generator) for field in states[0])
+    if callable(sample):
+        states += map(converted, drawn(len(_ELEMENTS) - 3))
+    return {**dict(zip(_ELEMENTS, map(at_kept, states), strict=False)), "g": g}
 
 
 def _random_like(field: Tensor, generator: torch.Generator) -> Tensor:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
-from ._validate import check_int, check_tensor, mismatch
+from ._validate import check_bool, check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["fold", "map_reduce"]
 
 Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
+Visits: TypeAlias = list[tuple[slice, list[slice]]]  # slices of a, and those of b that each is folded with
 Rowless: TypeAlias = list[tuple[torch.dtype, torch.Size]]  # each field's dtype, and shape apart from axis 0
 State = TypeVar("State", bound=Sequence[Tensor])
 
@@ -79,6 +81,9 @@ def map_reduce(
     b: Tensors,
     *,
     project_fold_backward: Callable[[Any, Any, State], tuple[Any, Any]] | None = None,
+    fused_backward: Callable[[Any, Any, State, State], tuple[Any, Any]] | None = None,
+    forward_gradient: bool = False,
+    pairs: Callable[[slice, slice], bool] | None = None,
     a_chunk: int | None = None,
     b_chunk: int | None = None,
     process_group: Ranks = None,
@@ -122,9 +127,10 @@ def map_reduce(
         TypeError: an argument is of the wrong type, or project_fold or a method of the monoid returns no
             state.
         ValueError: sizes or devices disagree, a chunk is not positive, or project_fold closes over a tensor
-            that requires gradients. Also: project_fold returns other shapes or dtypes for another slice, a
-            method of the monoid other ones than its operands', or one of these functions changes an argument
-            in place. That goes unnoticed under torch.inference_mode and torch.compile.
+            that requires gradients. project_fold_backward and fused_backward are both given. States are not
+            as forward_gradient needs them. Also: project_fold returns other shapes or dtypes for another
+            slice, a method of the monoid other ones than its operands', or one of these functions changes an
+            argument in place. That goes unnoticed under torch.inference_mode and torch.compile.
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
@@ -132,28 +138,46 @@ def map_reduce(
 
         options = {
             "project_fold_backward": project_fold_backward,
+            "fused_backward": fused_backward,
+            "forward_gradient": forward_gradient,
+            "pairs": pairs,
             "a_chunk": a_chunk,
             "b_chunk": b_chunk,
         }
         return map_reduce_over_ranks(process_group, monoid, project_fold, a, b, options)
     _check_monoid(monoid)
     _check_function("project_fold", project_fold)
-    if project_fold_backward is not None:
-        _check_function("project_fold_backward", project_fold_backward)
+    optional = {
+        "project_fold_backward": project_fold_backward,
+        "fused_backward": fused_backward,
+        "pairs": pairs,
+    }
+    for name, function in optional.items():
+        if function is not None:
+            _check_function(name, function)
+    if project_fold_backward is not None and fused_backward is not None:
+        raise ValueError(mismatch("fused_backward", "None beside project_fold_backward", fused_backward))
+    check_bool("forward_gradient", forward_gradient)
     a_tensors, b_tensors = _check_sliced("a", a), _check_sliced("b", b)
     _check_one_device("a and b", (*a_tensors, *b_tensors))
     problem = _Problem(
         _Folded(monoid),
         project_fold,
         project_fold_backward,
+        fused_backward,
+        visits=_visits(
+            pairs,
+            _slices(a_tensors, _check_chunk("a_chunk", a_chunk)),
+            [*_slices(b_tensors, _check_chunk("b_chunk", b_chunk))],
+        ),
         a_is_tensor=isinstance(a, Tensor),
         b_is_tensor=isinstance(b, Tensor),
-        a_chunk=_check_chunk("a_chunk", a_chunk),
-        b_chunk=_check_chunk("b_chunk", b_chunk),
+        jacobians=_jacobians(a_tensors) if forward_gradient else (),
         autocast=_current_autocast(a_tensors[0].device.type),
+        own_hooks=nullcontext if transforms_are_active() else _plain_hooks,
     )
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
-        return problem.fold(a_tensors, b_tensors)  # type: ignore[no-any-return]
+        return problem.fold(a_tensors, b_tensors)[0]  # type: ignore[no-any-return]
     return _untraced_map_reduce(problem, a_tensors, b_tensors)  # type: ignore[no-any-return]
 
 
@@ -272,32 +296,76 @@ class _Problem:
     monoid: _Folded
     project_fold: Callable[[Any, Any], Any]
     project_fold_backward: Callable[[Any, Any, Any], tuple[Any, Any]] | None
+    fused_backward: Callable[[Any, Any, Any, Any], tuple[Any, Any]] | None
+    visits: Visits
     a_is_tensor: bool
     b_is_tensor: bool
-    a_chunk: int
-    b_chunk: int
+    jacobians: tuple[bool, ...]  # of which tensors of a the forward pass folds the gradient; () of none
     autocast: Callable[[], AbstractContextManager[Any]]
+    own_hooks: Callable[[], AbstractContextManager[Any]]  # under which the forward pass saves tensors
     # Of the states that project_fold gives, known once it has given one: all have them in common.
     make: Callable[[Iterable[Tensor]], Any] | None = None
     rowless: Rowless | None = None
 
-    def fold(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
+    def fold(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[Any, list[Tensor]]:
+        """The state, and the Jacobians of its one field by those tensors of a that ask for one."""
         rows = a[0].shape[0]
-        if rows == 0 or b[0].shape[0] == 0:
-            return self._identity(rows, a, b)
+        of_a = [t for t, asked in zip(a, self.jacobians, strict=False) if asked]
+        jacobians = [t.new_zeros(t.shape, dtype=_sum_dtype(t)) for t in of_a]
         result: Any = None
-        for a_rows in _slices(a, self.a_chunk):
+        for a_rows, of_b in self.visits:
             total: Any = None
-            for b_rows in _slices(b, self.b_chunk):
-                part = self._constant_slice_pair([t[a_rows] for t in a], [t[b_rows] for t in b])
-                with torch.set_grad_enabled(self.monoid.refuse_closures):
-                    total = self.monoid.combine(self.monoid.identity(part) if total is None else total, part)
+            for b_rows in of_b:
+                b_slice = [t[b_rows] for t in b]
+                if not jacobians:
+                    part = self._constant_slice_pair([t[a_rows] for t in a], b_slice)
+                    total = self._combined(total, part)
+                    continue
+                part, terms = self._slice_pair_jacobians(_leaves(a, a_rows, self.jacobians), b_slice)
+                before, total = total, self._combined(total, part)
+                for whole, term in zip(jacobians, terms, strict=True):
+                    here = self._scaled(total, part, term.to(whole.dtype))
+                    whole[a_rows] = (
+                        here if before is None else self._scaled(total, before, whole[a_rows]) + here
+                    )
+            if total is None:
+                total = self._identity(a_rows.stop - a_rows.start, a, b)
             self.monoid.check_closures(total)
             if result is None:
                 result = maker(total)(field.new_empty(rows, *field.shape[1:]) for field in total)
             for whole, field in zip(result, total, strict=True):
                 whole[a_rows] = field
-        return result
+        return self._identity(0, a, b) if result is None else result, jacobians
+
+    def _combined(self, total: Any, part: Any) -> Any:
+        with torch.set_grad_enabled(self.monoid.refuse_closures):
+            return self.monoid.combine(self.monoid.identity(part) if total is None else total, part)
+
+    def _slice_pair_jacobians(self, a_slice: list[Tensor], b_slice: list[Tensor]) -> tuple[Any, list[Tensor]]:
+        """The element, and the Jacobians of its one field: a row of it depends on one row of a alone.
+
+        Hooks of the caller's for saved tensors are for what outlives the call: a checkpoint, for instance,
+        would run the call again to give back what is saved here. torch.func takes no such hooks.
+        """
+        with torch.enable_grad(), self.own_hooks():
+            part = self._slice_pair(a_slice, b_slice)
+        if len(part) != 1 or part[0].dim() != 1 or not part[0].is_floating_point():
+            expected = "True only for states of one floating number a row"
+            raise ValueError(mismatch("forward_gradient", expected, layout(part)))
+        leaves = [t for t in a_slice if t.requires_grad]
+        if _other_leaves(part[0], leaves):
+            raise ValueError(_uses_another_tensor("project_fold", "a_slice and b_slice"))
+        if not part[0].requires_grad:
+            return self._element(part), [torch.zeros_like(t) for t in leaves]
+        ones = torch.ones_like(part[0])
+        terms = torch.autograd.grad(part[0], leaves, ones, allow_unused=True, materialize_grads=True)
+        return self._element(part), [*terms]
+
+    def _scaled(self, total: Any, part: Any, jacobian: Tensor) -> Tensor:
+        """D(total, part) jacobian, the local gradient being a number a row."""
+        (factor,) = self.monoid.local_gradient(total, part, maker(total)(torch.ones_like(f) for f in total))
+        scaled: Tensor = _per_row(factor.to(jacobian.dtype), jacobian) * jacobian
+        return scaled
 
     def gradients(
         self, a: Sequence[Tensor], b: Sequence[Tensor], needed: Sequence[bool], total: Any, upstream: Any
@@ -311,11 +379,11 @@ class _Problem:
         ]
         make = self.make
         assert make is not None  # the forward pass came first
-        for a_rows in _slices(a, self.a_chunk):
+        for a_rows, of_b in self.visits if any(needed) else ():
             a_slice = _leaves(a, a_rows, a_needed)
             total_rows, upstream_rows = (make(field[a_rows] for field in s) for s in (total, upstream))
             a_sums = [new_zeros(t.shape, dtype=_sum_dtype(t)) for t in a_slice if t.requires_grad]
-            for b_rows in _slices(b, self.b_chunk):
+            for b_rows in of_b:
                 b_slice = _leaves(b, b_rows, b_needed)
                 terms = self._slice_pair_gradients(a_slice, b_slice, total_rows, upstream_rows)
                 sums = [*a_sums, *(gradient[b_rows] for gradient in b_gradients)]
@@ -378,6 +446,10 @@ class _Problem:
     ) -> Sequence[Tensor | None]:
         """What a slice pair adds to the gradients of those of its tensors that require one."""
         leaves = [t for t in (*a_slice, *b_slice) if t.requires_grad]
+        if self.fused_backward is not None:
+            return self._given_gradients(
+                "fused_backward", self.fused_backward, a_slice, b_slice, total, upstream
+            )
         with torch.set_grad_enabled(self.project_fold_backward is None):
             part = self._slice_pair(a_slice, b_slice)
         element = self._element(part)
@@ -389,11 +461,23 @@ class _Problem:
                 return [None] * len(leaves)
             fields, local_gradients = zip(*roots, strict=True)
             return torch.autograd.grad(fields, leaves, local_gradients, allow_unused=True)
-        arguments = (*a_slice, *b_slice, *(g for g in local if g is not None))
+        function = self.project_fold_backward
+        return self._given_gradients("project_fold_backward", function, a_slice, b_slice, local)
+
+    def _given_gradients(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        a_slice: list[Tensor],
+        b_slice: list[Tensor],
+        *states: Any,
+    ) -> list[Tensor | None]:
+        """Those that a function of the caller's makes of the slices and of states."""
+        arguments = (*a_slice, *b_slice, *(g for state in states for g in state if g is not None))
         before = versions(arguments)
-        given = self.project_fold_backward(*self._arguments(a_slice, b_slice), local)
-        _check_left_alone("project_fold_backward", arguments, before)
-        return _check_gradients(given, a_slice, b_slice)
+        given = function(*self._arguments(a_slice, b_slice), *states)
+        _check_left_alone(name, arguments, before)
+        return _check_gradients(name, given, a_slice, b_slice)
 
     def _arguments(self, a_slice: Sequence[Tensor], b_slice: Sequence[Tensor]) -> tuple[Tensors, Tensors]:
         return (
@@ -411,17 +495,18 @@ class _MapReduce(torch.autograd.Function):
     @staticmethod
     def forward(problem: _Problem, a_count: int, *inputs: Tensor) -> tuple[Tensor, ...]:
         constants = [t.detach() for t in inputs]
-        return tuple(problem.fold(constants[:a_count], constants[a_count:]))
+        total, jacobians = problem.fold(constants[:a_count], constants[a_count:])
+        return (*total, *jacobians)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.problem, ctx.a_count, *tensors = inputs
-        _remember(ctx, tensors, output)
+        _remember(ctx, tensors, output, fields=len(output) - sum(ctx.problem.jacobians))
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[2:]
-        tensors = *ctx.saved_tensors, *upstream
+        tensors = *ctx.saved_tensors, *upstream[: len(upstream) - sum(ctx.problem.jacobians)]
         gradients = _MapReduceGradient.apply(ctx.problem, ctx.a_count, needed, *tensors)  # type: ignore[no-untyped-call]
         return None, None, *_in_place_of(gradients, needed)
 
@@ -435,12 +520,24 @@ class _MapReduceGradient(_DifferentiableOnce):
     def forward(
         problem: _Problem, a_count: int, needed: tuple[bool, ...], *tensors: Any
     ) -> tuple[Tensor, ...]:
-        """The gradients of the inputs `needed`; `tensors` are the inputs, the total's fields, upstream."""
-        count = len(needed)
-        fields = (len(tensors) - count) // 2
-        inputs, total, upstream = tensors[:count], tensors[count : count + fields], tensors[count + fields :]
-        filled = _fill(upstream, total)
-        return problem.gradients(inputs[:a_count], inputs[a_count:], needed, total, filled)
+        """The gradients of the inputs `needed`.
+
+        `tensors` are the inputs, the total's fields, the Jacobians of the forward pass, upstream.
+        """
+        count, folded = len(needed), sum(problem.jacobians)
+        fields = (len(tensors) - count - folded) // 2
+        inputs, total = tensors[:count], tensors[count : count + fields]
+        filled = _fill(tensors[len(tensors) - fields :], total)
+        if not folded:
+            return problem.gradients(inputs[:a_count], inputs[a_count:], needed, total, filled)
+        jacobians = iter(tensors[count + fields : count + fields + folded])
+        of_a = [
+            (_per_row(filled[0], t) * next(jacobians)).to(t.dtype) if asked else None
+            for t, asked in zip(inputs, problem.jacobians, strict=False)
+        ]
+        left = [need and at >= a_count for at, need in enumerate(needed)]
+        of_b = problem.gradients(inputs[:a_count], inputs[a_count:], left, total, filled)
+        return (*(g for g, need in zip(of_a, needed, strict=False) if need and g is not None), *of_b)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
@@ -464,9 +561,9 @@ def _one_by_one(function: Any, info: Any, in_dims: Any, arguments: Any) -> Any:
 def _map_reduce(problem: _Problem, a: Sequence[Tensor], b: Sequence[Tensor]) -> Any:
     if transforms_are_active():
         problem.refuse_transformed_closures(a, b)
-    fields = _MapReduce.apply(problem, len(a), *a, *b)  # type: ignore[no-untyped-call]
+    results = _MapReduce.apply(problem, len(a), *a, *b)  # type: ignore[no-untyped-call]
     assert problem.make is not None
-    return problem.make(fields)
+    return problem.make(results[: len(results) - sum(problem.jacobians)])
 
 
 @cache
@@ -496,11 +593,14 @@ def _apply(function: Any, options: tuple[Any, ...], tensors: Sequence[Tensor | N
     return function.apply(*options, *tensors)
 
 
-def _remember(ctx: Any, inputs: Sequence[Tensor], total: Sequence[Tensor]) -> None:
-    """Keep inputs and result for the backward pass."""
-    ctx.save_for_backward(*inputs, *total)
+def _remember(
+    ctx: Any, inputs: Sequence[Tensor], results: Sequence[Tensor], fields: int | None = None
+) -> None:
+    """Keep inputs and results for the backward pass. fields: how many of the results are of the state."""
+    ctx.save_for_backward(*inputs, *results)
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(*(field for field in total if not field.is_floating_point()))
+    state, others = results[:fields], results[len(results[:fields]) :]
+    ctx.mark_non_differentiable(*(field for field in state if not field.is_floating_point()), *others)
 
 
 def _in_place_of(gradients: Sequence[Tensor], needed: Sequence[bool]) -> Iterator[Tensor | None]:
@@ -533,6 +633,51 @@ def _uses_another_tensor(name: str, arguments: str) -> str:
 def _slices(tensors: Sequence[Tensor], chunk: int) -> Iterator[slice]:
     rows = tensors[0].shape[0]
     return (slice(start, min(start + chunk, rows)) for start in range(0, rows, chunk))
+
+
+def _plain_hooks() -> AbstractContextManager[Any]:
+    """Tensors are saved as they are."""
+    return saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
+def _visits(pairs: Any, of_a: Iterable[slice], of_b: list[slice]) -> Visits:
+    """The slices of a, each with those of b that it is folded with."""
+
+    def is_folded(a_rows: slice, b_rows: slice) -> bool:
+        found = pairs(a_rows, b_rows)
+        if not isinstance(found, bool):
+            raise TypeError(mismatch("pairs", "a function that returns True or False", repr(found)))
+        return found
+
+    return [(i, of_b if pairs is None else [j for j in of_b if is_folded(i, j)]) for i in of_a]
+
+
+def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
+    """Of which tensors gradients will be asked. Within torch.func only its transforms know."""
+    if not torch.is_grad_enabled():
+        return ()
+    hidden = transforms_are_active()
+    return tuple(t.is_floating_point() and (t.requires_grad or hidden) for t in a)
+
+
+def _other_leaves(of: Tensor, leaves: Sequence[Tensor]) -> bool:
+    """Does its graph end at a leaf that is none of these."""
+    nodes, seen, known = [of.grad_fn], set(), {id(t) for t in leaves}
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in known:
+            return True
+        nodes += [next_node for next_node, _ in node.next_functions]
+    return False
+
+
+def _per_row(numbers: Tensor, like: Tensor) -> Tensor:
+    """View [rows] so that it multiplies a tensor [rows, ...]."""
+    return numbers.reshape(-1, *(1,) * (like.dim() - 1))
 
 
 def _leaves(tensors: Sequence[Tensor], rows: slice, needed: Sequence[bool]) -> list[Tensor]:
@@ -604,9 +749,10 @@ def _check_chunk(name: str, chunk: int | None) -> int:
     return chunk
 
 
-def _check_gradients(given: Any, a_slice: list[Tensor], b_slice: list[Tensor]) -> list[Tensor | None]:
-    """What project_fold_backward returned, for those tensors that require a gradient."""
-    name = "project_fold_backward"
+def _check_gradients(
+    name: str, given: Any, a_slice: list[Tensor], b_slice: list[Tensor]
+) -> list[Tensor | None]:
+    """What the function of that name returned, for those tensors that require a gradient."""
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(mismatch(name, "a pair (gradient of a_slice, gradient of b_slice)", repr(given)))
     wanted = []

@@ -37,6 +37,8 @@ __all__ = [
     "Product",
     "Sum",
     "WSum",
+    "local_matrix",
+    "local_tangent",
 ]
 
 State = TypeVar("State", bound=Sequence[Tensor])
@@ -510,3 +512,90 @@ def _published_state(name: str, monoid: Monoid[Any]) -> Any:
     if not hasattr(state, "_fields"):
         raise TypeError(mismatch(name, "a monoid that publishes its NamedTuple as State", repr(monoid)))
     return state
+
+
+def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
+    """D(c, a) as a matrix: `local_gradient(c, a, g)` is the matrix times g.
+
+    With fields laid end to end it is that of equation 3 of the paper's draft, for `LogWSum`
+    exp(a_z - c_z) [[1, a_v - c_v], [0, I]]. Its transpose takes a tangent of `a` to that of `c`, as
+    `local_tangent` does without the matrix.
+
+    Args:
+        monoid: an instance of any `Monoid`.
+        c, a: states of one layout; a is one of the elements, or partial folds, that are folded into c.
+
+    Returns:
+        [*batch, numbers of a, numbers of c], where the batch axes are those of the field with the fewest, and
+        fields that are not floating have no numbers.
+
+    Raises:
+        TypeError, ValueError: `c` or `a` is no state of the monoid, has no floating field, or they differ in
+            shapes or dtypes.
+    """
+    batch = _check_local(monoid, c, a)
+    columns = []
+    for index, field in enumerate(c):
+        if not field.is_floating_point():
+            continue
+        for number in range(math.prod(field.shape[batch:])):
+            unit = torch.zeros_like(field, memory_format=torch.contiguous_format)
+            unit.view(*field.shape[:batch], -1)[..., number] = 1
+            g = maker(c)(unit if i == index else torch.zeros_like(f) for i, f in enumerate(c))
+            columns.append(_end_to_end(monoid.local_gradient(c, a, g), a, batch))
+    return torch.stack(columns, -1)
+
+
+def local_tangent(monoid: Monoid[Any], c: Any, a: Any, tangent: Any) -> Any:
+    """How c moves where `a`, one of its elements, moves along a tangent: the transpose of D(c, a).
+
+    The tangent of a fold is the sum of those that its elements give: forward mode, by the local gradient
+    theorem. `local_gradient` must be written in differentiable torch operations.
+
+    Args:
+        monoid, c, a: as for `local_matrix`.
+        tangent: a state of the layout of `a`; fields that are not floating do not count.
+
+    Returns:
+        A state of the layout of `c`, 0 in fields that are not floating. No gradient goes through it.
+
+    Raises:
+        TypeError, ValueError: as `local_matrix`, or `tangent` is not as above.
+    """
+    _check_local(monoid, c, a)
+    check_state("tangent", tangent, monoid)
+    if layout(tangent) != layout(a):
+        raise ValueError(mismatch("tangent", layout(a), layout(tangent)))
+    with torch.enable_grad():
+        leaf = maker(c)(torch.zeros_like(f, requires_grad=f.is_floating_point()) for f in c)
+        gradient = monoid.local_gradient(_detached(c), _detached(a), leaf)
+        moved = [
+            (g * t.detach()).sum() for g, t in zip(gradient, tangent, strict=True) if t.is_floating_point()
+        ]
+    leaves = [f for f in leaf if f.is_floating_point()]
+    found = iter(torch.autograd.grad(sum(moved), leaves, allow_unused=True, materialize_grads=True))
+    return maker(c)(next(found) if f.is_floating_point() else torch.zeros_like(f) for f in c)
+
+
+def _detached(state: Any) -> Any:
+    return maker(state)(field.detach() for field in state)
+
+
+def _check_local(monoid: Any, c: Any, a: Any) -> int:
+    """How many batch axes the states have."""
+    if not isinstance(monoid, Monoid):
+        raise TypeError(mismatch("monoid", "an instance of a subclass of Monoid", repr(monoid)))
+    for name, state in (("c", c), ("a", a)):
+        check_state(name, state, monoid)
+    if layout(c) != layout(a):
+        raise ValueError(mismatch("a", f"the layout of c, {layout(c)}", layout(a)))
+    if not any(field.is_floating_point() for field in c):
+        raise ValueError(mismatch("c", "a state with a floating field", layout(c)))
+    batch: int = min(field.dim() for field in c)
+    return batch
+
+
+def _end_to_end(state: Any, like: Any, batch: int) -> Tensor:
+    """The numbers of the floating fields, [*batch, numbers]."""
+    floating = [g for g, f in zip(state, like, strict=True) if f.is_floating_point()]
+    return torch.cat([g.reshape(*g.shape[:batch], -1) for g in floating], -1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from torch import Tensor
 __all__ = [
     "ACTIVATIONS",
     "attention",
+    "attention_varlen",
     "linear_cross_entropy",
     "linear_distillation",
     "linear_log_probs",
@@ -151,6 +153,35 @@ def attention(
     weights = _softmax(scores)[..., :n].to(q.dtype)
     out = (weights[..., None].to(statistics) * v_pairs).sum(-2).to(q.dtype) if pairwise else weights @ v
     return (out, _logsumexp(scores)) if return_lse else out
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    return_lse: bool = False,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` of each sequence, with its options.
+
+    q [T, H, F], k [S, Hkv, F], v [S, Hkv, D] -> out [T, H, D], lse [H, T]. cu_seqlens_*: [sequences + 1],
+    where sequences start, and the end of the last. Queries behind it see no key.
+    """
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    of_queries = (cu_seqlens_q.diff().tolist(), len(q), q)
+    of_keys = [(cu_seqlens_k.diff().tolist(), len(k), t) for t in (k, v)]
+    split = (
+        torch.split(t.transpose(0, 1)[None], [*lengths, all_of_them - sum(lengths)], 2)
+        for lengths, all_of_them, t in (of_queries, *of_keys)
+    )
+    *sequences, (q_behind, k_behind, v_behind) = zip(*split, strict=True)
+    sequences.append((q_behind, k_behind[:, :, :0], v_behind[:, :, :0]))
+    parts = [attention(*each, return_lse=True, **options) for each in sequences]
+    out, lse = (torch.cat(part, 2)[0] for part in zip(*parts, strict=True))
+    return (out.transpose(0, 1), lse) if return_lse else out.transpose(0, 1)
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:

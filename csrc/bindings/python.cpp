@@ -130,6 +130,8 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&scale_rows);
   calls.define(&copy_fitted);
   calls.define(&order_rows);
+  calls.define(&sequence_spans);
+  calls.define(&undefine);
   calls.define(&rows_product);
   calls.define(&columns_product);
   m.def(

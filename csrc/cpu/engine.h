@@ -36,4 +36,7 @@ struct Engine {
 // The engine for tensors of this dtype.
 const Engine& engine_for(DType dtype);
 
+// The same for all instruction sets. Throws where starts are not sound.
+void sequence_spans(const SequenceSpans& x);
+
 }  // namespace monoidreduce::cpu

@@ -72,6 +72,8 @@ void reduce_losses(const LossReduction& x, const Launch& launch);
 void scale_rows(const RowScaling& x, const Launch& launch);
 void copy_fitted(const FittedCopy& x, const Launch& launch);
 void order_rows(const RowOrdering& x, const Launch& launch);
+void sequence_spans(const SequenceSpans& x, const Launch& launch);
+void undefine(const Undefined& x, const Launch& launch);
 void gated_hidden(const GatedHidden& x, const Launch& launch);
 void gated_gradient(const GatedGradient& x, const Launch& launch);
 

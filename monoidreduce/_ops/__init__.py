@@ -1,8 +1,26 @@
 """The operators as `torch.library` ops, one file an operator: `torch.ops.monoidreduce.*`."""
 
-from monoidreduce._ops import attention, gated_mlp, log_probs, losses, mlp, modified_attention, statistics
+from monoidreduce._ops import (
+    attention,
+    attention_varlen,
+    gated_mlp,
+    log_probs,
+    losses,
+    mlp,
+    modified_attention,
+    statistics,
+)
 from monoidreduce.flops import register_when_counted
 
-__all__ = ["attention", "gated_mlp", "log_probs", "losses", "mlp", "modified_attention", "statistics"]
+__all__ = [
+    "attention",
+    "attention_varlen",
+    "gated_mlp",
+    "log_probs",
+    "losses",
+    "mlp",
+    "modified_attention",
+    "statistics",
+]
 
 register_when_counted()

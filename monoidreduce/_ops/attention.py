@@ -34,6 +34,11 @@ from monoidreduce._ops.registry import register
 # small difference of dP and delta. The backward pass then computes the output again, in two words.
 FEW_KEYS = 128
 
+# The keys that each query sees, and the queries that see each key, as `_C.sequence_spans` fills them; or None
+# for a band.
+Spans = tuple[Tensor, Tensor] | tuple[None, None]
+NO_SPANS: Spans = (None, None)
+
 
 def score_scale(q: Tensor, scale: float | None) -> float:
     return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -59,10 +64,11 @@ def plan_forward(
     left: int,
     right: int,
     gpu: _C.DeviceFacts | None = None,
+    spans: Spans = NO_SPANS,
 ) -> _C.Plan:
     """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
     results, mode = (None,) * 5, (False, allows_tf32(q), gpu)
-    arguments: Any = (q, k, v, bias, *results, scale, softcap, left, right, *mode)
+    arguments: Any = (q, k, v, bias, *spans, *results, scale, softcap, left, right, *mode)
     return _C.plan_attention_forward(*arguments)
 
 
@@ -78,12 +84,13 @@ def plan_backward(
     right: int,
     sums: bool,
     gpu: _C.DeviceFacts | None = None,
+    spans: Spans = NO_SPANS,
 ) -> _C.Plan:
     """The same. sums: is a gradient of the bias wanted that several scores share."""
     results = (None,) * 8  # of the forward pass, and gradients
     mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
     options, d_bias = (scale, softcap, left, right, True), bias if sums else None
-    arguments: Any = (q, k, v, bias, grad_out, *results, d_bias, None, *options, *mode)
+    arguments: Any = (q, k, v, bias, *spans, grad_out, *results, d_bias, None, *options, *mode)
     return _C.plan_attention_backward(*arguments)
 
 
@@ -134,11 +141,12 @@ def attention_forward(
     left: int,
     right: int,
     compensated: bool,
+    spans: Spans = NO_SPANS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
     width, plan, scratch = v.shape[3], None, None
     if q.is_cuda:
-        plan = plan_forward(q, k, v, score_bias, *options)
+        plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
         if plan.tensor_cores:
             q, k, v = readable(q, v, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
@@ -148,7 +156,7 @@ def attention_forward(
     found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
     out, lse, lse_low, out_low = found
     filled = (out, lse, lse_low, present(out_low))
-    arguments: Any = (q, k, v, score_bias, *filled, scratch, *options, *launch(q), plan)
+    arguments: Any = (q, k, v, score_bias, *spans, *filled, scratch, *options, *launch(q), plan)
     _C.attention_forward(*arguments)
     if v.shape[3] == width:
         return found
@@ -174,6 +182,7 @@ def attention_backward(
     needed: list[bool],
     whole: bool = True,
     unrounded_gradients: bool = False,
+    spans: Spans = NO_SPANS,
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()  # hooks on saved tensors return any strides
     if grad_out is None and q.is_cuda:  # tensor cores take it as that of attention to zeros, whatever v holds
@@ -197,6 +206,7 @@ def attention_backward(
             [*needed[:2], False, needed[3]],
             whole,
             unrounded_gradients,
+            spans,
         )
         if needed[2]:
             found[2] = v.new_zeros(v.shape)
@@ -206,11 +216,11 @@ def attention_backward(
     gradients: list[Tensor | None]
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
-        plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums)
+        plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums, spans=spans)
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
-            out, _, _, low = attention_forward(q, k, v, bias, scale, softcap, left, right, True)
+            out, _, _, low = attention_forward(q, k, v, bias, scale, softcap, left, right, True, spans)
         low = None if low is None else next(readable(q, v, low))
         grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
@@ -222,27 +232,11 @@ def attention_backward(
         gradients = [gradient(t, wanted, unrounded_gradients) for t, wanted in of]
     dq, dk, dv = gradients
     dbias = bias_gradient(bias, needed[3])
-    _C.attention_backward(
-        q,
-        k,
-        v,
-        score_bias,
-        grad_out,
-        grad_lse,
-        out,
-        lse,
-        lse_low,
-        low,
-        dq,
-        dk,
-        dv,
-        _score_bias(q, k, dbias),
-        scratch,
-        *options,
-        whole,
-        *launch(q),
-        plan,
-    )
+    residuals = (grad_out, grad_lse, out, lse, lse_low, low)
+    to = (dq, dk, dv, _score_bias(q, k, dbias))
+    mode = (whole, *launch(q), plan)
+    arguments: Any = (q, k, v, score_bias, *spans, *residuals, *to, scratch, *options, *mode)
+    _C.attention_backward(*arguments)
     return rounded((dq, dk, dv, dbias), inputs, needed, unrounded_gradients)
 
 

@@ -46,6 +46,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--workspace", type=whole_number(0, MOST), default=get_workspace(), help="bytes (%(default)s)"
     )
+    parser.add_argument(
+        "--ranks",
+        type=whole_number(2, MOST),
+        help="compare the ways to split the call, with gradients, over so many GPUs",
+    )
     parser.add_argument("--forward", action="store_true", help="no gradients")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
@@ -60,10 +65,19 @@ def main(argv: list[str]) -> int:
     for name, value in given.items():
         if (value is True) != (name in FLAGS):
             parser.error(f"argument sizes: {name}: expected {name if name in FLAGS else f'{name}=NUMBER'}")
-    tensors, keywords = call_of(options.operator, given, getattr(torch, options.dtype))
+    if options.ranks and (options.forward or options.json):
+        parser.error("argument --ranks: expected neither --forward nor --json beside it")
+    dtype = getattr(torch, options.dtype)
     wanted = () if options.forward else None
     try:
         with workspace(options.workspace):
+            if options.ranks:
+                from monoidreduce.plan import splits  # loads as much again as all of costs
+
+                ways = splits(options.operator, given, options.ranks, options.hardware, dtype=dtype)
+                print("\n\n".join(map(str, ways)))
+                return 0
+            tensors, keywords = call_of(options.operator, given, dtype)
             found = cost(options.operator, *tensors, hardware=options.hardware, needed=wanted, **keywords)
     except (TypeError, ValueError) as error:
         parser.error(str(error))

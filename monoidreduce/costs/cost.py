@@ -16,9 +16,9 @@ from monoidreduce.backend import OPERANDS, resolved
 from monoidreduce.costs.dry_run import DryRun, dry_run
 from monoidreduce.costs.kernels import Band, Work, work_of
 from monoidreduce.costs.model import Time, time_of
-from monoidreduce.hardware import HARDWARE, Hardware, find
+from monoidreduce.hardware import Hardware, find, find_gpu
 
-__all__ = ["Cost", "Pass", "cost", "kernels"]
+__all__ = ["Cost", "Pass", "cost", "cost_of_shard", "kernels"]
 
 
 @dataclass(frozen=True)
@@ -159,11 +159,25 @@ def cost(
         TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
             none that `monoidreduce.hardware` has; needed names no floating tensor of the call.
     """
-    operator, call = resolved(op, arguments, options)
+    return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
+
+
+def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) -> Cost:
+    """`cost` of a rank's columns: its forward pass keeps no local gradients. Nothing that is sent counts."""
+    return _cost(*resolved(op, arguments, options), hardware, None, keeps=False)
+
+
+def _cost(
+    operator: str,
+    call: dict[str, Any],
+    hardware: str | Hardware | None,
+    needed: Iterable[str] | None,
+    keeps: bool,
+) -> Cost:
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
     facts = device.facts()
-    run = dry_run(operator, call, names, facts)
+    run = dry_run(operator, call, names, facts, keeps)
     timed = [
         (launch.backward, work, time_of(work, device))
         for launch in run.launches
@@ -217,10 +231,9 @@ def _device(hardware: str | Hardware | None, call: dict[str, Any]) -> Hardware:
     if hardware is not None:
         return find(hardware)
     device = next(iter(call.values())).device
-    name = torch.cuda.get_device_name(device).lower() if device.type == "cuda" else str(device)
-    for known in HARDWARE.values():
-        if known.capability and known.name in name:
-            return known
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    if known := find_gpu(name):
+        return known
     raise ValueError(mismatch("hardware", "the name of a GPU, or tensors on one that hardware.py has", name))
 
 

@@ -85,9 +85,16 @@ class _OnGpu(Tensor):
 class _Notes(DispatchMode):  # type: ignore[misc]
     """Sees every op of torch: notes those that move elements, and counts the bytes that are alive."""
 
-    def __init__(self, run: DryRun, needed: tuple[str, ...]) -> None:
+    def __init__(self, run: DryRun, needed: tuple[str, ...], keeps: bool) -> None:
         super().__init__()
-        self.run, self.needed, self.backward, self.live, self.most = run, needed, False, 0, 0
+        self.run, self.needed, self.keeps, self.backward, self.live, self.most = (
+            run,
+            needed,
+            keeps,
+            False,
+            0,
+            0,
+        )
         self.known: weakref.WeakSet[Any] = weakref.WeakSet()
         self.calls: list[tuple[str, dict[str, Any], Any]] = []  # the op, its arguments and its results
 
@@ -109,7 +116,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
         """The arguments of an op as if autograd recorded it; fake tensors of a GPU record nothing."""
         if "keep" in given:
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
-            keep = given["x"].is_cuda and bool(student) and not teacher
+            keep = self.keeps and given["x"].is_cuda and bool(student) and not teacher
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         return given
 
@@ -177,7 +184,9 @@ def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
         streams.clear()
 
 
-def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts) -> DryRun:
+def dry_run(
+    operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts, keeps: bool = True
+) -> DryRun:
     """Runs an operator and, if gradients are needed, its backward pass.
 
     Args:
@@ -185,6 +194,7 @@ def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _
         call: all its arguments by name. The values of tensors do not count.
         needed: names of the tensors whose gradients are wanted.
         gpu: that the call is planned for.
+        keeps: may a forward pass keep local gradients, as it may unless columns are split over ranks.
 
     Raises:
         TypeError, ValueError: the call would, or it is a fold of statistics, which have no model.
@@ -193,7 +203,7 @@ def dry_run(operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _
     if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
         raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
     run = DryRun()
-    notes = _Notes(run, needed)
+    notes = _Notes(run, needed, keeps)
 
     def emptied(value: Any) -> Any:
         if not isinstance(value, Tensor):

@@ -12,18 +12,15 @@ from monoidreduce._command_line import replacing
 from .sweep import Sweep
 from .train import Run
 
-_STYLE: dict[str, dict[str, Any]] = {
-    "torch": {
-        "color": "tab:gray",
-        "linewidth": 4,
-        "alpha": 0.6,
-    },  # wide, so that it shows under a curve that coincides
-    "monoidreduce": {"color": "tab:blue", "linewidth": 1.5},
-}
+# Of the first model and of the second. The first is wide, so that it shows under a curve that coincides.
+_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": "tab:gray", "linewidth": 4, "alpha": 0.6},
+    {"color": "tab:blue", "linewidth": 1.5},
+)
 
 
 def table(runs: dict[str, Run], sweeps: list[Sweep]) -> str:
-    """The comparison, one column for each of two backends; memory at both ends of each sweep."""
+    """The comparison, one column for each of two models; memory at both ends of each sweep."""
     first, second = (run.losses for run in runs.values())
     difference = max(abs(a - b) for a, b in zip(first, second, strict=True))
     rows = [
@@ -57,14 +54,15 @@ def save_plot(path: Path, runs: dict[str, Run], sweeps: list[Sweep]) -> None:
     figure_type = importlib.import_module("matplotlib.figure").Figure
     figure = figure_type(figsize=(5 * (1 + len(sweeps)), 4), layout="constrained")
     loss, *memory = figure.subplots(1, 1 + len(sweeps), squeeze=False)[0]
+    styles = dict(zip(runs, _STYLES, strict=True))
     for name, run in runs.items():
-        loss.plot(run.losses, label=name, **_STYLE[name])
+        loss.plot(run.losses, label=name, **styles[name])
     loss.set(title="training loss", xlabel="step", ylabel="nats per byte")
     for axes, sweep in zip(memory, sweeps, strict=True):
         for name, growth in sweep.growth.items():
-            axes.plot(sweep.sizes, [size / 2**20 for size in growth], marker="o", label=name, **_STYLE[name])
+            axes.plot(sweep.sizes, [size / 2**20 for size in growth], marker="o", label=name, **styles[name])
         axes.set_xscale("log", base=2)
-        axes.set(title=f"peak memory of the {sweep.layer} layer", xlabel=sweep.axis, ylabel="MiB")
+        axes.set(title=f"peak memory of the {sweep.layer}", xlabel=sweep.axis, ylabel="MiB")
     for axes in (loss, *memory):
         axes.legend()
         axes.grid(alpha=0.3)

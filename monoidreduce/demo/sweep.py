@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,28 +51,36 @@ def _randn(device: torch.device, dtype: torch.dtype, *shape: int) -> Tensor:
 
 def sweep_mlp(size: ModelSize, lengths: list[int], device: torch.device, dtype: torch.dtype) -> Sweep:
     """Memory of the MLP layer at each sequence length."""
-    common = {"dim": size.dim, "hidden": size.hidden, "device": str(device), "dtype": _name(dtype)}
-    growth = _growth("mlp_problem", [common | {"tokens": length} for length in lengths])
-    return Sweep("MLP", "sequence length", lengths, growth)
+    common = {"dim": size.dim, "hidden": size.hidden, "device": str(device), "dtype": dtype_name(dtype)}
+    measured = _of_layer("mlp_problem", [common | {"tokens": length} for length in lengths])
+    return Sweep("MLP", "sequence length", lengths, measured)
 
 
 def sweep_loss(
     size: ModelSize, tokens: int, vocabularies: list[int], device: torch.device, dtype: torch.dtype
 ) -> Sweep:
     """Memory of the loss layer at each vocabulary."""
-    common = {"tokens": tokens, "dim": size.dim, "device": str(device), "dtype": _name(dtype)}
-    growth = _growth("loss_problem", [common | {"vocabulary": vocabulary} for vocabulary in vocabularies])
-    return Sweep("loss", "vocabulary", vocabularies, growth)
+    common = {"tokens": tokens, "dim": size.dim, "device": str(device), "dtype": dtype_name(dtype)}
+    measured = _of_layer("loss_problem", [common | {"vocabulary": vocabulary} for vocabulary in vocabularies])
+    return Sweep("loss", "vocabulary", vocabularies, measured)
 
 
-def _growth(build: str, sizes: list[dict[str, Any]]) -> dict[str, list[int]]:
+def _of_layer(build: str, sizes: list[dict[str, Any]]) -> dict[str, list[int]]:
     tiny = {name: 16 if isinstance(value, int) else value for name, value in sizes[0].items()}
-    growth = {}
-    for backend in BACKENDS:
+    return growth(f"{__name__}:{build}", BACKENDS, tiny, sizes)
+
+
+def growth(
+    build: str, backends: Iterable[str], warm_up: dict[str, Any], sizes: list[dict[str, Any]]
+) -> dict[str, list[int]]:
+    """`measure` of the problems that `build` makes with each `backend`, in a process of its own."""
+    measured = {}
+    for backend in backends:
         own = {"backend": backend}
-        growth[backend] = measure(f"{__name__}:{build}", tiny | own, [size | own for size in sizes])
-    return growth
+        measured[backend] = measure(build, warm_up | own, [size | own for size in sizes])
+    return measured
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """As in "float32"."""
     return str(dtype).removeprefix("torch.")

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .data import batches
-from .model import BACKENDS, ModelSize, Transformer
 
 try:
     from tqdm import tqdm  # type: ignore[import-untyped]
@@ -24,9 +23,12 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Settings:
-    """How both models are trained; `autocast` is the dtype of matrix products, None for float32."""
+    """How both models are trained, on sequences of `length` tokens.
 
-    size: ModelSize
+    `autocast` is the dtype of matrix products, None for float32.
+    """
+
+    length: int
     batch: int
     steps: int
     learning_rate: float
@@ -76,10 +78,9 @@ def _rate(step: int, steps: int) -> float:
 class Trainee:
     """One model and its optimizer."""
 
-    def __init__(self, backend: str, settings: Settings) -> None:
-        torch.manual_seed(settings.seed)
+    def __init__(self, model: nn.Module, settings: Settings) -> None:
         self.settings = settings
-        self.model = Transformer(settings.size, backend).to(settings.device)
+        self.model = model.to(settings.device)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95)
         )
@@ -101,24 +102,22 @@ class Trainee:
         return float(loss.item())
 
 
-def train_both(text: Tensor, settings: Settings) -> dict[str, Run]:
-    """Trains one model for each backend; weights and batches depend on the seed alone.
+def train_both(text: Tensor, models: dict[str, nn.Module], settings: Settings) -> dict[str, Run]:
+    """Trains the models, each a function of tokens and next tokens to a loss; the seed decides the batches.
 
     The models take their steps in turn, so that whatever else the machine does falls on both timings alike.
     """
-    trainees = {backend: Trainee(backend, settings) for backend in BACKENDS}
-    losses: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
-    seconds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+    trainees = {name: Trainee(model, settings) for name, model in models.items()}
+    losses: dict[str, list[float]] = {name: [] for name in models}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
     progress = Progress(settings.steps)
     try:
-        for tokens, target in batches(
-            text, settings.steps, settings.batch, settings.size.length, settings.seed
-        ):
-            for backend, trainee in trainees.items():
+        for tokens, target in batches(text, settings.steps, settings.batch, settings.length, settings.seed):
+            for name, trainee in trainees.items():
                 start = time.perf_counter()
-                losses[backend].append(trainee.step(tokens, target))
-                seconds[backend].append(time.perf_counter() - start)
-            progress.step(", ".join(f"{backend} {losses[backend][-1]:.3f}" for backend in BACKENDS))
+                losses[name].append(trainee.step(tokens, target))
+                seconds[name].append(time.perf_counter() - start)
+            progress.step(", ".join(f"{name} {losses[name][-1]:.3f}" for name in models))
     finally:
         progress.close()
-    return {backend: Run(losses[backend], statistics.median(seconds[backend])) for backend in BACKENDS}
+    return {name: Run(losses[name], statistics.median(seconds[name])) for name in models}

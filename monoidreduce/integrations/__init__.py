@@ -1,1 +1,4 @@
-"""Adapters to training libraries. Each module imports its library. `import monoidreduce` imports none."""
+"""Adapters to training libraries. The modules for transformers and for TRL import these.
+
+`import monoidreduce` imports none of them.
+"""

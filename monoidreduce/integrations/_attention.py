@@ -10,7 +10,8 @@ attention function of every layer. A mask is one of:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from monoidreduce._validate import mismatch
 from monoidreduce.functional import attention
+from monoidreduce.varlen import attention_varlen
 
 # Arguments of other parts of a model that reach its attention, and say nothing of the result.
 UNRELATED = frozenset(
@@ -38,20 +40,31 @@ UNRELATED = frozenset(
 )
 
 
-class Band(NamedTuple):
-    """A mask: `window` of `mr.attention` around the key that a query is aligned with, less the padding."""
-
-    window: tuple[int | None, int | None]
-    keys: Tensor | None  # [B, N] bool, False at padding
-
+class Mask:
     # generate() makes masks before it calls a model with a static cache. It takes them for tensors, and the
     # model hands the one that it got to its own mask function.
     @property
     def ndim(self) -> int:
         return 4
 
-    def contiguous(self) -> Band:
+    def contiguous(self) -> Mask:
         return self
+
+
+@dataclass(frozen=True)
+class Band(Mask):
+    """`window` of `mr.attention` around the key that a query is aligned with, less the padding."""
+
+    window: tuple[int | None, int | None]
+    keys: Tensor | None  # [B, N] bool, False at padding
+
+
+@dataclass(frozen=True)
+class Packed(Mask):
+    """`window` of `mr.attention_varlen` within sequences of the tokens of all batches [B * L]."""
+
+    window: tuple[int | None, int | None]
+    starts: Tensor  # its cu_seqlens
 
 
 def attention_mask(
@@ -61,22 +74,26 @@ def attention_mask(
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Any = causal_mask_function,
-    attention_mask: Tensor | Band | None = None,
+    attention_mask: Tensor | Mask | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
     config: Any = None,
     **options: Any,
-) -> Band | Tensor | None:
+) -> Mask | Tensor | None:
     """The mask of one kind of layer, as `AttentionMaskInterface` calls for it.
 
     Where transformers allows a mask to be skipped, it is causal or bidirectional, with a window of local_size
     or none, and with the padding that attention_mask [B, all keys] has. Query i is at q_offset + i, and key j
-    at kv_offset + j. Other masks, and those of static caches, whose last key is not the last query's, are
-    made of mask_function.
+    at kv_offset + j. Causal masks of packed sequences are known by their functions. Other masks, and those of
+    static caches, whose last key is not the last query's, are made of mask_function.
     """
-    if isinstance(attention_mask, Band):
+    if isinstance(attention_mask, Mask):
         return attention_mask
+    # torch.compile can not look into functions.
+    ids = None if torch.compiler.is_compiling() else _sequence_ids(mask_function, local_size)
+    if ids is not None and attention_mask is None:
+        return Packed((None if local_size is None else local_size - 1, 0), _starts(ids))
     plain = allow_is_causal_skip or allow_is_bidirectional_skip
     chunked = local_size is not None and getattr(config, "attention_chunk_size", None) is not None
     # A bidirectional mask without a window needs no alignment: it is that of cross attention too.
@@ -100,6 +117,46 @@ def attention_mask(
     return None if keys is None and local_size is None and implied else Band(window, keys)
 
 
+def _closure(function: Any, name: str) -> dict[str, Any]:
+    """The variables around a function that one of transformers' masking_utils made, if that is its name."""
+    known = getattr(function, "__module__", None) == sdpa_mask.__module__
+    if not known or function.__qualname__ != f"{name}.<locals>.{function.__name__}":
+        return {}
+    return {
+        n: cell.cell_contents
+        for n, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    }
+
+
+def _sequence_ids(mask_function: Any, local_size: int | None) -> Tensor | None:
+    """The number of each token's sequence [B, L] where a mask is causal within packed sequences, with this
+    window or none, and nothing else."""
+
+    def both(function: Any) -> tuple[Any, ...]:
+        parts = _closure(function, "and_masks").get("mask_functions", ())
+        return parts if len(parts) == 2 else (None, None)
+
+    of_sequences, of_positions = both(mask_function)
+    within = _closure(of_positions, "remap_positions_for_packed_sequence").get("mask_function")
+    if local_size is not None:
+        window, within = both(within)
+        if _closure(window, "sliding_window_overlay") != {"sliding_window": local_size}:
+            return None
+    if within is not causal_mask_function:
+        return None
+    return _closure(of_sequences, "packed_sequence_mask_function").get("packed_sequence_mask")
+
+
+def _starts(ids: Tensor) -> Tensor:
+    """Where sequences start among the tokens of all batches: as many as there could be, most of them empty.
+
+    The host need not know how many there are.
+    """
+    batch, length = ids.shape
+    flat = (ids + length * torch.arange(batch, device=ids.device)[:, None]).flatten()
+    return torch.searchsorted(flat, torch.arange(batch * length + 1, device=ids.device))
+
+
 def _padding(mask: Tensor | None, offset: int, length: int) -> Tensor | None:
     """Which of the keys are not padding [B, length], None if all are. Keys beyond the mask are padding."""
     if mask is None:
@@ -116,7 +173,7 @@ def attention_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Band | Tensor | None,
+    attention_mask: Mask | Tensor | None,
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
@@ -140,8 +197,8 @@ def attention_forward(
         sliding_window: of the layer. The mask has it already.
         s_aux: [H] sinks, one more score of each row, whose value is 0.
         position_bias: [B or 1, H, M, N], added to the scores before the mask.
-        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences begin, and the end. Each is a
-            call of its own, for which the host waits for the lengths.
+        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences begin, and the end. With a mask
+            or a position_bias each is a call of its own, for which the host waits for the lengths.
 
     Returns:
         [B, M, H, D], and None in place of the weights.
@@ -174,30 +231,47 @@ def attention_forward(
         window = attention_mask.window
         if attention_mask.keys is not None:
             bias = _masked(bias, attention_mask.keys[:, None, None, :])
+    elif isinstance(attention_mask, Packed):
+        if position_bias is not None:
+            raise ValueError(
+                mismatch("position_bias", "None beside packed sequences", list(position_bias.shape))
+            )
+        window = attention_mask.window
     elif isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
         bias = _masked(bias, attention_mask)
     else:
         given = list(attention_mask.shape) if isinstance(attention_mask, Tensor) else type(attention_mask)
         raise TypeError(mismatch("attention_mask", "None or a tensor [B, 1, M, N]", given))
 
+    options: Any = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
     sequences = [(0, rows, 0, columns)]
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        sequences = _sequences(cu_seq_lens_q, cu_seq_lens_k, rows, columns)
+        starts = _both(cu_seq_lens_q, cu_seq_lens_k)
+        if bias is not None or not (query.is_cuda or torch.compiler.is_compiling()):  # else nobody reads them
+            sequences = _sequences(*starts, rows, columns)
+        if bias is None and len(query) == 1:
+            return _varlen(query, key, value, starts, options), None
+    elif isinstance(attention_mask, Packed):
+        return _varlen(query, key, value, (attention_mask.starts,) * 2, options), None
     outs = []
     for q0, q1, k0, k1 in sequences:
         out = attention(
             query[:, :, q0:q1],
             key[:, :, k0:k1],
             value[:, :, k0:k1],
-            scale=scaling,
-            window=window,
-            softcap=softcap,
             bias=None if bias is None else _part(bias, q0, q1, k0, k1),
-            sinks=s_aux,
+            **options,
         )
         outs.append(out)
     out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Tensor], options: Any) -> Tensor:
+    """[B, M, H, D] of packed sequences among the tokens of all batches."""
+    q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
+    out: Tensor = attention_varlen(q, k, v, *starts, **options)
+    return out.reshape(len(query), -1, *out.shape[1:])
 
 
 def _masked(bias: Tensor | None, mask: Tensor) -> Tensor:
@@ -213,14 +287,18 @@ def _part(bias: Tensor, q0: int, q1: int, k0: int, k1: int) -> Tensor:
     return bias[..., k0:k1] if bias.shape[-1] > 1 else bias
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph can not read where sequences begin
-def _sequences(
-    of_queries: Tensor | None, of_keys: Tensor | None, rows: int, columns: int
-) -> list[tuple[int, int, int, int]]:
-    """The ranges of queries and of keys of each sequence."""
+def _both(of_queries: Tensor | None, of_keys: Tensor | None) -> tuple[Tensor, Tensor]:
     if of_queries is None or of_keys is None:
         name = "cu_seq_lens_q" if of_queries is None else "cu_seq_lens_k"
         raise ValueError(mismatch(name, "a tensor [sequences + 1], as the other's is given", None))
+    return of_queries, of_keys
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph can not read where sequences begin
+def _sequences(
+    of_queries: Tensor, of_keys: Tensor, rows: int, columns: int
+) -> list[tuple[int, int, int, int]]:
+    """The ranges of queries and of keys of each sequence."""
     q, k = of_queries.tolist(), of_keys.tolist()
     for name, starts, end in (("cu_seq_lens_q", q, rows), ("cu_seq_lens_k", k, columns)):
         if starts[:1] != [0] or starts[-1] != end or starts != sorted(starts) or len(starts) != len(q):

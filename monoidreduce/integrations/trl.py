@@ -1,4 +1,4 @@
-"""Log-probabilities for TRL's trainers (tested with 1.16): SFT, DPO, KTO, GRPO and RLOO.
+"""Losses without logits for TRL's trainers (tested with 1.16): SFT, DPO, KTO, GRPO, RLOO and distillation.
 
     from monoidreduce.integrations.trl import apply
 
@@ -6,7 +6,8 @@
     trainer = GRPOTrainer(...)
 
 The trainers give their models a fused head, which calls one function on chunks of logits. `apply` puts
-`log_probs` in its place, which stores no logits.
+`log_probs` in its place, which stores no logits. `DistillationTrainer` calls another one on chunks of the
+student's and the teacher's logits. `apply` puts `divergence` in its place.
 """
 
 from __future__ import annotations
@@ -15,39 +16,52 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import trl.trainer.distillation_trainer as trl_distillation
 import trl.trainer.utils as trl_utils
 from torch import Tensor
 
 from monoidreduce import stat
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.functional import linear_log_probs
+from monoidreduce.integrations._divergence import divergence
 from monoidreduce.statistics import statistics
 
-__all__ = ["apply", "log_probs"]
+__all__ = ["apply", "divergence", "log_probs"]
 
 REPLACED = "_ChunkedLogProbFunction"
+REPLACED_DIVERGENCE = "ChunkedDivergenceFunction"
 OPTIONAL = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 
 
 def apply() -> None:
-    """Let the fused heads of TRL's trainers, in this process, compute log-probabilities by MonoidReduce.
+    """Let TRL's trainers, in this process, compute log-probabilities and divergences by MonoidReduce.
 
     Not for DeepSpeed's ZeRO-3, which takes the weight of the head away before the backward pass.
 
     Raises:
-        ImportError: this version of TRL has no such function to replace.
+        ImportError: this version of TRL has not the functions to replace.
     """
-    if not hasattr(trl_utils, REPLACED):
-        raise ImportError(f"trl: expected a version that has trl.trainer.utils.{REPLACED}, such as 1.16")
-    setattr(trl_utils, REPLACED, _LogProbs)
+    places = {(trl_utils, REPLACED): _LogProbs, (trl_distillation, REPLACED_DIVERGENCE): _Divergence}
+    for module, name in places:
+        if not hasattr(module, name):
+            raise ImportError(f"trl: expected a version that has {module.__name__}.{name}, such as 1.16")
+    for (module, name), ours in places.items():
+        setattr(module, name, ours)
+
+
+# In place of autograd functions: ours have derivatives of their own.
 
 
 class _LogProbs:
-    """In place of an autograd function: `log_probs` has derivatives of its own."""
-
     @staticmethod
     def apply(*args: Any) -> Any:
         return log_probs(*args)
+
+
+class _Divergence:
+    @staticmethod
+    def apply(*args: Any) -> Any:
+        return divergence(*args)
 
 
 def log_probs(

@@ -4,7 +4,7 @@ The formulas are those of "Rooflines and Scaling"; each names its equation, tabl
 FLOPs, bytes, seconds and tokens, never thousands or billions of them. docs/planner.md has worked examples.
 """
 
-from monoidreduce.hardware import HARDWARE, Hardware
+from monoidreduce.hardware import HARDWARE, Hardware, Link
 from monoidreduce.plan.collectives import Ring, ring, seconds, sent
 from monoidreduce.plan.critical_batch import (
     Pareto,
@@ -36,11 +36,14 @@ from monoidreduce.plan.kernels import (
     naive_gemm,
     stored_mlp,
 )
+from monoidreduce.plan.links import Send
 from monoidreduce.plan.mesh import Axis, Mesh, meshes
 from monoidreduce.plan.noise_scale import NoiseScale
 from monoidreduce.plan.operators import context_parallel, hidden_parallel, vocabulary_parallel
 from monoidreduce.plan.planner import Batch, Memory, Plan, Precision, best, plans
+from monoidreduce.plan.ranks import SPLITS, OverRanks, over_ranks, splits
 from monoidreduce.plan.roofline import Roofline, Work, interconnect, on_device
+from monoidreduce.plan.shards import RankPass
 from monoidreduce.plan.strategies import Phases, data_parallel, fully_sharded, least_hidden, tensor_parallel
 from monoidreduce.plan.tensor_lines import Algorithm, Line, all_gather_version, all_reduce_version
 from monoidreduce.plan.topology import check_slice, logical_strides
@@ -49,24 +52,29 @@ from monoidreduce.plan.transformer import MODELS, Model, training_flops, trainin
 __all__ = [
     "HARDWARE",
     "MODELS",
+    "SPLITS",
     "Algorithm",
     "Axis",
     "Batch",
     "Footprint",
     "Hardware",
     "Line",
+    "Link",
     "Memory",
     "Mesh",
     "Model",
     "NoiseScale",
+    "OverRanks",
     "Pareto",
     "Phases",
     "Plan",
     "Precision",
     "QuadraticModel",
+    "RankPass",
     "Ring",
     "Roofline",
     "Schedule",
+    "Send",
     "ShardedLayer",
     "Work",
     "all_gather_version",
@@ -99,11 +107,13 @@ __all__ = [
     "naive_gemm",
     "on_device",
     "optimal_fsdp_chips",
+    "over_ranks",
     "plans",
     "ring",
     "seconds",
     "sent",
     "sharded_layers",
+    "splits",
     "stored_mlp",
     "tensor_parallel",
     "training_flops",

@@ -12,6 +12,7 @@ from monoid_subjects import SUBJECTS, Subject
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce import laws
 from monoidreduce.laws import LawReport
 from monoidreduce.monoids import ArgMax, LogSumExp, LogWSum, Max, Product, Sum, WSum
 
@@ -24,6 +25,7 @@ LAWS = [
     "infinities",
     "local gradient",
     "local gradient of a fold",
+    "local gradient of a partition",
 ]
 
 
@@ -143,7 +145,10 @@ class NanGradientOfTheIdentity(WSum):
 
 
 class Mean(mr.Monoid[Any]):
-    """Right, unless local_gradient takes the fold for one of two elements."""
+    """Right, unless local_gradient takes the fold for one of `most` elements where it has more."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
 
     class State(NamedTuple):
         number: Tensor
@@ -154,11 +159,11 @@ class Mean(mr.Monoid[Any]):
 
     def combine(self, a: Any, b: Any) -> Any:
         number = a.number + b.number
-        shares = (part.number / number.clamp(min=1) for part in (a, b))
+        shares = (part.number.to(part.mean) / number.clamp(min=1) for part in (a, b))
         return self.State(number, sum(share * part.mean for share, part in zip(shares, (a, b), strict=True)))
 
     def local_gradient(self, c: Any, a: Any, g: Any) -> Any:
-        return g._replace(mean=g.mean * a.number / c.number.clamp(min=1, max=2))
+        return g._replace(mean=g.mean * a.number.to(a.mean) / c.number.clamp(min=1, max=self.most))
 
 
 def one_each(generator: torch.Generator, shape: tuple[int, ...]) -> Any:
@@ -180,7 +185,8 @@ MUTATIONS = [
     (OnePercentOff(), LogWSum, "local gradient"),
     (ForgottenTerm(), LogWSum, "local gradient"),
     (NanGradientOfTheIdentity(), WSum, "local gradient"),
-    (Mean(), None, "local gradient of a fold"),
+    (Mean(2), None, "local gradient of a fold"),
+    (Mean(4), None, "local gradient of a partition"),
 ]
 
 
@@ -192,6 +198,19 @@ def test_every_mutation_is_caught_by_its_law(monoid: Any, original: Any, law: st
     assert caught.value.law == law
     assert str(caught.value).startswith(f"{monoid!r} breaks the law of {law}: ")
     assert "\n  found    = " in str(caught.value) and "\n  expected = " in str(caught.value)
+
+
+@pytest.mark.parametrize(("most", "holds"), [(6, True), (5, False)])
+def test_corollary_2_1_2_needs_the_local_gradient_of_each_part(most: int, holds: bool) -> None:
+    """Of a fold of 6: a local gradient that is right up to 5 elements gives a wrong sum over the parts."""
+    generator = torch.Generator().manual_seed(0)
+    elements = [one_each(generator, (9,)) for _ in range(6)]
+    elements = [x._replace(mean=x.mean.double()) for x in elements]
+    g = Mean.State(torch.zeros(9, dtype=torch.int64), torch.randn(9, dtype=torch.float64))
+    claim = laws._shared_argument_claim(Mean(most), [elements[:1], elements[1:3], elements[3:]], g)
+    assert "corollary 2.1.2" in claim.text
+    agrees, _ = laws._agreement(claim)
+    assert agrees.all() if holds else not agrees.any()
 
 
 def test_every_law_has_a_mutation() -> None:
@@ -338,7 +357,7 @@ def test_sample_gets_a_seeded_generator_and_the_batch_shape() -> None:
         return Sum.State(torch.randn(shape, generator=generator))
 
     mr.check_monoid(Sum(), sample)
-    assert len(seen) == 3 and len(set(seen)) == 1
+    assert len(seen) == 8 and len(set(seen)) == 1
 
 
 def test_global_random_state_is_left_alone() -> None:

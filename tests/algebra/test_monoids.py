@@ -55,7 +55,7 @@ def test_laws(subject: Subject, dtype: torch.dtype, device: torch.device) -> Non
         return type(state)._make(field.to(device) for field in state)
 
     report = mr.check_monoid(subject.monoid, sample, dtype=dtype)
-    assert len(report.results) == 8 and all(result.cases >= 64 for result in report.results)
+    assert len(report.results) == 9 and all(result.cases >= 64 for result in report.results)
 
 
 @every_monoid

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import monoidreduce as mr
+from monoidreduce import plan
 from monoidreduce.__main__ import main
 from monoidreduce.costs.sizes import SIZES
 
@@ -60,3 +61,37 @@ def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*call, "--workspace", str(workspace)]) == 0
         peaks.append(json.loads(capsys.readouterr().out)["peak_memory"])
     assert peaks[0] < peaks[1]
+
+
+def test_over_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """The ways to split a call, the fastest first."""
+    call = [
+        "cost",
+        "linear_cross_entropy",
+        "N=8192",
+        "V=128256",
+        "D=4096",
+        "--hardware",
+        "h200",
+        "--ranks",
+        "8",
+    ]
+    assert main(call) == 0
+    expected = plan.splits("linear_cross_entropy", {"N": 8192, "V": 128256, "D": 4096}, 8, "h200")
+    assert capsys.readouterr().out == "\n\n".join(map(str, expected)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "complaint"),
+    [
+        ([], ["--ranks", "12"], "ranks: expected at most 8, or whole nodes of as many, got 12"),
+        ([], ["--ranks", "8", "--json"], "argument --ranks: expected neither --forward nor --json beside it"),
+        (["window=8"], ["--ranks", "8"], "sizes: expected B, H, L, d, and perhaps Hkv, causal, softcap"),
+    ],
+)
+def test_ranks_that_are_refused(
+    sizes: list[str], options: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["cost", "attention", "B=1", "H=8", "L=1024", "d=64", *sizes, "--hardware", "h200", *options])
+    assert complaint in capsys.readouterr().err

@@ -66,18 +66,28 @@ def _slices(a: Tensor, b: Tensor) -> Any:
     return LSE.State((a @ b.T).logsumexp(1))
 
 
-def _reduced(group: Any, a: Tensor, b: Tensor, upstream: Tensor, split: bool) -> Any:
+def _fused(a: Tensor, b: Tensor, p: Any, g: Any) -> tuple[Tensor, Tensor]:
+    """The gradients of a rank's slice pair, of its own states p."""
+    by_score = (a @ b.T - p.lse[:, None]).exp() * g.lse[:, None]
+    return by_score @ b, by_score.T @ a
+
+
+def _reduced(group: Any, a: Tensor, b: Tensor, upstream: Tensor, split: bool, options: Any = None) -> Any:
     a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
-    lse = mr.map_reduce(LSE, _slices, a, b, b_chunk=4, process_group=group if split else None).lse
+    group = group if split else None
+    lse = mr.map_reduce(LSE, _slices, a, b, b_chunk=4, process_group=group, **(options or {})).lse
     return lse.detach(), *torch.autograd.grad(lse, (a, b), upstream)
 
 
+@pytest.mark.parametrize(
+    "options", ({}, {"forward_gradient": True}, {"fused_backward": _fused}), ids=lambda given: "".join(given)
+)
 @pytest.mark.parametrize("columns", ((5, 6), (11, 0), (1, 1, 9), (11,)))
-def test_map_reduce(columns: tuple[int, ...]) -> None:
+def test_map_reduce(columns: tuple[int, ...], options: dict[str, Any]) -> None:
     ranks = len(columns)
     a, b, upstream = torch.randn(7, 3).double(), torch.randn(11, 3).double(), torch.randn(7).double()
     lse, d_a, d_b = _reduced(None, a, b, upstream, split=False)
-    found = on_ranks(ranks, _reduced, a, Each(list(b.split(columns))), upstream, True)
+    found = on_ranks(ranks, _reduced, a, Each(list(b.split(columns))), upstream, True, options)
     torch.testing.assert_close(same_bits([f[0] for f in found]), lse, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(same_bits([f[1] for f in found]), d_a, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([f[2] for f in found]), d_b, rtol=1e-12, atol=1e-12)

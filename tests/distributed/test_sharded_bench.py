@@ -38,3 +38,32 @@ def test_every_operator_has_a_row() -> None:
             for phase in row["phases"].values():
                 alone, over = (phase["milliseconds"][name]["median"] for name in ("alone", "over ranks"))
                 assert phase["efficiency"] == pytest.approx(alone / (2 * over))
+
+
+def test_predictions_stand_beside_measurements() -> None:
+    """On a GPU whose links are known, of the same call."""
+    sys.path.append(ROOT)
+    from bench import distributed
+
+    for case in distributed.cases(torch.device("cuda"), quick=False):
+        row = {
+            "op": case.op,
+            "parameters": case.parameters,
+            "dtype": "bfloat16",
+            "ranks": 2,
+            "target": 0.9,
+            "phases": {
+                phase: {
+                    "milliseconds": {name: {"median": 1.0} for name in ("alone", "over ranks")},
+                    "efficiency": 0.5,
+                }
+                for phase in distributed.PHASES
+            },
+        }
+        row["predicted"] = found = distributed.predicted(row, "NVIDIA H200")
+        assert found is not None
+        alone, over = found["alone"], found["over ranks"]
+        assert over < alone < 2.2 * over
+        line = distributed.report([row]).splitlines()[2]
+        assert f"{alone:.3g} / {over:.3g}" in line and f"{alone / (2 * over):.2f}" in line
+        assert distributed.predicted(row, "CPU") is None

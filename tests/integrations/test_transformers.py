@@ -200,9 +200,48 @@ def test_loss_and_gradients_are_those_of_eager(family: str, case: str, masks: li
     expected = step(eager, **inputs)
     for _ in range(2):  # the second knows what the model does to its logits
         assert_same_step(step(ours, **inputs), expected)
-    stored = [mask for mask in masks if isinstance(mask, Tensor)]
+    packed = [mask for mask in masks if isinstance(mask, _attention.Packed)]
     assert len(masks) == 2 * eager.config.num_hidden_layers
-    assert len(stored) == (len(masks) if case == "packed" and family != "gpt_oss" else 0)
+    assert len(packed) == (len(masks) if case == "packed" and family != "gpt_oss" else 0)
+    assert not any(isinstance(mask, Tensor) for mask in masks)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_packed_sequences_of_several_batches(family: str) -> None:
+    """Each batch has its own, which are of other lengths."""
+    eager = made(family)
+    ours = applied(eager)
+    inputs = batch()
+    lengths = ((5, 7), (1, 2, 9))
+    inputs["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in each]) for each in lengths])
+    assert_same_step(step(ours, **inputs), step(eager, **inputs))
+
+
+def test_only_plain_masks_of_packed_sequences_are_known() -> None:
+    """Whatever else a mask has, it is made, and nothing of it is left out."""
+    from transformers import masking_utils as made_by
+
+    ids = torch.tensor([[0, 0, 1, 1, 1]])
+    positions = torch.tensor([[0, 1, 0, 1, 2]])
+
+    def packed(function: Any) -> Any:
+        return made_by.packed_sequence_compatibility_function(function, positions, ids)
+
+    causal, windowed = made_by.causal_mask_function, made_by.sliding_window_causal_mask_function(2)
+    assert _attention._sequence_ids(packed(causal), None) is ids
+    assert _attention._sequence_ids(packed(windowed), 2) is ids
+    other = made_by.and_masks(causal, made_by.padding_mask_function(ids.bool()))
+    for function, window in (
+        (causal, None),
+        (packed(windowed), None),
+        (packed(causal), 2),
+        (packed(windowed), 3),
+        (packed(other), None),
+        (made_by.or_masks(packed(causal), other), None),
+        (made_by.and_masks(packed(causal), other), None),
+        (packed(made_by.bidirectional_mask_function), None),
+    ):
+        assert _attention._sequence_ids(function, window) is None
 
 
 @pytest.mark.parametrize("family", ["cohere", "granite", "mixtral"])
@@ -399,7 +438,7 @@ def test_lengths_of_packed_sequences(masks: list[Any]) -> None:
     bounds = torch.tensor([0, 5, 17, 24], dtype=torch.int32)
     lengths = {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": 12, "max_length_k": 12}
     assert_same_step(step(ours, **inputs, **lengths), expected)
-    assert all(isinstance(mask, Tensor) for mask in masks)
+    assert all(isinstance(mask, _attention.Packed) for mask in masks)
     register()
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -26,6 +27,7 @@ from bench import (
     harness,
     log_probs,
     memory,
+    models,
     overhead,
     plot,
     publish,
@@ -623,6 +625,178 @@ def test_each_round_has_every_name_in_an_order_of_its_own() -> None:
     order = list(harness.in_turn(names, 20))
     rounds = [tuple(order[at : at + 4]) for at in range(0, 80, 4)]
     assert all(sorted(one) == names for one in rounds) and len(set(rounds)) > 5
+
+
+# Models
+
+
+@pytest.fixture
+def a_llama() -> Any:
+    pytest.importorskip("transformers", minversion="5.4")
+    return models.base_model(models.QUICK.config, CPU)
+
+
+def a_liger(monkeypatch: pytest.MonkeyPatch, leaves_out: str = "") -> None:
+    """A library in the place of Liger, whose patches are its own names of what transformers has."""
+
+    def apply_liger_kernel_to_llama(model: Any) -> None:
+        module = sys.modules[type(model).__module__]
+        rope = module.apply_rotary_pos_emb
+        parts = {
+            "forward": [model],
+            "norm": [model.model.norm],
+            "mlp": [layer.mlp for layer in model.model.layers],
+        }
+        for layer in model.model.layers:
+            parts["norm"] += [layer.input_layernorm, layer.post_attention_layernorm]
+        for part, patched in parts.items():
+            for place in patched if part != leaves_out else ():
+                place.forward = named(place.forward)
+        module.apply_rotary_pos_emb = named(rope)
+
+    def named(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        call.__module__ = "liger_kernel.made_up"
+        return call
+
+    package = ModuleType("liger_kernel.transformers")
+    package.apply_liger_kernel_to_llama = apply_liger_kernel_to_llama  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+
+
+def test_steps_of_models_are_measured_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", minversion="5.4")
+    a_liger(monkeypatch)
+    rows = list(models.measure_models(CPU, quick=True))
+    assert [row["parameters"] for row in rows] == [
+        {"batch": 2, "length": 24},
+        {"batch": 2, "length": 24, "checkpointing": True},
+        {"batch": 1, "length": 40, "sequences": 3},
+    ]
+    everyone = {"monoidreduce", "transformers", "Liger"}
+    for row in rows:
+        packed = {"monoidreduce, position_ids"} if "sequences" in row["parameters"] else set()
+        assert set(row["milliseconds"]) == set(row["difference"]) == set(row["parts"]) == everyone | packed
+        assert set(row["absent"]) == ({"transformers, flash-attn"} if packed else set())
+        assert row["difference"]["transformers"] == {"loss": 0.0, "gradients": 0.0}
+        assert 0 < row["difference"]["monoidreduce"]["gradients"] < models.AGREEMENT / 5
+        assert row["parts"]["monoidreduce"]["attention"] == "monoidreduce"
+        assert row["parts"]["monoidreduce"]["loss"].startswith("monoidreduce.")
+        assert row["parts"]["transformers"]["attention"] == "sdpa"
+        for part in models.LIGERS_PARTS:
+            assert row["parts"]["Liger"][part] == "liger_kernel.made_up"
+            assert row["parts"]["transformers"][part].startswith("transformers.")
+    text = report.tables(document(total_target=1.0) | {"models": rows})
+    assert "- Liger: forward of liger_kernel, loss of transformers, norm of liger_kernel" in text
+    assert text.count("a tiny Llama batch 2, length 24") == 2 and "All targets met" in text
+
+
+def test_ligers_patches_are_there_in_its_turns_alone(a_llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a_liger(monkeypatch)
+    module = sys.modules[type(a_llama).__module__]
+    before = dict(vars(module))
+    contender = models.liger(models.copy_of(a_llama))
+    assert vars(module) == before
+    with pytest.raises(KeyError), contender.turn():
+        assert module.apply_rotary_pos_emb.__module__ == "liger_kernel.made_up"
+        raise KeyError
+    assert vars(module) == before
+
+
+@pytest.mark.parametrize("part", ["forward", "norm", "mlp"])
+def test_a_patch_of_liger_that_is_not_in_effect_is_refused(
+    a_llama: Any, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    a_liger(monkeypatch, leaves_out=part)
+    with pytest.raises(RuntimeError, match=rf"not in effect: {part} of transformers\.[a-z_.]*$"):
+        models.liger(a_llama)
+
+
+def test_contenders_of_a_model_share_its_weights(a_llama: Any) -> None:
+    copied = models.ours(models.copy_of(a_llama)).model
+    weights, others = list(a_llama.parameters()), list(copied.parameters())
+    assert all(a is b for a, b in zip(weights, others, strict=True))
+    assert copied.lm_head.weight is a_llama.model.embed_tokens.weight
+    assert copied.config is not a_llama.config and a_llama.config._attn_implementation == "sdpa"
+
+
+def test_packed_sequences_are_told_by_positions_and_by_bounds() -> None:
+    batch, told = models.batch_of(models.Step(1, 64, sequences=8), 100, CPU)
+    starts = told["cu_seq_lens_q"][:-1].tolist()
+    assert len(starts) == 8 and starts[0] == 0 and told["cu_seq_lens_q"][-1] == 64
+    assert (batch["position_ids"][0] == 0).nonzero().flatten().tolist() == starts
+    assert told["max_length_q"] == told["cu_seq_lens_k"].diff().max() == batch["position_ids"].max() + 1
+    assert (batch["labels"][0] == -100).nonzero().flatten().tolist() == starts
+    assert ((batch["labels"] == batch["input_ids"]) | (batch["labels"] == -100)).all()
+
+
+def test_a_model_that_sees_other_sequences_is_not_timed(a_llama: Any) -> None:
+    contenders = {
+        name: build(models.copy_of(a_llama))
+        for name, build in models.BUILD.items()
+        if name in ("monoidreduce", "transformers")
+    }
+    step = models.Step(1, 40, sequences=3)
+    problems = models.problems_of(step, contenders, CPU)
+    whole = models.problems_of(models.Step(1, 40), contenders, CPU)
+    watch = Stopwatch(CPU)
+    _, absent = models.compare(
+        problems | {"Liger": whole["transformers"]}, contenders | {"Liger": contenders["transformers"]}, watch
+    )
+    assert list(absent) == ["Liger"] and "its results differ from transformers'" in absent["Liger"]
+    with pytest.raises(RuntimeError, match="monoidreduce: ValueError: its results differ"):
+        models.compare(problems | {"monoidreduce": whole["monoidreduce"]}, contenders, watch)
+
+
+def model_row(theirs: float, liger: float, peak: int) -> dict[str, Any]:
+    times = {"monoidreduce": 10.0, "transformers": theirs, "Liger": liger}
+    return {
+        "op": "a model",
+        "parameters": {"batch": 2, "checkpointing": True},
+        "milliseconds": {
+            name: {phase: {"median": time / 2} for phase in harness.PHASES} for name, time in times.items()
+        },
+        "speedup": {name: time / 10.0 for name, time in times.items()},
+        "peak_bytes": {"monoidreduce": peak, "transformers": 8 << 30, "Liger": 2 << 30},
+        "parts": {},
+        "absent": {},
+        "targets": {"transformers": 1.15, "Liger": 1.05},
+    }
+
+
+def test_report_states_which_targets_of_models_were_reached() -> None:
+    reached = document(total_target=1.0) | {"models": [model_row(12.0, 10.5, 2 << 30)]}
+    cells = " ".join(report.tables(reached).split())
+    assert "| a model batch 2, checkpointing | 5 + 5, 2.0 GiB | 6 + 6, 8.0 GiB: 1.20x, 1.15x met |" in cells
+    assert "| 5.25 + 5.25, 2.0 GiB: 1.05x, 1.05x met, memory met |" in cells and "All targets met." in cells
+    text = report.tables(document(total_target=1.0) | {"models": [model_row(11.0, 10.0, 3 << 30)]})
+    assert "1.10x, 1.15x **MISSED**" in text and "1.05x **MISSED**, memory **MISSED**" in text
+    for miss in (
+        "beside transformers: 1.10x of 1.15x",
+        "beside Liger: 1.00x of 1.05x",
+        "3.0 GiB, Liger 2.0 GiB",
+    ):
+        assert f"- a model batch 2, checkpointing{':' if 'GiB' in miss else ''} {miss}" in text
+
+
+def test_the_promised_steps_have_their_targets() -> None:
+    steps = {tuple(step.parameters().items()): step.targets for step in models.ON_CUDA.steps}
+    for size in ((2, 4096), (1, 16384)):
+        plain = (("batch", size[0]), ("length", size[1]))
+        assert steps[plain] == {"transformers": 1.15, "Liger": 1.05}
+        assert steps[(*plain, ("checkpointing", True))] == {"transformers": 1.08, "Liger": 1.05}
+    assert not any(step.targets for scale in (models.QUICK, models.ON_CPU) for step in scale.steps)
+
+
+def test_without_transformers_no_model_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    assert list(models.measure_models(CPU, quick=True)) == []
+    assert capsys.readouterr().err == "models are not measured: transformers is not installed\n"
 
 
 # Plots

@@ -13,10 +13,12 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import demo
+from monoidreduce.demo import layers
 from monoidreduce.demo import train as training
 from monoidreduce.demo.data import batches, read_text
+from monoidreduce.demo.layers import LayerScale
 from monoidreduce.demo.memory import Problem, can_measure, measure
-from monoidreduce.demo.model import BACKENDS, ModelSize, Transformer
+from monoidreduce.demo.model import ModelSize
 from monoidreduce.demo.report import save_plot, table
 from monoidreduce.demo.sweep import Sweep, sweep_loss, sweep_mlp
 from monoidreduce.demo.train import Progress, Run, Settings, train_both
@@ -34,8 +36,7 @@ def one_thread(threads: None) -> None:
     torch.set_num_threads(1)
 
 
-def settings(steps: int) -> Settings:
-    return Settings(TINY, batch=3, steps=steps, learning_rate=1e-2, autocast=None, device=CPU, seed=5)
+SCALE = LayerScale(TINY, 2, 3, 1e-3, None, vocabularies=[16], lengths=[16])
 
 
 # Data
@@ -99,17 +100,16 @@ def test_text_shorter_than_a_sequence_is_an_error() -> None:
 def test_the_models_are_one_function_of_one_seed() -> None:
     tokens, target = torch.randint(256, (3, TINY.length)), torch.randint(256, (3, TINY.length))
     results: dict[str, list[Tensor]] = {}
-    for backend in BACKENDS:
-        torch.manual_seed(0)
-        model = Transformer(TINY, backend).double()
-        loss = model(tokens, target)
+    for backend, model in SCALE.models(seed=0).items():
+        loss = model.double()(tokens, target)
         results[backend] = [loss, *torch.autograd.grad(loss, list(model.parameters()))]
     torch.testing.assert_close(results["monoidreduce"], results["torch"], rtol=1e-9, atol=1e-11)
 
 
 def test_both_models_learn_alike() -> None:
     text = torch.frombuffer(bytearray(b"abcdefgh" * 20), dtype=torch.uint8)
-    runs = train_both(text, settings(steps=40))
+    settings = Settings(TINY.length, batch=3, steps=40, learning_rate=1e-2, autocast=None, device=CPU, seed=5)
+    runs = train_both(text, SCALE.models(seed=5), settings)
     ours, theirs = (torch.tensor(runs[name].losses) for name in ("monoidreduce", "torch"))
     assert ours[-1] < 1 < 5 < ours[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-2, atol=1e-2)
@@ -247,8 +247,7 @@ def test_plot_is_written(tmp_path: Path, suffix: str) -> None:
 def test_command_trains_measures_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scale = demo.Scale(TINY, 2, 3, 1e-3, None, lengths=[16], vocabularies=[16])
-    monkeypatch.setitem(demo.SCALES, "cpu", scale)
+    monkeypatch.setitem(layers.SCALES, "cpu", SCALE)
     plot = tmp_path / "plot.png"
     argv = ["--device", "cpu", "--path", __file__, "--steps", "2", "--seed", "3", "--plot", str(plot)]
     assert demo.main(argv) == 0

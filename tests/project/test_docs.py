@@ -16,8 +16,9 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Suffixes of the modules whose exports are public.
 PUBLIC = ("", ".nn", ".monoids", ".stat", ".reference", ".plan", ".io", ".hardware", ".costs", ".distributed")
-# These import a library of their own. They are looked at where it is installed.
-INTEGRATIONS = ("transformers", "trl")
+PUBLIC += (".integrations.verl", ".integrations.megatron", ".integrations.torchtitan")
+# These import a library. They are looked at where it is installed.
+INTEGRATIONS = {"transformers": "transformers", "trl": "trl", "gkd": "trl"}
 
 _REFERENCE = re.compile(r"^::: (\S+)$", re.M)
 _TITLE = re.compile(r"# (\d+)\. (.+)\n\n\*\*Status\*\*: ((?:.+\n)+)")
@@ -58,8 +59,8 @@ def test_index_lists_every_decision() -> None:
 def _resolved(path: str) -> object:
     """What a dotted path of the reference names, None for that of an integration that can not be imported."""
     module, _, name = path.rpartition(".")
-    _, _, library = module.partition(".integrations.")
-    if library and find_spec(library) is None:
+    _, _, integration = module.partition(".integrations.")
+    if integration in INTEGRATIONS and find_spec(INTEGRATIONS[integration]) is None:
         return None
     return getattr(importlib.import_module(module), name)
 
@@ -70,7 +71,7 @@ def test_reference_has_every_public_name() -> None:
     documented = [_resolved(path) for page in pages for path in _REFERENCE.findall(page.read_text("utf-8"))]
     assert documented
     missing = []
-    installed = [f".integrations.{library}" for library in INTEGRATIONS if find_spec(library)]
+    installed = [f".integrations.{name}" for name, library in INTEGRATIONS.items() if find_spec(library)]
     for suffix in (*PUBLIC, *installed):
         module = importlib.import_module(f"monoidreduce{suffix}")
         for name in module.__all__:

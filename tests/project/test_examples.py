@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # The script and how many differences, of the output and the gradients, it prints.
 SCRIPTS = {
     "paper_attention.py": 4,
+    "paper_listing1.py": 4,
     "paper_cross_entropy.py": 3,
     "paper_distillation.py": 5,
     "paper_mlp.py": 4,
@@ -47,7 +48,7 @@ def test_no_example_is_forgotten() -> None:
 def test_the_site_shows_each_example() -> None:
     """A formatter that takes the lines for Python would keep the site from putting the files in."""
     page = (EXAMPLES.parent / "docs/examples.md").read_text("utf-8")
-    shown = re.findall(r'^--8<-- "examples/([a-z_]+\.py)"$', page, re.M)
+    shown = re.findall(r'^--8<-- "examples/([a-z0-9_]+\.py)"$', page, re.M)
     assert sorted(shown) == sorted([*SCRIPTS, "compare.py"])
 
 

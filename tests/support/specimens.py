@@ -125,6 +125,38 @@ def attention_inputs(
     return inputs
 
 
+def starts(lengths: Sequence[int], device: torch.device, dtype: torch.dtype = torch.int32) -> Tensor:
+    """Where sequences of these lengths start, and the end of the last."""
+    return torch.tensor(
+        [0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=dtype, device=device
+    )
+
+
+def varlen_inputs(
+    queries: Sequence[int] = (5, 0, 21, 3),
+    keys: Sequence[int] | None = (9, 4, 17, 0),
+    heads: int = 4,
+    kv_heads: int = 2,
+    width: int = 17,
+    value_width: int = 19,
+    behind: int = 2,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    draw: Callable[..., Tensor] = normal,
+) -> Inputs:
+    """q, k, v of packed sequences, with rows of no sequence behind them. keys: None, as many as queries."""
+    place: Any = {"dtype": dtype, "device": device}
+    of_keys = sum(queries if keys is None else keys) + behind
+    inputs = {
+        "q": draw(sum(queries) + behind, heads, width, **place),
+        "k": draw(of_keys, kv_heads, width, **place),
+        "v": draw(of_keys, kv_heads, value_width, **place),
+        "cu_seqlens_q": starts(queries, device),
+    }
+    return inputs if keys is None else inputs | {"cu_seqlens_k": starts(keys, device)}
+
+
 def _raise_logits(x: Tensor, weight: Tensor, level: float) -> None:
     """Add a constant to all logits x @ weight^T, in place: by the last feature, if there is one."""
     if level and x.shape[-1]:
@@ -297,6 +329,9 @@ SPECIMENS = (
         {"window": (20, 9), "softcap": 2.0, "scale": 0.5, "return_lse": True},
     ),
     Specimen("attention_bool", "attention", attention_inputs, {"keep": (2, 1, 37, 53)}, {"return_lse": True}),
+    Specimen(
+        "attention_varlen", "attention_varlen", varlen_inputs, options={"causal": True, "return_lse": True}
+    ),
     Specimen("merge_attention", "merge_attention", merge_inputs),
     Specimen("cross_entropy", "linear_cross_entropy", cross_entropy_inputs, options={"reduction": "none"}),
     Specimen(

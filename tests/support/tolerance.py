@@ -38,6 +38,7 @@ from monoidreduce.functional import raises_rows
 # What `_C.path_counts()` calls the kernels of each operator. merge_attention is made of torch operations.
 KERNELS = {
     "attention": "attention",
+    "attention_varlen": "attention",
     "linear_cross_entropy": "cross_entropy",
     "linear_distillation": "distillation",
     "linear_log_probs": "log_probs",

@@ -26,6 +26,7 @@
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/modified_attention.h"
 #include "monoidreduce/ops/rows.h"
+#include "monoidreduce/ops/sequences.h"
 #include "monoidreduce/ops/statistics.h"
 #include "monoidreduce/plan.h"
 
@@ -100,6 +101,8 @@ void scale_rows(const RowScaling& x, const Launch& launch);
 void copy_fitted(const FittedCopy& x, const Launch& launch);
 // Finds the active rows, for kernels that skip the others.
 void order_rows(const RowOrdering& x, const Launch& launch);
+void sequence_spans(const SequenceSpans& x, const Launch& launch);
+void undefine(const Undefined& x, const Launch& launch);
 // Matrix products of local gradients, only on GPUs whose kernels multiply (Capabilities).
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);

@@ -40,25 +40,35 @@ struct Score {
   }
 };
 
-// The band of columns that a row keeps (its window): column - (row + shift) in [-left, right]. shift aligns the last row
-// with the last column.
+// The columns that a row keeps, or the rows that keep a column.
+struct Span {
+  std::int64_t begin, end;  // end: one past the last
+};
+
+// The columns that a row keeps. A band (window): column - (row + shift) in [-left, right]; shift aligns the last row with the
+// last column. Or the spans of each row and each column, listed in memory of the tensors' device: from one row or column to
+// the next, neither begins nor ends decrease.
 struct ColumnRange {
   static constexpr std::int64_t kUnbounded = -1;
   std::int64_t left = kUnbounded, right = kUnbounded, shift = 0;
+  bool listed = false;
+  const Span *of_rows = nullptr, *of_columns = nullptr;  // if listed; null while the call is planned
 
-  MR_HD bool all() const { return left == kUnbounded && right == kUnbounded; }
+  MR_HD bool all() const { return left == kUnbounded && right == kUnbounded && !listed; }
   MR_HD std::int64_t begin(std::int64_t row) const {
+    if (listed) return of_rows[row].begin;
     const std::int64_t first = row + shift - left;
     return left == kUnbounded || first < 0 ? 0 : first;
   }
   // One past the last column, at most columns and at least 0.
   MR_HD std::int64_t end(std::int64_t row, std::int64_t columns) const {
+    if (listed) return of_rows[row].end;
     if (right == kUnbounded) return columns;
     const std::int64_t last = row + shift + right + 1;
     return last < 0 ? 0 : last < columns ? last : columns;
   }
   // The same band without bounds that exclude no column of these rows: a single causal query has no bound.
-  ColumnRange of_rows(std::int64_t rows, std::int64_t columns) const {
+  ColumnRange bounding(std::int64_t rows, std::int64_t columns) const {
     return {rows == 0 || begin(rows - 1) == 0 ? kUnbounded : left,
             end(0, columns) == columns ? kUnbounded : right, shift};
   }

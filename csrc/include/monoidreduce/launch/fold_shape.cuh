@@ -26,6 +26,8 @@ inline FoldShape fold_shape(const FoldProblem& p, std::int64_t section) {
           .rows = static_cast<int>(p.rows()),
           .columns = static_cast<int>(p.columns()),
           .band = Band(p.range),
+          .row_spans = p.range.of_rows,
+          .column_spans = p.range.of_columns,
           .sieved = excludes(p.bias),
           .batches_follow = batches_share_bias(p) && !heads_share_bias(p),
           .section = static_cast<int>(section)};

@@ -33,16 +33,26 @@ void check_low_word(const Call& x) {
   require(!x.out_low.present() || item_size(x.q.dtype) == 2,
           "out_low: expected none unless q has 16 bits, got a tensor");
 }
+// row_spans, column_spans: in place of the window, the Span of keys of each query, and of queries of each key.
+template <class Call>
+void check_spans(const Call& x) {
+  require(x.row_spans.present() == x.column_spans.present(),
+          "row_spans, column_spans: expected both or neither, got one");
+}
 template <class Call>
 constexpr auto attention_operands() {
   return fields(tensor("q", &Call::q, "B H M F"),
                 tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
                 tensor("v", &Call::v, "B Hkv N D"),
-                optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool));
+                optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool),
+                optional("row_spans", &Call::row_spans, "M span=2", Type::kInt64).dense(),
+                optional("column_spans", &Call::column_spans, "N span=2", Type::kInt64)
+                    .dense()
+                    .where(&check_spans<Call>));
 }
 
 struct AttentionForward {
-  TensorView q, k, v, bias, out, lse, lse_low, out_low;
+  TensorView q, k, v, bias, row_spans, column_spans, out, lse, lse_low, out_low;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
 };
@@ -56,7 +66,7 @@ constexpr auto describe(const X*) {
 }
 
 struct AttentionBackward {
-  TensorView grad_out, grad_lse, q, k, v, bias, out, lse, lse_low, out_low;
+  TensorView grad_out, grad_lse, q, k, v, bias, row_spans, column_spans, out, lse, lse_low, out_low;
   TensorView d_q, d_k, d_v, d_bias;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
@@ -86,8 +96,17 @@ constexpr auto describe(const X*) {
 }
 
 template <class Call>
-[[gnu::always_inline]] inline FoldProblem attention_problem(const Call& x) {
+[[gnu::always_inline]] inline ColumnRange kept_keys(const Call& x) {
+  if (x.row_spans.present())
+    return {.listed = true,
+            .of_rows = static_cast<const Span*>(x.row_spans.data),
+            .of_columns = static_cast<const Span*>(x.column_spans.data)};
   const std::int64_t shift = x.k.size[2] - x.q.size[2];  // the last query is aligned with the last key
+  return ColumnRange{x.options.left, x.options.right, shift}.bounding(x.q.size[2], x.k.size[2]);
+}
+
+template <class Call>
+[[gnu::always_inline]] inline FoldProblem attention_problem(const Call& x) {
   bool whole = true;
   if constexpr (requires { x.whole; }) whole = x.whole;
   return {.a = x.q,
@@ -95,7 +114,7 @@ template <class Call>
           .payload = x.v,
           .bias = x.bias,
           .score = {.scale = x.options.scale, .softcap = x.options.softcap, .bias_inside = false},
-          .range = ColumnRange{x.options.left, x.options.right, shift}.of_rows(x.q.size[2], x.k.size[2]),
+          .range = kept_keys(x),
           .whole = whole};
 }
 

@@ -128,7 +128,7 @@ template <class Call>
   return {.a = x.q,
           .b = x.k,
           .payload = x.v,
-          .range = ColumnRange{x.options.left, x.options.right, columns - rows}.of_rows(rows, columns)};
+          .range = ColumnRange{x.options.left, x.options.right, columns - rows}.bounding(rows, columns)};
 }
 
 }  // namespace monoidreduce

@@ -149,7 +149,8 @@ struct BackwardWorker {
   using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
   // Fragments that are pulled together, one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kScoresOfElements<Scores> ? kFragments : 1;
-  static constexpr bool kBanded = MaskableMonoid<M>;  // may a row keep some columns only
+  static constexpr bool kBanded = MaskableMonoid<M>;                      // may a row keep some columns only
+  static constexpr bool kListed = kBanded && !kScoresOfElements<Scores>;  // may these be listed
 
   const M& m;
   const Scores& all_scores;
@@ -163,6 +164,13 @@ struct BackwardWorker {
   float d_columns[kFragments][kHalfWidth / 2], d_payload[kFragments][kHalfWidth / 2];
   float d_bias[kFragments][2] = {};  // of the thread's own columns and half of the rows
 
+  __device__ __forceinline__ static decltype(auto) shape_of(const BackwardArguments& p) {
+    if constexpr (kListed)
+      return (p.shape);
+    else
+      return p.shape.without_spans();
+  }
+  __device__ __forceinline__ decltype(auto) shape() const { return shape_of(p); }
   // The column that a warpgroup's fragment with the warp's fragment f in it would start at.
   __device__ __forceinline__ int column0(int f) const {
     return job.column0 + f * Tile::kStep + own_line - warp % 4 * 16;
@@ -227,7 +235,7 @@ struct BackwardWorker {
     // Behind the tiles of columns before this one that rows of the tile keep.
     if constexpr (kInTurn)
       p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0, share(),
-                    job.column0 / kColumns - p.shape.band.begin(row0) / kColumns);
+                    job.column0 / kColumns - shape().first_column(row0) / kColumns);
     float share[kParts][kShareWidth / 2];
     clear(share);
     multiply<E, kColumns>(
@@ -243,7 +251,7 @@ struct BackwardWorker {
     // rows 290; without additions 345.)
     const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
-    const bool marking = kBanded && (shape.sieved || (!full && !shape.band.all()));
+    const bool marking = kBanded && (shape.sieved || (!full && this->shape().banded()));
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       const float (&x)[kShareWidth / 2] = share[part];
@@ -274,7 +282,7 @@ struct BackwardWorker {
         feed.release(step);
         if constexpr (kInTurn) {
           p.turns.await(std::int64_t{job.batch} * p.shape.heads + head, row0, share(),
-                        job.column0 / kColumns - p.shape.band.begin(row0) / kColumns);
+                        job.column0 / kColumns - shape().first_column(row0) / kColumns);
           p.turns.pass(std::int64_t{job.batch} * p.shape.heads + head, row0, share());
         }
         return;
@@ -294,7 +302,7 @@ struct BackwardWorker {
         return RowResidual<M>{};
       }
     };
-    const bool full = kBanded ? p.shape.keeps_all(row0, kRows, job.column0, kColumns)
+    const bool full = kBanded ? shape().keeps_all(row0, kRows, job.column0, kColumns)
                               : job.column0 + kColumns <= p.shape.columns;
     const int own_row0 = row0 + half * kHalfRows;
     const auto scores_of = [&](int f) -> decltype(auto) {
@@ -309,7 +317,7 @@ struct BackwardWorker {
           const auto& scores = scores_of(f);
           scores.prepare_transposed(dots[f], own_row0, column0(f));
           [[maybe_unused]] Kept kept[2];
-          if constexpr (kBiasedByElement<Scores>) find_kept_rows(kept, p.shape, own_row0, column0(f));
+          if constexpr (kBiasedByElement<Scores>) find_kept_rows(kept, shape(), own_row0, column0(f));
           pull_fragment(m, scores, residual, dots[f], u[f], [&](int i, float g) {
             if constexpr (kBiasedByElement<Scores>) {
               if (all_scores.d_bias.data && kept[row_of_element(i)](i)) scores.add_bias_gradient(i, g);
@@ -320,7 +328,7 @@ struct BackwardWorker {
 #pragma unroll
           for (int f = first; f < first + kTogether; ++f) {
             Kept kept[2];
-            find_kept_rows(kept, p.shape, own_row0, column0(f));
+            find_kept_rows(kept, shape(), own_row0, column0(f));
             if constexpr (kBanded) clear_fragment(kept, dots[f]);  // else nobody reads what it would clear
             clear_fragment(kept, u[f]);
           }
@@ -390,7 +398,7 @@ struct BackwardWorker {
     for (int f = 0; f < kFragments; ++f) {
       const int line = f * Tile::kStep + own_line, element = half * kHalfWidth;
       const int first_column = job.column0 + line;
-      if (shape.partial() && first_column < shape.columns &&
+      if (this->shape().partial() && first_column < shape.columns &&
           !(is_finite(d_columns[f]) && is_finite(d_payload[f])))
         p.marks.column(column_head, first_column) = 1.f;
       store_result<E, kColumns, false>(arch::shared_address(memory.columns), line, element, d_columns[f]);
@@ -432,7 +440,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   using Worker = BackwardWorker<E, Tile, M, Scores>;
   const int number = Worker::kInTurn ? p.turns.job(&memory.job) : blockIdx.x,
             parts = std::is_same_v<E, float> ? p.parts : 1;
-  ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, number / parts);
+  ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(Worker::shape_of(p), number / parts);
   job.take_part(number % parts, parts);
   Worker worker{m, scores, p, job, memory};
   worker.run();

@@ -204,7 +204,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
           if constexpr (Tile::kInTurn) {
             // Behind the tiles of columns before this one that rows of the tile keep.
             p.turns.await(batch_head, row0, w,
-                          job.column0 / Tile::kColumns - p.shape.band.begin(row0) / Tile::kColumns);
+                          job.column0 / Tile::kColumns - p.shape.first_column(row0) / Tile::kColumns);
             arch::fence_async_global();
           }
           arch::sync_threads(kShareReady + w, kThreads);
@@ -425,7 +425,7 @@ struct BackwardConsumer {
     accumulate(d_columns, dz, memory.rows[at.stage]);
     arch::wait_products<1>();
     arch::pin(share);
-    if ((p.shape.sieved || (!full && !p.shape.band.all())) && !is_finite(share)) mark_rows(job, head, row0);
+    if ((p.shape.sieved || (!full && p.shape.banded())) && !is_finite(share)) mark_rows(job, head, row0);
     arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
     store_share(share);
     arch::fence_async_shared();

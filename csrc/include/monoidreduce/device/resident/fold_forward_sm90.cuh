@@ -323,15 +323,21 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, Schedule{p.shape, p.counter}, memory);
   } else {
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
-    Worker consumer{m, scores, p.shape, memory, warpgroup};
-    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
-    while (true) {
-      const RowJob job = consumer.receive();
-      if (job.tiles < 0) break;
-      consumer.run(job);
-      consumer.store(rows, p);
-      consumer.release_rows();
-    }
+    const auto consume = [&](const FoldShape& shape) {
+      Worker consumer{m, scores, shape, memory, warpgroup};
+      if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
+      while (true) {
+        const RowJob job = consumer.receive();
+        if (job.tiles < 0) break;
+        consumer.run(job);
+        consumer.store(rows, p);
+        consumer.release_rows();
+      }
+    };
+    if constexpr (kBiasedByTile<Scores>)
+      consume(p.shape.without_spans());
+    else
+      consume(p.shape);
   }
 }
 

@@ -1,4 +1,4 @@
-// Which elements of a fragment are within a band (the window of attention).
+// Which elements of a fragment their rows keep: those within a band (the window of attention), or within listed spans.
 #pragma once
 
 #include "monoidreduce/device/block/fold_fragment.cuh"
@@ -13,9 +13,9 @@ __device__ __forceinline__ void find_kept_columns(Kept (&kept)[2], const FoldSha
                                                   int column0) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int row = row_of(fragment_row(r)), begin = shape.band.begin(row);
+    const int row = row_of(fragment_row(r)), begin = shape.first_column(row);
     kept[r] = {begin - column0 - fragment_column(0),
-               static_cast<unsigned>(::max(shape.band.end(row, shape.columns) - begin, 0))};
+               static_cast<unsigned>(::max(shape.end_column(row) - begin, 0))};
   }
 }
 
@@ -24,9 +24,9 @@ __device__ __forceinline__ void find_kept_rows(Kept (&kept)[2], const FoldShape&
                                                int column0) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int column = column0 + fragment_row(r), begin = column - shape.band.right;
-    const unsigned rows = unsigned(shape.band.left) + unsigned(shape.band.right) + 1;
-    kept[r] = {begin - row0 - fragment_column(0), column < shape.columns ? rows : 0};
+    const int column = column0 + fragment_row(r);
+    kept[r] = {shape.first_row(column) - row0 - fragment_column(0),
+               column < shape.columns ? shape.rows_of(column) : 0};
   }
 }
 

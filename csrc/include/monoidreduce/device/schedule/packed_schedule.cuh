@@ -45,8 +45,8 @@ struct PackedSchedule {
     const int first_head = shape.head_of(batch_head, column_heads()) * shape.group;
     const int head = first_head + head_tile * packing.heads, row0 = row_tile * packing.rows;
     const int last_row = ::min(row0 + packing.rows, shape.rows) - 1;
-    const int first_tile = shape.band.begin(row0) / kColumns;
-    const int end_tile = (shape.band.end(last_row, shape.columns) + kColumns - 1) / kColumns;
+    const int first_tile = shape.first_column(row0) / kColumns;
+    const int end_tile = (shape.end_column(last_row) + kColumns - 1) / kColumns;
     const TileSplit own(::max(end_tile - first_tile, 0), split, packing.splits);
     return {shape.batch_of(batch_head, column_heads()),
             head,

@@ -42,6 +42,8 @@ struct FoldShape {
   int batch, heads, group;  // group: heads that share a column head
   int rows, columns;
   Band band;
+  const Span *row_spans,
+      *column_spans;    // in place of the band: the columns of each row, the rows of each column; or null
   bool sieved;          // a bias excludes elements
   bool batches_follow;  // jobs go through the batches of a head first; else through the heads of a batch
   int section;          // the number of batch-heads of a section
@@ -53,10 +55,36 @@ struct FoldShape {
   __device__ __forceinline__ int head_of(int batch_head, int heads) const {
     return batches_follow ? batch_head / batch : batch_head % heads;
   }
-  __device__ __forceinline__ bool partial() const { return sieved || !band.all(); }
+  // For kernels that no call with spans runs: code for them would take registers, and spill others.
+  __device__ __forceinline__ FoldShape without_spans() const {
+    FoldShape shape = *this;
+    shape.row_spans = shape.column_spans = nullptr;
+    return shape;
+  }
+  __device__ __forceinline__ bool banded() const { return row_spans || !band.all(); }
+  __device__ __forceinline__ bool partial() const { return sieved || banded(); }
+  // The columns that a row keeps: [first_column, end_column). A row beyond the last is like the last.
+  __device__ __forceinline__ int first_column(int row) const {
+    return row_spans ? int(row_spans[::min(row, rows - 1)].begin) : band.begin(row);
+  }
+  __device__ __forceinline__ int end_column(int row) const {
+    return row_spans ? int(row_spans[::min(row, rows - 1)].end) : band.end(row, columns);
+  }
+  // The rows that keep a column: [first_row, end_row), of which some may be before the first row or beyond the last.
+  __device__ __forceinline__ int first_row(int column) const {
+    return column_spans ? int(column_spans[::min(column, columns - 1)].begin) : column - band.right;
+  }
+  __device__ __forceinline__ int end_row(int column) const {
+    return column_spans ? int(column_spans[::min(column, columns - 1)].end) : column + band.left + 1;
+  }
+  // How many these are: of a band the same for all columns.
+  __device__ __forceinline__ unsigned rows_of(int column) const {
+    return column_spans ? unsigned(end_row(column) - first_row(column))
+                        : unsigned(band.left) + unsigned(band.right) + 1;
+  }
   // Whether all these rows keep all these columns.
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
-    return band.begin(row0 + row_count - 1) <= column0 && column0 + column_count <= band.end(row0, columns);
+    return first_column(row0 + row_count - 1) <= column0 && column0 + column_count <= end_column(row0);
   }
 };
 
@@ -96,8 +124,8 @@ struct RowSchedule {
     // With the end of a row's columns bounded, later rows have more of them.
     const int row_tile = shape.band.right < Band::kFar ? row_tiles - 1 - rank : rank;
     const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
-    const int first_tile = shape.band.begin(row0) / kColumns;
-    const int end_tile = (shape.band.end(last_row, shape.columns) + kColumns - 1) / kColumns;
+    const int first_tile = shape.first_column(row0) / kColumns;
+    const int end_tile = (shape.end_column(last_row) + kColumns - 1) / kColumns;
     return {shape.batch_of(batch_head, shape.heads), shape.head_of(batch_head, shape.heads), row0, first_tile,
             ::max(end_tile - first_tile, 0)};
   }
@@ -200,8 +228,8 @@ __device__ __forceinline__ ColumnJob column_job(const FoldShape& shape, int inde
   const int rank = within / heads_here, batch_head = first_head + within % heads_here;
   // With the end of a row's columns bounded, early columns have more rows, and go first.
   const int column0 = rank * kColumns, last_column = ::min(column0 + kColumns, shape.columns) - 1;
-  const int begin = ::max(column0 - shape.band.right, 0);
-  const int end = ::min(last_column + shape.band.left + 1, shape.rows);
+  const int begin = ::max(shape.first_row(column0), 0);
+  const int end = ::min(shape.end_row(last_column), shape.rows);
   const int first_tile = begin / kRows;
   return {shape.batch_of(batch_head, column_heads), shape.head_of(batch_head, column_heads), column0,
           first_tile, ::max((end + kRows - 1) / kRows - first_tile, 0)};

@@ -1,0 +1,357 @@
+"""A training step of a Llama of transformers: as it is, after `apply`, and with all of Liger's patches.
+
+The contenders are copies of one model with random weights, which they share, in one process. They take turns.
+Each turn begins with an empty cache of memory and an untimed step. Liger also replaces functions of
+transformers' module: they are there in its turns alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.harness import Stopwatch, dtype_name, in_turn, run_once, summary
+from monoidreduce.demo.memory import Problem, peak, start_peak
+
+OURS, THEIRS, LIGER = "monoidreduce", "transformers", "Liger"
+BY_POSITIONS = "monoidreduce, position_ids"
+FLASH = "transformers, flash-attn"
+DTYPE = torch.bfloat16
+# What results may differ by. Through 16 layers of width 256, on a CPU, gradients of ours differ from those of
+# transformers by 0.011, and by 1.06 where a model sees other packed sequences.
+AGREEMENT = 0.1
+PHASES = ("forward", "backward", "total")
+LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # what its patches of a Llama replace
+
+
+@dataclass(frozen=True)
+class Step:
+    """The tokens of a step, whether layers are recomputed, and what others' medians over ours must reach."""
+
+    batch: int
+    length: int
+    checkpointing: bool = False
+    sequences: int | None = None  # packed in each row of the batch, of random lengths
+    targets: dict[str, float] = field(default_factory=dict)
+
+    def parameters(self) -> dict[str, Any]:
+        """The sizes and options that tell the steps of a model apart."""
+        packed = {} if self.sequences is None else {"sequences": self.sequences}
+        checkpointing = {"checkpointing": True} if self.checkpointing else {}
+        return {"batch": self.batch, "length": self.length} | packed | checkpointing
+
+    def names(self) -> list[str]:
+        """Who is measured: lengths of packed sequences can be told in two ways, and flash-attn knows one."""
+        return [OURS, THEIRS, LIGER] + ([] if self.sequences is None else [BY_POSITIONS, FLASH])
+
+
+class Scale(NamedTuple):
+    """A model, by arguments of its config, its steps, and how often each is timed."""
+
+    name: str
+    config: dict[str, int]
+    steps: list[Step]
+    rounds: int
+
+
+def _config(
+    hidden: int, layers: int, heads: int, key_heads: int, intermediate: int, vocabulary: int
+) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "intermediate_size": intermediate,
+        "vocab_size": vocabulary,
+    }
+
+
+QUICK = Scale(
+    "a tiny Llama",
+    _config(64, 2, 4, 2, 128, 257),
+    [Step(2, 24), Step(2, 24, checkpointing=True), Step(1, 40, sequences=3)],
+    rounds=2,
+)
+ON_CPU = Scale(
+    "a small Llama",
+    _config(512, 4, 8, 2, 2048, 32000),
+    [Step(2, 256), Step(2, 256, checkpointing=True), Step(1, 512, sequences=8)],
+    rounds=5,
+)
+# The targets of a step without recomputed layers, and of one with them.
+WHOLE, RECOMPUTED = {THEIRS: 1.15, LIGER: 1.05}, {THEIRS: 1.08, LIGER: 1.05}
+ON_CUDA = Scale(
+    "Llama-3.2-1B",
+    _config(2048, 16, 32, 8, 8192, 128256),
+    [
+        Step(2, 4096, targets=WHOLE),
+        Step(2, 4096, checkpointing=True, targets=RECOMPUTED),
+        Step(1, 16384, targets=WHOLE),
+        Step(1, 16384, checkpointing=True, targets=RECOMPUTED),
+        Step(1, 16384, sequences=32),
+    ],
+    rounds=10,
+)
+
+
+class Contender(NamedTuple):
+    """A model and what it replaces, in its turns, of transformers' module of Llamas."""
+
+    model: Any
+    replaced: dict[str, Any]
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within it its patches are in effect. Backward passes recompute layers, so they belong in it."""
+        module = vars(sys.modules[type(self.model).__module__])
+        before = {name: module[name] for name in self.replaced}
+        module.update(self.replaced)
+        try:
+            yield
+        finally:
+            module.update(before)
+
+    def parts(self) -> dict[str, str]:
+        """The modules that the functions of a step come from, and the name of its attention."""
+        inner = self.model.model
+        norms = [layer.input_layernorm for layer in inner.layers]
+        norms += [layer.post_attention_layernorm for layer in inner.layers]
+        with self.turn():
+            functions = {
+                "forward": [self.model.forward],
+                "loss": [self.model.loss_function],
+                "norm": [norm.forward for norm in (*norms, inner.norm)],
+                "mlp": [layer.mlp.forward for layer in inner.layers],
+                "rope": [sys.modules[type(self.model).__module__].apply_rotary_pos_emb],
+            }
+        named = {
+            part: ", ".join(sorted({inspect.unwrap(function).__module__ for function in found}))
+            for part, found in functions.items()
+        }
+        return named | {"attention": self.model.config._attn_implementation}
+
+
+def plain(model: Any) -> Contender:
+    """As transformers makes it."""
+    return Contender(model, {})
+
+
+def ours(model: Any) -> Contender:
+    """With `apply` and its defaults alone."""
+    from monoidreduce.integrations.transformers import apply
+
+    return Contender(apply(model), {})
+
+
+def liger(model: Any) -> Contender:
+    """With its defaults, which are all patches. Raises RuntimeError where one is not in effect."""
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+    module = vars(sys.modules[type(model).__module__])
+    before = dict(module)
+    apply_liger_kernel_to_llama(model=model)
+    replaced = {name: value for name, value in module.items() if value is not before.get(name)}
+    module.update(before)
+    contender = Contender(model, replaced)
+    parts = contender.parts()
+    if others := [part for part in LIGERS_PARTS if not parts[part].startswith("liger_kernel.")]:
+        raise RuntimeError(
+            f"its patches are not in effect: {', '.join(f'{part} of {parts[part]}' for part in others)}"
+        )
+    return contender
+
+
+def flash(model: Any) -> Contender:
+    """With transformers' path of flash-attn. Raises ImportError where that is not installed."""
+    model.set_attn_implementation("flash_attention_2")
+    return Contender(model, {})
+
+
+BUILD: dict[str, Callable[[Any], Contender]] = {
+    OURS: ours,
+    THEIRS: plain,
+    LIGER: liger,
+    BY_POSITIONS: ours,
+    FLASH: flash,
+}
+
+
+def base_model(config: dict[str, int], device: torch.device) -> Any:
+    """A Llama in training, its embeddings tied to its head; it keeps no cache of keys and values."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    made = LlamaConfig(**config, tie_word_embeddings=True, use_cache=False, attn_implementation="sdpa")
+    with torch.device(device):
+        return LlamaForCausalLM(made).to(DTYPE).train()
+
+
+def copy_of(model: Any) -> Any:
+    """A copy with the same parameters."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def batch_of(step: Step, vocabulary: int, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a model is called with; and what tells attention the lengths of packed sequences."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (step.batch, step.length), generator=generator)
+    labels = ids.clone()
+    if step.sequences is None:
+        return {"input_ids": ids.to(device), "labels": labels.to(device)}, {}
+    starts = [0, *sorted(random.Random(0).sample(range(1, step.length), step.sequences - 1))]
+    bounds = torch.tensor([*starts, step.length])
+    lengths = bounds.diff()
+    labels[:, starts] = -100  # the first token of a sequence is predicted by none
+    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])[None]
+    batch = {"input_ids": ids, "labels": labels, "position_ids": positions}
+    longest, bounds = int(lengths.max()), bounds.to(device, torch.int32)
+    told = {
+        "cu_seq_lens_q": bounds,
+        "cu_seq_lens_k": bounds,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    return {name: tensor.to(device) for name, tensor in batch.items()}, told
+
+
+def problems_of(step: Step, contenders: dict[str, Contender], device: torch.device) -> dict[str, Problem]:
+    """A step of each contender, over the same tokens; what gets gradients is the weights that they share."""
+    batch, told = batch_of(step, contenders[THEIRS].model.config.vocab_size, device)
+
+    def problem(name: str) -> Problem:
+        model, arguments = contenders[name].model, batch | (told if name in (OURS, FLASH) else {})
+        if step.checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            model.gradient_checkpointing_disable()
+        leaves, grad = tuple(model.parameters()), torch.ones((), device=device)
+        return Problem(lambda: model(**arguments).loss.float(), leaves, grad)
+
+    return {name: problem(name) for name in step.names() if name in contenders}
+
+
+def distance(found: list[Tensor], expected: list[Tensor]) -> float:
+    """Of all tensors together, relative by norm."""
+    pairs = zip(found, expected, strict=True)
+    norms = [((a.float() - b.float()).norm(), b.float().norm()) for a, b in pairs]
+    apart, whole = (torch.stack(column).norm() for column in zip(*norms, strict=True))
+    return float(apart / whole)
+
+
+def compare(
+    problems: dict[str, Problem], contenders: dict[str, Contender], watch: Stopwatch
+) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """How far loss and gradients of each are from those of transformers; and of those that fail, why.
+
+    Raises RuntimeError where it is one of ours.
+    """
+
+    def results(name: str) -> list[Tensor]:
+        with contenders[name].turn():
+            return run_once(problems[name], watch)[1]
+
+    differences, absent = {}, {}
+    loss, *gradients = results(THEIRS)
+    for name in problems:
+        try:
+            own_loss, *own_gradients = results(name)
+            apart = {"loss": distance([own_loss], [loss]), "gradients": distance(own_gradients, gradients)}
+            if not all(value <= AGREEMENT for value in apart.values()):  # a NaN is wrong too
+                raise ValueError(f"its results differ from transformers' by {apart}")
+            differences[name] = apart
+        except Exception as error:
+            absent[name] = why(name, error)
+    return differences, absent
+
+
+def why(name: str, error: Exception) -> str:
+    """The reason why a contender is absent. Raises RuntimeError where it is one of ours."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if name.startswith(OURS):
+        raise RuntimeError(f"{name}: {reason}") from error
+    return reason
+
+
+def peak_bytes(problem: Problem) -> int:
+    """What a step holds at most beyond the weights, its gradients included."""
+    device = problem.grad_output.device
+    before = start_peak(device)
+    torch.autograd.grad(problem.forward(), problem.inputs, problem.grad_output)
+    return peak(device) - before
+
+
+def measure_step(
+    step: Step, contenders: dict[str, Contender], device: torch.device, rounds: int
+) -> dict[str, Any]:
+    """Times a step of all contenders in turn, and on a GPU measures its memory."""
+    watch = Stopwatch(device)
+    problems = problems_of(step, contenders, device)
+    differences, absent = compare(problems, contenders, watch)
+    times: dict[str, list[list[float]]] = {name: [] for name in differences}
+    for name in in_turn(list(times), rounds):
+        torch.cuda.empty_cache()
+        with contenders[name].turn():
+            run_once(problems[name], watch)
+            times[name].append(run_once(problems[name], watch)[0])
+    peaks = {}
+    for name in times if device.type == "cuda" else ():
+        with contenders[name].turn():
+            peaks[name] = peak_bytes(problems[name])
+    milliseconds = {
+        name: {
+            phase: summary(list(laps))
+            for phase, laps in zip(PHASES, zip(*measured, strict=True), strict=True)
+        }
+        for name, measured in times.items()
+    }
+    own = milliseconds[OURS]["total"]["median"]
+    return {
+        "rounds": rounds,
+        "milliseconds": milliseconds,
+        "speedup": {name: phases["total"]["median"] / own for name, phases in milliseconds.items()},
+        "peak_bytes": peaks,
+        "difference": differences,
+        "absent": absent,
+        "targets": step.targets,
+    }
+
+
+def measure_models(device: torch.device, quick: bool) -> Iterator[dict[str, Any]]:
+    """For each step of a model the times and memory of all contenders, and what is in effect in each.
+
+    Without transformers there is nothing to measure, and a line says so.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        print("models are not measured: transformers is not installed", file=sys.stderr)
+        return
+    scale = QUICK if quick else ON_CUDA if device.type == "cuda" else ON_CPU
+    base = base_model(scale.config, device)
+    contenders, missing = {}, {}
+    for name, build in BUILD.items():
+        try:
+            contenders[name] = build(copy_of(base))
+        except Exception as error:
+            missing[name] = why(name, error)
+    for step in scale.steps:
+        print(f"measuring {scale.name} {step.parameters()}", file=sys.stderr)
+        row = measure_step(step, contenders, device, scale.rounds)
+        row["absent"] |= {name: reason for name, reason in missing.items() if name in step.names()}
+        parts = {name: contenders[name].parts() for name in row["milliseconds"]}
+        about = {
+            "op": scale.name,
+            "dtype": dtype_name(DTYPE),
+            "parameters": step.parameters(),
+            "parts": parts,
+        }
+        yield about | row

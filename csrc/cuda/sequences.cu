@@ -1,0 +1,61 @@
+// The spans of packed sequences on a GPU, which the host never reads.
+#include "monoidreduce/ops/sequences.h"
+
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "operator.h"
+
+namespace monoidreduce::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+// Of a thread that looks at a part of the starts.
+__device__ __forceinline__ bool sound(const Sequences& sequences) {
+  bool sound = true;
+  for (std::int64_t s = threadIdx.x; s <= sequences.count; s += kThreads) sound &= sequences.sound(s);
+  return sound;
+}
+
+// A thread a row, then a thread a column. Every block looks at all starts: a search among others could end outside of them.
+__global__ void __launch_bounds__(kThreads)
+    sequence_spans_kernel(const __grid_constant__ Sequences rows, const __grid_constant__ Sequences columns,
+                          std::int64_t left, std::int64_t right, Span* row_spans, Span* column_spans) {
+  const bool all_sound = __syncthreads_and(sound(rows) && sound(columns));
+  const std::int64_t line = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (line < rows.lines)
+    row_spans[line] = all_sound ? kept_span(rows, columns, line, left, right) : kUndefined;
+  else if (line < rows.lines + columns.lines)
+    column_spans[line - rows.lines] =
+        all_sound ? kept_span(columns, rows, line - rows.lines, right, left) : kUndefined;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    undefine_kernel(const Span* spans, unsigned char* bytes, std::int64_t count) {
+  if (spans->begin <= spans->end) return;
+  for (std::int64_t n = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; n < count;
+       n += std::int64_t{gridDim.x} * kThreads)
+    bytes[n] = 0xff;  // all bits: NaN in every type
+}
+
+}  // namespace
+
+void sequence_spans(const SequenceSpans& x, const Launch& launch) {
+  const DeviceGuard device(x.row_spans.cuda_device);
+  const Sequences rows = sequences_of(x.row_starts, x.row_spans),
+                  columns = sequences_of(x.column_starts, x.column_spans);
+  const std::int64_t lines = rows.lines + columns.lines;
+  if (lines == 0) return;
+  launch_kernel("sequence_spans", &sequence_spans_kernel, blocks_for((lines + kThreads - 1) / kThreads),
+                kThreads, 0, launch.stream, rows, columns, x.left, x.right, data<Span>(x.row_spans),
+                data<Span>(x.column_spans));
+}
+
+void undefine(const Undefined& x, const Launch& launch) {
+  if (x.row_spans.size[0] == 0 || x.result.numel() == 0) return;
+  const DeviceGuard device(x.result.cuda_device);
+  launch_kernel("undefine", &undefine_kernel, 4 * multiprocessors(x.result.cuda_device), kThreads, 0,
+                launch.stream, static_cast<const Span*>(x.row_spans.data), data<unsigned char>(x.result),
+                x.result.numel() * item_size(x.result.dtype));
+}
+
+}  // namespace monoidreduce::cuda

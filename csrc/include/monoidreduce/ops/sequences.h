@@ -1,0 +1,79 @@
+// Packed sequences: the spans of their rows and columns, for kernels that take ranges of columns as data (ColumnRange).
+#pragma once
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/score.h"
+
+namespace monoidreduce {
+
+// Lines [starts[s], starts[s + 1]) are sequence s, lines from starts[count] on are of no sequence.
+struct Sequences {
+  const std::int64_t* starts;  // [count + 1]
+  std::int64_t count, lines;
+
+  // The last sequence that starts at a line or before it: no empty one.
+  MR_HD std::int64_t of(std::int64_t line) const {
+    std::int64_t low = 0, high = count;  // starts[low] <= line < starts[high]
+    while (high - low > 1) {
+      const std::int64_t middle = (low + high) / 2;
+      (starts[middle] <= line ? low : high) = middle;
+    }
+    return low;
+  }
+  // Whether starts[s] may follow what is before it, and the last one leaves no sequence beyond the lines.
+  MR_HD bool sound(std::int64_t s) const {
+    const std::int64_t before = s == 0 ? 0 : starts[s - 1];
+    return before <= starts[s] && (s != 0 || starts[0] == 0) && (s != count || starts[s] <= lines);
+  }
+};
+
+// The lines of the other side that a line keeps: those of its sequence, and of these the ones of a band around the line that it
+// is aligned with. The last line of a sequence is aligned with the last one of the other side.
+MR_HD Span kept_span(const Sequences& own, const Sequences& other, std::int64_t line, std::int64_t left,
+                            std::int64_t right) {
+  if (line >= own.starts[own.count]) return {other.starts[other.count], other.starts[other.count]};
+  const std::int64_t s = own.of(line), first = other.starts[s], lines = other.starts[s + 1] - first,
+                     shift = lines - (own.starts[s + 1] - own.starts[s]);
+  const ColumnRange band{left, right, shift};
+  const std::int64_t within = line - own.starts[s], end = band.end(within, lines), begin = band.begin(within);
+  return {first + (begin < end ? begin : end), first + end};
+}
+
+// Of starts that are not sound, in memory of a GPU: no line keeps any, and undefine() knows.
+inline constexpr Span kUndefined{1, 0};
+
+struct SequenceSpans {
+  TensorView row_spans, column_spans;    // Span
+  TensorView row_starts, column_starts;  // of the sequences, ascending, and the end of the last
+  std::int64_t left = ColumnRange::kUnbounded, right = ColumnRange::kUnbounded;  // the window, see ColumnRange
+};
+inline void check_starts(const SequenceSpans& x) {
+  require(x.row_starts.size[0] > 0, "cu_seqlens_q: expected at least one number, got none");
+}
+template <std::same_as<SequenceSpans> X>
+constexpr auto describe(const X*) {
+  constexpr auto is_bound = [](std::int64_t n) { return n >= ColumnRange::kUnbounded; };
+  constexpr const char* kBound = "an integer >= 0, or -1 for no bound";
+  return call(
+      "sequence_spans", result("row_spans", &X::row_spans, "M span=2", Type::kInt64),
+      result("column_spans", &X::column_spans, "N span=2", Type::kInt64),
+      tensor("cu_seqlens_q", &X::row_starts, "sequences+1", Type::kInt64).dense().where(&check_starts),
+      tensor("cu_seqlens_k", &X::column_starts, "sequences+1", Type::kInt64).dense(),
+      option("left", &X::left, kBound, is_bound), option("right", &X::right, kBound, is_bound));
+}
+inline Sequences sequences_of(const TensorView& starts, const TensorView& spans) {
+  return {static_cast<const std::int64_t*>(starts.data), starts.size[0] - 1, spans.size[0]};
+}
+
+// Where spans are kUndefined, all elements of a result become NaN. On CUDA.
+struct Undefined {
+  TensorView result, row_spans;
+};
+template <std::same_as<Undefined> X>
+constexpr auto describe(const X*) {
+  return cuda_call("undefine", result("result", &X::result, "elements"),
+                   tensor("row_spans", &X::row_spans, "M span=2", Type::kInt64).dense());
+}
+
+}  // namespace monoidreduce

@@ -1,0 +1,119 @@
+"""Attention over packed sequences: its two ops, those of attention with the spans of each query and key.
+
+q [1, H, T, F], k [1, Hkv, S, F], v [1, Hkv, S, D]. Kernels read the spans on the device, so the host never
+waits for the lengths.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.attention import attention_backward, attention_forward, attention_results
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.memory import launch
+from monoidreduce._ops.registry import register
+
+UNBOUNDED = (-1, -1)  # in place of a window: it is in the spans
+
+
+def sequence_spans(
+    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], window: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """[T, 2] and [S, 2] int64: of each query the first key that it sees and the one behind the last; and the
+    queries of each key."""
+    of_queries, of_keys = (q.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k))
+    query_starts, key_starts = (t.to(torch.int64).contiguous() for t in starts)
+    _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
+    return of_queries, of_keys
+
+
+def _undefine(spans: tuple[Tensor, Tensor], *results: Tensor) -> None:
+    """On a GPU all becomes NaN if starts of sequences are not ascending or out of bounds. On the CPU that is
+    an error before."""
+    of_queries, _ = spans
+    for result in results:
+        if result.is_cuda:
+            _C.undefine(result.view(-1), of_queries, *launch(result))
+
+
+def varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    compensated: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
+    options = (scale, softcap, *UNBOUNDED, compensated)
+    out, lse, lse_low, out_low = attention_forward(q, k, v, None, *options, spans)
+    _undefine(spans, out, lse)
+    return out, lse, lse_low, out_low
+
+
+def varlen_results(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *options: object
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *_, compensated = options
+    return attention_results(q, k, v, None, None, 0.0, *UNBOUNDED, bool(compensated))
+
+
+def varlen_backward(
+    grad_out: Tensor | None,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    out_low: Tensor,
+    scale: float | None,
+    softcap: float,
+    left: int,
+    right: int,
+    compensated: bool,
+    needed: list[bool],
+) -> list[Tensor]:
+    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
+    *found, _ = attention_backward(
+        grad_out,
+        grad_lse,
+        q,
+        k,
+        v,
+        None,
+        out,
+        lse,
+        lse_low,
+        out_low,
+        scale,
+        softcap,
+        *UNBOUNDED,
+        compensated,
+        [*needed[:3], False],
+        spans=spans,
+    )
+    _undefine(spans, *found)
+    return found
+
+
+register(
+    "attention_varlen",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k",
+    options="float? scale, float softcap, SymInt left, SymInt right, bool compensated",
+    outputs="out, lse, lse_low, out_low",
+    differentiable="out, lse",
+    residuals="out, lse, lse_low, out_low",
+    constants="Tensor cu_seqlens_q, Tensor cu_seqlens_k",
+    forward=varlen_forward,
+    fake=varlen_results,
+    backward=varlen_backward,
+)

@@ -1,0 +1,98 @@
+"""The divergence of a student from a teacher, as TRL's distillation trainers ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._validate import mismatch
+from monoidreduce.functional import linear_distillation, linear_log_probs
+
+__all__ = ["divergence"]
+
+
+def divergence(
+    student_hidden: Tensor,
+    student_weight: Tensor,
+    student_bias: Tensor | None,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    teacher_bias: Tensor | None,
+    beta: float,
+    temperature: float = 1.0,
+    student_logit_scale: float = 1.0,
+    student_final_logit_softcapping: float | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_final_logit_softcapping: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """TRL's `ChunkedDivergenceFunction.apply`. Logits are logit_scale * (hidden @ weight^T + bias) / T.
+
+    Args:
+        student_hidden: [N, D].
+        student_weight: [V, D].
+        student_bias: [V].
+        teacher_hidden, teacher_weight, teacher_bias: [N, E], [V, E] and [V], without gradients.
+        beta: 0 for "forward_kl" of `monoidreduce.linear_distillation`, 1 for "reverse_kl". Between them it is
+            beta of "jsd": the mixture is beta times the teacher and 1 - beta times the student.
+        temperature: T.
+        student_logit_scale, teacher_logit_scale: more than 0. Where they differ, the teacher's hidden states
+            are multiplied by their ratio, and rounded once.
+        student_final_logit_softcapping, teacher_final_logit_softcapping: None.
+
+    Hidden states and weights take part in the dtype of the former, or that of autocast. Where student and
+    teacher differ in dtype, it is the one that holds both. Biases are rounded for the entropy alone.
+
+    Returns:
+        The divergence [N], and the entropy of the student [N], which has no gradient and is another pass over
+        its head. Both are at temperature T, in nats.
+
+    Raises:
+        ValueError: a softcap, or a logit scale that is not more than 0.
+        TypeError, ValueError: as `monoidreduce.linear_distillation`.
+    """
+    caps = {"student": student_final_logit_softcapping, "teacher": teacher_final_logit_softcapping}
+    for name, cap in caps.items():
+        if cap is not None:
+            expected = "None: use TRL's trainer without monoidreduce's apply() for such a model"
+            raise ValueError(mismatch(f"{name}_final_logit_softcapping", expected, cap))
+    scales = {"student": student_logit_scale, "teacher": teacher_logit_scale}
+    for name, scale in scales.items():
+        if not scale > 0:
+            raise ValueError(mismatch(f"{name}_logit_scale", "a number > 0", scale))
+    if not torch.is_autocast_enabled(student_hidden.device.type):
+        dtype = torch.promote_types(student_hidden.dtype, teacher_hidden.dtype)
+        student_hidden, student_weight = student_hidden.to(dtype), student_weight.to(dtype)
+        teacher_hidden, teacher_weight = teacher_hidden.to(dtype), teacher_weight.to(dtype)
+    exact = accumulation_dtype(student_hidden.dtype)
+    student_bias = None if student_bias is None else student_bias.to(exact)
+    teacher_bias = None if teacher_bias is None else teacher_bias.to(exact)
+    ratio = teacher_logit_scale / student_logit_scale
+    if ratio != 1:
+        teacher_hidden = ratio * teacher_hidden
+        teacher_bias = None if teacher_bias is None else ratio * teacher_bias
+    temperature = temperature / student_logit_scale
+    with torch.no_grad():
+        targets = torch.zeros(len(student_hidden), dtype=torch.int64, device=student_hidden.device)
+        bias = None if student_bias is None else student_bias.to(student_hidden.dtype)
+        entropy = linear_log_probs(
+            student_hidden, student_weight, targets, bias=bias, temperature=temperature, entropy=True
+        ).entropy
+    assert entropy is not None
+    loss: dict[str, Any] = {"loss": {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")}
+    if loss["loss"] == "jsd":
+        loss["beta"] = beta
+    found = linear_distillation(
+        student_hidden,
+        student_weight,
+        teacher_hidden,
+        teacher_weight,
+        bias=student_bias,
+        teacher_bias=teacher_bias,
+        temperature=temperature,
+        reduction="none",
+        **loss,
+    )
+    return found, entropy

@@ -1,0 +1,79 @@
+"""Cross entropy with the signatures of Megatron-LM's fused linear cross entropy. Megatron is not imported."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from monoidreduce import functional
+from monoidreduce.distributed import shard, unshard
+
+__all__ = ["linear_cross_entropy", "vocab_parallel_linear_cross_entropy"]
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    tp_group: dist.ProcessGroup | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    sequence_parallel: bool = False,
+) -> Tensor:
+    """`megatron.core.fusions.fused_linear_cross_entropy.linear_cross_entropy`.
+
+    Args:
+        hidden: [s, b, h] or [tokens, h]. With sequence_parallel it is this rank's part of the first axis.
+        weight: [V, h], or with a group this rank's part of the classes, equally many on each rank.
+        labels: [s, b] or [tokens] class indices, of all tokens, the same on all ranks.
+        tp_group: the ranks that have the classes.
+        reduction: "none", "sum" or "mean". The mean is over labels that are not ignored.
+        ignore_index: a label with loss 0 that does not count in the mean.
+        sequence_parallel: whether each rank has other rows of hidden, equally many.
+
+    Returns:
+        The loss of all tokens, [tokens] or a scalar, the same on all ranks and in the accumulation dtype. The
+        gradient of hidden needs no further sum over ranks.
+
+    Raises:
+        TypeError, ValueError, IndexError: as `monoidreduce.linear_cross_entropy`.
+    """
+    own_rows = sequence_parallel and tp_group is not None
+    loss = functional.linear_cross_entropy(
+        hidden,
+        weight,
+        shard(labels, 0, tp_group) if own_rows else labels,
+        reduction=reduction,
+        ignore_index=ignore_index,
+        process_group=tp_group,
+        sequence_parallel=own_rows,
+    )
+    if reduction != "none":
+        return loss
+    return (unshard(loss, 0, tp_group) if own_rows else loss).flatten()
+
+
+def vocab_parallel_linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    tp_group: dist.ProcessGroup | None = None,
+    ignore_index: int = -100,
+    sequence_parallel: bool = False,
+) -> Tensor:
+    """The loss of each token as Megatron's models return it, of their head's input and weight.
+
+    Args:
+        hidden: [s, b, h]. With sequence_parallel it is this rank's part of the first axis.
+        weight, tp_group, ignore_index, sequence_parallel: as `linear_cross_entropy` has them.
+        labels: [b, s] class indices, the same on all ranks.
+
+    Returns:
+        [b, s], the same on all ranks, in the accumulation dtype.
+
+    Raises:
+        TypeError, ValueError, IndexError: as `monoidreduce.linear_cross_entropy`.
+    """
+    labels = labels.transpose(0, 1)
+    loss = linear_cross_entropy(hidden, weight, labels, tp_group, "none", ignore_index, sequence_parallel)
+    return loss.view(labels.shape).transpose(0, 1).contiguous()

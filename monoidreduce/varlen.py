@@ -1,0 +1,152 @@
+"""Attention over sequences of several lengths, packed one behind another."""
+
+from __future__ import annotations
+
+from typing import Literal, NoReturn, overload
+
+import torch
+from torch import Tensor
+
+from monoidreduce._keywords import refuse
+from monoidreduce._ops.attention import in_full
+from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
+from monoidreduce.functional import (
+    Window,
+    _operands,
+    _shows_rounding,
+    bounds,
+    check_heads,
+    check_sinks,
+    finished,
+    score_factors,
+)
+
+__all__ = ["attention_varlen"]
+
+
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    compensated: bool = False,
+    return_lse: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    compensated: bool = False,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    compensated: bool = False,
+    return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    compensated: bool = False,
+    return_lse: bool = False,
+    **others: NoReturn,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`attention` within each of several sequences, which lie one behind another in one tensor.
+
+    The host never waits for the lengths: a call can be captured in a CUDA graph and replayed with others.
+    Tensors may be longer than the sequences. Their last rows are of no sequence.
+
+    Args:
+        q: [T, H, F] queries of all sequences.
+        k: [S, Hkv, F] keys; H is a multiple of Hkv and query head h reads key head h // (H // Hkv).
+        v: [S, Hkv, D] values.
+        cu_seqlens_q: [sequences + 1] int32 or int64, on the device of q. Sequence n has the queries from
+            cu_seqlens_q[n] to cu_seqlens_q[n + 1]; the first is 0, and none is less than the one before.
+        cu_seqlens_k: the same of keys and values; None: as cu_seqlens_q. A sequence may have no queries or no
+            keys.
+        causal, window: of each sequence, whose last query is aligned with its last key.
+        scale, softcap, sinks, compensated: as of `attention`.
+        return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
+
+    Returns:
+        out [T, H, D] in the dtype of q and, with return_lse, lse [H, T] in the accumulation dtype, in natural
+        units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink; so has one of
+        no sequence. On a GPU all results and gradients are NaN if cu_seqlens_q or cu_seqlens_k is not as
+        above.
+
+    Raises:
+        TypeError, ValueError: an argument is not as above; on the CPU also what cu_seqlens_q and cu_seqlens_k
+            hold.
+    """
+    if others:
+        refuse("attention_varlen", others)
+    return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
+    q, k, v = _operands(q=q, k=k, v=v)
+    sizes: dict[str, int] = {}
+    check_axes("q", q, ("T", "H", "F"), sizes)
+    check_axes("k", k, ("S", "Hkv", "F"), sizes)
+    check_heads(k, sizes, "[S, Hkv, F]")
+    check_axes("v", v, ("S", "Hkv", "D"), sizes)
+    of_keys = "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k"
+    cu_seqlens_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
+    lengths: dict[str, int] = {}
+    for name, starts in (("cu_seqlens_q", cu_seqlens_q), (of_keys, cu_seqlens_k)):
+        _check_starts(name, starts, q, lengths)
+    scale, softcap = score_factors(scale, softcap)
+    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+    check_sinks(sinks, q)
+    options = (scale, softcap, *bounds(causal, window), compensated or _shows_rounding(q, sinks))
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options)
+    if sinks is not None:
+        out = in_full(out, low)
+    out, lse = finished(out, lse, q.dtype, None, sinks)
+    out, lse = out[0].transpose(0, 1), lse[0]
+    return (out, lse) if return_lse else out
+
+
+def _check_starts(name: str, starts: Tensor, q: Tensor, sizes: dict[str, int]) -> None:
+    check_axes(name, check_tensor(name, starts), ("sequences + 1",), sizes)
+    if starts.dtype not in (torch.int32, torch.int64):
+        raise TypeError(mismatch(name, "int32 or int64", starts.dtype))
+    if starts.device != q.device:
+        raise ValueError(mismatch(name, f"a tensor on {q.device} as q", starts.device))
+    if not len(starts):
+        raise ValueError(mismatch(name, "at least one number, the end of the last sequence", "none"))
