@@ -1,8 +1,9 @@
-"""What the CPU engine reads and writes through a cache of any size: its schedule, played to simulated caches.
+"""What the CPU engine moves between a cache and memory: its schedule, played to a simulated cache.
 
 The passes are those of csrc/include/monoidreduce/cpu/fold_forward.h and fold_backward.h, for one head,
-float32, one thread, without masks and biases. Tiles are those that the engine tells.
-scripts/measure_traffic_cpu.py holds this against the engine itself.
+float32, one thread, without masks and biases. Operands, results and scratch memory are played; statistics of
+rows, a few words each, are not. scripts/measure_traffic_cpu.py holds this against the engine itself, which
+tells its tiles.
 """
 
 from __future__ import annotations
@@ -10,20 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Buffer", "Cache", "Shape", "Tile", "attention", "compulsory", "copy", "cross_entropy"]
+__all__ = ["ITEM", "LINE", "Buffer", "Cache", "Shape", "Tile", "backward", "compulsory", "forward"]
 
 ITEM = 4  # bytes of a float
-LINE = 64  # bytes
-FIRST, WAYS = (32 << 10, 8), 16  # the first-level cache: bytes and ways; ways of the last one
-MOST_PANELS, BLOCK_BYTES = 16, 1 << 21  # of a block of rows in the forward pass
-RUN = 64  # terms of a product that are summed in one run
-GROUP = 16 * 2  # steps of columns that the backward pass loads, sums and stores at a time
-FACTS = 512  # bytes about a panel's rows
-
-
-class Tile(NamedTuple):
-    rows: int
-    columns: int
+LINE = 64  # bytes of a cache's line
+MOST_PANELS, BLOCK_BYTES = 16, 1 << 21  # of a block of rows in the forward pass (ForwardTile::block_)
+GROUP = 32  # steps of columns that the backward pass sums at a time (for_columns)
 
 
 @dataclass(frozen=True)
@@ -35,301 +28,161 @@ class Shape:
     width: int
     payload: int = 0
 
-
-class Buffer(NamedTuple):
-    """Memory from a line's boundary on, in bytes."""
-
-    begin: int
-    size: int
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The widths of what a column has."""
+        return (self.width, self.payload) if self.payload else (self.width,)
 
 
-class Level:
-    """A cache whose sets drop the line that was used least recently."""
+class Tile(NamedTuple):
+    """Of a pass. panel: rows side by side. step: columns of a step of the products."""
 
-    def __init__(self, size: int, ways: int) -> None:
-        self._ways = ways
-        self._sets: list[dict[int, bool]] = [{} for _ in range(size // LINE // ways)]
-
-    def touch(self, line: int, written: bool) -> tuple[bool, bool]:
-        """Was the line there, and was a line dropped that is to be written back."""
-        among = self._sets[line % len(self._sets)]
-        if (dirty := among.pop(line, None)) is not None:  # the last in a dict was used last
-            among[line] = dirty or written
-            return True, False
-        among[line] = written
-        return False, len(among) > self._ways and among.pop(next(iter(among)))
-
-    def dirty(self) -> int:
-        """Lines that are to be written back."""
-        return sum(sum(among.values()) for among in self._sets)
+    rows: int
+    columns: int
+    panel: int
+    step: int
 
 
 class Cache:
-    """Two levels, as valgrind simulates them: writes go through the first one, and take a line in.
+    """Lines, of which the one that was used least recently is dropped. Writes take a line in.
+
+    A real cache has sets, and drops lines of a full set while others have room. So a pass whose tiles fill a
+    cache almost moves more than is said here.
 
     Attributes:
-        read, written: bytes that passed between the second level and memory.
+        read, written: bytes that passed between the cache and memory.
     """
 
     def __init__(self, size: int) -> None:
-        self._first, self._last, self._end = Level(*FIRST), Level(size, WAYS), 0
+        self._most, self._end = size // LINE, 0
+        self._lines: dict[int, bool] = {}  # is it to be written back? The last in a dict was used last
         self.read = self.written = 0
 
     def buffer(self, items: int) -> Buffer:
-        """New memory for so many floats."""
-        found = Buffer(self._end, ITEM * items)
-        self._end += -(-found.size // LINE) * LINE
-        return found
+        """New memory for so many floats, from a line's boundary on."""
+        begin = self._end
+        self._end += -(-ITEM * items // LINE)
+        return Buffer(self, begin)
 
-    def load(self, of: Buffer, begin: int = 0, end: int | None = None) -> None:
-        """Reads the floats [begin, end)."""
-        self._touch(of, begin, end, False)
-
-    def store(self, of: Buffer, begin: int = 0, end: int | None = None) -> None:
-        """Writes the floats [begin, end)."""
-        self._touch(of, begin, end, True)
+    def touch(self, line: int, written: bool) -> None:
+        """Reads a line or writes to it."""
+        there = line in self._lines
+        self._lines[line] = self._lines.pop(line, False) or written
+        if not there:
+            self.read += LINE
+            if len(self._lines) > self._most and self._lines.pop(next(iter(self._lines))):
+                self.written += LINE
 
     def flush(self) -> None:
-        """Writes back what is dirty."""
-        self.written += LINE * self._last.dirty()
-
-    def _touch(self, of: Buffer, begin: int, end: int | None, written: bool) -> None:
-        last = of.begin + (of.size if end is None else min(ITEM * end, of.size))
-        for line in range((of.begin + ITEM * begin) // LINE, -(-last // LINE)):
-            if self._first.touch(line, False)[0] and not written:
-                continue
-            there, dropped = self._last.touch(line, written)
-            self.read += 0 if there else LINE
-            self.written += LINE if dropped else 0
+        """Writes back what is to be written."""
+        self.written += LINE * sum(self._lines.values())
+        self._lines.clear()
 
 
-def _pitch(width: int) -> int:
-    """The distance in floats of a tile's columns: an odd number of lines (panels.h: ColumnTile)."""
-    return (-(-width * ITEM // LINE) | 1) * LINE // ITEM
+class Buffer(NamedTuple):
+    """Memory that a cache lies before. begin: its first line."""
+
+    cache: Cache
+    begin: int
+
+    def load(self, first: int, count: int) -> None:
+        """Reads floats."""
+        self._touch(first, count, False)
+
+    def store(self, first: int, count: int) -> None:
+        """Writes floats, or adds to them."""
+        self._touch(first, count, True)
+
+    def _touch(self, first: int, count: int, written: bool) -> None:
+        begin, end = ITEM * first // LINE, -(-ITEM * (first + count) // LINE)
+        for line in range(self.begin + begin, self.begin + end):
+            self.cache.touch(line, written)
 
 
-def _load_tile(
-    cache: Cache, of: Buffer, width: int, first: int, tile: Buffer, begin: int, count: int
-) -> None:
-    """Copies columns of the tile that begins with column `first`."""
-    for j in range(begin, begin + count if width else begin):
-        cache.load(of, (first + j) * width, (first + j + 1) * width)
-        cache.store(tile, j * _pitch(width), j * _pitch(width) + width)
-
-
-def _over_width(
-    cache: Cache,
-    tile: Buffer,
-    width: int,
-    columns: int,
-    panel: int,
-    rows: tuple[Buffer, int],
-    scores: tuple[Buffer, int],
-) -> None:
-    """The product that gives scores, in runs. rows, scores: memory and the first float of a panel in it."""
-    for k in range(0, width, RUN):
-        last = min(k + RUN, width)
-        cache.load(rows[0], rows[1] + k * panel, rows[1] + last * panel)
-        for j in range(columns):
-            cache.load(tile, j * _pitch(width) + k, j * _pitch(width) + last)
-            cache.store(scores[0], scores[1] + j * panel, scores[1] + (j + 1) * panel)
-
-
-def _over_columns(
-    cache: Cache,
-    tile: Buffer,
-    width: int,
-    columns: int,
-    panel: int,
-    scores: tuple[Buffer, int],
-    sums: tuple[Buffer, int],
-) -> None:
-    """The product of weights, or of gradients of scores, and columns, in runs: adds to a panel's sums."""
-    for first in range(0, columns, RUN):
-        last = min(first + RUN, columns)
-        cache.load(scores[0], scores[1] + first * panel, scores[1] + last * panel)
-        for j in range(first, last):
-            cache.load(tile, j * _pitch(width), j * _pitch(width) + width)
-        cache.store(sums[0], sums[1], sums[1] + width * panel)
-
-
-def _forward(cache: Cache, shape: Shape, tile: Tile, results: int) -> None:
-    """results: words that a row has besides the payload's fold."""
-    panel, count = tile.rows, -(-shape.rows // tile.rows)
-    a, b, v = (
-        cache.buffer(n)
-        for n in (
-            shape.rows * shape.width,
-            shape.columns * shape.width,
-            shape.columns * shape.payload,
-        )
-    )
-    out, rest = cache.buffer(shape.rows * shape.payload), cache.buffer(shape.rows * results)
-    at_once = min(max(BLOCK_BYTES // (shape.width * panel * ITEM), 1), MOST_PANELS, count)
-    packed, sums = (cache.buffer(at_once * panel * width) for width in (shape.width, shape.payload))
-    b_tile, v_tile = (cache.buffer(tile.columns * _pitch(width)) for width in (shape.width, shape.payload))
-    scores = cache.buffer(tile.columns * panel)
-    a_size, v_size = panel * shape.width, panel * shape.payload
-    for first in range(0, count, at_once):
-        panels = range(min(at_once, count - first))
+def forward(cache: Cache, shape: Shape, tile: Tile) -> None:
+    """A block of rows is packed, then all columns go past it, a tile of them at a time."""
+    rows, widths = tile.rows, shape.widths
+    of_row, of_sum = rows * shape.width, rows * shape.payload  # floats of a panel
+    count = -(-shape.rows // rows)
+    block = min(max(BLOCK_BYTES // (ITEM * of_row), 1), MOST_PANELS, count)
+    a, out = cache.buffer(shape.rows * shape.width), cache.buffer(shape.rows * shape.payload)
+    operands = [cache.buffer(shape.columns * width) for width in widths]
+    packed, sums = cache.buffer(block * of_row), cache.buffer(block * of_sum)
+    tiles = [cache.buffer(tile.columns * width) for width in widths]
+    scores = cache.buffer(tile.columns * rows)
+    for first in range(0, count, block):
+        panels = range(min(block, count - first))
         for i in panels:
-            cache.load(a, (first + i) * a_size, (first + i + 1) * a_size)
-            cache.store(packed, i * a_size, (i + 1) * a_size)
-            cache.store(sums, i * v_size, (i + 1) * v_size)
+            a.load((first + i) * of_row, of_row)
+            packed.store(i * of_row, of_row)
         for j in range(0, shape.columns, tile.columns):
             columns = min(tile.columns, shape.columns - j)
-            _load_tile(cache, b, shape.width, j, b_tile, 0, columns)
-            _load_tile(cache, v, shape.payload, j, v_tile, 0, columns)
+            for operand, copied, width in zip(operands, tiles, widths, strict=True):
+                operand.load(j * width, columns * width)
+                copied.store(0, columns * width)
             for i in panels:
-                _over_width(cache, b_tile, shape.width, columns, panel, (packed, i * a_size), (scores, 0))
+                packed.load(i * of_row, of_row)
+                tiles[0].load(0, columns * shape.width)
+                scores.store(0, columns * rows)
                 if shape.payload:
-                    _over_columns(
-                        cache, v_tile, shape.payload, columns, panel, (scores, 0), (sums, i * v_size)
-                    )
-        for i in panels:
-            cache.store(sums, i * v_size, (i + 1) * v_size)
-            cache.store(out, (first + i) * v_size, (first + i + 1) * v_size)
-            cache.store(rest, (first + i) * panel * results, (first + i + 1) * panel * results)
+                    tiles[1].load(0, columns * shape.payload)
+                    sums.store(i * of_sum, of_sum)
+        sums.load(0, len(panels) * of_sum)
+        out.store(first * of_sum, len(panels) * of_sum)
+    cache.flush()
 
 
-class _Sums:
-    """Of a gradient by columns: its operand's rows with widths as lanes, and sums of a block of columns."""
+def backward(cache: Cache, shape: Shape, tile: Tile) -> None:
+    """A block of columns is copied, then all rows go past it, a chunk of them at a time.
 
-    def __init__(self, cache: Cache, shape: Shape, width: int, tile: Tile, panel: int) -> None:
-        self.cache, self.panel, self.block, self.width = cache, panel, tile.columns, width
-        self.panels = -(-width // panel)
-        self.stride = (tile.rows + 1) * panel
-        self.operand, self.gradient = cache.buffer(shape.rows * width), cache.buffer(shape.columns * width)
-        self.rows = cache.buffer(self.panels * self.stride)
-        self.sums = cache.buffer(self.panels * panel * tile.columns)
-        cache.store(self.rows)
-
-    def _part(self, panel: int, begin: int, count: int) -> tuple[int, int]:
-        at = (panel * self.block + begin) * self.panel
-        return at, at + count * self.panel
-
-    def clear(self, begin: int, count: int) -> None:
-        for w in range(self.panels):
-            self.cache.store(self.sums, *self._part(w, begin, count))
-
-    def keep(self, panel: int, of_chunk: int) -> None:
-        size = self.panel * self.width
-        self.cache.load(self.operand, panel * size, (panel + 1) * size)
-        for w in range(self.panels):
-            at = w * self.stride + of_chunk * self.panel**2
-            self.cache.store(self.rows, at, at + self.panel**2)
-
-    def load_operand(self, panel: int) -> None:
-        size = self.panel * self.width
-        self.cache.load(self.operand, panel * size, (panel + 1) * size)
-
-    def add(self, local: Buffer, panels: int, begin: int, count: int) -> None:
-        """local: gradients of scores, or weights, of a chunk of rows by a block of columns."""
-        run = max(RUN // self.panel, 1)
-        for w in range(self.panels):
-            for first in range(0, panels, run):
-                last = min(first + run, panels)
-                for p in range(first, last):
-                    self.cache.load(local, *self._part(p, begin, count))
-                at = w * self.stride
-                self.cache.load(self.rows, at + first * self.panel**2, at + last * self.panel**2)
-                self.cache.store(self.sums, *self._part(w, begin, count))
-
-    def finish(self, first: int, begin: int, count: int) -> None:
-        for w in range(self.panels):
-            self.cache.load(self.sums, *self._part(w, begin, count))
-        self.cache.store(self.gradient, (first + begin) * self.width, (first + begin + count) * self.width)
-
-
-def _backward(cache: Cache, shape: Shape, tile: Tile, panel: int, step: int, words: int) -> None:
-    """panel: rows side by side. step: of columns. words: that a row has besides its operands."""
-    count = -(-shape.rows // panel)
-    rest = cache.buffer(shape.rows * words)
-    d_a, d_rows = cache.buffer(shape.rows * shape.width), panel * shape.width
-    if shape.payload:  # the centres of rows
-        grad_out, out = (cache.buffer(shape.rows * shape.payload) for _ in range(2))
-        cache.load(grad_out)
-        cache.load(out)
-    cache.store(d_a)
-    facts = cache.buffer(count * FACTS // ITEM)
-    cache.load(rest)
-    cache.store(facts)
-    widths = (shape.width, shape.payload) if shape.payload else (shape.width,)
-    of_columns = [_Sums(cache, shape, width, tile, panel) for width in widths]
-    if shape.payload:
-        of_columns[1].operand = grad_out
-    columns_of = [cache.buffer(shape.columns * width) for width in widths]
-    tiles = [cache.buffer(tile.columns * _pitch(width)) for width in widths]
+    `local` has the gradients of scores, and the weights, of a chunk. d_a is summed in its own memory.
+    """
+    panel, widths = tile.panel, shape.widths
+    of_rows = [cache.buffer(shape.rows * width) for width in widths]  # a, the upstream gradient
+    if shape.payload:  # the centres of rows: sums of the upstream gradient times the output
+        of_rows[1].load(0, shape.rows * shape.payload)
+        cache.buffer(shape.rows * shape.payload).load(0, shape.rows * shape.payload)
+    d_a = cache.buffer(shape.rows * shape.width)
+    d_a.store(0, shape.rows * shape.width)
+    operands, gradients = ([cache.buffer(shape.columns * width) for width in widths] for _ in range(2))
+    tiles = [cache.buffer(tile.columns * width) for width in widths]
     local = [cache.buffer(tile.rows * tile.columns) for _ in widths]
-    lanes, size = cache.buffer((max(widths) + 1) * panel), tile.columns * panel
+    packed = [cache.buffer(tile.rows * width) for width in widths]
+    sums = [cache.buffer(tile.columns * width) for width in widths]
     for j in range(0, shape.columns, tile.columns):
         columns = min(tile.columns, shape.columns - j)
-        groups = [(at, min(GROUP * step, columns - at)) for at in range(0, columns, GROUP * step)]
-        for at, some in groups:
-            for of, to, width in zip(columns_of, tiles, widths, strict=True):
-                _load_tile(cache, of, width, j, to, at, some)
-            for sums in of_columns:
-                sums.clear(at, some)
-        for first in range(0, count, tile.rows // panel):
-            panels = min(tile.rows // panel, count - first)
-            for p in range(panels):
-                for sums in of_columns:
-                    sums.keep(first + p, p)
-                cache.load(facts, (first + p) * FACTS // ITEM, (first + p + 1) * FACTS // ITEM)
-                for sums, to, width, found in zip(of_columns, tiles, widths, local, strict=True):
-                    sums.load_operand(first + p)
-                    cache.store(lanes)
-                    _over_width(cache, to, width, columns, panel, (lanes, 0), (found, p * size))
-                for found in local:
-                    cache.store(found, p * size, p * size + columns * panel)
-                to_a = d_a, (first + p) * d_rows
-                _over_columns(cache, tiles[0], shape.width, columns, panel, (local[0], p * size), to_a)
-            for at, some in groups:
-                for sums, found in zip(of_columns, local, strict=True):
-                    sums.add(found, panels, at, some)
-        for at, some in groups:
-            for sums in of_columns:
-                sums.finish(j, at, some)
-    cache.store(d_a)
-
-
-def attention(cache: Cache, shape: Shape, backward: bool, tile: Tile, panel: int, step: int) -> None:
-    """A pass of attention. panel: rows that the engine has side by side. step: its columns at a time."""
-    if backward:
-        _backward(cache, shape, tile, panel, step, words=4)  # lse in two words, its gradient, the centre
-    else:
-        _forward(cache, shape, tile, results=2)
+        for operand, copied, summed, width in zip(operands, tiles, sums, widths, strict=True):
+            operand.load(j * width, columns * width)
+            copied.store(0, columns * width)
+            summed.store(0, columns * width)
+        for first in range(0, shape.rows, tile.rows):
+            rows = min(tile.rows, shape.rows - first)
+            for i in range(0, rows, panel):
+                for of, kept, width in zip(of_rows, packed, widths, strict=True):
+                    of.load((first + i) * width, panel * width)
+                    kept.store(i * width, panel * width)
+                for copied, found, width in zip(tiles, local, widths, strict=True):
+                    copied.load(0, columns * width)
+                    found.store(i * tile.columns, columns * panel)
+                tiles[0].load(0, columns * shape.width)
+                d_a.store((first + i) * shape.width, panel * shape.width)
+            for begin in range(0, columns, GROUP * tile.step):
+                some = min(GROUP * tile.step, columns - begin)
+                for found, kept, summed, width in zip(local, packed, sums, widths, strict=True):
+                    for w in range(0, width, panel):  # widths, too, are side by side
+                        for i in range(0, rows, panel):
+                            found.load(i * tile.columns + begin * panel, some * panel)
+                        kept.load(w * rows, rows * panel)
+                        summed.store(w * tile.columns + begin * panel, some * panel)
+        for summed, gradient, width in zip(sums, gradients, widths, strict=True):
+            summed.load(0, columns * width)
+            gradient.store(j * width, columns * width)
+    d_a.store(0, shape.rows * shape.width)
     cache.flush()
 
 
-def cross_entropy(cache: Cache, shape: Shape, backward: bool, tile: Tile, panel: int, step: int) -> None:
-    """A pass of cross entropy: a target of 8 bytes, and lse in two words."""
-    if backward:
-        _backward(cache, shape, tile, panel, step, words=5)  # and the loss's gradient
-    else:
-        _forward(cache, shape, tile, results=5)
-    cache.flush()
-
-
-def copy(cache: Cache, shape: Shape) -> None:
-    """out = a + b of rows x width: what the tool is checked with."""
-    a, b, out = (cache.buffer(shape.rows * shape.width) for _ in range(3))
-    cache.load(a)
-    cache.load(b)
-    cache.store(out)
-    cache.flush()
-
-
-def compulsory(shape: Shape, backward: bool) -> int:
+def compulsory(shape: Shape, phase: str) -> int:
     """Bytes of operands read once and of results written once; of rows' statistics none."""
-    a, b, payload = (
-        shape.rows * shape.width,
-        shape.columns * shape.width,
-        shape.payload * (shape.rows + shape.columns),
-    )
-    if not backward:
-        return ITEM * (a + b + payload)
-    of_payload = (
-        payload + shape.payload * shape.rows
-    )  # v, the upstream gradient and out; then the gradient of v
-    return ITEM * (2 * (a + b) + of_payload + shape.payload * shape.columns)
+    operands = shape.rows * shape.width + shape.columns * (shape.width + shape.payload)
+    out = shape.rows * shape.payload
+    return ITEM * (operands + out) * (1 if phase == "forward" else 2)  # all have gradients

@@ -32,9 +32,14 @@ from bench.traffic import add_options, check_folder, report
 from monoidreduce._command_line import Parser, check_environment, exit_with
 
 ROOT = Path(__file__).resolve().parent.parent
-METRICS = {"read": "dram__bytes_read.sum", "written": "dram__bytes_write.sum", "l2": "lts__t_bytes.sum"}
+METRICS = {  # of L2: what multiprocessors read, and what they add there
+    "read": ("dram__bytes_read.sum",),
+    "written": ("dram__bytes_write.sum",),
+    "l2": ("lts__t_sectors_op_read.sum", "lts__t_sectors_op_red.sum"),
+}
+COUNTERS = tuple(metric for metrics in METRICS.values() for metric in metrics)
 MARK = "spin_kernel"  # torch.cuda._sleep's, before each pass
-UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": 32.0}  # bytes
 NCU = (
     "ncu",
     "--profile-from-start=off",
@@ -44,7 +49,7 @@ NCU = (
     "--page=raw",
     "--print-units=base",
     "--print-kernel-base=function",
-    f"--metrics={','.join(METRICS.values())}",
+    f"--metrics={','.join(COUNTERS)}",
 )
 
 
@@ -64,21 +69,25 @@ def kernels(text: str) -> Iterator[Kernel]:
     A line of names and a line of units come first; lines that do not begin with a quote are not of the table.
     """
     lines = list(csv.reader(line for line in text.splitlines() if line.startswith('"')))
-    if len(lines) < 2 or not {"Kernel Name", *METRICS.values()} <= set(lines[0]):
-        raise ValueError(f"ncu: expected a table with Kernel Name, {', '.join(METRICS.values())}")
+    if len(lines) < 2 or not {"Kernel Name", *COUNTERS} <= set(lines[0]):
+        raise ValueError(f"ncu: expected a table with Kernel Name, {', '.join(COUNTERS)}")
     names, units, *rows = lines
-    name, columns = names.index("Kernel Name"), {of: names.index(metric) for of, metric in METRICS.items()}
-    for column in columns.values():
-        if units[column] not in UNITS:
-            raise ValueError(
-                f"ncu: {names[column]}: expected a unit of {', '.join(UNITS)}, got {units[column]!r}"
-            )
-    for line in rows:
+    column = {name: at for at, name in enumerate(names)}
+    for metric in COUNTERS:
+        if (unit := units[column[metric]]) not in UNITS:
+            raise ValueError(f"ncu: {metric}: expected a unit of {', '.join(UNITS)}, got {unit!r}")
+
+    def counted(line: list[str], metric: str) -> float:
+        cell = line[column[metric]]
         try:
-            found = {of: float(line[at].replace(",", "")) * UNITS[units[at]] for of, at in columns.items()}
+            return float(cell.replace(",", "")) * UNITS[units[column[metric]]]
         except ValueError:
-            raise ValueError(f"ncu: {line[name]}: expected three numbers, got {line}") from None
-        yield Kernel(line[name], **{of: round(value) for of, value in found.items()})
+            name = line[column["Kernel Name"]]
+            raise ValueError(f"ncu: {name}: {metric}: expected a number, got {cell!r}") from None
+
+    for line in rows:
+        found = {of: sum(counted(line, metric) for metric in metrics) for of, metrics in METRICS.items()}
+        yield Kernel(line[column["Kernel Name"]], **{of: round(value) for of, value in found.items()})
 
 
 def by_pass(found: Iterator[Kernel]) -> list[list[Kernel]]:
@@ -105,7 +114,7 @@ def with_counters(rows: list[Row], passes: list[list[Kernel]]) -> list[Row]:
         raise ValueError(f"ncu: expected kernels of {len(rows)} passes, got {counts or 'none'}")
     repeated = sum(kernel.l2 for kernel in passes[0]) / rows[0]["model"]["l2"]
     if repeated <= 0:
-        raise ValueError(f"ncu: {METRICS['l2']}: expected more than 0 in the calibration, got {repeated}")
+        raise ValueError(f"ncu: {METRICS['l2'][0]}: expected more than 0 in the calibration, got {repeated}")
     counted = []
     for one, kernels in zip(rows, passes, strict=True):
         total = {of: sum(getattr(kernel, of) for kernel in kernels) for of in METRICS}
@@ -115,16 +124,20 @@ def with_counters(rows: list[Row], passes: list[list[Kernel]]) -> list[Row]:
 
 
 def measured(small: bool) -> list[Row]:
-    """Has the calls counted. Raises SystemExit with what ncu said last where it fails."""
+    """Has the calls counted. Raises SystemExit with ncu's errors, or with what was said last, where it fails.
+
+    ncu says ERR_NVGPUCTRPERM where this user may not read counters, and may yet return 0.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder, "passes.json"), Path(folder, "ncu.csv")
         calls = [sys.executable, str(ROOT / "scripts" / "traffic_calls.py"), str(file)]
         command = [*NCU, f"--log-file={log}", *calls, *(["--small"] if small else [])]
         done = subprocess.run(command, capture_output=True, text=True)
         text = log.read_text() if log.exists() else ""
-        if done.returncode or not file.exists():
-            said = [line for line in (text + done.stdout + done.stderr).splitlines() if line.strip()]
-            raise SystemExit(f"ncu: failed with {done.returncode}: {' '.join(said[-2:])}")
+        said = [line for line in (text + done.stdout + done.stderr).splitlines() if line.strip()]
+        errors = [line for line in said if line.startswith("==ERROR==")]
+        if done.returncode or errors or not file.exists():
+            raise SystemExit(f"ncu: failed with {done.returncode}: {' '.join(errors or said[-2:])}")
         try:
             return with_counters(json.loads(file.read_text()), by_pass(kernels(text)))
         except ValueError as error:

@@ -126,7 +126,7 @@ def calibration() -> Row:
         CALIBRATION,
         "forward",
         2 * size,
-        {"read": size, "written": size, "l2": 2 * size},
+        {"read": size, "written": size, "l2": size},
         tolerance=TOLERANCES["negate", "forward"],
         unwritten=LEFT,
     )

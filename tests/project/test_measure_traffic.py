@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
 import measure_traffic
 import traffic_calls
-from measure_traffic import METRICS, Kernel, by_pass, kernels, with_counters
+from measure_traffic import COUNTERS, Kernel, by_pass, kernels, with_counters
 
 from bench import report, traffic
 from monoidreduce.costs.sizes import OPERATORS, call_of
@@ -27,9 +27,9 @@ def line(*cells: object) -> str:
     return ",".join(f'"{cell}"' for cell in cells)
 
 
-def of_kernel(number: int, name: str, read: str, written: str, l2: str) -> str:
+def of_kernel(number: int, name: str, *counts: str) -> str:
     before = number, 77, "python3", "127.0.0.1", name, 1, 7, "(384, 1, 1)", "(132, 1, 1)", 0, "9.0"
-    return line(*before, read, written, l2)
+    return line(*before, *counts)
 
 
 # Written by hand, after the format that Nsight Compute documents for --csv --page raw: no output of ncu.
@@ -37,65 +37,56 @@ TABLE = "\n".join(
     [
         "==PROF== Connected to process 77 (/usr/bin/python3)",
         '==PROF== Profiling "spin_kernel" - 0: 0%....50%....100% - 1 pass',
-        line(*NAMES.split("|"), *METRICS.values()),
-        line(*[""] * 11, *["byte"] * 3),
-        of_kernel(0, "spin_kernel", "2,560", "0", "4,096"),
-        of_kernel(1, "vectorized_elementwise_kernel", "1,000", "750", "3,000"),
-        of_kernel(2, "spin_kernel", "2,560", "0", "4,096"),
-        of_kernel(3, "attention_forward", "2,000,000", "40", "6,000"),
-        of_kernel(4, "merge", "500.0", "8", "0"),
+        line(*NAMES.split("|"), *COUNTERS),
+        line(*[""] * 11, "byte", "byte", "sector", "sector"),
+        of_kernel(0, "spin_kernel", "2,560", "0", "128", "0"),
+        of_kernel(1, "vectorized_elementwise_kernel", "6,400", "750", "300", "0"),
+        of_kernel(2, "spin_kernel", "2,560", "0", "128", "0"),
+        of_kernel(3, "attention_forward", "2,000,000", "40", "1,500", "30"),
+        of_kernel(4, "merge", "500.0", "8", "0", "0"),
         "==PROF== Disconnected from process 77",
     ]
 )
 
 
 def rows() -> list[dict[str, Any]]:
-    """A calibration whose L2 bytes are counted 1.5 times, and one pass."""
+    """A calibration, whose reads of L2 are counted 1.5 times, and one pass."""
+    calibration = {"read": 6400, "written": 1000, "l2": 6400}
+    model = {"read": 2_000_000, "written": 50, "l2": 4000}
     return [
-        traffic.row(
-            "negate",
-            "float32",
-            {},
-            "forward",
-            1750,
-            {"read": 1000, "written": 1000, "l2": 2000},
-            0.1,
-            unwritten=200,
-        ),
-        traffic.row(
-            "attention",
-            "bfloat16",
-            {"L": 4, "causal": True},
-            "forward",
-            1_000_000,
-            {"read": 2_000_000, "written": 50, "l2": 4000},
-            0.3,
-        ),
+        traffic.row("negate", "float32", {}, "forward", 7150, calibration, 0.1, unwritten=200),
+        traffic.row("attention", "bfloat16", {"L": 4, "causal": True}, "forward", 1_000_000, model, 0.3),
     ]
 
 
 def test_kernels_are_read_with_their_bytes() -> None:
     assert list(kernels(TABLE)) == [
         Kernel("spin_kernel", 2560, 0, 4096),
-        Kernel("vectorized_elementwise_kernel", 1000, 750, 3000),
+        Kernel("vectorized_elementwise_kernel", 6400, 750, 9600),
         Kernel("spin_kernel", 2560, 0, 4096),
-        Kernel("attention_forward", 2_000_000, 40, 6000),
+        Kernel("attention_forward", 2_000_000, 40, 48_960),
         Kernel("merge", 500, 8, 0),
     ]
 
 
 def test_other_units_are_read_too() -> None:
-    table = TABLE.replace('"byte","byte","byte"', '"Kbyte","byte","Mbyte"')
-    assert list(kernels(table))[3] == Kernel("attention_forward", 2_000_000_000, 40, 6_000_000_000)
+    table = TABLE.replace('"byte","byte"', '"Kbyte","Mbyte"')
+    assert list(kernels(table))[3] == Kernel("attention_forward", 2_000_000_000, 40_000_000, 48_960)
 
 
 @pytest.mark.parametrize(
     ("table", "said"),
     [
         ("==ERROR== ERR_NVGPUCTRPERM", "expected a table with Kernel Name"),
-        (TABLE.replace(METRICS["l2"], "lts__other"), f"expected a table with .*{METRICS['l2']}"),
-        (TABLE.replace('"byte","byte","byte"', '"byte","sector","byte"'), "got 'sector'"),
-        (TABLE.replace("2,000,000", "n/a"), "attention_forward: expected three numbers"),
+        (TABLE.replace(COUNTERS[2], "lts__other"), f"expected a table with .*{COUNTERS[2]}"),
+        (
+            TABLE.replace('"byte","byte"', '"byte","cycle"'),
+            f"{COUNTERS[1]}: expected a unit of .* got 'cycle'",
+        ),
+        (
+            TABLE.replace("2,000,000", "n/a"),
+            f"attention_forward: {COUNTERS[0]}: expected a number, got 'n/a'",
+        ),
     ],
 )
 def test_what_is_no_such_table_is_refused(table: str, said: str) -> None:
@@ -115,8 +106,8 @@ def test_kernels_belong_to_the_pass_whose_mark_they_follow() -> None:
 
 def test_counters_are_summed_and_l2_is_calibrated() -> None:
     calibration, attention = with_counters(rows(), by_pass(kernels(TABLE)))
-    assert calibration["counter"] == {"read": 1000, "written": 750, "l2": 2000}
-    assert attention["counter"] == {"read": 2_000_500, "written": 48, "l2": 4000}
+    assert calibration["counter"] == {"read": 6400, "written": 750, "l2": 6400}
+    assert attention["counter"] == {"read": 2_000_500, "written": 48, "l2": 32_640}
     assert [kernel["name"] for kernel in attention["kernels"]] == ["attention_forward", "merge"]
     assert report.met_traffic(calibration) and report.met_traffic(attention)
 
@@ -180,11 +171,10 @@ def test_results_are_written_and_checked(tmp_path: Path, capsys: pytest.CaptureF
     assert traffic.report(environment, counted, tmp_path, True, "cuda") == 0
     text = capsys.readouterr().out
     assert "## A GPU: traffic" in text and "busy" not in text
-    cells = " ".join(text.split())
-    assert (
-        "| attention L 4, causal | bfloat16 | forward | 2, 2.001 | 5e-05, 4.8e-05 | 0.004, 0.004 | 2.00 | met"
-        in cells
+    case = (
+        "| attention L 4, causal | bfloat16 | forward | 2, 2.001 | 5e-05, 4.8e-05 | 0.004, 0.03264 | 2.00 |"
     )
+    assert f"{case} met" in " ".join(text.split())
     document = json.loads((tmp_path / "a_gpu_cuda_traffic.json").read_text())
     assert document["traffic"] == counted and document["speed"] == []
     counted[1]["counter"]["read"] *= 2
@@ -221,8 +211,29 @@ def test_a_machine_without_a_gpu_or_ncu_is_refused(
     assert stop.value.code == 2 and "ncu: expected on PATH" in capsys.readouterr().err
 
 
-def test_a_failure_of_ncu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    fails = ("sh", "-c", "echo ==ERROR== ERR_NVGPUCTRPERM; exit 9", "--")
+@pytest.mark.parametrize("status", [0, 9])
+def test_counters_that_may_not_be_read_are_told(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = ("sh", "-c", f"echo ==ERROR== ERR_NVGPUCTRPERM - no permission; echo more; exit {status}", "--")
     monkeypatch.setattr(measure_traffic, "NCU", fails)
-    with pytest.raises(SystemExit, match="ncu: failed with 9: ==ERROR== ERR_NVGPUCTRPERM"):
+    with pytest.raises(
+        SystemExit, match=f"ncu: failed with {status}: ==ERROR== ERR_NVGPUCTRPERM - no permission"
+    ):
         measure_traffic.measured(small=True)
+
+
+def test_a_call_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        measure_traffic, "NCU", ("sh", "-c", "echo one; echo two; echo three >&2; exit 1", "--")
+    )
+    with pytest.raises(SystemExit, match="ncu: failed with 1: two three"):
+        measure_traffic.measured(small=True)
+
+
+def test_ncu_is_asked_for_the_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in for ncu: arguments are --log-file=FILE, the interpreter, the program, its file, --small."""
+    Path(tmp_path, "rows").write_text(json.dumps(rows()))
+    Path(tmp_path, "table").write_text(TABLE)
+    stand_in = f'cp "{tmp_path}/table" "${{1#--log-file=}}"; [ "$5" = --small ] && cp "{tmp_path}/rows" "$4"'
+    monkeypatch.setattr(measure_traffic, "NCU", ("sh", "-c", stand_in, "--"))
+    counted = measure_traffic.measured(small=True)
+    assert counted == with_counters(rows(), by_pass(kernels(TABLE)))
