@@ -503,8 +503,9 @@ def tables(document: Row) -> str:
     if traffic := document.get("traffic"):
         parts += [
             "### Traffic",
-            "Bytes that each pass moves: by the model, then as counted (docs/cost.md says how). The last "
-            "columns: the counted bytes as a multiple of the compulsory ones, and whether the model holds.",
+            "Bytes that each pass moves: by the model, then as counted "
+            "([how](cost.md#how-the-bounds-are-checked)). The last columns: the counted bytes as a multiple "
+            "of the compulsory ones, and whether they are in the model's range.",
             traffic_table(traffic),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
