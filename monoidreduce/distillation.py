@@ -165,7 +165,7 @@ class Distillation:
             of_classes = torch.zeros(1, **place).expand(self.classes)
             for name, bias in zip(("bias", "teacher_bias"), biases, strict=True):
                 self.column[name] = of_classes if bias is None else bias.to(place["dtype"])
-        kind = bool(self.column), target is not None and hard_weight > 0
+        kind = len(self.column) > 0, target is not None and hard_weight > 0
         self.outside = self.checked(target) if target is not None and hard_weight > 0 else None
         self.lse, self.fold = _LSE[kind], _FOLDS[loss, kind]
 

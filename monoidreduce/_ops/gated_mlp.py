@@ -13,7 +13,15 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import add_product, write_product
-from monoidreduce._ops.memory import accumulation_dtype, accumulator, bias_gradient, launch, new, rounded
+from monoidreduce._ops.memory import (
+    accumulation_dtype,
+    accumulator,
+    bias_gradient,
+    dense,
+    launch,
+    new,
+    rounded,
+)
 from monoidreduce._ops.mlp import ACTIVATIONS, mlp_result
 from monoidreduce._ops.mlp_parts import Total, columns_of, parts_of, rows_of, without_autocast
 from monoidreduce._ops.registry import UNROUNDED, register
@@ -92,7 +100,7 @@ def gated_mlp_forward(
     workspace: int | None,
 ) -> Tensor:
     out = mlp_result(x, w1, w2, bias1, bias2, activation, unrounded_result, workspace)
-    x, w1, w2, gate = (t.contiguous() for t in (x, w1, w2, gate))
+    x, w1, w2, gate, bias1, gate_bias, bias2 = dense(x, w1, w2, gate, bias1, gate_bias, bias2)
     kind, on_device, dtype = ACTIVATIONS.index(activation), launch(x), hidden_dtype(x.dtype, x.is_cuda)
     part = forward_part(len(x), len(w1), dtype, workspace)
     matrices = _Matrices(2, x, part, dtype)
@@ -148,7 +156,7 @@ def _gradients(
 
     That of x is two products for each part of units, summed in the accumulation dtype.
     """
-    grad_out, x, w1, w2, gate = (t.contiguous() for t in (grad_out, x, w1, w2, gate))
+    grad_out, x, w1, w2, gate, bias1, gate_bias = dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
     on_device, dtype = launch(x), hidden_dtype(x.dtype, x.is_cuda)
     part = backward_part(len(x), x.shape[1], len(w1), len(w2), dtype, workspace)
     matrices = _Matrices(3, x, part, dtype)

@@ -7,6 +7,7 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,11 @@ def bias_gradient(of: Tensor | None, needed: bool) -> Tensor | None:
 
 def accumulator(of: Tensor) -> Tensor:
     return torch.zeros_like(of, dtype=accumulation_dtype(of.dtype), memory_format=torch.contiguous_format)
+
+
+def dense(*tensors: Tensor | None) -> list[Any]:
+    """The tensors, or copies, that lie in one piece in the order of their axes."""
+    return [None if t is None else t.contiguous() for t in tensors]
 
 
 def is_mapped(t: Tensor) -> bool:

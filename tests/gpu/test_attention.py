@@ -234,7 +234,9 @@ def test_blocks_that_take_turns_have_memory_for_them(gpu: torch.device, tier: st
 def _backward_plan(*tensors: torch.Tensor, deterministic: bool) -> mr._C.Plan:
     q, _, v = tensors
     grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-    return mr._C.plan_attention_backward(*tensors, None, grad_out, deterministic=deterministic)
+    return mr._C.plan_attention_backward(
+        *tensors, bias=None, row_spans=None, column_spans=None, grad_out=grad_out, deterministic=deterministic
+    )
 
 
 @pytest.mark.tiers("sm90")
