@@ -23,6 +23,9 @@ def sequence_spans(
     """[T, 2] and [S, 2] int64: of each query the first key that it sees and the one behind the last; and the
     queries of each key."""
     of_queries, of_keys = (q.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k))
+    for t in starts:
+        if t.numel() > 0 and t.data_ptr() == 0:  # torch would convert it all the same
+            raise TypeError(f"cu_seqlens: expected a tensor with memory of its own, got {type(t)!r}")
     query_starts, key_starts = (t.to(torch.int64).contiguous() for t in starts)
     _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
     return of_queries, of_keys

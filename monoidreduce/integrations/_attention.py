@@ -247,9 +247,12 @@ def attention_forward(
     sequences = [(0, rows, 0, columns)]
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
         starts = _both(cu_seq_lens_q, cu_seq_lens_k)
-        if bias is not None or not (query.is_cuda or torch.compiler.is_compiling()):  # else nobody reads them
+        packed = bias is None and len(query) == 1
+        if not packed or not (
+            query.is_cuda or torch.compiler.is_compiling()
+        ):  # else the host reads no lengths
             sequences = _sequences(*starts, rows, columns)
-        if bias is None and len(query) == 1:
+        if packed:
             return _varlen(query, key, value, starts, options), None
     elif isinstance(attention_mask, Packed):
         return _varlen(query, key, value, (attention_mask.starts,) * 2, options), None

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from packaging.version import Version
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -440,6 +441,22 @@ def test_lengths_of_packed_sequences(masks: list[Any]) -> None:
     assert_same_step(step(ours, **inputs, **lengths), expected)
     assert all(isinstance(mask, _attention.Packed) for mask in masks)
     register()
+
+
+@pytest.mark.parametrize("compiling", (False, True))
+def test_lengths_of_several_rows(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row of a batch is cut at the same places, where the host would rather not read them too."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    q, k, v = torch.randn(3, 2, 4, 24, 8)
+    bounds = torch.tensor([0, 5, 17, 24])
+    found, _ = _attention.attention_forward(
+        torch.nn.Identity(), q, k, v, None, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds
+    )
+    parts = [
+        F.scaled_dot_product_attention(*(t[:, :, begin:end] for t in (q, k, v)), is_causal=True)
+        for begin, end in pairwise(bounds.tolist())
+    ]
+    torch.testing.assert_close(found, torch.cat(parts, 2).transpose(1, 2))
 
 
 def test_packed_sequences_of_a_model_whose_masks_do_not_know_them() -> None:

@@ -749,7 +749,7 @@ def test_statistics_of_half_inputs_are_float32(
     wide = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}
     expected = as_outputs(getattr(reference, specimen.operator)(**wide, **specimen.options))
     for i, (y, ref) in enumerate(zip(statistics, expected, strict=True)):
-        if specimen.operator == "attention" and i == 0:
+        if specimen.operator in ("attention", "attention_varlen") and i == 0:
             continue
         assert y.dtype == torch.float32
         torch.testing.assert_close(y.double(), ref, rtol=1e-5, atol=1e-5)

@@ -317,7 +317,7 @@ def test_unknown_options(operator: str) -> None:
         ("attention", "attn_mask", "write bias"),
         ("attention", "dropout_p", "there is no dropout"),
         ("attention", "enable_gqa", "leave it out"),
-        ("attention", "cu_seqlens", "once for each sequence"),
+        ("attention", "cu_seqlens", "call attention_varlen"),
         ("attention", "key_padding_mask", "bias=mask[:, None, None, :]"),
         ("linear_cross_entropy", "ce_weight", "write class_weight"),
         ("linear_cross_entropy", "temperature", "write logit_scale"),

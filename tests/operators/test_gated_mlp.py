@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from specimens import DTYPES, Inputs, integers, mlp_inputs, name_of
-from tolerance import check_operator, content
+from tolerance import check_operator, check_pooled, content
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,7 +56,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size: str, dtype: torch.dtype, biases: bool, device: torch.device) -> None:
-    check_operator("mlp", gated_inputs(SIZES[size], dtype, device, biases), {"activation": "silu"})
+    check_pooled("mlp", lambda: gated_inputs(SIZES[size], dtype, device, biases), {"activation": "silu"})
 
 
 @pytest.mark.parametrize("empty", EMPTY)
@@ -93,7 +93,7 @@ def test_biases(bias1: bool, gate_bias: bool, bias2: bool, device: torch.device)
 @pytest.mark.parametrize("layout", ("strided", "sliced", "expanded", "contiguous"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_upstream_layouts(layout: str, dtype: torch.dtype, device: torch.device) -> None:
-    check_operator("mlp", gated_inputs(((3, 14), 19, 67, 23), dtype, device), upstream=layout)
+    check_pooled("mlp", lambda: gated_inputs(((3, 14), 19, 67, 23), dtype, device), upstream=layout)
 
 
 @pytest.mark.parametrize("shape", ((), (6,), (2, 1, 5), (0, 3)), ids=str)

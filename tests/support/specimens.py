@@ -330,7 +330,11 @@ SPECIMENS = (
     ),
     Specimen("attention_bool", "attention", attention_inputs, {"keep": (2, 1, 37, 53)}, {"return_lse": True}),
     Specimen(
-        "attention_varlen", "attention_varlen", varlen_inputs, options={"causal": True, "return_lse": True}
+        "attention_varlen",
+        "attention_varlen",
+        varlen_inputs,
+        {"queries": (5, 0, 21, 3), "keys": (9, 4, 25, 7), "behind": 0},  # a key for each query
+        {"causal": True, "return_lse": True},
     ),
     Specimen("merge_attention", "merge_attention", merge_inputs),
     Specimen("cross_entropy", "linear_cross_entropy", cross_entropy_inputs, options={"reduction": "none"}),

@@ -19,14 +19,15 @@ or more, and of float32 results, where base has next to no error, of 8192 in 384
 maximum where the inputs are float32 too. With fewer the last clause decides: an attention backward that
 recomputes, written in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.
 Each operator has a test_accuracy of 400 rows or more. Where nobody chose a case, and hundreds are drawn, some
-are unlucky: there the median of several draws is held to the rule (`Unlucky`).
+are unlucky: there the median of several draws is held to the rule (`Unlucky`), or the errors of several draws
+together (`check_pooled`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -267,14 +268,70 @@ def check_operator(
     accuracy_failures; then it may be Unlucky. Asserts that no input was written to and, unless a `function`
     is given, that the intended kernels ran.
     """
+    found, failures = _measured(operator, inputs, options, differentiate, upstream, exact, function)
+    first = next(iter(inputs.values()))
+    softmax_over = [inputs[name].shape[-2] for name in ("k", "weight") if name in inputs]
+    generated_as = {"generated": generated, "one_column": generated and softmax_over == [1]}
+    for name, result in found.items():
+        failures += accuracy_failures(name, *result, first.dtype, first.shape[:-1].numel(), **generated_as)
+    _raise(operator, inputs, options, failures)
+    return {name: result.ours.detach() for name, result in found.items()}
+
+
+def check_pooled(
+    operator: str,
+    draw: Callable[[], Mapping[str, Tensor]],
+    options: Mapping[str, Any] | None = None,
+    *,
+    differentiate: Sequence[str] | None = None,
+    upstream: str = "strided",
+    function: Any = None,
+    draws: int = 8,
+) -> None:
+    """As `check_operator`, of the errors of so many draws of the inputs together.
+
+    For results whose largest error one rounding decides: those of few elements in 16 bits, or of many in
+    float32 where the errors of both are about as large.
+    """
+    measured, failures = [], []
+    for _ in range(draws):
+        inputs = draw()
+        found, failed = _measured(operator, inputs, options, differentiate, upstream, False, function)
+        measured.append(found)
+        failures += failed
+    first = next(iter(inputs.values()))
+    rows = draws * first.shape[:-1].numel()
+    for name in measured[0]:
+        pooled = map(torch.stack, zip(*(found[name] for found in measured), strict=True))
+        failures += accuracy_failures(name, *pooled, first.dtype, rows)
+    _raise(operator, inputs, options, failures)
+
+
+class Found(NamedTuple):
+    """A result, what the oracle gives in float64, and the base: what it gives in the dtype of the inputs."""
+
+    ours: Tensor
+    exact: Tensor
+    base: Tensor
+
+
+def _measured(
+    operator: str,
+    inputs: Mapping[str, Tensor],
+    options: Mapping[str, Any] | None,
+    differentiate: Sequence[str] | None,
+    upstream: Sequence[Tensor | None] | str,
+    exact: bool,
+    function: Any,
+) -> tuple[dict[str, Found], list[str]]:
+    """The outputs and gradients of a call by name, and what it did beside computing them."""
     options = dict(options or {})
     known = {name: value for name, value in options.items() if name not in ("workspace", "compensated")}
     called = getattr(mr, operator) if function is None else function
     oracle = getattr(reference, operator)
     floating = [name for name, t in inputs.items() if t.is_floating_point()]
     differentiate = floating if differentiate is None else differentiate
-    first = next(iter(inputs.values()))
-    tested, device = first.dtype, first.device
+    device = next(iter(inputs.values())).device
 
     wide = {name: t.detach().double() if name in floating else t for name, t in inputs.items()}
     copies = {name: t.detach().clone() for name, t in inputs.items()}
@@ -296,7 +353,7 @@ def check_operator(
         )
         # The gradients of bias2 and of a bias that raises all scores of a row need no kernel of ours.
         of_torch = {"bias2"}
-        if operator == "attention" and raises_rows(inputs.get("bias", first)):
+        if operator == "attention" and "bias" in inputs and raises_rows(inputs["bias"]):
             of_torch.add("bias")
         if gradients.keys() - of_torch and any(g is not None for g in upstream):
             assert kernel_launches(operator, "backward", device) > launches[1], (
@@ -307,21 +364,19 @@ def check_operator(
     for name, (bytes_before, version) in before.items():
         if inputs[name]._version != version or not torch.equal(content(inputs[name]), bytes_before):
             failures.append(f"{name}: the operator wrote to this input")
-    softmax_over = [inputs[name].shape[-2] for name in ("k", "weight") if name in inputs]
-    generated_as = {"generated": generated, "one_column": generated and softmax_over == [1]}
-    results, rows = {}, first.shape[:-1].numel()
     assert len(outputs) == len(refs), f"{operator} gave {len(outputs)} outputs, expected {len(refs)}"
-    for i, (y, ref, base) in enumerate(zip(outputs, refs, bases, strict=True)):
-        failures += accuracy_failures(f"out{i}", y, ref, base, tested, rows, **generated_as)
-        results[f"out{i}"] = y.detach()
+    found = {f"out{i}": Found(*of) for i, of in enumerate(zip(outputs, refs, bases, strict=True))}
     for name, gradient in gradients.items():
-        expected = ref_gradients[name], base_gradients[name]
-        failures += accuracy_failures(f"d_{name}", gradient, *expected, tested, rows, **generated_as)
-        results[f"d_{name}"] = gradient
+        found[f"d_{name}"] = Found(gradient, ref_gradients[name], base_gradients[name])
+    return found, failures
+
+
+def _raise(
+    operator: str, inputs: Mapping[str, Tensor], options: Mapping[str, Any] | None, failures: Sequence[str]
+) -> None:
     if failures:
         shapes_text = ", ".join(
             f"{name} {tuple(t.shape)} {t.dtype} strides {t.stride()}" for name, t in inputs.items()
         )
         kind = Unlucky if all(isinstance(failure, MayBeLuck) for failure in failures) else AssertionError
         raise kind("\n".join([f"mr.{operator}({shapes_text}, {options})", *failures]))
-    return results

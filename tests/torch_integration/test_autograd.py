@@ -306,6 +306,7 @@ def test_checkpoint(specimen: Specimen, reentrant: bool, device: torch.device) -
 
 NODES = {
     "attention": "AttentionBackward",
+    "attention_varlen": "AttentionVarlenBackward",
     "linear_cross_entropy": "LinearCrossEntropyBackward",
     "linear_distillation": "LinearDistillationBackward",
     "linear_log_probs": "LinearLogProbsBackward",

@@ -67,6 +67,10 @@ def resized(specimen: Specimen, sizes: dict[str, Any]) -> Specimen:
 # Two sizes of what varies from call to call. No two axes are equal: the tracer would take them for one.
 SIZES = {
     "attention": ({"batch": 3, "m": 37, "n": 53}, {"batch": 5, "m": 29, "n": 31}),
+    "attention_varlen": (
+        {"queries": (5, 7, 21, 1, 6), "keys": (9, 8, 36, 1, 7)},
+        {"queries": (11, 3, 4, 0, 2, 1), "keys": (13, 6, 5, 1, 2, 4)},
+    ),
     "merge_attention": ({"batch": 2, "m": 17}, {"batch": 5, "m": 29}),
     "linear_cross_entropy": ({"rows": 41, "classes": 67}, {"rows": 23, "classes": 31}),
     "linear_distillation": ({"rows": 41, "classes": 67}, {"rows": 29, "classes": 31}),
