@@ -252,7 +252,12 @@ FITS = (
         "backward",
         ("logsumexp, M 8192, N 128256, F 4096, bfloat16",),
     ),
-    Fit(("distillation_forward", "distillation_forward/keeping"), 0, "forward", (_teacher("unbounded"),)),
+    Fit(
+        ("distillation_forward", "distillation_forward/keeping"),
+        0,
+        "forward",
+        (_teacher(""), _teacher("unbounded")),
+    ),
     Fit(("distillation_local_gradient",), 0, "backward", (_teacher(""),)),
     *(
         Fit((f"attention_{phase}/sm80/bfloat16",), d, phase, (_attention(2, 2048 // d, 8192, d) + ", sm80",))

@@ -6,13 +6,14 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
 
 from monoidreduce.demo.memory import Problem, peaks
 
@@ -28,7 +29,7 @@ Result = TypeVar("Result")
 
 
 def under(contender: Contender, begin: Callable[[], object], end: Callable[[], object]) -> Contender:
-    """The contender, forward and backward each between begin() and end()."""
+    """The contender between begin() and end(), and so is each node of its backward pass."""
 
     def hook(step: Callable[[], object]) -> Callable[..., None]:
         def run(*_: Any) -> None:  # what a hook returns would take the place of gradients
@@ -42,12 +43,25 @@ def under(contender: Contender, begin: Callable[[], object], end: Callable[[], o
             output = contender(*inputs)
         finally:
             end()
-        if output.grad_fn is not None:
-            output.grad_fn.register_prehook(hook(begin))
-            output.grad_fn.register_hook(hook(end))
+        for node in nodes_between(output, inputs):
+            node.register_prehook(hook(begin))
+            node.register_hook(hook(end))
         return output
 
     return call
+
+
+def nodes_between(output: Tensor, inputs: Sequence[Tensor]) -> set[Node]:
+    """Those of the graph that a function of the inputs made."""
+    before = {get_gradient_edge(t).node for t in inputs if t.requires_grad}
+    found: set[Node] = set()
+    ahead = [output.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in before and node not in found:
+            found.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return found
 
 
 def on_tier(contender: Contender, tier: str) -> Contender:

@@ -19,6 +19,7 @@ ERRORS = {
     "attention": (0.05, 0.15),
     "cross_entropy": (0.05, 0.15),
     "distillation": (0.055, 0.15),
+    "log_probs": (0.06, 0.10),
     "mlp": (0.15, 0.15),
     "logsumexp": (0.10, 0.15),
 }
