@@ -174,6 +174,8 @@ def _cost(
     needed: Iterable[str] | None,
     keeps: bool,
 ) -> Cost:
+    if operator == "attention_varlen":
+        raise ValueError(mismatch("op", "one whose work shapes tell, not lengths", repr(operator)))
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
     facts = device.facts()
