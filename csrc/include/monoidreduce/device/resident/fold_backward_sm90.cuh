@@ -349,6 +349,8 @@ struct BackwardConsumer {
   // One tile of rows of one head.
   __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0) {
     const int own_column0 = job.column0 + warpgroup * kFragmentRows;
+    // Listed spans come from memory: before the products, which take longer.
+    const bool full = p.shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
     float dots[kRows / 2], u[kRows / 2];
     memory.row_ring.wait(at);
     multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
@@ -368,7 +370,6 @@ struct BackwardConsumer {
         return RowResidual<M>{};
       }
     };
-    const bool full = p.shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
     const auto pull = [&](const auto& scores, auto&& see) {
       scores.prepare_transposed(dots, row0, own_column0);
       pull_fragment(m, scores, residual, dots, u, see);

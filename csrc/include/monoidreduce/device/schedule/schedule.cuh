@@ -121,8 +121,9 @@ struct RowSchedule {
     const int first_head = section * shape.section, within = index - first_head * row_tiles;
     const int heads_here = ::min(shape.section, shape.batch * shape.heads - first_head);
     const int rank = within / heads_here, batch_head = first_head + within % heads_here;
-    // With the end of a row's columns bounded, later rows have more of them.
-    const int row_tile = shape.band.right < Band::kFar ? row_tiles - 1 - rank : rank;
+    // With the end of a row's columns bounded, later rows have more of them; in listed spans those of a sequence may.
+    const bool ends = shape.row_spans || shape.band.right < Band::kFar;
+    const int row_tile = ends ? row_tiles - 1 - rank : rank;
     const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
     const int first_tile = shape.first_column(row0) / kColumns;
     const int end_tile = (shape.end_column(last_row) + kColumns - 1) / kColumns;
