@@ -13,8 +13,8 @@ PYTHON = """
     flops.py functional.py
     hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
-    workspace.py
-    _ops/__init__.py _ops/attention.py _ops/engine.py _ops/gated_mlp.py
+    varlen.py workspace.py
+    _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/engine.py _ops/gated_mlp.py
     _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
     _ops/slices.py _ops/statistics.py
@@ -26,14 +26,15 @@ PYTHON = """
     distributed/collectives.py distributed/dtensor.py distributed/fold.py distributed/group.py
     distributed/once.py distributed/operators.py distributed/split.py distributed/states.py
     distributed/statistics.py
-    integrations/__init__.py integrations/_attention.py integrations/_loss.py integrations/transformers.py
-    integrations/trl.py
+    integrations/__init__.py integrations/_attention.py integrations/_divergence.py integrations/_loss.py
+    integrations/gkd.py integrations/megatron.py integrations/torchtitan.py integrations/transformers.py
+    integrations/trl.py integrations/verl.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
     io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/partition.py
     io/pebbles.py io/problem.py io/products.py io/small_cache.py io/tiles.py io/trace.py
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
-    plan/fsdp_tp.py plan/kernels.py plan/mesh.py plan/noise_scale.py plan/operators.py plan/planner.py
-    plan/roofline.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
+    plan/fsdp_tp.py plan/kernels.py plan/links.py plan/mesh.py plan/noise_scale.py plan/operators.py
+    plan/planner.py plan/ranks.py plan/roofline.py plan/shards.py plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
     program/__init__.py program/arguments.py program/attention.py program/attention_cuda.py
     program/bytecode.py program/cache.py program/chunked.py
     program/compiler.py program/cuda.py program/cuda_source.py program/derivative.py program/errors.py
@@ -91,7 +92,7 @@ HEADERS = """
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/log_probs.h monoids/logsumexp.h
     monoids/sum.h monoids/weighted_sum.h ops/attention.h ops/cross_entropy.h ops/distillation.h
     ops/gated_mlp.h ops/log_probs.h ops/logsumexp.h ops/matrix.h ops/mlp.h ops/modified_attention.h ops/rows.h
-    ops/statistics.h
+    ops/sequences.h ops/statistics.h
     rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
     rtc/limits rtc/type_traits
 """
@@ -108,14 +109,14 @@ SOURCES = """
     cpu/attention.cpp cpu/cross_entropy.cpp cpu/dispatch.cpp cpu/distillation.cpp cpu/engine.cpp cpu/engine.h
     cpu/fold_tiles.cpp cpu/gated_mlp.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp
     cpu/modified_attention.cpp
-    cpu/reduce_losses.cpp cpu/row_centres.h cpu/statistics.cpp cpu/with_accumulator.h
+    cpu/reduce_losses.cpp cpu/row_centres.h cpu/sequences.cpp cpu/statistics.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/copy_fitted.cu cuda/cross_entropy.cu
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/engine.h cuda/gated_mlp.cu cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
     cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
-    cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/statistics.cu
+    cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/sequences.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
     cuda/sm80/log_probs.cu
