@@ -171,7 +171,7 @@ def test_refusals(options: dict[str, Any], complaint: str) -> None:
 
 def test_packed_sequences_are_refused() -> None:
     q, starts = meta(128, 2, 64), torch.tensor([0, 128])
-    with pytest.raises(ValueError, match="op: expected one whose work shapes tell.*'attention_varlen'"):
+    with pytest.raises(ValueError, match=r"op: expected one whose work shapes tell.*'attention_varlen'"):
         mr.cost("attention_varlen", q, q, q, starts, hardware="h100")
 
 
