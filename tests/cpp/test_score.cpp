@@ -68,7 +68,7 @@ void check_ranges(Checks& checks) {
           // the last.
           for (const std::int64_t shift :
                {columns - rows, std::int64_t(0), std::int64_t(-9), std::int64_t(9)}) {
-            const ColumnRange range{left, right, shift}, less = range.of_rows(rows, columns);
+            const ColumnRange range{left, right, shift}, less = range.bounding(rows, columns);
             bool every = true;
             for (std::int64_t row = 0; row < rows; ++row) {
               const std::int64_t begin = range.begin(row), end = range.end(row, columns);
@@ -93,6 +93,13 @@ void check_ranges(Checks& checks) {
   }
   checks.section("ColumnRange", "all");
   CHECK(checks, ColumnRange{}.all());
+  checks.section("ColumnRange", "listed");
+  const Span of_rows[] = {{0, 2}, {2, 2}, {1, 4}};
+  ColumnRange listed;
+  listed.listed = true, listed.of_rows = of_rows;
+  CHECK(checks, !listed.all());
+  for (int row = 0; row < 3; ++row)
+    CHECK(checks, listed.begin(row) == of_rows[row].begin && listed.end(row, 4) == of_rows[row].end, row);
   CHECK(checks, !(ColumnRange{0, kNone, 0}.all()));
   CHECK(checks, !(ColumnRange{kNone, 0, 0}.all()));
   checks.section("ColumnRange", "more than 2^31 columns");

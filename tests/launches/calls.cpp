@@ -879,6 +879,25 @@ void run_gated_calls(Recorder& recorder) {
   }
 }
 
+// ---- Packed sequences
+
+void run_sequence_calls(Recorder& recorder) {
+  const Launch launch = launch_of();
+  recorder.run("sequence_spans", [&](const Tensors& t) {
+    sequence_spans({.row_spans = t("row_spans", kInt64, {1000, 2}),
+                    .column_spans = t("column_spans", kInt64, {3000, 2}),
+                    .row_starts = t("cu_seqlens_q", kInt64, {9}),
+                    .column_starts = t("cu_seqlens_k", kInt64, {9})},
+                   launch);
+    return Plan{};
+  });
+  recorder.run("undefine", [&](const Tensors& t) {
+    undefine({.result = t("result", kBFloat16, {64000}), .row_spans = t("row_spans", kInt64, {1000, 2})},
+             launch);
+    return Plan{};
+  });
+}
+
 // ---- Passes over rows, and products of local gradients
 
 void run_row_calls(Recorder& recorder) {
@@ -964,7 +983,7 @@ std::vector<Call> calls_on(const Machine& machine) {
   run_cases(recorder, "distillation", distillation_calls());
   run_cases(recorder, "logsumexp", logsumexp_calls());
   run_cases(recorder, "mlp", mlp_calls());
-  run_row_calls(recorder), run_gated_calls(recorder);
+  run_row_calls(recorder), run_gated_calls(recorder), run_sequence_calls(recorder);
   if (can_keep(2048, 0, 1, facts_of(machine.device))) run_product_calls(recorder);
   return std::move(recorder.calls);
 }

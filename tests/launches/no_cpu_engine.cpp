@@ -5,6 +5,7 @@
 namespace monoidreduce {
 namespace cpu {
 const Engine& engine_for(DType) { throw Error("there is no CPU engine here"); }
+void sequence_spans(const SequenceSpans&) { throw Error("there is no CPU engine here"); }
 }  // namespace cpu
 const char* cpu_isa(DType) { return "none"; }
 }  // namespace monoidreduce

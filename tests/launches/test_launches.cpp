@@ -336,6 +336,9 @@ const std::vector<Expected> kExpected = {
       {"sm90::clear_others<__nv_bfloat16>", 2 * 132, 256}}},
     {"A100", "reduce_losses float32 mean, targets", "", {{"reduce_losses_kernel<float>", 1, 1024}}},
     {"A100", "order_rows mask", "", {{"order_rows_kernel", 1, 1024}}},
+    // A thread a row, then a thread a column.
+    {"H100", "sequence_spans", "", {{"sequence_spans_kernel", 16, 256}}},
+    {"H100", "undefine", "", {{"undefine_kernel", 4 * 132, 256}}},
     // 2048 elements a block, the last of which is not full.
     {"H100", "gated_hidden bfloat16", "", {{"gated_hidden_kernel<__nv_bfloat16, float>", 490, 256}}},
     {"A100", "gated_gradient float64", "", {{"gated_gradient_kernel<double, double>", 490, 256}}},
