@@ -968,6 +968,10 @@ def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) ->
         if "ignored" not in row["parameters"]
     ]
     assert f"take {min(slower):.1f} to {max(slower):.1f} times as long" in text
+    packed = {"T": 16384, "sequences": 32, "equal": False, "H": 16, "d": 128, "causal": True}
+    row = publish.find(committed, publish.Headline("", "attention_varlen", packed, False))
+    ratio = publish.cost(row, "monoidreduce").milliseconds / publish.others(row)[0].milliseconds
+    assert f"packed sequences of random lengths, {ratio:.1f} times" in text
     calls = [row["microseconds"] for document in committed for row in document["overhead"]]
     longest = max(times["one row"] / times["torch, one row"] for times in calls)
     assert f"up to {longest:.1f} times as long as torch's" in text
