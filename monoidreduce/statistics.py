@@ -334,15 +334,19 @@ class _Call:
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The data of rows [data, rows] and of columns [data, V], then the integers of both."""
         rows, columns = len(self.a), len(self.b)
-        stacked: list[Tensor | None] = []
-        for kind in ("row", "column", "row_index", "column_index"):
-            dtype = torch.int64 if kind.endswith("index") else accumulation_dtype(self.a.dtype)
-            size = rows if kind.startswith("row") else columns
-            vectors = [
-                self._vector(traced, tensors, kind, source).to(dtype).expand(size)
-                for source in traced.sources[kind]
-            ]
-            stacked.append(torch.stack(vectors) if vectors else None)
+        real = accumulation_dtype(self.a.dtype)
+        of_kinds = (
+            ("row", rows, real),
+            ("column", columns, real),
+            ("row_index", rows, torch.int64),
+            ("column_index", columns, torch.int64),
+        )
+        stacked: list[Tensor | None] = [None] * 4
+        for i, (kind, size, dtype) in enumerate(of_kinds):
+            if sources := traced.sources[kind]:
+                vectors = [self._vector(traced, tensors, kind, source).to(dtype) for source in sources]
+                vectors = [t if t.dim() else t.expand(size) for t in vectors]
+                stacked[i] = torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
         return tuple(stacked)
 
     def _vector(self, traced: Traced, tensors: tuple[Tensor, ...], kind: str, source: Source) -> Tensor:
@@ -381,12 +385,12 @@ class _Call:
         results: list[Any] = []
         for kind, *at in traced.outputs:
             if kind == "value":
-                results.append(_like_rows(values[at[0]], self.given))
+                results.append(_like_rows(values.select(0, at[0]), self.given))
             elif kind == "index":
-                results.append(_like_rows(indices[at[0]], self.given))
+                results.append(_like_rows(indices.select(0, at[0]), self.given))
             else:
-                value = -values[at[0]] if kind == "smallest" else values[at[0]]
-                index = indices[at[1]]
+                value, index = values.select(0, at[0]), indices.select(0, at[1])
+                value = -value if kind == "smallest" else value
                 results.append(Extremum(_like_rows(value, self.given), _like_rows(index, self.given)))
         result = self.of._result if torch.compiler.is_dynamo_compiling() else traced.result
         return result(*results)

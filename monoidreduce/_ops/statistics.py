@@ -6,6 +6,7 @@ What programs are is imported with the first call.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -16,8 +17,10 @@ def in_module(module: str) -> Callable[[str], Callable[..., Any]]:
     """Of a name, the function that has it in a module."""
 
     def function(name: str) -> Callable[..., Any]:
+        found = lru_cache(1)(lambda: getattr(import_module(module), name))
+
         def call(*args: Any) -> Any:
-            return getattr(import_module(module), name)(*args)
+            return found()(*args)
 
         return call
 
