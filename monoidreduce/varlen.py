@@ -148,5 +148,5 @@ def _check_starts(name: str, starts: Tensor, q: Tensor, sizes: dict[str, int]) -
         raise TypeError(mismatch(name, "int32 or int64", starts.dtype))
     if starts.device != q.device:
         raise ValueError(mismatch(name, f"a tensor on {q.device} as q", starts.device))
-    if not len(starts):
+    if starts.shape[0] == 0:  # its len() would make the number of sequences a constant of a traced graph
         raise ValueError(mismatch(name, "at least one number, the end of the last sequence", "none"))

@@ -1,6 +1,8 @@
 // The spans of packed sequences on a GPU, which the host never reads.
 #include "monoidreduce/ops/sequences.h"
 
+#include <algorithm>
+
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "operator.h"
 
@@ -16,17 +18,20 @@ __device__ __forceinline__ bool sound(const Sequences& sequences) {
   return sound;
 }
 
-// A thread a row, then a thread a column. Every block looks at all starts: a search among others could end outside of them.
+// Rows, then columns, a thread each. Every block looks at all starts, because a search among unsound ones could end outside of
+// them. So a GPU has one block a multiprocessor at most: of a million tokens there may be as many starts.
 __global__ void __launch_bounds__(kThreads)
     sequence_spans_kernel(const __grid_constant__ Sequences rows, const __grid_constant__ Sequences columns,
                           std::int64_t left, std::int64_t right, Span* row_spans, Span* column_spans) {
   const bool all_sound = __syncthreads_and(sound(rows) && sound(columns));
-  const std::int64_t line = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (line < rows.lines)
-    row_spans[line] = all_sound ? kept_span(rows, columns, line, left, right) : kUndefined;
-  else if (line < rows.lines + columns.lines)
-    column_spans[line - rows.lines] =
-        all_sound ? kept_span(columns, rows, line - rows.lines, right, left) : kUndefined;
+  for (std::int64_t line = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+       line < rows.lines + columns.lines; line += std::int64_t{gridDim.x} * kThreads) {
+    const std::int64_t column = line - rows.lines;
+    if (column < 0)
+      row_spans[line] = all_sound ? kept_span(rows, columns, line, left, right) : kUndefined;
+    else
+      column_spans[column] = all_sound ? kept_span(columns, rows, column, right, left) : kUndefined;
+  }
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -45,8 +50,10 @@ void sequence_spans(const SequenceSpans& x, const Launch& launch) {
                   columns = sequences_of(x.column_starts, x.column_spans);
   const std::int64_t lines = rows.lines + columns.lines;
   if (lines == 0) return;
-  launch_kernel("sequence_spans", &sequence_spans_kernel, blocks_for((lines + kThreads - 1) / kThreads),
-                kThreads, 0, launch.stream, rows, columns, x.left, x.right, data<Span>(x.row_spans),
+  const std::int64_t blocks =
+      std::min<std::int64_t>((lines + kThreads - 1) / kThreads, multiprocessors(x.row_spans.cuda_device));
+  launch_kernel("sequence_spans", &sequence_spans_kernel, static_cast<unsigned>(blocks), kThreads, 0,
+                launch.stream, rows, columns, x.left, x.right, data<Span>(x.row_spans),
                 data<Span>(x.column_spans));
 }
 

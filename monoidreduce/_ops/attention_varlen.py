@@ -13,6 +13,7 @@ from monoidreduce._ops.attention import attention_backward, attention_forward, a
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import launch
 from monoidreduce._ops.registry import register
+from monoidreduce._validate import mismatch
 
 UNBOUNDED = (-1, -1)  # in place of a window: it is in the spans
 
@@ -23,9 +24,9 @@ def sequence_spans(
     """[T, 2] and [S, 2] int64: of each query the first key that it sees and the one behind the last; and the
     queries of each key."""
     of_queries, of_keys = (q.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k))
-    for t in starts:
+    for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), starts, strict=True):
         if t.numel() > 0 and t.data_ptr() == 0:  # torch would convert it all the same
-            raise TypeError(f"cu_seqlens: expected a tensor with memory of its own, got {type(t)!r}")
+            raise TypeError(mismatch(name, "a tensor with memory of its own", type(t)))
     query_starts, key_starts = (t.to(torch.int64).contiguous() for t in starts)
     _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
     return of_queries, of_keys
@@ -34,10 +35,10 @@ def sequence_spans(
 def _undefine(spans: tuple[Tensor, Tensor], *results: Tensor) -> None:
     """On a GPU all becomes NaN if starts of sequences are not ascending or out of bounds. On the CPU that is
     an error before."""
-    of_queries, _ = spans
+    of_queries, of_keys = spans
     for result in results:
         if result.is_cuda:
-            _C.undefine(result.view(-1), of_queries, *launch(result))
+            _C.undefine(result.view(-1), of_queries if len(of_queries) else of_keys, *launch(result))
 
 
 def varlen_forward(

@@ -10,7 +10,7 @@ attention function of every layer. A mask is one of:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -49,6 +49,12 @@ class Mask:
 
     def contiguous(self) -> Mask:
         return self
+
+    # accelerate moves the arguments of a layer to its GPU, where a model's layers are on several.
+    def to(self, *place: Any, **options: Any) -> Any:
+        given = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        return replace(self, **{name: t.to(*place, **options) for name, t in tensors.items()})  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -197,8 +203,9 @@ def attention_forward(
         sliding_window: of the layer. The mask has it already.
         s_aux: [H] sinks, one more score of each row, whose value is 0.
         position_bias: [B or 1, H, M, N], added to the scores before the mask.
-        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences begin, and the end. With a mask
-            or a position_bias each is a call of its own, for which the host waits for the lengths.
+        cu_seq_lens_q, cu_seq_lens_k: [sequences + 1] where packed sequences of each row of the batch begin,
+            and the end. With a mask that is stored or a position_bias each is a call of its own, for which
+            the host waits for the lengths.
 
     Returns:
         [B, M, H, D], and None in place of the weights.
@@ -220,7 +227,8 @@ def attention_forward(
     window: tuple[int | None, int | None] = None, None
     if attention_mask is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        if causal and 1 < rows < columns:  # a static cache that was empty: its other keys are not there yet
+        packed = cu_seq_lens_q is not None or cu_seq_lens_k is not None
+        if causal and 1 < rows < columns and not packed:  # an empty static cache: more keys are to come
             key, value, columns = key[:, :, :rows], value[:, :, :rows], rows
             bias = bias if bias is None else bias[..., :rows]
         if sliding_window is not None and sliding_window < columns and rows > 1:
@@ -245,17 +253,19 @@ def attention_forward(
 
     options: Any = {"scale": scaling, "window": window, "softcap": softcap, "sinks": s_aux}
     sequences = [(0, rows, 0, columns)]
+    of_mask = attention_mask.starts if isinstance(attention_mask, Packed) else None
+    starts = None if of_mask is None else (of_mask, of_mask)
     if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
-        starts = _both(cu_seq_lens_q, cu_seq_lens_k)
-        packed = bias is None and len(query) == 1
-        if not packed or not (
-            query.is_cuda or torch.compiler.is_compiling()
-        ):  # else the host reads no lengths
-            sequences = _sequences(*starts, rows, columns)
-        if packed:
-            return _varlen(query, key, value, starts, options), None
-    elif isinstance(attention_mask, Packed):
-        return _varlen(query, key, value, (attention_mask.starts,) * 2, options), None
+        given = _both(cu_seq_lens_q, cu_seq_lens_k, query)
+        on_host = not (query.is_cuda or torch.compiler.is_compiling())
+        if bias is not None or on_host:
+            sequences = _sequences(*given, rows, columns)
+        if bias is None:
+            lengths = zip(given, (rows, columns), strict=True)
+            found = [_of_all_rows(each, len(query), length, of_mask) for each, length in lengths]
+            starts = found[0], found[1]
+    if starts is not None:
+        return _varlen(query, key, value, starts, options), None
     outs = []
     for q0, q1, k0, k1 in sequences:
         out = attention(
@@ -274,7 +284,19 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, starts: tuple[Tensor, Ten
     """[B, M, H, D] of packed sequences among the tokens of all batches."""
     q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (query, key, value))
     out: Tensor = attention_varlen(q, k, v, *starts, **options)
-    return out.reshape(len(query), -1, *out.shape[1:])
+    return out.reshape(len(query), query.shape[2], *out.shape[1:]).contiguous()
+
+
+def _of_all_rows(starts: Tensor, batch: int, length: int, others: Tensor | None) -> Tensor:
+    """The starts in every row of a batch, as among the tokens of all rows, and others that are so already.
+
+    The end of a row is the start of the next: between them is an empty sequence.
+    """
+    if batch == 1 and others is None:
+        return starts
+    rows = length * torch.arange(batch, device=starts.device)
+    found = (rows[:, None] + starts).flatten()
+    return found if others is None else torch.cat((found, others)).sort().values
 
 
 def _masked(bias: Tensor | None, mask: Tensor) -> Tensor:
@@ -290,11 +312,19 @@ def _part(bias: Tensor, q0: int, q1: int, k0: int, k1: int) -> Tensor:
     return bias[..., k0:k1] if bias.shape[-1] > 1 else bias
 
 
-def _both(of_queries: Tensor | None, of_keys: Tensor | None) -> tuple[Tensor, Tensor]:
-    if of_queries is None or of_keys is None:
-        name = "cu_seq_lens_q" if of_queries is None else "cu_seq_lens_k"
-        raise ValueError(mismatch(name, "a tensor [sequences + 1], as the other's is given", None))
-    return of_queries, of_keys
+def _both(of_queries: Tensor | None, of_keys: Tensor | None, query: Tensor) -> list[Tensor]:
+    found = []
+    for name, starts in (("cu_seq_lens_q", of_queries), ("cu_seq_lens_k", of_keys)):
+        if starts is None:
+            raise ValueError(mismatch(name, "a tensor [sequences + 1], as the other's is given", None))
+        integers = isinstance(starts, Tensor) and starts.dtype in (torch.int32, torch.int64)
+        if not integers or starts.dim() != 1:
+            given = f"{starts.dtype} {list(starts.shape)}" if isinstance(starts, Tensor) else type(starts)
+            raise TypeError(mismatch(name, "a tensor [sequences + 1] of int32 or int64", given))
+        if starts.device != query.device:
+            raise ValueError(mismatch(name, f"a tensor on {query.device} as the queries", starts.device))
+        found.append(starts)
+    return found
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # a compiled graph can not read where sequences begin

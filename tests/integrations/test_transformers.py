@@ -444,19 +444,59 @@ def test_lengths_of_packed_sequences(masks: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("compiling", (False, True))
-def test_lengths_of_several_rows(compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row of a batch is cut at the same places, where the host would rather not read them too."""
+@pytest.mark.parametrize("packed", (False, True))
+def test_lengths_of_several_rows(packed: bool, compiling: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row of a batch is cut at the same places, and where its own positions begin again. The host may
+    not read either."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     q, k, v = torch.randn(3, 2, 4, 24, 8)
     bounds = torch.tensor([0, 5, 17, 24])
+    own: list[set[int]] = [{9}, {5, 20}] if packed else [set(), set()]
+    starts = torch.tensor([0, *sorted(own[0]), 24, *(24 + n for n in sorted(own[1])), 48])
+    mask = _attention.Packed((None, 0), starts) if packed else None
     found, _ = _attention.attention_forward(
-        torch.nn.Identity(), q, k, v, None, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds
+        nn.Identity(), q, k, v, mask, cu_seq_lens_q=bounds, cu_seq_lens_k=bounds
+    )
+    assert found.is_contiguous()
+    for row, cuts in enumerate(own):
+        parts = [
+            F.scaled_dot_product_attention(*(t[row, :, begin:end] for t in (q, k, v)), is_causal=True)
+            for begin, end in pairwise(sorted({*bounds.tolist(), *cuts}))
+        ]
+        torch.testing.assert_close(found[row], torch.cat(parts, 1).transpose(0, 1))
+
+
+def test_lengths_of_other_keys() -> None:
+    """More keys than queries, as the lengths say: no cache is cut."""
+    q, k, v = (torch.randn(1, 2, n, 8) for n in (10, 30, 30))
+    of_queries, of_keys = torch.tensor([0, 5, 10]), torch.tensor([0, 15, 30])
+    found, _ = _attention.attention_forward(
+        nn.Identity(), q, k, v, None, cu_seq_lens_q=of_queries, cu_seq_lens_k=of_keys
     )
     parts = [
-        F.scaled_dot_product_attention(*(t[:, :, begin:end] for t in (q, k, v)), is_causal=True)
-        for begin, end in pairwise(bounds.tolist())
+        mr.attention(
+            q[:, :, 5 * n : 5 * n + 5], *(t[:, :, 15 * n : 15 * n + 15] for t in (k, v)), causal=True
+        )
+        for n in range(2)
     ]
     torch.testing.assert_close(found, torch.cat(parts, 2).transpose(1, 2))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    (
+        _attention.Band((3, 0), torch.ones(2, 5, dtype=torch.bool)),
+        _attention.Packed((None, 0), torch.tensor([0, 5, 10])),
+    ),
+    ids=lambda mask: type(mask).__name__,
+)
+def test_masks_move_with_the_layers(mask: Any) -> None:
+    """accelerate sends the arguments of a layer to the GPU that has it."""
+    from accelerate.utils import send_to_device
+
+    moved = send_to_device({"mask": mask}, "meta")["mask"]
+    assert type(moved) is type(mask) and moved.window == mask.window
+    assert (moved.keys if isinstance(mask, _attention.Band) else moved.starts).is_meta
 
 
 def test_packed_sequences_of_a_model_whose_masks_do_not_know_them() -> None:
@@ -480,13 +520,14 @@ def test_packed_sequences_of_a_model_whose_masks_do_not_know_them() -> None:
     ("bounds", "message"),
     [
         ({"cu_seq_lens_q": [0, 5, 24]}, "cu_seq_lens_k: expected"),
+        ({"cu_seq_lens_q": [0.0, 24.0], "cu_seq_lens_k": [0.0, 24.0]}, "cu_seq_lens_q: expected"),
         ({"cu_seq_lens_q": [0, 5, 23], "cu_seq_lens_k": [0, 5, 23]}, "cu_seq_lens_q: expected"),
         ({"cu_seq_lens_q": [0, 9, 5, 24], "cu_seq_lens_k": [0, 9, 5, 24]}, "cu_seq_lens_q: expected"),
         ({"cu_seq_lens_q": [0, 5, 24], "cu_seq_lens_k": [0, 5, 9, 24]}, "cu_seq_lens_k: expected"),
     ],
 )
 def test_wrong_lengths_of_packed_sequences(bounds: dict[str, list[int]], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         applied(made("llama"))(**batch("packed"), **{name: torch.tensor(b) for name, b in bounds.items()})
 
 

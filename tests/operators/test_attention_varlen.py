@@ -186,3 +186,18 @@ def test_nothing_leaks_between_sequences(device: torch.device) -> None:
     assert not out[120:].any()
     for gradient in gradients:
         assert bool(gradient[others].isfinite().all()) and not gradient[120:].any()
+
+
+def test_export_for_any_number_of_sequences(device: torch.device) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, q: Tensor, starts: Tensor) -> Tensor:
+            return mr.attention_varlen(q, q, q, starts, causal=True)
+
+    q = torch.randn(24, 2, 8, device=device)
+    dynamic = {"q": None, "starts": {0: torch.export.Dim("n", min=2)}}
+    exported = torch.export.export(
+        Layer(), (q, starts((5, 19), device)), dynamic_shapes=dynamic, strict=False
+    ).module()
+    for lengths in ((24,), (3, 0, 11, 10)):
+        given = starts(lengths, device)
+        torch.testing.assert_close(exported(q, given), Layer()(q, given))

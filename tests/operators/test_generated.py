@@ -17,6 +17,7 @@ from specimens import (
     distillation_inputs,
     logsumexp_inputs,
     mlp_inputs,
+    varlen_inputs,
 )
 from tolerance import check_draws, check_operator
 
@@ -110,6 +111,38 @@ def test_attention(data: st.DataObject, device: torch.device) -> None:
         },
     )
     check(draw, "attention", values, options)
+
+
+@generated
+@given(data=st.data())
+def test_attention_varlen(data: st.DataObject, device: torch.device) -> None:
+    """Some sequences are empty on one side or both."""
+    draw = data.draw
+    kv_heads, group, count = draw(FEW), draw(FEW), draw(st.integers(1, 5))
+    lengths = st.lists(st.integers(0, 70), min_size=count, max_size=count).filter(any)
+    values = placed(
+        draw,
+        varlen_inputs,
+        device,
+        queries=draw(lengths),
+        keys=draw(st.one_of(st.none(), lengths)),
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        width=draw(WIDTHS),
+        value_width=draw(WIDTHS),
+        behind=draw(st.integers(0, 3)),
+    )
+    options = some_of(
+        draw,
+        {
+            "causal": st.just(True),
+            "window": st.tuples(SIDES, SIDES),
+            "softcap": st.floats(0.5, 30),
+            "scale": st.floats(-0.5, 1).map(or_zero),
+            "return_lse": st.just(True),
+        },
+    )
+    check(draw, "attention_varlen", values, options)
 
 
 @generated

@@ -31,7 +31,7 @@ struct Sequences {
 // The lines of the other side that a line keeps: those of its sequence, and of these the ones of a band around the line that it
 // is aligned with. The last line of a sequence is aligned with the last one of the other side.
 MR_HD Span kept_span(const Sequences& own, const Sequences& other, std::int64_t line, std::int64_t left,
-                            std::int64_t right) {
+                     std::int64_t right) {
   if (line >= own.starts[own.count]) return {other.starts[other.count], other.starts[other.count]};
   const std::int64_t s = own.of(line), first = other.starts[s], lines = other.starts[s + 1] - first,
                      shift = lines - (own.starts[s + 1] - own.starts[s]);
@@ -46,7 +46,8 @@ inline constexpr Span kUndefined{1, 0};
 struct SequenceSpans {
   TensorView row_spans, column_spans;    // Span
   TensorView row_starts, column_starts;  // of the sequences, ascending, and the end of the last
-  std::int64_t left = ColumnRange::kUnbounded, right = ColumnRange::kUnbounded;  // the window, see ColumnRange
+  std::int64_t left = ColumnRange::kUnbounded,
+               right = ColumnRange::kUnbounded;  // the window, see ColumnRange
 };
 inline void check_starts(const SequenceSpans& x) {
   require(x.row_starts.size[0] > 0, "cu_seqlens_q: expected at least one number, got none");
