@@ -145,21 +145,28 @@ def attention_varlen(
     if others:
         refuse("attention_varlen", others)
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-    of_call: dict[str, Any] = {"causal": causal, "scale": scale, "window": window, "softcap": softcap}
-    of_call["compensated"] = compensated
     if process_group is not None:
         from monoidreduce.distributed.attention_varlen import varlen_over_ranks
 
         ranks = (process_group, method, layout, length, grad_dtype)
         found: Tensor | tuple[Tensor, Tensor] = varlen_over_ranks(
-            *ranks, *tensors, sinks, return_lse, **of_call
+            *ranks,
+            *tensors,
+            sinks,
+            return_lse,
+            causal=causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            compensated=compensated,
         )
         return found
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse = check_bool("return_lse", return_lse)
-    (q, k, v, *starts), options = check_varlen(*tensors, sinks, **of_call)
-    of_tokens = (0, q.shape[2])  # all of them
-    out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(q, k, v, *starts, *options, *of_tokens)
+    tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
+    q = tensors[0]
+    all_tokens = (0, q.shape[2])
+    out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options, *all_tokens)
     if sinks is not None:
         out = in_full(out, low)
     out, lse = finished(out, lse, q.dtype, None, sinks)
