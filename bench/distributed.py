@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import monoidreduce as mr
+from bench.attention_varlen import lengths_of
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
 from bench.report import in_words, table
@@ -129,6 +130,17 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         call = partial(mr.attention, causal=True)
         return Case("attention", dtype, sizes, call, inputs, 3, (2,) * 4, options, target)
 
+    def packed(T: int, sequences: int, H: int, Hkv: int, d: int, method: str, layout: str) -> Case:
+        def inputs() -> tuple[Tensor, ...]:
+            ends = torch.tensor([0, *lengths_of(T, sequences, equal=False)], device=device).cumsum(0)
+            return *drawn((T, H, d), (T, Hkv, d), (T, Hkv, d)), ends
+
+        sizes = {"T": T, "sequences": sequences, "H": H, "Hkv": Hkv, "d": d}
+        options = {"method": method, "layout": layout}
+        call = partial(mr.attention_varlen, causal=True)
+        axes = (0, 0, 0, None, 0)
+        return Case("attention_varlen", dtype, sizes | options, call, inputs, 3, axes, options)
+
     def mlp(B: int, K: int, D: int) -> Case:
         def inputs() -> tuple[Tensor, ...]:
             x, w1, w2 = drawn((B, D), (K, D), (D, K))
@@ -143,6 +155,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             distillation(64, 128, 16, 24),
             attention(64, 4, 2, 16, "ulysses", "contiguous", 0.92),
             attention(64, 4, 2, 16, "all_gather", "zigzag", 0.9),
+            packed(64, 5, 4, 2, 16, "ulysses", "contiguous"),
+            packed(64, 5, 4, 2, 16, "all_gather", "zigzag"),
             mlp(64, 64, 16),
         ]
     long = 32768 if device.type == "cuda" else 2048
@@ -153,6 +167,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         else distillation(1024, 8192, 256, 256),
         attention(long, 32, 8, 128, "ulysses", "contiguous", 0.92),
         attention(long, 32, 8, 128, "all_gather", "zigzag", 0.9),
+        packed(long, 32, 32, 8, 128, "ulysses", "contiguous"),
+        packed(long, 32, 32, 8, 128, "all_gather", "zigzag"),
         mlp(16384, 16384, 4096) if device.type == "cuda" else mlp(2048, 4096, 256),
     ]
 
@@ -200,12 +216,14 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
 
 
 def predicted(row: dict[str, Any], device: str) -> dict[str, float] | None:
-    """Milliseconds of a row's forward and backward pass, alone and over ranks; None on other devices.
+    """Milliseconds of a row's forward and backward pass, alone and over ranks.
+
+    None on other devices, and of packed sequences, whose lengths decide.
 
     device: as torch.cuda.get_device_name has it.
     """
     gpu = find_gpu(device)
-    if gpu is None or gpu.within is None:
+    if gpu is None or gpu.within is None or row["op"] not in OPERATORS:
         return None
     operator, sizes = OPERATORS[row["op"]], dict(row["parameters"])
     split, layout = sizes.pop("method", "columns"), sizes.pop("layout", "zigzag")
@@ -258,7 +276,8 @@ def report(rows: list[dict[str, Any]]) -> str:
             alone, over = of["alone"], of["over ranks"]
             model = [f"{alone:.3g} / {over:.3g}", f"{alone / (row['ranks'] * over):.2f}"]
         name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
-        lines.append([name, str(row["ranks"]), *pairs, efficiency, *model, f"{row['target']:.2f}"])
+        target = "-" if row["target"] is None else f"{row['target']:.2f}"
+        lines.append([name, str(row["ranks"]), *pairs, efficiency, *model, target])
     return table(header, lines)
 
 

@@ -421,9 +421,7 @@ def attention(
             compensated=check_bool("compensated", compensated),
         )
         return found
-    if (method, layout, length, grad_dtype) != ("auto", "contiguous", None, None):
-        expected = "a ProcessGroup or DeviceMesh, for method, layout, length or grad_dtype"
-        raise ValueError(mismatch("process_group", expected, None))
+    check_no_ranks(method, layout, length, grad_dtype)
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
     of_rows = None
     if mods:
@@ -442,6 +440,13 @@ def attention(
         out = in_full(out, low)
     out, lse = finished(out, lse, q.dtype, of_rows, sinks)
     return (out, lse) if return_lse else out
+
+
+def check_no_ranks(method: str, layout: str, length: int | None, grad_dtype: torch.dtype | None) -> None:
+    """Are these options of attention over ranks as they are without a group."""
+    if (method, layout, length, grad_dtype) != ("auto", "contiguous", None, None):
+        expected = "a ProcessGroup or DeviceMesh, for method, layout, length or grad_dtype"
+        raise ValueError(mismatch("process_group", expected, None))
 
 
 def check_attention(

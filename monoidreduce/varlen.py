@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NoReturn, overload
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -11,11 +11,13 @@ from monoidreduce._keywords import refuse
 from monoidreduce._ops.attention import in_full
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
 from monoidreduce.functional import (
+    Ranks,
     Window,
     _operands,
     _shows_rounding,
     bounds,
     check_heads,
+    check_no_ranks,
     check_sinks,
     finished,
     score_factors,
@@ -39,6 +41,11 @@ def attention_varlen(
     sinks: Tensor | None = None,
     compensated: bool = False,
     return_lse: Literal[False] = False,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Tensor: ...
 @overload
 def attention_varlen(
@@ -55,6 +62,11 @@ def attention_varlen(
     sinks: Tensor | None = None,
     compensated: bool = False,
     return_lse: Literal[True],
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention_varlen(
@@ -71,6 +83,11 @@ def attention_varlen(
     sinks: Tensor | None = None,
     compensated: bool = False,
     return_lse: bool,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention_varlen(
     q: Tensor,
@@ -86,6 +103,11 @@ def attention_varlen(
     sinks: Tensor | None = None,
     compensated: bool = False,
     return_lse: bool = False,
+    process_group: Ranks = None,
+    method: str = "auto",
+    layout: str = "contiguous",
+    length: int | None = None,
+    grad_dtype: torch.dtype | None = None,
     **others: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`attention` within each of several sequences, which lie one behind another in one tensor.
@@ -104,6 +126,11 @@ def attention_varlen(
         causal, window: of each sequence, whose last query is aligned with its last key.
         scale, softcap, sinks, compensated: as of `attention`.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
+        process_group: q, k and v are this rank's part of the tokens, as `distributed.shard` makes it of axis
+            0; so are the results. cu_seqlens_q, cu_seqlens_k are of all tokens, and the same on every rank.
+            sinks are of all heads. See docs/distributed.md.
+        method, layout, length, grad_dtype: as of `attention`. length is of all ranks' tokens, also of those
+            of no sequence.
 
     Returns:
         out [T, H, D] in the dtype of q and, with return_lse, lse [H, T] in the accumulation dtype, in natural
@@ -117,7 +144,51 @@ def attention_varlen(
     """
     if others:
         refuse("attention_varlen", others)
-    return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    if process_group is not None:
+        from monoidreduce.distributed.attention_varlen import varlen_over_ranks
+
+        ranks = (process_group, method, layout, length, grad_dtype)
+        found: Tensor | tuple[Tensor, Tensor] = varlen_over_ranks(
+            *ranks,
+            *tensors,
+            sinks,
+            return_lse,
+            causal=causal,
+            scale=scale,
+            window=window,
+            softcap=softcap,
+            compensated=compensated,
+        )
+        return found
+    check_no_ranks(method, layout, length, grad_dtype)
+    return_lse = check_bool("return_lse", return_lse)
+    tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
+    q = tensors[0]
+    all_tokens = (0, q.shape[2])
+    out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options, *all_tokens)
+    if sinks is not None:
+        out = in_full(out, low)
+    out, lse = finished(out, lse, q.dtype, None, sinks)
+    out, lse = out[0].transpose(0, 1), lse[0]
+    return (out, lse) if return_lse else out
+
+
+def check_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    sinks: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    window: Window | None,
+    softcap: float | None,
+    compensated: bool,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Any, ...]]:
+    """The tensors of the op, q, k and v as those of one sequence; and its options, without the last two."""
+    compensated = check_bool("compensated", compensated)
     q, k, v = _operands(q=q, k=k, v=v)
     sizes: dict[str, int] = {}
     check_axes("q", q, ("T", "H", "F"), sizes)
@@ -133,13 +204,7 @@ def attention_varlen(
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
     check_sinks(sinks, q)
     options = (scale, softcap, *bounds(causal, window), compensated or _shows_rounding(q, sinks))
-    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-    out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options)
-    if sinks is not None:
-        out = in_full(out, low)
-    out, lse = finished(out, lse, q.dtype, None, sinks)
-    out, lse = out[0].transpose(0, 1), lse[0]
-    return (out, lse) if return_lse else out
+    return (q, k, v, cu_seqlens_q, cu_seqlens_k), options
 
 
 def _check_starts(name: str, starts: Tensor, q: Tensor, sizes: dict[str, int]) -> None:

@@ -19,17 +19,30 @@ UNBOUNDED = (-1, -1)  # in place of a window: it is in the spans
 
 
 def sequence_spans(
-    q: Tensor, k: Tensor, starts: tuple[Tensor, Tensor], window: tuple[int, int]
+    q: Tensor,
+    k: Tensor,
+    starts: tuple[Tensor, Tensor],
+    window: tuple[int, int],
+    first: int = 0,
+    tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[T, 2] and [S, 2] int64: of each query the first key that it sees and the one behind the last; and the
-    queries of each key."""
-    of_queries, of_keys = (q.new_empty((t.shape[2], 2), dtype=torch.int64) for t in (q, k))
+    queries of each key.
+
+    tokens: how many queries the sequences have room in, where q has only those from `first` on. Spans of all
+    are made then, and cut, because a part of a sequence is not aligned with its keys as a sequence is.
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    tokens = queries if tokens is None else tokens
+    of_queries, of_keys = (q.new_empty((lines, 2), dtype=torch.int64) for lines in (tokens, keys))
     for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), starts, strict=True):
         if t.numel() > 0 and t.data_ptr() == 0:  # torch would convert it all the same
             raise TypeError(mismatch(name, "a tensor with memory of its own", type(t)))
     query_starts, key_starts = (t.to(torch.int64).contiguous() for t in starts)
     _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
-    return of_queries, of_keys
+    if queries == tokens:
+        return of_queries, of_keys
+    return of_queries[first : first + queries], (of_keys - first).clamp_(0, queries)
 
 
 def _undefine(spans: tuple[Tensor, Tensor], *results: Tensor) -> None:
@@ -52,8 +65,10 @@ def varlen_forward(
     left: int,
     right: int,
     compensated: bool,
+    first: int,
+    tokens: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
+    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
     options = (scale, softcap, *UNBOUNDED, compensated)
     out, lse, lse_low, out_low = attention_forward(q, k, v, None, *options, spans)
     _undefine(spans, out, lse)
@@ -63,7 +78,7 @@ def varlen_forward(
 def varlen_results(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *options: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, compensated = options
+    *_, compensated, _, _ = options
     return attention_results(q, k, v, None, None, 0.0, *UNBOUNDED, bool(compensated))
 
 
@@ -84,9 +99,12 @@ def varlen_backward(
     left: int,
     right: int,
     compensated: bool,
+    first: int,
+    tokens: int,
     needed: list[bool],
+    unrounded_gradients: bool = False,
 ) -> list[Tensor]:
-    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
+    spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
     *found, _ = attention_backward(
         grad_out,
         grad_lse,
@@ -103,6 +121,7 @@ def varlen_backward(
         *UNBOUNDED,
         compensated,
         [*needed[:3], False],
+        unrounded_gradients=unrounded_gradients,
         spans=spans,
     )
     _undefine(spans, *found)
@@ -112,7 +131,8 @@ def varlen_backward(
 register(
     "attention_varlen",
     inputs="Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k",
-    options="float? scale, float softcap, SymInt left, SymInt right, bool compensated",
+    options="float? scale, float softcap, SymInt left, SymInt right, bool compensated, "
+    "SymInt first, SymInt tokens",  # q may have a part of all queries, see `sequence_spans`
     outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",
     residuals="out, lse, lse_low, out_low",
@@ -120,4 +140,5 @@ register(
     forward=varlen_forward,
     fake=varlen_results,
     backward=varlen_backward,
+    backward_options="bool unrounded_gradients=False",
 )

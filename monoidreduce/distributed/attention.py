@@ -7,8 +7,9 @@ see; gradients of keys and values are summed over ranks. Neither splits a row's 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from monoidreduce.distributed.group import Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import Split
 
-__all__ = ["attention_over_ranks"]
+__all__ = ["Checked", "Whole", "attention_over_ranks", "over_ranks"]
 
 METHODS = ("auto", "ulysses", "all_gather")
 OPTIONS = ("scale", "softcap", "left", "right", "compensated")  # of the op
@@ -41,7 +42,7 @@ OPTIONS = ("scale", "softcap", "left", "right", "compensated")  # of the op
 
 @dataclass(frozen=True)
 class Call:
-    """sent: the dtype of partial gradients on their way; None is the accumulation dtype."""
+    """options: see OPTIONS. sent: the dtype of partial gradients on their way; None is that of sums."""
 
     queries: Split
     keys: Split
@@ -53,6 +54,23 @@ class Call:
     @property
     def group(self) -> Group:
         return self.queries.group
+
+
+Whole = Callable[[int, int], tuple[int, int]]  # the queries and keys of all ranks, where one has so many
+
+
+class Checked(NamedTuple):
+    """Arguments of a call.
+
+    tensors: q, k and v as the op takes them, bias or None and, of packed sequences, cu_seqlens_q and
+    cu_seqlens_k. options: as OPTIONS. of_rows: a bias by rows, left to `finished`. facts: of the tensors, for
+    `together`.
+    """
+
+    tensors: tuple[Any, ...]
+    options: tuple[Any, ...]
+    of_rows: Tensor | None
+    facts: dict[str, Any]
 
 
 def attention_over_ranks(
@@ -70,6 +88,32 @@ def attention_over_ranks(
     **options: Any,
 ) -> Any:
     """`functional.attention`, where each rank has a part of the queries and of the keys."""
+
+    def check(whole: Whole) -> Checked:
+        tensors, of_op, of_rows = functional.check_attention(q, k, v, bias, sinks, **options, whole=whole)
+        parts = dict(zip("qkv", tensors, strict=False))
+        arguments = (*parts.items(), ("bias", bias), ("sinks", sinks))
+        return Checked(tensors, of_op, of_rows, facts_of(arguments, dict.fromkeys(parts, POSITIONS)))
+
+    ranks = (process_group, method, layout, length, grad_dtype)
+    found = over_ranks("attention", ranks, check, sinks, return_lse)
+    if found is None:
+        return functional.attention(q, k, v, bias=bias, sinks=sinks, return_lse=return_lse, **options)
+    return found if return_lse else found[0]
+
+
+def over_ranks(
+    operator: str,
+    ranks: tuple[Any, str, str, int | None, torch.dtype | None],
+    check: Callable[[Whole], Checked],
+    sinks: Tensor | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """out and lse of this rank's queries; None in a group of one rank, whose call is that of no group.
+
+    ranks: process_group, method, layout, length and grad_dtype. check: checks the other arguments.
+    """
+    process_group, method, layout, length, grad_dtype = ranks
     group = Group.of(process_group)
 
     def split(name: str, part: int) -> Split:
@@ -78,35 +122,35 @@ def attention_over_ranks(
     def whole(queries: int, keys: int) -> tuple[int, int]:
         return split("q", queries).length, split("k", keys).length
 
-    def prepare() -> tuple[Any, dict[str, Any]]:
-        tensors, of_op, of_rows = functional.check_attention(q, k, v, bias, sinks, **options, whole=whole)
-        (_, heads, queries, _), (_, key_heads, keys, _), *_ = (t.shape for t in tensors[:2])
-        with_lse = check_bool("return_lse", return_lse) or of_rows is not None or sinks is not None
+    def prepare() -> tuple[tuple[Call, bool, Checked], dict[str, Any]]:
+        checked = check(whole)
+        q, k, v, *_ = checked.tensors
+        with_lse = check_bool("return_lse", return_lse) or checked.of_rows is not None or sinks is not None
         sent = Sharding.of(group, grad_dtype=grad_dtype).sent
-        in_full = sinks is not None or of_rows is not None
-        call = Call(split("q", queries), split("k", keys), of_op, sent, with_lse, in_full)
-        by_heads = _by_heads(method, heads, key_heads, group.size)
-
-        parts = {"q": tensors[0], "k": tensors[1], "v": tensors[2]}
-        shapes = facts_of((*parts.items(), ("bias", bias), ("sinks", sinks)), dict.fromkeys(parts, POSITIONS))
-        facts: dict[str, Any] = shapes | {"method": method, "layout": layout, "grad_dtype": str(sent)}
-        facts |= {f"{name}.requires_grad": t.requires_grad for name, t in parts.items()}
+        in_full = sinks is not None or checked.of_rows is not None
+        splits = split("q", q.shape[POSITIONS]), split("k", k.shape[POSITIONS])
+        call = Call(*splits, checked.options, sent, with_lse, in_full)
+        by_heads = _by_heads(method, q.shape[HEADS], k.shape[HEADS], group.size)
+        facts: dict[str, Any] = {"method": method, "layout": layout, "grad_dtype": str(sent)}
+        facts |= {f"{n}.requires_grad": t.requires_grad for n, t in zip("qkv", (q, k, v), strict=True)}
         facts |= {"queries": call.queries.length, "keys": call.keys.length, "return_lse": with_lse}
-        return (call, by_heads, tensors, of_rows), facts | dict(zip(OPTIONS, of_op, strict=True))
+        facts |= dict(zip(OPTIONS, checked.options, strict=True))
+        return (call, by_heads, checked), checked.facts | facts
 
-    call, by_heads, (*qkv, bias), of_rows = together(group, "attention", prepare)
+    call, by_heads, checked = together(group, operator, prepare)
     if group.size == 1:
-        return functional.attention(q, k, v, bias=bias, sinks=sinks, return_lse=return_lse, **options)
+        return None
+    q, k, v, bias, *starts = checked.tensors
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
-    over_ranks: Any = _Ulysses if by_heads else _AllGather
-    out, lse = over_ranks.apply(call, *qkv, bias)
+    method_of: Any = _Ulysses if by_heads else _AllGather
+    out, lse = method_of.apply(call, q, k, v, bias, *starts)
+    of_rows = checked.of_rows
     if of_rows is not None:
         of_rows = replicated(of_rows, group)
         if of_rows.dim() > 1 and of_rows.shape[-2] > 1:
             of_rows = call.queries.part(of_rows, of_rows.dim() - 2)
     sinks = None if sinks is None else replicated(sinks, group)
-    out, lse = functional.finished(out, lse, qkv[0].dtype, of_rows, sinks)
-    return (out, lse) if return_lse else out
+    return functional.finished(out, lse, q.dtype, of_rows, sinks)
 
 
 def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:
@@ -121,13 +165,17 @@ def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:
 
 class _Ulysses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
+    def forward(
+        ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor
+    ) -> Any:
         heads = q.shape[HEADS] // call.group.size
         ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
+        ctx.options = (*call.options, 0, call.queries.length) if starts else call.options
         q, k, v = _to_heads(q, call.queries), _to_heads(k, call.keys), _to_heads(v, call.keys)
-        out, lse, *low = attend(q, k, v, part_of_bias(bias, heads=ctx.own), *call.options)
-        ctx.save_for_backward(q, k, v, bias, out, lse, *low)
+        inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
+        out, lse, *low = attend(*inputs, options=ctx.options)
+        ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
         of_own = _to_positions(lse[..., None], call.queries)[..., 0] if call.with_lse else None
         return _to_positions(in_full(out, low[1]) if call.in_full else out, call.queries), of_own
@@ -137,16 +185,17 @@ class _Ulysses(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         if grad_out is None and grad_lse is None:
-            return (None,) * 5
+            return (None,) * len(ctx.needs_input_grad)
+        out, lse, lse_low, out_low, q, k, v, bias, *starts = ctx.saved_tensors
+        results = (out, lse, lse_low, out_low)
         if grad_out is not None:
-            grad_out = _to_heads(grad_out.to(ctx.saved_tensors[0].dtype), call.queries)
+            grad_out = _to_heads(grad_out.to(q.dtype), call.queries)
         if grad_lse is not None:
             grad_lse = _to_heads(grad_lse[..., None], call.queries)[..., 0]
-        q, k, v, bias, *results = ctx.saved_tensors
-        inputs = (q, k, v, part_of_bias(bias, heads=ctx.own))
+        inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         partial = ctx.key_heads < call.group.size  # ranks share a key head
-        found = gradients(grad_out, grad_lse, *inputs, *results, *call.options, needed, unrounded=partial)
-        result: list[Tensor | None] = [None] * 4
+        found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
+        result: list[Tensor | None] = [None] * len(needed)
         if needed[0]:
             result[0] = _to_positions(found[0].to(q.dtype), call.queries)
         for i in (1, 2):
@@ -189,11 +238,14 @@ def _summed_heads(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Any:
-        ctx.call, ctx.folds = call, Fold.of_rank(call.queries, call.keys, call.options)
+    def forward(
+        ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor
+    ) -> Any:
+        ctx.call = call
+        ctx.folds = Fold.of_rank(call.queries, call.keys, call.options, packed=len(starts) > 0)
         keys, values = call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS)
-        out, lse, *low = fold_rows(ctx.folds, q, keys, values, bias)
-        ctx.save_for_backward(q, k, v, bias, out, lse, *low)
+        out, lse, *low = fold_rows(ctx.folds, q, keys, values, bias, *starts)
+        ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
         return in_full(out, low[1]) if call.in_full else out, lse
 
@@ -202,17 +254,19 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         if grad_out is None and grad_lse is None:
-            return (None,) * 5
-        q, k, v, bias, *results = ctx.saved_tensors
+            return (None,) * len(ctx.needs_input_grad)
+        out, lse, lse_low, out_low, q, k, v, bias, *starts = ctx.saved_tensors
+        results = (out, lse, lse_low, out_low)
         grad_out = None if grad_out is None else grad_out.to(q.dtype)
-        inputs = (q, call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS), bias)
-        dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, tuple(results), needed)
+        inputs = (q, call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS), bias, *starts)
+        dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, results, needed)
         return (
             None,
             dq,
             None if dk is None else _own_sum(dk, call, k.dtype),
             None if dv is None else _own_sum(dv, call, v.dtype),
             None if dbias is None else sum_over_ranks(dbias, call.group, bias.dtype, sent=call.sent),
+            *(None for _ in starts),
         )
 
 

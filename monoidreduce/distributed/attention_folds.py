@@ -1,4 +1,8 @@
-"""Attention of some queries of a sequence over the keys that they see. Nothing is sent."""
+"""Attention of some queries of a sequence over the keys that they see. Nothing is sent.
+
+Where sequences are packed in one, tensors are those of one sequence that is as long as all, and `starts` are
+cu_seqlens_q and cu_seqlens_k of all ranks. Else there are no starts.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,31 @@ HEADS, POSITIONS = 1, 2  # axes
 ALL = slice(None)
 
 
-def attend(*args: Any) -> Any:
-    """The op, with its arguments."""
-    return torch.ops.monoidreduce.attention.default(*args)
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor, options: Any) -> Any:
+    """What the op returns, with its options."""
+    if starts:
+        return torch.ops.monoidreduce.attention_varlen.default(q, k, v, *starts, *options)
+    return torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
 
 
-def gradients(*args: Any, unrounded: bool) -> list[Tensor]:
-    """Those of the backward op, whose keys are all that its queries see. unrounded: as `UNROUNDED` says."""
-    return [*torch.ops.monoidreduce.attention_backward.default(*args, True, unrounded)]
+def gradients(
+    grads: Sequence[Tensor | None],
+    inputs: Sequence[Any],
+    results: Sequence[Tensor],
+    options: Any,
+    needed: Sequence[bool],
+    unrounded: bool,
+) -> list[Tensor]:
+    """Those of the backward op of `attend`, whose keys are all that its queries see.
+
+    inputs, options: of attend. results: what it returned. unrounded: as `UNROUNDED` says.
+    """
+    q, k, v, bias, *starts = inputs
+    if starts:
+        packed = torch.ops.monoidreduce.attention_varlen_backward.default
+        return [*packed(*grads, q, k, v, *starts, *results, *options, needed, unrounded)]
+    backward = torch.ops.monoidreduce.attention_backward.default
+    return [*backward(*grads, q, k, v, bias, *results, *options, needed, True, unrounded)]
 
 
 def part_of_bias(bias: Tensor | None, heads: slice = ALL, queries: slice = ALL, keys: slice = ALL) -> Any:
@@ -41,7 +62,7 @@ class Fold:
     """Queries that follow each other, and the keys that they see.
 
     own: the queries among those of their rank. queries, keys: among those of all ranks. options: of the op,
-    which aligns the last of these queries with the last of these keys.
+    which aligns the last of these queries with the last of these keys. Of packed sequences the keys are all.
     """
 
     own: slice
@@ -50,55 +71,66 @@ class Fold:
     options: tuple[Any, ...]
 
     @classmethod
-    def of_rank(cls, queries: Split, keys: Split, options: tuple[Any, ...]) -> list[Fold]:
-        """The one or two folds of a rank. options: of the op, for the whole sequence."""
+    def of_rank(
+        cls, queries: Split, keys: Split, options: tuple[Any, ...], packed: bool = False
+    ) -> list[Fold]:
+        """The one or two folds of a rank. options: of the op, for the whole sequence, or packed ones."""
         found, at = [], 0
-        scale, softcap, left, right, compensated = options
-        shift = keys.length - queries.length
         for first, end in queries.spans(queries.group.rank):
-            stop = keys.length if right < 0 else min(max(end + shift + right, 0), keys.length)
-            start = 0 if left < 0 else min(max(first + shift - left, 0), stop)
-            moved = stop - (end + shift)  # the key that the last query is aligned with
-            window = left if left < 0 else left + moved, right if right < 0 else max(right - moved, 0)
             own, at = slice(at, at + end - first), at + end - first
-            here = (scale, softcap, *window, compensated)
-            found.append(cls(own, slice(first, end), slice(start, stop), here))
+            if packed:  # which queries these are tells the op what they see
+                seen, here = slice(0, keys.length), (*options, first, queries.length)
+            else:
+                seen, here = _seen(first, end, keys.length - queries.length, keys.length, options)
+            found.append(cls(own, slice(first, end), seen, here))
         return found
 
-    def inputs(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> tuple[Any, ...]:
+    def inputs(
+        self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *starts: Tensor
+    ) -> tuple[Any, ...]:
         """q: of the rank. keys, values, bias: of the whole sequence."""
         of_bias = part_of_bias(bias, queries=self.queries, keys=self.keys)
-        return q[:, :, self.own], keys[:, :, self.keys], values[:, :, self.keys], of_bias
+        return q[:, :, self.own], keys[:, :, self.keys], values[:, :, self.keys], of_bias, *starts
+
+
+def _seen(first: int, end: int, shift: int, keys: int, options: tuple[Any, ...]) -> tuple[slice, Any]:
+    """The keys that queries from first to end see, if query i is aligned with key i + shift; the options."""
+    scale, softcap, left, right, compensated = options
+    stop = keys if right < 0 else min(max(end + shift + right, 0), keys)
+    start = 0 if left < 0 else min(max(first + shift - left, 0), stop)
+    moved = stop - (end + shift)  # the key that the last query is aligned with
+    window = left if left < 0 else left + moved, right if right < 0 else max(right - moved, 0)
+    return slice(start, stop), (scale, softcap, *window, compensated)
 
 
 def fold_rows(
-    folds: Sequence[Fold], q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
+    folds: Sequence[Fold], q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, *starts: Tensor
 ) -> tuple[Tensor, ...]:
     """What the op returns of a rank's queries."""
-    found = (attend(*fold.inputs(q, keys, values, bias), *fold.options) for fold in folds)
+    found = (attend(*fold.inputs(q, keys, values, bias, *starts), options=fold.options) for fold in folds)
     return tuple(map(_in_order, zip(*found, strict=True)))
 
 
 def fold_gradients(
     folds: Sequence[Fold],
     grads: tuple[Tensor | None, Tensor | None],
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    inputs: tuple[Any, ...],
     results: tuple[Tensor, ...],
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs of fold_rows that are needed.
 
-    That of q is whole. The others are this rank's part of a sum, in the accumulation dtype. grads: of out and
-    lse. results: what fold_rows returned.
+    That of q is whole. Those of k, v and bias are this rank's part of a sum, in the accumulation dtype.
+    grads: of out and lse. results: what fold_rows returned.
     """
-    q, *summed = inputs
-    wanted = zip(summed, needed[1:], strict=True)
+    q, *summed = inputs[:4]
+    wanted = zip(summed, needed[1:4], strict=True)
     dk, dv, dbias = (None if t is None or not want else accumulator(t) for t, want in wanted)
     of_queries = []
     for fold in folds:
-        upstream = (None if g is None else g[:, :, fold.own] for g in grads)
-        of_own = (t[:, :, fold.own] for t in results)
-        found = gradients(*upstream, *fold.inputs(*inputs), *of_own, *fold.options, needed, unrounded=True)
+        upstream = [None if g is None else g[:, :, fold.own] for g in grads]
+        of_own = [t[:, :, fold.own] for t in results]
+        found = gradients(upstream, fold.inputs(*inputs), of_own, fold.options, needed, unrounded=True)
         of_queries.append(found[0].to(q.dtype))
         if dk is not None:
             dk[:, :, fold.keys] += found[1]

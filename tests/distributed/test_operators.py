@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import AttentionOverRanks, Each, OverRanks, on_ranks, same_bits
+from ranks import AttentionOverRanks, Each, OverRanks, VarlenOverRanks, on_ranks, same_bits
 from specimens import (
     ONE_EACH,
     attention_inputs,
@@ -19,6 +19,7 @@ from specimens import (
     logsumexp_inputs,
     mlp_inputs,
     name_of,
+    varlen_inputs,
 )
 from tolerance import as_outputs, check_operator
 from torch.utils.flop_counter import FlopCounterMode
@@ -211,7 +212,7 @@ def _without_and_with_group(group: Any, operator: str, inputs: Any, options: Any
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize(
     "specimen",
-    [s for s in ONE_EACH if s.operator not in ("merge_attention", "attention_varlen")],
+    [s for s in ONE_EACH if s.operator != "merge_attention"],
     ids=lambda specimen: specimen.operator,
 )
 def test_one_rank_has_the_bits_of_no_group(specimen: Any, dtype: torch.dtype) -> None:
@@ -231,11 +232,13 @@ def _flops(group: Any, operator: str, inputs: Any) -> list[int]:
     return [forward.get_total_flops(), backward.get_total_flops()]
 
 
-@pytest.mark.parametrize("operator", ("attention", "linear_cross_entropy", "mlp"))
+@pytest.mark.parametrize("operator", ("attention", "attention_varlen", "linear_cross_entropy", "mlp"))
 def test_each_of_two_ranks_has_half_of_the_flops(operator: str) -> None:
-    split: Any = AttentionOverRanks(2, "contiguous") if operator == "attention" else OverRanks(operator, 2)
+    attention: dict[str, Any] = {"attention": AttentionOverRanks, "attention_varlen": VarlenOverRanks}
+    split = attention[operator](2, "contiguous") if operator in attention else OverRanks(operator, 2)
     inputs = {
         "attention": lambda of: attention_inputs(m=16, n=16, **of),
+        "attention_varlen": lambda of: varlen_inputs((9, 5), None, **of),
         "linear_cross_entropy": lambda of: cross_entropy_inputs(16, 30, **of),
         "mlp": lambda of: mlp_inputs(16, 8, 30, **of),
     }[operator](CPU | {"dtype": torch.float32})

@@ -31,6 +31,8 @@ def test_every_operator_has_a_row() -> None:
             "distillation",
             "attention",
             "attention",
+            "attention_varlen",
+            "attention_varlen",
             "mlp",
         ]
         assert all(row["op"] in line for row, line in zip(rows, text.splitlines()[2:], strict=True))
@@ -61,6 +63,9 @@ def test_predictions_stand_beside_measurements() -> None:
             },
         }
         row["predicted"] = found = distributed.predicted(row, "NVIDIA H200")
+        if case.op == "attention_varlen":  # which has no model
+            assert found is None
+            continue
         assert found is not None
         alone, over = found["alone"], found["over ranks"]
         assert over < alone < 2.2 * over

@@ -6,67 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import attention_inputs, name_of
+from specimens import attention_inputs, name_of, varlen_inputs
 from tolerance import check_operator
-from torch import Tensor
-
-from monoidreduce import functional
-from monoidreduce.distributed.attention_folds import POSITIONS, Fold, fold_gradients, fold_rows
-from monoidreduce.distributed.group import Group
-from monoidreduce.distributed.split import Split
+from virtual_ranks import attention_over_virtual_ranks, varlen_over_virtual_ranks
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
-HANDLE: Any = None
 RANKS = 3
 OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
     "window": {"window": (300, 40)},
     "softcap": {"causal": True, "softcap": 5.0},
 }
-
-
-class Virtual(torch.autograd.Function):
-    """attention of q, k and v, one rank after another; gradients of keys are added, as over ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, layout: str, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> Any:
-        ctx.splits = [
-            [Split.of(Group(HANDLE, rank, RANKS), t.shape[2], layout) for t in (q, k)]
-            for rank in range(RANKS)
-        ]
-        ctx.folds = [Fold.of_rank(*splits, options) for splits in ctx.splits]
-        own = zip(ctx.folds, ctx.splits, strict=True)
-        found = [fold_rows(folds, queries.part(q, POSITIONS), k, v, None) for folds, (queries, _) in own]
-        ctx.save_for_backward(q, k, v, *(t for results in found for t in results))
-        return ctx.splits[0][0].joined(
-            torch.stack([ctx.splits[0][0].padded(out, POSITIONS) for out, *_ in found]), POSITIONS
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, *saved = ctx.saved_tensors
-        parts, dk, dv = [], 0, 0
-        for rank, (folds, (queries, _)) in enumerate(zip(ctx.folds, ctx.splits, strict=True)):
-            inputs = (queries.part(q, POSITIONS), k, v, None)
-            results = tuple(saved[4 * rank : 4 * rank + 4])
-            upstream = (queries.part(grad, POSITIONS), None)
-            dq, of_keys, of_values, _ = fold_gradients(folds, upstream, inputs, results, [True] * 3 + [False])
-            parts.append(queries.padded(dq, POSITIONS))
-            dk, dv = dk + of_keys, dv + of_values
-        dq = ctx.splits[0][0].joined(torch.stack(parts), POSITIONS)
-        return None, None, dq, dk.to(k.dtype), dv.to(v.dtype)
-
-
-def over_virtual_ranks(layout: str) -> Any:
-    def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        of_call = {"causal": False, "scale": None, "window": None, "softcap": None}
-        of_call |= {"compensated": False} | options
-        _, of_op, _ = functional.check_attention(q, k, v, None, None, **of_call)
-        result: Tensor = Virtual.apply(layout, of_op, q, k, v)  # type: ignore[no-untyped-call]
-        return result
-
-    return attention
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=name_of)
@@ -78,4 +29,29 @@ def test_folds_of_all_ranks_are_the_whole(
 ) -> None:
     """Of 1003 positions parts are uneven, and slices of keys begin anywhere."""
     inputs = attention_inputs(1, 8, 2, length, length, 128, 128, dtype=dtype, device=gpu)
-    check_operator("attention", inputs, options, function=over_virtual_ranks(layout))
+    check_operator("attention", inputs, options, function=attention_over_virtual_ranks(RANKS, layout))
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=name_of)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("layout", ("contiguous", "zigzag"))
+def test_folds_of_packed_sequences(
+    layout: str, options: dict[str, Any], dtype: torch.dtype, gpu: torch.device
+) -> None:
+    """Ranks begin and end within sequences. Spans of their queries are slices."""
+    lengths = (500, 1, 130, 0, 702, 64)
+    inputs = varlen_inputs(lengths, None, 8, 2, 128, 128, behind=3, dtype=dtype, device=gpu)
+    function = varlen_over_virtual_ranks(RANKS, layout)
+    check_operator("attention_varlen", inputs, {"return_lse": True} | options, function=function)
+
+
+@pytest.mark.parametrize("layout", ("contiguous", "zigzag"))
+def test_starts_that_are_not_ascending(layout: str, gpu: torch.device) -> None:
+    """Results and gradients of each rank are NaN, also where a rank has no queries."""
+    inputs = varlen_inputs((2,), None, behind=0, dtype=torch.float32, device=gpu)
+    inputs["cu_seqlens_q"] = torch.tensor([0, 3], device=gpu)
+    leaves = [inputs[name].requires_grad_() for name in "qkv"]
+    over_ranks = varlen_over_virtual_ranks(RANKS, layout)
+    out, lse = over_ranks(**inputs, return_lse=True)
+    for t in (out, lse, *torch.autograd.grad(out.sum() + lse.sum(), leaves)):
+        assert bool(t.isnan().all())

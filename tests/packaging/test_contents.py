@@ -23,9 +23,9 @@ PYTHON = """
     demo/__init__.py demo/data.py demo/layers.py demo/memory.py demo/model.py demo/report.py demo/scale.py
     demo/sweep.py demo/train.py demo/transformers.py
     distributed/__init__.py distributed/attention.py distributed/attention_folds.py
-    distributed/collectives.py distributed/dtensor.py distributed/fold.py distributed/group.py
-    distributed/once.py distributed/operators.py distributed/split.py distributed/states.py
-    distributed/statistics.py
+    distributed/attention_varlen.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
+    distributed/group.py distributed/once.py distributed/operators.py distributed/split.py
+    distributed/states.py distributed/statistics.py
     integrations/__init__.py integrations/_attention.py integrations/_divergence.py integrations/_loss.py
     integrations/gkd.py integrations/megatron.py integrations/torchtitan.py integrations/transformers.py
     integrations/trl.py integrations/verl.py

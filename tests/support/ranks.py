@@ -28,6 +28,7 @@ from monoidreduce.distributed.operators import COLUMN_AXES
 
 MOST_RANKS = 4
 SECONDS = 40  # for a call, after which its ranks are ended
+REPLICATED = ("bias", "sinks", "cu_seqlens_q", "cu_seqlens_k")  # of attention, whose sequence is split
 ROWS = ("x", "target", "temperature", "mask", "teacher_x", "a")
 
 
@@ -201,36 +202,52 @@ class OverRanks:
 class AttentionOverRanks(OverRanks):
     """mr.attention with its sequence split over ranks, called in this process with whole tensors."""
 
+    operator = "attention"
+
     def __init__(self, ranks: int, layout: str, uneven: bool = False, **options: Any) -> None:
-        super().__init__("attention", ranks, **options, layout=layout)
+        super().__init__(self.operator, ranks, **options, layout=layout)
         self.layout, self.uneven = layout, uneven
 
-    def sizes(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
-        return {"length": inputs["q"].shape[2]} if self.uneven else {}
+    def axis(self, t: Tensor) -> int:
+        """Of positions."""
+        return 2
 
-    def sequence(self, t: Tensor) -> list[Tensor]:
-        """The parts of axis 2."""
+    def sizes(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        return {"length": inputs["q"].shape[self.axis(inputs["q"])]} if self.uneven else {}
+
+    def sequence(self, t: Tensor, axis: int) -> list[Tensor]:
+        """The parts of an axis."""
         if self.layout == "contiguous":
-            return split(t, 2, self.ranks)
-        chunks = split(t, 2, 2 * self.ranks)
-        return [torch.cat((chunks[i], chunks[-1 - i]), 2) for i in range(self.ranks)]
+            return split(t, axis, self.ranks)
+        chunks = split(t, axis, 2 * self.ranks)
+        return [torch.cat((chunks[i], chunks[-1 - i]), axis) for i in range(self.ranks)]
 
     def joined(self, parts: list[Tensor]) -> Tensor:
         """From where each position was."""
-        at = torch.cat(self.sequence(torch.arange(sum(t.shape[2] for t in parts))[None, None]), 2)
-        return torch.cat(parts, 2)[:, :, at.flatten().argsort()]
+        axis = self.axis(parts[0])
+        at = torch.cat(self.sequence(torch.arange(sum(t.shape[axis] for t in parts)), 0))
+        return torch.cat(parts, axis).index_select(axis, at.argsort())
 
     def parts(self, name: str, t: Tensor) -> list[Tensor]:
-        return [t] * self.ranks if name in ("bias", "sinks") else self.sequence(t)
+        return [t] * self.ranks if name in REPLICATED else self.sequence(t, self.axis(t))
 
     def whole(self, name: str, parts: list[Tensor], like: Tensor) -> Tensor:
-        return same_bits(parts) if name in ("bias", "sinks") else self.joined(parts)
+        return same_bits(parts) if name in REPLICATED else self.joined(parts)
 
     def output(self, parts: list[Tensor]) -> Tensor:
         return self.joined(parts)
 
     def upstream(self, grad: Tensor) -> list[Tensor]:
-        return self.sequence(grad)
+        return self.sequence(grad, self.axis(grad))
+
+
+class VarlenOverRanks(AttentionOverRanks):
+    """mr.attention_varlen with its tokens split over ranks, called in this process with whole tensors."""
+
+    operator = "attention_varlen"
+
+    def axis(self, t: Tensor) -> int:
+        return 0 if t.dim() == 3 else 1  # of a log-sum-exp
 
 
 class _OverRanks(torch.autograd.Function):

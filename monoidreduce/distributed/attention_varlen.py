@@ -1,0 +1,68 @@
+"""Attention over packed sequences whose tokens are split over ranks, as `distributed.attention` does it.
+
+A part of a sequence cannot be told to the op as a shorter sequence. The last query of a sequence is aligned
+with its last key, and under a window a part sees keys on both sides of the one that its own last query is
+aligned with. So a rank's op has the starts of all sequences, and which tokens its queries are.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import varlen
+from monoidreduce.distributed.attention import Checked, Whole, over_ranks
+from monoidreduce.distributed.group import facts_of
+
+__all__ = ["varlen_over_ranks"]
+
+
+def varlen_over_ranks(
+    process_group: Any,
+    method: str,
+    layout: str,
+    length: int | None,
+    grad_dtype: torch.dtype | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    sinks: Tensor | None,
+    return_lse: bool,
+    **options: Any,
+) -> Any:
+    """`varlen.attention_varlen`, where each rank has a part of the tokens."""
+
+    def check(_: Whole) -> Checked:
+        (*qkv, of_queries, of_keys), of_op = varlen.check_varlen(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, **options
+        )
+        parts = {name: t[0].transpose(0, 1) for name, t in zip("qkv", qkv, strict=True)}
+        facts: dict[str, Any] = {**facts_of((*parts.items(), ("sinks", sinks)), dict.fromkeys(parts, 0))}
+        facts |= {"cu_seqlens_q": _Values(of_queries), "cu_seqlens_k": _Values(of_keys)}
+        return Checked((*qkv, None, of_queries, of_keys), of_op, None, facts)
+
+    ranks = (process_group, method, layout, length, grad_dtype)
+    found = over_ranks("attention_varlen", ranks, check, sinks, return_lse)
+    if found is None:
+        tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+        return varlen.attention_varlen(*tensors, sinks=sinks, return_lse=return_lse, **options)
+    out, lse = found
+    out = out[0].transpose(0, 1)
+    return (out, lse[0]) if return_lse else out
+
+
+class _Values:
+    """A fact about the values of a tensor. Only a call whose ranks compare them waits for the device."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __str__(self) -> str:
+        values = self.tensor.tolist()
+        digest = sha256(repr(values).encode()).hexdigest()[:12]
+        return f"{self.tensor.dtype} {list(self.tensor.shape)} up to {values[-1]}, digest {digest}"

@@ -1,0 +1,88 @@
+"""Attention over ranks without what they send: each rank's folds of its queries, one rank after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from monoidreduce import functional, varlen
+from monoidreduce.distributed.attention_folds import POSITIONS, Fold, fold_gradients, fold_rows
+from monoidreduce.distributed.group import Group
+from monoidreduce.distributed.split import Split
+
+HANDLE: Any = None
+OPTIONS = {"causal": False, "scale": None, "window": None, "softcap": None, "compensated": False}
+
+
+class _Virtual(torch.autograd.Function):
+    """out and lse of q, k and v [B, H, positions, ...]; gradients of keys are added, as over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, ranks: int, layout: str, options: Any, *tensors: Tensor) -> Any:
+        q, k, v, *starts = tensors
+        ctx.splits = [
+            tuple(Split.of(Group(HANDLE, rank, ranks), t.shape[POSITIONS], layout) for t in (q, k))
+            for rank in range(ranks)
+        ]
+        ctx.folds = [Fold.of_rank(*splits, options, packed=len(starts) > 0) for splits in ctx.splits]
+        found = [
+            fold_rows(folds, queries.part(q, POSITIONS), k, v, None, *starts)
+            for folds, (queries, _) in zip(ctx.folds, ctx.splits, strict=True)
+        ]
+        ctx.save_for_backward(*tensors, *(t for results in found for t in results))
+        return tuple(_joined(ctx.splits, [results[i] for results in found]) for i in (0, 1))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        given = len(ctx.needs_input_grad) - 3
+        (q, k, v, *starts), saved = ctx.saved_tensors[:given], ctx.saved_tensors[given:]
+        parts, dk, dv = [], 0, 0
+        for rank, (folds, (queries, _)) in enumerate(zip(ctx.folds, ctx.splits, strict=True)):
+            upstream = tuple(queries.part(g, POSITIONS) for g in grads)
+            inputs = (queries.part(q, POSITIONS), k, v, None, *starts)
+            results = tuple(saved[4 * rank : 4 * rank + 4])
+            dq, of_keys, of_values, _ = fold_gradients(folds, upstream, inputs, results, [True] * 3 + [False])
+            parts.append(dq)
+            dk, dv = dk + of_keys, dv + of_values
+        none = (None,) * len(starts)
+        return None, None, None, _joined(ctx.splits, parts), dk.to(k.dtype), dv.to(v.dtype), *none
+
+
+def _joined(splits: Any, parts: list[Tensor]) -> Tensor:
+    split = splits[0][0]
+    return split.joined(torch.stack([split.padded(t, POSITIONS) for t in parts]), POSITIONS)
+
+
+def attention_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
+    """mr.attention by all_gather."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, return_lse: bool = False, **options: Any) -> Any:
+        _, of_op, _ = functional.check_attention(q, k, v, None, None, **OPTIONS | options)
+        out, lse = _Virtual.apply(ranks, layout, of_op, q, k, v)
+        return (out, lse) if return_lse else out
+
+    return attention
+
+
+def varlen_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
+    """mr.attention_varlen by all_gather."""
+
+    def attention_varlen(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Any = None,
+        return_lse: bool = False,
+        **options: Any,
+    ) -> Any:
+        given = (q, k, v, cu_seqlens_q, cu_seqlens_k, None)
+        tensors, of_op = varlen.check_varlen(*given, **OPTIONS | options)
+        out, lse = _Virtual.apply(ranks, layout, of_op, *tensors)
+        out = out[0].transpose(0, 1)
+        return (out, lse[0]) if return_lse else out
+
+    return attention_varlen
