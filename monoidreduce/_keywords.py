@@ -50,6 +50,8 @@ MEANT = {
         "window_size": WINDOW,
         "dropout_p": DROPOUT,
         "s_aux": "write sinks",
+        "alibi_slopes": "write score_mod, which adds slopes times distances",
+        "block_mask": "write mask_mod: tiles that no sequence keeps are skipped",
         "return_attn_probs": "probabilities are not stored; return_lse=True returns their normaliser",
     },
     "linear_cross_entropy": {

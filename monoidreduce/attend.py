@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["attend", "modified_attention", "traced_mods"]
 
 Mods = tuple[ScoreMod | None, MaskMod | None, BlockMask | None]
+Starts = tuple[Tensor, Tensor]
 
 
 def modified_attention(
@@ -32,14 +33,18 @@ def modified_attention(
     softcap: float | None,
     bias: Tensor | None,
     compensated: bool,
+    starts: Starts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse and out_low of `attention` with at least one of score_mod, mask_mod and block_mask."""
+    """out, lse and out_low of `attention` with at least one of score_mod, mask_mod and block_mask.
+
+    starts: of packed sequences, cu_seqlens of queries and of keys.
+    """
     for name, value in (("softcap", softcap), ("bias", bias)):
         if value is not None:
             raise ValueError(
                 mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
             )
-    return _call(q, k, v, mods, causal, scale, window, weights=False, compensated=compensated)
+    return _call(q, k, v, mods, causal, scale, window, weights=False, compensated=compensated, starts=starts)
 
 
 def attend(
@@ -96,8 +101,10 @@ def _call(
     window: Window | None,
     weights: bool,
     compensated: bool = False,
+    starts: Starts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from monoidreduce.program.mods import KINDS, mods_now, mods_of, tables
+    from monoidreduce.program.mods import STAND_INS, mods_now, mods_of, tables
+    from monoidreduce.program.sequences import line_numbers
 
     q, k, v, sizes = attention_operands(q, k, v)
     if weights and q.is_cuda:
@@ -115,36 +122,44 @@ def _call(
         blocks = as_block_mask(block_mask)
         kinds, mask_mod, block = _checked(blocks, q, sizes), blocks.mask_mod, blocks.block
         listed = block if blocks.listed else None
-    given = (score_mod, mask_mod, listed, weights)
+    given = (score_mod, mask_mod, listed, weights, starts is not None)
+    lines = None if starts is None else line_numbers(*starts, max(sizes["M"], sizes["N"], 1))
+    of_call = (kinds, lines)
     if torch.compiler.is_dynamo_compiling():
         traced, places = mods_now(*given)
         captured: list[Any] = [
-            kinds if number < 0 else _read(given[number], *place) for number, *place in places
+            of_call[place[1]] if number < 0 else _read(given[number], *place) for number, *place in places
         ]
     else:
         traced = mods_of(*given)
-        captured = [kinds if tensor is KINDS else tensor for tensor in traced.tensors]
+        captured = [_given(tensor, STAND_INS, of_call) for tensor in traced.tensors]
     table, table_index, numbers = tables(traced, captured, q, given[:2])
     # The gradient of a captured tensor shows what rounding the output costs the centre of its rows.
     shows = table is not None and table.requires_grad and torch.is_grad_enabled()
     compensated = compensated or shows
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
-        q, k, v, table, table_index, kinds, *options
+        q, k, v, table, table_index, kinds, *(starts or (None, None)), *options
     )
     return out, lse, low
 
 
 def traced_mods(
-    score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any
+    score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any, *, packed: bool
 ) -> tuple[Traced, BlockMask | None]:
-    """The program of a call, and its blocks."""
+    """The program of a call, and its blocks. packed: of `attention_varlen`."""
     from monoidreduce.program.mods import mods_of
 
     blocks = None if block_mask is None else as_block_mask(block_mask)
     if blocks is None:
-        return mods_of(score_mod, mask_mod), None
+        return mods_of(score_mod, mask_mod, packed=packed), None
     return mods_of(score_mod, blocks.mask_mod, blocks.block if blocks.listed else None), blocks
+
+
+def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor | None]) -> Tensor | None:
+    """A captured tensor, or the tensor of the call that it stands for."""
+    found = (own for known, own in zip(stand_ins, of_call, strict=True) if known is tensor)
+    return next(found, tensor)
 
 
 def _read(function: Any, kind: str, which: Any) -> Tensor:

@@ -304,7 +304,7 @@ def _of_mods(call: dict[str, Any], compiles: bool) -> list[str]:
     from monoidreduce.attend import traced_mods
     from monoidreduce.program.program import parse
 
-    traced, blocks = traced_mods(*(call[name] for name in MODS))
+    traced, blocks = traced_mods(*(call.get(name) for name in MODS), packed="cu_seqlens_q" in call)
     how = "kernels are compiled for, at the first call" if compiles else "the CPU engine interprets"
     reasons = [
         f"score_mod and mask_mod are a program of {len(parse(traced.text).nodes)} operations, which {how}"
@@ -453,6 +453,20 @@ def _tiles(
     return _C.cpu_tiles(**operands, bias_gradient=gradient, threads=torch.get_num_threads())
 
 
+def _modified_plans(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    options: tuple[Any, ...],
+    gpu: _C.DeviceFacts | None,
+    spans: attention.Spans = attention.NO_SPANS,
+) -> tuple[_C.Plan, _C.Plan]:
+    from monoidreduce.program import attention_cuda
+
+    given = (*tensors, options, gpu, spans)
+    forward, backward = attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
+    attention_cuda.check(forward)
+    return forward, backward
+
+
 def _plans(
     operator: str, call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
 ) -> tuple[_C.Plan, _C.Plan, list[str]]:
@@ -473,11 +487,7 @@ def _plans(
             *functional.bounds(call["causal"], call["window"]),
         )
         if any(call[name] is not None for name in MODS):
-            from monoidreduce.program import attention_cuda
-
-            given = (q, k, v, (options[0], *options[2:]), gpu)
-            forward, backward = attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
-            attention_cuda.check(forward)
+            forward, backward = _modified_plans((q, k, v), (options[0], *options[2:]), gpu)
             return forward, backward, _copies(forward, backward, tensors)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
         forward = attention.plan_forward(q, k, v, bias, *options, gpu)
@@ -493,8 +503,11 @@ def _plans(
         scale, softcap = call["scale"], functional.softcap_value(call["softcap"])
         unbounded = (attention.score_scale(q, None if scale is None else float(scale)), softcap, -1, -1)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-        forward = attention.plan_forward(q, k, v, None, *unbounded, gpu, spans)
-        backward = attention.plan_backward(q, k, v, None, grad_out, *unbounded, False, gpu, spans)
+        if any(call.get(name) is not None for name in MODS):
+            forward, backward = _modified_plans((q, k, v), (unbounded[0], *unbounded[2:]), gpu, spans)
+        else:
+            forward = attention.plan_forward(q, k, v, None, *unbounded, gpu, spans)
+            backward = attention.plan_backward(q, k, v, None, grad_out, *unbounded, False, gpu, spans)
         return forward, backward, _copies(forward, backward, dict(zip("qkv", (q, k, v), strict=True)))
     rows = next(iter(tensors))
     tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])

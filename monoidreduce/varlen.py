@@ -11,7 +11,9 @@ from monoidreduce._keywords import refuse
 from monoidreduce._ops.attention import in_full
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
 from monoidreduce.functional import (
+    MaskMod,
     Ranks,
+    ScoreMod,
     Window,
     _operands,
     _shows_rounding,
@@ -39,6 +41,8 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: Literal[False] = False,
     process_group: Ranks = None,
@@ -60,6 +64,8 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: Literal[True],
     process_group: Ranks = None,
@@ -81,6 +87,8 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: bool,
     process_group: Ranks = None,
@@ -101,6 +109,8 @@ def attention_varlen(
     window: Window | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
+    mask_mod: MaskMod | None = None,
     compensated: bool = False,
     return_lse: bool = False,
     process_group: Ranks = None,
@@ -125,6 +135,8 @@ def attention_varlen(
             keys.
         causal, window: of each sequence, whose last query is aligned with its last key.
         scale, softcap, sinks, compensated: as of `attention`.
+        score_mod, mask_mod: as of `attention`, for one element of a sequence: `batch` is the number of the
+            sequence, and q_idx and kv_idx count within it. See docs/score_mod.md.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
         process_group: q, k and v are this rank's part of the tokens, as `distributed.shard` makes it of axis
             0; so are the results. cu_seqlens_q, cu_seqlens_k are of all tokens, and the same on every rank.
@@ -139,15 +151,19 @@ def attention_varlen(
         above.
 
     Raises:
+        TraceError: score_mod or mask_mod does what kernels cannot.
         TypeError, ValueError: an argument is not as above; on the CPU also what cu_seqlens_q and cu_seqlens_k
             hold.
     """
     if others:
         refuse("attention_varlen", others)
+    mods = {name: mod for name, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)) if mod is not None}
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     if process_group is not None:
         from monoidreduce.distributed.attention_varlen import varlen_over_ranks
 
+        for name, mod in mods.items():
+            raise ValueError(mismatch(name, "None beside process_group", type(mod)))
         ranks = (process_group, method, layout, length, grad_dtype)
         found: Tensor | tuple[Tensor, Tensor] = varlen_over_ranks(
             *ranks,
@@ -163,10 +179,18 @@ def attention_varlen(
         return found
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse = check_bool("return_lse", return_lse)
-    tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
-    q = tensors[0]
-    all_tokens = (0, q.shape[2])
-    out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options, *all_tokens)
+    if mods:
+        from monoidreduce.attend import modified_attention
+
+        q, k, v, of_queries, of_keys = _check_tensors(*tensors, sinks)
+        exact = check_bool("compensated", compensated) or _shows_rounding(q, sinks)
+        of_call = (causal, scale, window, softcap, None, exact, (of_queries, of_keys))
+        out, lse, low = modified_attention(q, k, v, (score_mod, mask_mod, None), *of_call)
+    else:
+        tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
+        q = tensors[0]
+        all_tokens = (0, q.shape[2])
+        out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options, *all_tokens)
     if sinks is not None:
         out = in_full(out, low)
     out, lse = finished(out, lse, q.dtype, None, sinks)
@@ -189,6 +213,19 @@ def check_varlen(
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Any, ...]]:
     """The tensors of the op, q, k and v as those of one sequence; and its options, without the last two."""
     compensated = check_bool("compensated", compensated)
+    tensors = _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks)
+    options = (*score_factors(scale, softcap), *bounds(causal, window))
+    return tensors, (*options, compensated or _shows_rounding(tensors[0], sinks))
+
+
+def _check_tensors(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     q, k, v = _operands(q=q, k=k, v=v)
     sizes: dict[str, int] = {}
     check_axes("q", q, ("T", "H", "F"), sizes)
@@ -200,11 +237,9 @@ def check_varlen(
     lengths: dict[str, int] = {}
     for name, starts in (("cu_seqlens_q", cu_seqlens_q), (of_keys, cu_seqlens_k)):
         _check_starts(name, starts, q, lengths)
-    scale, softcap = score_factors(scale, softcap)
     q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
     check_sinks(sinks, q)
-    options = (scale, softcap, *bounds(causal, window), compensated or _shows_rounding(q, sinks))
-    return (q, k, v, cu_seqlens_q, cu_seqlens_k), options
+    return q, k, v, cu_seqlens_q, cu_seqlens_k
 
 
 def _check_starts(name: str, starts: Tensor, q: Tensor, sizes: dict[str, int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.attention import attention_backward, attention_forward, attention_results
+from monoidreduce._ops.attention import Spans, attention_backward, attention_forward, attention_results
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import launch
 from monoidreduce._ops.registry import register
@@ -45,12 +45,12 @@ def sequence_spans(
     return of_queries[first : first + queries], (of_keys - first).clamp_(0, queries)
 
 
-def _undefine(spans: tuple[Tensor, Tensor], *results: Tensor) -> None:
+def undefine(spans: Spans, *results: Tensor) -> None:
     """On a GPU all becomes NaN if starts of sequences are not ascending or out of bounds. On the CPU that is
     an error before."""
     of_queries, of_keys = spans
     for result in results:
-        if result.is_cuda:
+        if result.is_cuda and of_queries is not None and of_keys is not None:
             _C.undefine(result.view(-1), of_queries if len(of_queries) else of_keys, *launch(result))
 
 
@@ -71,7 +71,7 @@ def varlen_forward(
     spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
     options = (scale, softcap, *UNBOUNDED, compensated)
     out, lse, lse_low, out_low = attention_forward(q, k, v, None, *options, spans)
-    _undefine(spans, out, lse)
+    undefine(spans, out, lse)
     return out, lse, lse_low, out_low
 
 
@@ -124,7 +124,7 @@ def varlen_backward(
         unrounded_gradients=unrounded_gradients,
         spans=spans,
     )
-    _undefine(spans, *found)
+    undefine(spans, *found)
     return found
 
 

@@ -12,13 +12,14 @@ _in_passes = in_module("monoidreduce.program.attention")
 
 register(
     "modified_attention",
-    inputs="Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? table_index, Tensor? blocks",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? table_index, Tensor? blocks, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k",
     options="str program, SymInt[] sizes, float? scale, SymInt left, SymInt right, SymInt block_rows, "
     "SymInt block_columns, bool weights, bool compensated",
     outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",
     residuals="out, lse, lse_low, out_low",
-    constants="table_index, blocks",
+    constants="table_index, blocks, cu_seqlens_q, cu_seqlens_k",
     forward=_in_passes("forward"),
     fake=_in_passes("results"),
     backward=_in_passes("backward"),

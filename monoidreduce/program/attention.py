@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import in_full, low_words, present, score_scale
+from monoidreduce._ops.attention import NO_SPANS, Spans, in_full, low_words, present, score_scale
+from monoidreduce._ops.attention_varlen import UNBOUNDED, sequence_spans, undefine
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
 from monoidreduce.program.bytecode import scores_code
 from monoidreduce.program.derivative import modified_sums
@@ -36,6 +37,16 @@ def _expanded(blocks: Tensor | None, q: Tensor) -> Tensor | None:
     return None if blocks is None else blocks.expand(q.shape[0], q.shape[1], -1, -1)
 
 
+def _kept(
+    q: Tensor, k: Tensor, starts: tuple[Tensor | None, Tensor | None], window: tuple[int, int]
+) -> tuple[Spans, tuple[int, int]]:
+    """The spans of packed sequences, and a window that is not in them."""
+    of_queries, of_keys = starts
+    if of_queries is None or of_keys is None:
+        return NO_SPANS, window
+    return sequence_spans(q, k, (of_queries, of_keys), window), UNBOUNDED
+
+
 def forward(
     q: Tensor,
     k: Tensor,
@@ -43,6 +54,8 @@ def forward(
     table: Tensor | None,
     table_index: Tensor | None,
     blocks: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
     program: str,
     sizes: list[int],
     scale: float | None,
@@ -53,12 +66,15 @@ def forward(
     weights: bool,
     compensated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    options = (score_scale(q, scale), left, right, block_rows, block_columns, weights)
+    spans, window = _kept(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
+    options = (score_scale(q, scale), *window, block_rows, block_columns, weights)
     if q.is_cuda:
         from monoidreduce.program import attention_cuda
 
-        given = (_expanded(blocks, q), program, sizes, options, compensated)
-        return attention_cuda.forward(q, k, v, (table, table_index), *given)
+        given = (_expanded(blocks, q), spans, program, sizes, options, compensated)
+        found = attention_cuda.forward(q, k, v, (table, table_index), *given)
+        undefine(spans, *found[:2])
+        return found
     out, lse, lse_low, out_low = found = results(q, k, v, weights, compensated)
     rows = (None, None) if weights else (lse, lse_low)
     arguments: Any = (
@@ -68,6 +84,7 @@ def forward(
         table,
         table_index,
         _expanded(blocks, q),
+        *spans,
         out,
         *rows,
         present(out_low),
@@ -88,6 +105,8 @@ def backward(
     table: Tensor | None,
     table_index: Tensor | None,
     blocks: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
     out: Tensor,
     lse: Tensor,
     lse_low: Tensor,
@@ -104,7 +123,8 @@ def backward(
     needed: list[bool],
 ) -> list[Tensor]:
     factor = score_scale(q, scale)
-    options = (factor, left, right, block_rows, block_columns, weights)
+    spans, window = _kept(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
+    options = (factor, *window, block_rows, block_columns, weights)
     rows = (None, None) if weights else (lse.contiguous(), lse_low.contiguous())
     if weights and grad_out is None:
         grad_out = torch.zeros_like(out)
@@ -115,6 +135,7 @@ def backward(
         given = (
             (table, table_index),
             _expanded(blocks, q),
+            spans,
             (out, lse, lse_low, present(out_low)),
             program,
             sizes,
@@ -130,6 +151,7 @@ def backward(
             table,
             table_index,
             _expanded(blocks, q),
+            *spans,
             grad_out,
             grad_lse,
             out,
@@ -143,7 +165,6 @@ def backward(
         _C.modified_attention_backward(*arguments)
     d_table = None
     if needed[3] and table is not None:
-        window = (left, right, k.shape[2] - q.shape[2])
         residuals = (in_full(out, out_low), lse, lse_low, grad_lse)
         d_table = _table_gradient(
             (q, k, grad_out, v),
@@ -153,9 +174,26 @@ def backward(
             tuple(sizes),
             not weights,
             factor,
-            window,
+            _kept_columns(q, k, spans, window),
         )
-    return rounded((*found, d_table), (q, k, v, table), needed[:4])
+    found = rounded((*found, d_table), (q, k, v, table), needed[:4])
+    undefine(spans, *found)
+    return found
+
+
+def _kept_columns(q: Tensor, k: Tensor, spans: Spans, window: tuple[int, int]) -> Tensor | None:
+    """[2, M] int64: of each row the first column that it keeps and the one behind the last; None: all."""
+    of_rows, _ = spans
+    if of_rows is not None:
+        return of_rows.T
+    if window == UNBOUNDED:
+        return None
+    left, right = window
+    rows, columns = q.shape[2], k.shape[2]
+    aligned = torch.arange(columns - rows, columns, device=q.device)
+    begin = aligned - left if left >= 0 else torch.zeros_like(aligned)
+    end = aligned + right + 1 if right >= 0 else torch.full_like(aligned, columns)
+    return torch.stack((begin, end))
 
 
 def _table_gradient(
@@ -166,9 +204,9 @@ def _table_gradient(
     sizes: tuple[int, ...],
     softmax: bool,
     scale: float,
-    window: tuple[int, int, int],
+    kept: Tensor | None,
 ) -> Tensor:
-    """The gradient by the table of reals, [T] in the accumulation dtype."""
+    """The gradient by the table of reals, [T] in the accumulation dtype. kept: of `_kept_columns`."""
     q, k, grad_out, v = operands
     out, lse, lse_low, grad_lse = residuals
     nodes = parse(program).nodes
@@ -176,7 +214,7 @@ def _table_gradient(
     leaves = {number: {nodes[i][0] for i in reachable(nodes, [number])} for number in gathers}
     of_columns = tuple(n for n in gathers if "position" in leaves[n] and "query" not in leaves[n])
     of_rows = tuple(n for n in gathers if "position" not in leaves[n])
-    arguments = softmax, grad_out is not None, scale, *window
+    arguments = softmax, grad_out is not None, scale, kept is not None
     by_rows = modified_sums(program, sizes, of_rows, *arguments, False)
     by_columns = modified_sums(program, sizes, of_columns, *arguments, True)
     table, _ = tables
@@ -196,6 +234,7 @@ def _table_gradient(
                     centre += grad_lse[batch, head]
                 known = torch.stack((lse[batch, head], lse_low[batch, head], centre))
             numbers = torch.stack((torch.full_like(queries, batch), torch.full_like(queries, head), queries))
+            numbers = numbers if kept is None else torch.cat((numbers, kept))
             data = (known, None, numbers, None)
             exchanged = (None, known, keys[None], numbers)
             for sums, of, (a, other_a), (b, other_b), given in (

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import FEW_KEYS, low_words, present, readable
+from monoidreduce._ops.attention import FEW_KEYS, NO_SPANS, Spans, low_words, present, readable
 from monoidreduce._ops.memory import accumulator, first, launch, new, statistics
 from monoidreduce.program import kernels
 
 __all__ = ["backward", "check", "forward", "plan_backward", "plan_forward"]
 
 Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of blocks their sizes, weights
-NAMES = ("scale", "left", "right")
+NAMES = ("row_spans", "column_spans", "scale", "left", "right")
 
 
-def kernel_of(program: str, backward: bool, q: Tensor, v: Tensor) -> int:
+def kernel_of(program: str, backward: bool, q: Tensor, v: Tensor, spans: Spans) -> int:
     """The number of the kernel of a pass."""
     if not kernels.is_available():
         raise RuntimeError(
@@ -27,7 +27,8 @@ def kernel_of(program: str, backward: bool, q: Tensor, v: Tensor) -> int:
         )
 
     width = max(q.shape[3], v.shape[3])
-    return kernels.scores_kernel(program, backward, q.dtype, width, q.device.index)
+    packed = spans[0] is not None
+    return kernels.scores_kernel(program, backward, packed, q.dtype, width, q.device.index)
 
 
 def is_empty(q: Tensor, k: Tensor) -> bool:
@@ -44,18 +45,28 @@ def check(plan: _C.Plan) -> None:
 
 
 def plan_forward(
-    q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], gpu: _C.DeviceFacts | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[Any, ...],
+    gpu: _C.DeviceFacts | None = None,
+    spans: Spans = NO_SPANS,
 ) -> _C.Plan:
     """options: as of `forward`, at least the first three. gpu: plans for it, wherever the tensors are."""
-    given: Any = dict(zip(NAMES, options, strict=False))
+    given: Any = dict(zip(NAMES, (*spans, *options), strict=False))
     return _C.plan_modified_attention_fold(q, k, v, **given, gpu=gpu)
 
 
 def plan_backward(
-    q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], gpu: _C.DeviceFacts | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[Any, ...],
+    gpu: _C.DeviceFacts | None = None,
+    spans: Spans = NO_SPANS,
 ) -> _C.Plan:
     """The same."""
-    given: Any = dict(zip(NAMES, options, strict=False))
+    given: Any = dict(zip(NAMES, (*spans, *options), strict=False))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return _C.plan_modified_attention_pull(q, k, v, **given, deterministic=deterministic, gpu=gpu)
 
@@ -66,6 +77,7 @@ def forward(
     v: Tensor,
     tables: tuple[Tensor | None, Tensor | None],
     blocks: Tensor | None,
+    spans: Spans,
     program: str,
     sizes: list[int],
     options: Options,
@@ -76,14 +88,14 @@ def forward(
     if is_empty(q, k):
         out = q.new_zeros((*rows, width))
         return out, lse.fill_(-torch.inf), torch.zeros_like(lse), low_words(out, compensated).zero_()
-    plan = plan_forward(q, k, v, options)
+    plan = plan_forward(q, k, v, options, spans=spans)
     check(plan)
     q, k, v = readable(q, v, q, k, v)
     out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
     out_low = low_words(out, compensated)
-    kernel = kernel_of(program, False, q, v)
+    kernel = kernel_of(program, False, q, v, spans)
     filled: Any = (out, lse, lse_low, present(out_low))
-    arguments: Any = (q, k, v, *tables, blocks, *filled, kernel, sizes, *options, *launch(q), plan)
+    arguments: Any = (q, k, v, *tables, blocks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_fold(*arguments)
     if v.shape[3] != width:
         out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
@@ -98,6 +110,7 @@ def backward(
     v: Tensor,
     tables: tuple[Tensor | None, Tensor | None],
     blocks: Tensor | None,
+    spans: Spans,
     residuals: tuple[Tensor, Tensor, Tensor, Tensor | None],
     program: str,
     sizes: list[int],
@@ -107,21 +120,22 @@ def backward(
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
     out, lse, lse_low, low = residuals
-    plan = plan_backward(q, k, v, options)
+    plan = plan_backward(q, k, v, options, spans=spans)
     check(plan)
     if low is None and k.shape[2] <= FEW_KEYS:
-        out, _, _, low = forward(q, k, v, tables, blocks, program, sizes, options, True)
+        out, _, _, low = forward(q, k, v, tables, blocks, spans, program, sizes, options, True)
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     low = None if low is None else next(readable(q, v, low))
     grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
     found = [accumulator(q), new(k), new(v)]
-    kernel = kernel_of(program, True, q, v)
+    kernel = kernel_of(program, True, q, v, spans)
     arguments: Any = (
         q,
         k,
         v,
         *tables,
         blocks,
+        *spans,
         grad_out,
         grad_lse,
         out,

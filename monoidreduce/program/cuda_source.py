@@ -195,8 +195,11 @@ def state_words(text: str) -> int:
 
 
 @lru_cache(256)
-def scores_source(text: str) -> Source:
-    """The functions that modify scores of attention (device/program/score_element.h)."""
+def scores_source(text: str, packed: bool = False) -> Source:
+    """The functions that modify scores of attention (device/program/score_element.h).
+
+    packed: of packed sequences, whose kernels read listed spans.
+    """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
     functions = "".join(
@@ -205,14 +208,14 @@ def scores_source(text: str) -> Source:
         + f"    return x{value.number};\n  }}\n"
         for kind, name, value in (("R", "score", score), ("bool", "keeps", kept), ("R", "slope", slope))
     )
-    masked = "false" if keep is None else "true"
+    masked, of_sequences = (str(holds).lower() for holds in (keep is not None, packed))
     return Source(
         f"""\
 template <class R>
 struct Program {{
   using Real = R;
   using I = Index<R>;
-  static constexpr bool kMasked = {masked};
+  static constexpr bool kMasked = {masked}, kOfSequences = {of_sequences};
   MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
 {functions}}};
 """,

@@ -192,21 +192,21 @@ def modified_sums(
     softmax: bool,
     values: bool,
     scale: float,
-    left: int,
-    right: int,
-    shift: int,
+    partial: bool,
     of_columns: bool,
 ) -> Sums | None:
     """The gradients of what a program gathers by the row, or by the column: totals of a derived program.
 
-    Data of a row: its log-sum-exp in two words and its centre, g_lse - <G, out>; batch, head and query. The
-    second score is <G, v>, if there are values.
+    Data of a row: its log-sum-exp in two words and its centre, g_lse - <G, out>; batch, head and query; and
+    if it is partial, the first column that it keeps and the one behind the last. The second score is <G, v>,
+    if there are values.
 
     Args:
         text, sizes: of the program of attention.
         gathers: the nodes by which.
         softmax: are scores logarithms of weights, or weights.
-        scale, left, right, shift: of the call, as `ColumnRange` has them.
+        scale: of the call.
+        partial: do rows keep some columns only.
     """
     program = parse(text)
     graph = Graph()
@@ -225,9 +225,9 @@ def modified_sums(
     if softmax:
         high, low, centre = (graph.leaf("row", k) for k in range(3))
         by_score = graph.apply("share", score, high, low) * (by_score + centre)
-    position, aligned = graph.leaf("position"), leaves[("query",)] + shift
-    kept += [position >= aligned - left] if left >= 0 else []
-    kept += [position <= aligned + right] if right >= 0 else []
+    if partial:
+        position, begin, end = graph.leaf("position"), *(graph.leaf("row_index", k) for k in (3, 4))
+        kept += [position >= begin, position < end]
     for keep in kept:
         by_score = by_score.where(keep, by_score, 0.0)
     nodes = tuple(graph.nodes)

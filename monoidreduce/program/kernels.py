@@ -93,33 +93,38 @@ def compiled(
     return _compiled(found, text, _instances(which, source, tier, dtype), tier, capability)
 
 
-def scores_kernel(program: str, backward: bool, dtype: torch.dtype, width: int, device: int) -> int:
+def scores_kernel(
+    program: str, backward: bool, packed: bool, dtype: torch.dtype, width: int, device: int
+) -> int:
     """The number of the kernel that folds attention of modified scores, or pulls its gradients.
 
-    width: the larger one of the operands.
+    packed: of packed sequences. width: the larger one of the operands.
     """
     at_most = next(size for size in _WIDTHS if width <= size)
     capability = torch.cuda.get_device_capability(device)
-    return _loaded_scores(program, backward, dtype, at_most, capability)
+    return _loaded_scores(program, backward, packed, dtype, at_most, capability)
 
 
 @lru_cache(1024)
 def _loaded_scores(
-    program: str, backward: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
+    program: str, backward: bool, packed: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
 ) -> int:
-    image = compiled_scores(program, backward, dtype, width, capability)
+    image = compiled_scores(program, backward, packed, dtype, width, capability)
     return _C.load_kernels(image.code, list(image.names))
 
 
 def compiled_scores(
-    program: str, backward: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
+    program: str, backward: bool, packed: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
 ) -> Image:
-    """The kernel of a pass of attention of modified scores. width: 64, 128 or 256."""
+    """The kernel of a pass of attention of modified scores.
+
+    packed: of packed sequences. width: 64, 128 or 256.
+    """
     found = compiler.find()
     assert found is not None
     text = _UNIT.format(
         includes='#include "monoidreduce/device/resident/modified_sm80.cuh"\n',
-        program=scores_source(program).text,
+        program=scores_source(program, packed).text,
         real="ElementReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )

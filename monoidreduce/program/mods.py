@@ -27,12 +27,15 @@ from monoidreduce.program.errors import TraceError
 from monoidreduce.program.graph import Expression, Node
 from monoidreduce.program.program import Program, parse, reachable
 from monoidreduce.program.reader import evaluate
+from monoidreduce.program.sequences import in_sequences
 from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, run
 
-__all__ = ["KINDS", "Mods", "kept_elements", "mods_now", "mods_of", "tables"]
+__all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_now", "mods_of", "tables"]
 
 INDICES = ("batch", "head", "query", "position")
-KINDS = torch.zeros(1, 1, 1, 1, dtype=torch.int64)  # stands for a call's BlockMask.kinds
+# Stand for tensors of a call: BlockMask.kinds, and `line_numbers` of packed sequences.
+KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
+STAND_INS = (KINDS, LINES)
 Mod = Callable[..., Any]
 
 
@@ -74,10 +77,7 @@ class _Trace(Trace):
             raise TraceError(
                 f"a tensor of shape {list(tensor.shape)} indexed by {len(indices)} of {tensor.dim()} axes"
             )
-        number = self._captured(tensor)
-        if number + 1 == len(self.first_size):
-            self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
-        first = self.first_size[number]
+        number, first = self.place(tensor)
         at = self.leaf("integer", 0)
         for axis, index in enumerate(map(self.expression, indices)):
             if index.kind != "index":
@@ -96,14 +96,26 @@ class _Trace(Trace):
         found = self.raw("gather" if kind == "real" else "index_gather", at)
         return found != 0 if kind == "bool" else found
 
+    def place(self, tensor: Tensor) -> tuple[int, int]:
+        """The number of a captured tensor, and that of the first of its sizes."""
+        number = self._captured(tensor)
+        if number + 1 == len(self.first_size):
+            self.first_size.append(self.first_size[-1] + 1 + tensor.dim())
+        return number, self.first_size[number]
+
 
 def trace_mods(
-    score_mod: Mod | None, mask_mod: Mod | None, block: tuple[int, int] | None = None, weights: bool = False
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    block: tuple[int, int] | None = None,
+    weights: bool = False,
+    packed: bool = False,
 ) -> Mods:
     """The program of a call. None: scores as they are, all of them kept.
 
     block: how many queries and keys a block has, where KINDS say which blocks mask_mod is asked for.
     weights: score_mod is a function of the score alone.
+    packed: for packed sequences.
     """
     graph = _Trace()
     indices = [graph.leaf(name) for name in INDICES]
@@ -117,7 +129,10 @@ def trace_mods(
             kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
             keep = (kind == WHOLLY) | ((kind == PARTLY) & keep)
         kept.append(keep.number)
-    program, _ = Program(tuple(graph.nodes), totals=(score.number,), counts=tuple(kept)).pruned()
+    program = Program(tuple(graph.nodes), totals=(score.number,), counts=tuple(kept))
+    if packed:
+        program = in_sequences(program, graph.place(LINES)[1])
+    program, _ = program.pruned()
     by_one = tuple(number not in graph.by_elements for number in range(len(graph.tensors)))
     return Mods(program.text, tuple(graph.tensors), by_one, graph.reads)
 
@@ -242,13 +257,17 @@ _known: WeakKeyDictionary[Mod, tuple[Any, list[list[Any]], Mods]] = WeakKeyDicti
 
 
 def mods_of(
-    score_mod: Mod | None, mask_mod: Mod | None, block: tuple[int, int] | None = None, weights: bool = False
+    score_mod: Mod | None,
+    mask_mod: Mod | None,
+    block: tuple[int, int] | None = None,
+    weights: bool = False,
+    packed: bool = False,
 ) -> Mods:
     """`trace_mods`, unless the functions read the same as the last time."""
     functions = [f for f in (score_mod, mask_mod) if f is not None]
     if not all(isinstance(function, FunctionType) for function in functions):
-        return trace_mods(score_mod, mask_mod, block, weights)
-    by = (score_mod is None, mask_mod, block, weights)
+        return trace_mods(score_mod, mask_mod, block, weights, packed)
+    by = (score_mod is None, mask_mod, block, weights, packed)
     captures = [Captures(function) for function in functions]
     last = _known.get(functions[0])
     if last is not None and all(c.complete for c in captures):
@@ -256,7 +275,7 @@ def mods_of(
         same = (now.same(then) for now, then in zip(captures, read, strict=True))
         if others == by and not mods.reads and all(same):
             return mods
-    mods = trace_mods(score_mod, mask_mod, block, weights)
+    mods = trace_mods(score_mod, mask_mod, block, weights, packed)
     _known[functions[0]] = (by, [c.values for c in captures], mods)
     return mods
 
@@ -264,13 +283,13 @@ def mods_of(
 def mods_now(*given: Any) -> tuple[Mods, tuple[tuple[int, str, Any], ...]]:
     """For a compiler: `mods_of` as of now, and where the captured tensors are.
 
-    A place: the number of the function, -1 of KINDS; "closure" or "global"; which of these. The graph holds
-    as long as tracing gives the same program.
+    A place: the number of the function, -1 of STAND_INS; "closure" or "global"; which of these. The graph
+    holds as long as tracing gives the same program.
     """
     mods = mods_of(*given)
     places = []
     for tensor in mods.tensors:
-        found = [(-1, "", 0)] if tensor is KINDS else []
+        found = [(-1, "", number) for number, known in enumerate(STAND_INS) if tensor is known]
         for number, function in enumerate(given[:2]):
             if isinstance(function, FunctionType) and not found:
                 found = [(number, *place) for place in Captures(function).place(tensor)[:1]]

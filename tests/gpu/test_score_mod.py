@@ -9,9 +9,9 @@ import mods
 import pytest
 import torch
 from calls import HALVES
+from modified_calls import Results, assert_rule, drawn, results
 from mods import CASES, Case, dense
 from specimens import name_of
-from tolerance import accuracy_failures
 from torch import Tensor
 
 import monoidreduce as mr
@@ -32,59 +32,6 @@ def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> l
     return [t.to(gpu, dtype).detach().requires_grad_() for t in placed]
 
 
-def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
-    """out, lse, and the gradients of a random combination of both."""
-    out, lse = call(*leaves[:3])
-    seen = lse.masked_fill(lse == -math.inf, 0)
-    torch.manual_seed(1)
-    upstream = [torch.randn(t.shape, dtype=torch.float64).to(t) for t in (out, seen)]
-    gradients = torch.autograd.grad((out, seen), leaves, upstream, allow_unused=True, materialize_grads=True)
-    return [out, lse, *gradients]
-
-
-Results = dict[str, tuple[Tensor, Tensor, Tensor]]  # of each output and gradient: ours, exact, torch's
-
-
-def drawn(
-    make: Any,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    gpu: torch.device,
-    seed: int,
-    blocked: bool,
-    options: dict[str, Any],
-) -> Results:
-    """What the rule compares. Gradients of captured tensors are compared with a backward pass that finds a
-    row's centre from out, as all kernels of attention do (docs/numerics.md, functions of scores)."""
-    B, H, _, M, N, *_ = shape
-    torch.manual_seed(seed)
-    leaves = operands(shape, dtype, gpu)
-
-    def case_in(of: torch.dtype) -> Case:
-        torch.manual_seed(100 + seed)
-        return make(B, H, M, N, dtype=of, device=gpu)
-
-    ours, exact = case_in(torch.float32), case_in(torch.float64)
-    masks: dict[str, Any] = {"mask_mod": ours.mask_mod}
-    if blocked:
-        masks = {"block_mask": mr.block_mask(ours.mask_mod, B, H, M, N, device=gpu, block_size=64)}
-
-    def of_torch(case: Case, **how: Any) -> Any:
-        return lambda q, k, v: dense(q, k, v, case.score_mod, case.mask_mod, **options, **how)
-
-    wide = [t.detach().double().requires_grad_() for t in leaves]
-    narrow = [*leaves, *ours.captured]
-    found = results(
-        lambda q, k, v: mr.attention(q, k, v, score_mod=ours.score_mod, return_lse=True, **masks, **options),
-        narrow,
-    )
-    truth, base = results(of_torch(exact), [*wide, *exact.captured]), results(of_torch(ours), narrow)
-    if ours.captured:
-        base[5:] = results(of_torch(ours, recomputed=True), narrow)[5:]
-    names = ["out", "lse", "d_q", "d_k", "d_v", *(f"d_captured{n}" for n in range(len(ours.captured)))]
-    return dict(zip(names, zip(found, truth, base, strict=True), strict=True))
-
-
 def check(
     make: Any,
     shape: tuple[int, ...],
@@ -93,22 +40,29 @@ def check(
     blocked: bool = False,
     **options: Any,
 ) -> None:
-    """Captured tensors are a few numbers, and errors of few numbers are luck: theirs are of 8 draws."""
-    draws = [drawn(make, shape, dtype, gpu, 0, blocked, options)]
-    few = [name for name in draws[0] if name.startswith("d_captured")]
-    if few:
-        draws += [drawn(make, shape, dtype, gpu, seed, blocked, options) for seed in range(1, 8)]
-    pooled = {
-        name: tuple(map(torch.stack, zip(*(draw[name] for draw in draws), strict=True))) for name in few
-    }
-    failures: list[str] = []
-    for name, (y, ref, torchs) in (draws[0] | pooled).items():
-        if name == "lse":
-            assert torch.equal(y == -math.inf, ref == -math.inf)
-            y, ref, torchs = (t.masked_fill(ref == -math.inf, 0) for t in (y, ref, torchs))
-        tested = y.dtype if name == "lse" else dtype
-        failures += accuracy_failures(name, y, ref, torchs.to(y.dtype), tested, max(shape[3:5]))
-    assert not failures, "\n".join(failures)
+    B, H, _, M, N, *_ = shape
+
+    def draw(seed: int) -> Results:
+        torch.manual_seed(seed)
+        leaves = operands(shape, dtype, gpu)
+
+        def case_in(of: torch.dtype) -> Case:
+            torch.manual_seed(100 + seed)
+            return make(B, H, M, N, dtype=of, device=gpu)
+
+        def ours(case: Case) -> Any:
+            masks: dict[str, Any] = {"mask_mod": case.mask_mod}
+            if blocked:
+                masks = {"block_mask": mr.block_mask(case.mask_mod, B, H, M, N, device=gpu, block_size=64)}
+            given = {"score_mod": case.score_mod, "return_lse": True, **masks, **options}
+            return lambda q, k, v: mr.attention(q, k, v, **given)
+
+        def of_torch(case: Case, **how: Any) -> Any:
+            return lambda q, k, v: dense(q, k, v, case.score_mod, case.mask_mod, **options, **how)
+
+        return drawn(leaves, case_in, ours, of_torch)
+
+    assert_rule(draw, dtype, max(M, N))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

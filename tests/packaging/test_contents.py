@@ -40,7 +40,8 @@ PYTHON = """
     program/bytecode.py program/cache.py program/chunked.py
     program/compiler.py program/cuda.py program/cuda_source.py program/derivative.py program/errors.py
     program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
-    program/passes.py program/program.py program/reader.py program/tracing.py program/vocabulary.py
+    program/passes.py program/program.py program/reader.py program/sequences.py program/tracing.py
+    program/vocabulary.py
 """
 HEADERS = """
     activation.h describe.h error.h fold.h instructions.h math.h monoid.h operators.h path_counter.h

@@ -19,7 +19,9 @@ from mods import CASES
 import monoidreduce as mr
 from monoidreduce.program import compiler, kernels
 from monoidreduce.program.cuda_source import scores_source
-from monoidreduce.program.mods import mods_of, tables
+from monoidreduce.program.derivative import modified_sums
+from monoidreduce.program.mods import LINES, mods_of, tables
+from monoidreduce.program.program import parse
 
 F64, CPU = torch.float64, torch.device("cpu")
 SPILLS = re.compile(r"(\d+) bytes spill stores")
@@ -136,14 +138,31 @@ def test_indices_are_not_converted() -> None:
     assert "to_real(x" not in scores_source(text).text
 
 
+def test_sums_of_packed_sequences_are_compiled_once() -> None:
+    """The programs of gradients by captured tensors do not depend on how many tokens there are."""
+    case = mods.learned(2, 4, 37, 53, dtype=F64, device=CPU)
+    traced = mods_of(case.score_mod, case.mask_mod, packed=True)
+    gathers = tuple(n for n, node in enumerate(parse(traced.text).nodes) if node[0] == "gather")
+    texts = set()
+    for tokens in (60, 4000):
+        tensors = [torch.zeros(tokens, 4).long() if t is LINES else t for t in traced.tensors]
+        with torch.no_grad():
+            *_, sizes = tables(traced, tensors, torch.empty(0, dtype=F64), ())
+        sums = modified_sums(traced.text, tuple(sizes), gathers, True, True, 0.125, True, False)
+        assert sums is not None
+        texts.add(sums.text)
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("packed", (False, True), ids=("batch", "packed"))
 @pytest.mark.parametrize("backward", (False, True), ids=("forward", "backward"))
 @pytest.mark.parametrize("width", (64, 128, 256))
 @pytest.mark.parametrize(
     "make", (mods.alibi, mods.document, mods.learned, mods.relative_position), ids=lambda make: make.__name__
 )
-def test_compiles_and_hardly_spills(nvrtc: None, make: Any, width: int, backward: bool) -> None:
+def test_compiles_and_hardly_spills(nvrtc: None, make: Any, width: int, backward: bool, packed: bool) -> None:
     case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
-    text = mods_of(case.score_mod, case.mask_mod).text
-    image = kernels.compiled_scores(text, backward, torch.bfloat16, width, (8, 0))
+    text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
+    image = kernels.compiled_scores(text, backward, packed, torch.bfloat16, width, (8, 0))
     assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
     assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log

@@ -40,15 +40,18 @@ void check_spans(const Call& x) {
           "row_spans, column_spans: expected both or neither, got one");
 }
 template <class Call>
+constexpr auto span_operands() {
+  return fields(optional("row_spans", &Call::row_spans, "M span=2", Type::kInt64).dense(),
+                optional("column_spans", &Call::column_spans, "N span=2", Type::kInt64)
+                    .dense()
+                    .where(&check_spans<Call>));
+}
+template <class Call>
 constexpr auto attention_operands() {
   return fields(tensor("q", &Call::q, "B H M F"),
                 tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
                 tensor("v", &Call::v, "B Hkv N D"),
-                optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool),
-                optional("row_spans", &Call::row_spans, "M span=2", Type::kInt64).dense(),
-                optional("column_spans", &Call::column_spans, "N span=2", Type::kInt64)
-                    .dense()
-                    .where(&check_spans<Call>));
+                optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool));
 }
 
 struct AttentionForward {
@@ -58,8 +61,8 @@ struct AttentionForward {
 };
 template <std::same_as<AttentionForward> X>
 constexpr auto describe(const X*) {
-  return call("attention_forward", attention_operands<X>(), result("out", &X::out, "B H M D"),
-              result("lse", &X::lse, "B H M", Type::kAccumulation),
+  return call("attention_forward", attention_operands<X>(), span_operands<X>(),
+              result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
               result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
               result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
               scratch("scratch", &X::scratch), options(&X::options));
@@ -82,7 +85,8 @@ inline void check_cuda_scratch(const AttentionBackward& x) {
 template <std::same_as<AttentionBackward> X>
 constexpr auto describe(const X*) {
   return call(
-      "attention_backward", attention_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
+      "attention_backward", attention_operands<X>(), span_operands<X>(),
+      optional("grad_out", &X::grad_out, "B H M D"),
       optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation), tensor("out", &X::out, "B H M D"),
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),

@@ -12,7 +12,7 @@
 namespace monoidreduce {
 
 // table, table_index: what the program gathers from, reals and integers. blocks: 0 for blocks of rows and columns in which no
-// row keeps a column, else another number.
+// row keeps a column, else another number. row_spans, column_spans: as of attention.
 template <class Call>
 constexpr auto modified_operands() {
   return fields(
@@ -51,57 +51,60 @@ void check_blocks(const Call& x) {
 }
 
 struct ModifiedAttentionForward {
-  TensorView q, k, v, table, table_index, blocks, out, lse, lse_low, out_low;
+  TensorView q, k, v, table, table_index, blocks, row_spans, column_spans, out, lse, lse_low, out_low;
   std::string program;  // the code of cpu/program.h
   ModifiedOptions options;
 };
 template <std::same_as<ModifiedAttentionForward> X>
 constexpr auto describe(const X*) {
-  return call("modified_attention_forward", modified_operands<X>(), result("out", &X::out, "B H M D"),
-              result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
+  return call("modified_attention_forward", modified_operands<X>(), span_operands<X>(),
+              result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation).maybe(),
               result("lse_low", &X::lse_low, "B H M", Type::kAccumulation).maybe(),
               result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
               option("program", &X::program).where(&check_blocks<X>), options(&X::options));
 }
 
 struct ModifiedAttentionBackward {
-  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, out, lse, lse_low, out_low;
+  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, row_spans, column_spans;
+  TensorView out, lse, lse_low, out_low;
   TensorView d_q, d_k, d_v;
   std::string program;
   ModifiedOptions options;
 };
 template <std::same_as<ModifiedAttentionBackward> X>
 constexpr auto describe(const X*) {
-  return call(
-      "modified_attention_backward", modified_operands<X>(), optional("grad_out", &X::grad_out, "B H M D"),
-      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation), tensor("out", &X::out, "B H M D"),
-      optional("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
-      optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
-      optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
-      gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F"),
-      gradient("dv", &X::d_v, "B Hkv N D"), option("program", &X::program).where(&check_blocks<X>),
-      options(&X::options));
+  return call("modified_attention_backward", modified_operands<X>(), span_operands<X>(),
+              optional("grad_out", &X::grad_out, "B H M D"),
+              optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+              tensor("out", &X::out, "B H M D"),
+              optional("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+              optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+              optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
+              gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F"),
+              gradient("dv", &X::d_v, "B Hkv N D"), option("program", &X::program).where(&check_blocks<X>),
+              options(&X::options));
 }
 
 // The same on a GPU's tensor cores, by kernels that were compiled for the program (load_kernels). sizes: of what the program
 // gathers from.
 struct ModifiedAttentionFold {
-  TensorView q, k, v, table, table_index, blocks, out, lse, lse_low, out_low;
+  TensorView q, k, v, table, table_index, blocks, row_spans, column_spans, out, lse, lse_low, out_low;
   std::int64_t kernel = 0;
   std::vector<std::int64_t> sizes;
   ModifiedOptions options;
 };
 template <std::same_as<ModifiedAttentionFold> X>
 constexpr auto describe(const X*) {
-  return cuda_call("modified_attention_fold", modified_operands<X>(), result("out", &X::out, "B H M D"),
-                   result("lse", &X::lse, "B H M", Type::kAccumulation),
+  return cuda_call("modified_attention_fold", modified_operands<X>(), span_operands<X>(),
+                   result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
                    result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
                    result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
                    option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes),
                    options(&X::options));
 }
 struct ModifiedAttentionPull {
-  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, out, lse, lse_low, out_low;
+  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, row_spans, column_spans;
+  TensorView out, lse, lse_low, out_low;
   TensorView d_q, d_k, d_v;
   TensorView scratch;  // size: Plan::scratch
   std::int64_t kernel = 0;
@@ -111,7 +114,8 @@ struct ModifiedAttentionPull {
 template <std::same_as<ModifiedAttentionPull> X>
 constexpr auto describe(const X*) {
   return cuda_call(
-      "modified_attention_pull", modified_operands<X>(), tensor("grad_out", &X::grad_out, "B H M D"),
+      "modified_attention_pull", modified_operands<X>(), span_operands<X>(),
+      tensor("grad_out", &X::grad_out, "B H M D"),
       optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation), tensor("out", &X::out, "B H M D"),
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
@@ -124,11 +128,7 @@ constexpr auto describe(const X*) {
 // Its scores are dot products: the program scales them.
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem modified_problem(const Call& x) {
-  const std::int64_t rows = x.q.size[2], columns = x.k.size[2];
-  return {.a = x.q,
-          .b = x.k,
-          .payload = x.v,
-          .range = ColumnRange{x.options.left, x.options.right, columns - rows}.bounding(rows, columns)};
+  return {.a = x.q, .b = x.k, .payload = x.v, .range = kept_keys(x)};
 }
 
 }  // namespace monoidreduce

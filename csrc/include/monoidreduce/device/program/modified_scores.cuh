@@ -14,6 +14,7 @@ namespace monoidreduce {
 template <class P>
 struct ModifiedScores {
   using R = typename P::Real;
+  static constexpr bool kOfSequences = P::kOfSequences;
   ModifiedScoresData data;
 
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {

@@ -2,6 +2,7 @@
 //
 //   Real               float or double, or ElementReal
 //   kMasked            may elements be absent
+//   kOfSequences       are rows and columns those of packed sequences
 //   score(element)     the new score
 //   keeps(element)     is it kept
 //   slope(element)     the derivative of the new score by the score

@@ -135,6 +135,10 @@ struct BackwardFeed {
   }
 };
 
+// Scores that take registers, of a kernel for listed spans.
+template <class S>
+concept ScoresOfSequences = requires { requires S::kOfSequences; };
+
 template <class E, BackwardTiling Tile, TileMonoid M, PulledScoresOfHeads<M> Scores>
 struct BackwardWorker {
   using R = typename M::Real;
@@ -149,8 +153,9 @@ struct BackwardWorker {
   using Operand = std::uint32_t[kFragments][kWordsOf<E, kHalfRows / 2>];  // weights^T, dz^T: half of the rows
   // Fragments that are pulled together, one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kScoresOfElements<Scores> ? kFragments : 1;
-  static constexpr bool kBanded = MaskableMonoid<M>;                      // may a row keep some columns only
-  static constexpr bool kListed = kBanded && !kScoresOfElements<Scores>;  // may these be listed
+  static constexpr bool kBanded = MaskableMonoid<M>;  // may a row keep some columns only
+  static constexpr bool kListed =
+      kBanded && (!kScoresOfElements<Scores> || ScoresOfSequences<Scores>);  // may these be listed
 
   const M& m;
   const Scores& all_scores;

@@ -1,0 +1,104 @@
+"""Functions that modify scores, held to the rule of tolerance.py; and packed sequences, one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from mods import Case, Mod, dense
+from tolerance import accuracy_failures
+from torch import Tensor
+
+Results = dict[str, tuple[Tensor, ...]]  # of each output and gradient: ours, exact, torch's
+
+
+def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
+    """out, lse, and the gradients of a random combination of both."""
+    out, lse = call(*leaves[:3])
+    seen = lse.masked_fill(lse == -math.inf, 0)
+    torch.manual_seed(1)
+    upstream = [torch.randn(t.shape, dtype=torch.float64).to(t) for t in (out, seen)]
+    gradients = torch.autograd.grad((out, seen), leaves, upstream, allow_unused=True, materialize_grads=True)
+    return [out, lse, *gradients]
+
+
+def drawn(leaves: list[Tensor], case_in: Callable[[torch.dtype], Case], ours: Any, of_torch: Any) -> Results:
+    """What the rule compares. Gradients of captured tensors are compared with a backward pass that finds a
+    row's centre from out, as all kernels of attention do (docs/numerics.md, functions of scores).
+
+    ours(case), of_torch(case, recomputed=): functions of q, k and v.
+    """
+    case, exact = case_in(torch.float32), case_in(torch.float64)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    narrow = [*leaves, *case.captured]
+    found = results(ours(case), narrow)
+    truth, base = results(of_torch(exact), [*wide, *exact.captured]), results(of_torch(case), narrow)
+    if case.captured:
+        base[5:] = results(of_torch(case, recomputed=True), narrow)[5:]
+    names = ["out", "lse", "d_q", "d_k", "d_v", *(f"d_captured{n}" for n in range(len(case.captured)))]
+    return dict(zip(names, zip(found, truth, base, strict=True), strict=True))
+
+
+def assert_rule(draw: Callable[[int], Results], dtype: torch.dtype, rows: int) -> None:
+    """draw(seed). Captured tensors are a few numbers, and errors of few numbers are luck: theirs are of 8
+    draws."""
+    draws = [draw(0)]
+    few = [name for name in draws[0] if name.startswith("d_captured")]
+    if few:
+        draws += [draw(seed) for seed in range(1, 8)]
+    pooled = {
+        name: tuple(map(torch.stack, zip(*(draw[name] for draw in draws), strict=True))) for name in few
+    }
+    failures: list[str] = []
+    for name, (y, ref, torchs) in (draws[0] | pooled).items():
+        if name == "lse":
+            assert torch.equal(y == -math.inf, ref == -math.inf)
+            y, ref, torchs = (t.masked_fill(ref == -math.inf, 0) for t in (y, ref, torchs))
+        tested = y.dtype if name == "lse" else dtype
+        failures += accuracy_failures(name, y, ref, torchs.to(y.dtype), tested, rows)
+    assert not failures, "\n".join(failures)
+
+
+def _of_sequence(mod: Mod | None, number: int) -> Mod | None:
+    """A function as one sequence has it: `batch` is the number of the sequence."""
+    if mod is None:
+        return None
+    return lambda *of: mod(*of[:-4], of[-4] + number, *of[-3:])
+
+
+def per_sequence(
+    attend: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: tuple[Sequence[int], Sequence[int]],
+    case: Case,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:
+    """out [T, H, D] and lse [H, T] of packed sequences, by a call of `attend` for each that has queries.
+
+    attend: takes q, k, v of one batch, score_mod and mask_mod, and options, and returns out and lse. Queries
+    behind the sequences see no key.
+    """
+    of_queries, of_keys = lengths
+    behind = [len(q) - sum(of_queries)]
+    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+    queries = q.split([*of_queries, *behind], 2)
+    keys, values = (t.split([*of_keys, t.shape[2] - sum(of_keys)], 2) for t in (k, v))
+    keys, values = ((*parts[:-1], parts[-1][:, :, :0]) for parts in (keys, values))
+    outs, lses = [], []
+    for number, (rows, *columns) in enumerate(zip(queries, keys, values, strict=True)):
+        if rows.shape[2]:
+            of = case[:2] if number < len(of_queries) else (None, None)
+            mods = (_of_sequence(mod, number) for mod in of)
+            out, lse = attend(rows, *columns, *mods, **options)
+            outs.append(out), lses.append(lse)
+    out = torch.cat(outs, 2) if outs else v.new_zeros((1, q.shape[1], 0, v.shape[3]))
+    lse = torch.cat(lses, 2) if lses else v.new_zeros((1, q.shape[1], 0))
+    return out[0].transpose(0, 1), lse[0]
+
+
+def dense_per_sequence(*given: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return per_sequence(dense, *given, **options)
