@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +66,19 @@ def check_captured(step: Callable[[], tuple[Tensor, ...]]) -> None:
         graph.replay()
         for result, wanted in zip(captured, expected, strict=True):
             assert torch.equal(result, wanted)
+
+
+def check_replayed(step: Callable[[], tuple[Tensor, ...]], changes: Iterable[Callable[[], object]]) -> None:
+    """One graph of a step has the bits of a step after each of these changes to what it reads."""
+    check_captured(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for change in changes:
+        change()
+        graph.replay()
+        for got, expected in zip(captured, step(), strict=True):
+            assert torch.equal(got, expected)
 
 
 def graphed(specimen: Specimen, inputs: Inputs) -> Callable[..., Any]:
