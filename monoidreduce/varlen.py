@@ -140,7 +140,7 @@ def attention_varlen(
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
         process_group: q, k and v are this rank's part of the tokens, as `distributed.shard` makes it of axis
             0; so are the results. cu_seqlens_q, cu_seqlens_k are of all tokens, and the same on every rank.
-            sinks are of all heads. See docs/distributed.md.
+            sinks are of all heads. No score_mod and no mask_mod is taken. See docs/distributed.md.
         method, layout, length, grad_dtype: as of `attention`. length is of all ranks' tokens, also of those
             of no sequence.
 

@@ -202,6 +202,11 @@ def test_refused() -> None:
             ValueError,
             "table, of shape .100.: indexed by",
         ),
+        (
+            {"score_mod": identity, "process_group": object()},
+            ValueError,
+            "score_mod: expected None beside process_group",
+        ),
         ({"block_mask": identity}, TypeError, "block_mask.*write mask_mod"),
         ({"alibi_slopes": table}, TypeError, "alibi_slopes.*write score_mod"),
     )
