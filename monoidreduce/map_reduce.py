@@ -107,6 +107,13 @@ def map_reduce(
         project_fold_backward: project_fold_backward(a_slice, b_slice, g) -> (gradient of a_slice, gradient of
             b_slice), g being the gradient of project_fold's state; gradients in the form of the slices, None
             where there is none. Autograd does it unless given.
+        fused_backward: fused_backward(a_slice, b_slice, total, g) -> gradients as of project_fold_backward,
+            where total is the state that the rows of a_slice fold to (over ranks, on this rank) and g the
+            gradient of it. project_fold and the local gradient are not called again.
+        forward_gradient: fold the gradient of `a` in the forward pass, for states of one floating number a
+            row. A row of project_fold's state may depend on that row of a_slice alone.
+        pairs: pairs(a_rows, b_rows) -> whether a pair of slices is folded, where the slices are those of the
+            rows of `a` and of `b`. It leaves out what a mask would, and takes no process_group.
         a_chunk, b_chunk: rows of a slice of `a` and of `b`; 1024 unless given.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the rows of `b` are
             split, in any numbers. Then all ranks call with the same `a` and upstream gradients. The states,
@@ -134,13 +141,15 @@ def map_reduce(
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
+        if pairs is not None:
+            expected = "None beside process_group: slices of b would be those of a rank's own rows"
+            raise ValueError(mismatch("pairs", expected, pairs))
         from monoidreduce.distributed.fold import map_reduce_over_ranks
 
         options = {
             "project_fold_backward": project_fold_backward,
             "fused_backward": fused_backward,
             "forward_gradient": forward_gradient,
-            "pairs": pairs,
             "a_chunk": a_chunk,
             "b_chunk": b_chunk,
         }
@@ -663,6 +672,8 @@ def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
 def _other_leaves(of: Tensor, leaves: Sequence[Tensor]) -> bool:
     """Does its graph end at a leaf that is none of these."""
     nodes, seen, known = [of.grad_fn], set(), {id(t) for t in leaves}
+    if of.requires_grad and of.grad_fn is None:
+        return id(of) not in known  # a leaf itself
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:

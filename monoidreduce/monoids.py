@@ -540,7 +540,7 @@ def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
             continue
         for number in range(math.prod(field.shape[batch:])):
             unit = torch.zeros_like(field, memory_format=torch.contiguous_format)
-            unit.view(*field.shape[:batch], -1)[..., number] = 1
+            unit.view(*field.shape[:batch], math.prod(field.shape[batch:]))[..., number] = 1
             g = maker(c)(unit if i == index else torch.zeros_like(f) for i, f in enumerate(c))
             columns.append(_end_to_end(monoid.local_gradient(c, a, g), a, batch))
     return torch.stack(columns, -1)
@@ -566,19 +566,14 @@ def local_tangent(monoid: Monoid[Any], c: Any, a: Any, tangent: Any) -> Any:
     check_state("tangent", tangent, monoid)
     if layout(tangent) != layout(a):
         raise ValueError(mismatch("tangent", layout(a), layout(tangent)))
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
+        c, a, tangent = (maker(state)(field.detach().clone() for field in state) for state in (c, a, tangent))
         leaf = maker(c)(torch.zeros_like(f, requires_grad=f.is_floating_point()) for f in c)
-        gradient = monoid.local_gradient(_detached(c), _detached(a), leaf)
-        moved = [
-            (g * t.detach()).sum() for g, t in zip(gradient, tangent, strict=True) if t.is_floating_point()
-        ]
-    leaves = [f for f in leaf if f.is_floating_point()]
-    found = iter(torch.autograd.grad(sum(moved), leaves, allow_unused=True, materialize_grads=True))
+        gradient = monoid.local_gradient(c, a, leaf)
+        moved = sum((g * t).sum() for g, t in zip(gradient, tangent, strict=True) if t.is_floating_point())
+        leaves = [f for f in leaf if f.is_floating_point()]
+        found = iter(torch.autograd.grad(moved, leaves, allow_unused=True, materialize_grads=True))
     return maker(c)(next(found) if f.is_floating_point() else torch.zeros_like(f) for f in c)
-
-
-def _detached(state: Any) -> Any:
-    return maker(state)(field.detach() for field in state)
 
 
 def _check_local(monoid: Any, c: Any, a: Any) -> int:
@@ -598,4 +593,4 @@ def _check_local(monoid: Any, c: Any, a: Any) -> int:
 def _end_to_end(state: Any, like: Any, batch: int) -> Tensor:
     """The numbers of the floating fields, [*batch, numbers]."""
     floating = [g for g, f in zip(state, like, strict=True) if f.is_floating_point()]
-    return torch.cat([g.reshape(*g.shape[:batch], -1) for g in floating], -1)
+    return torch.cat([g.reshape(*g.shape[:batch], math.prod(g.shape[batch:])) for g in floating], -1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import check_positive, mismatch
 from monoidreduce.functional import linear_distillation, linear_log_probs
 
 __all__ = ["divergence"]
@@ -60,8 +60,7 @@ def divergence(
             raise ValueError(mismatch(f"{name}_final_logit_softcapping", expected, cap))
     scales = {"student": student_logit_scale, "teacher": teacher_logit_scale}
     for name, scale in scales.items():
-        if not scale > 0:
-            raise ValueError(mismatch(f"{name}_logit_scale", "a number > 0", scale))
+        check_positive(f"{name}_logit_scale", scale)
     if not torch.is_autocast_enabled(student_hidden.device.type):
         dtype = torch.promote_types(student_hidden.dtype, teacher_hidden.dtype)
         student_hidden, student_weight = student_hidden.to(dtype), student_weight.to(dtype)

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monoidreduce import functional
+from monoidreduce._validate import mismatch
 from monoidreduce.distributed import shard, unshard
 
 __all__ = ["linear_cross_entropy", "vocab_parallel_linear_cross_entropy"]
@@ -74,6 +75,10 @@ def vocab_parallel_linear_cross_entropy(
     Raises:
         TypeError, ValueError, IndexError: as `monoidreduce.linear_cross_entropy`.
     """
+    sizes = list(labels.shape)
+    if len(sizes) != 2 or hidden.dim() != 3 or sizes[0] != hidden.shape[1]:
+        expected = f"[b, s], as hidden is [s, b, h] with shape {list(hidden.shape)}"
+        raise ValueError(mismatch("labels", expected, sizes))
     labels = labels.transpose(0, 1)
     loss = linear_cross_entropy(hidden, weight, labels, tp_group, "none", ignore_index, sequence_parallel)
     return loss.view(labels.shape).transpose(0, 1).contiguous()

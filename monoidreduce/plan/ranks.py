@@ -128,6 +128,8 @@ def over_ranks(
     if dtype not in FLOATING:
         raise TypeError(mismatch("dtype", "float64, float32, bfloat16 or float16", dtype))
     known = _checked_sizes(operator, sizes)
+    if not isinstance(hardware, (str, Hardware)):
+        raise TypeError(mismatch("hardware", "a Hardware or the name of one", repr(hardware)))
     group = Group.of(ranks, find(hardware) if isinstance(hardware, str) else hardware, dtype)
     if split == "ulysses" and not _share_heads(known, ranks):
         expected = f"one of all_gather, data where {ranks} ranks cannot share the heads evenly"

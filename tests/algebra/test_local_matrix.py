@@ -137,3 +137,20 @@ def test_a_tangent_has_the_layout_of_its_element() -> None:
     x = ArgMax.State(torch.ones(2), torch.zeros(2, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"tangent: expected torch\.float32"):
         local_tangent(ArgMax(), x, x, x._replace(value=torch.ones(3)))
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+@every_monoid
+def test_a_tangent_needs_no_recording(subject: Subject, mode: Any) -> None:
+    part, _, total = states_of(subject, 2)
+    tangent = random_like(part)
+    expected = local_tangent(subject.monoid, total, part, tangent)
+    with mode():
+        found = local_tangent(subject.monoid, total, part, tangent)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_no_rows() -> None:
+    empty = LogWSum.State(torch.zeros(0), torch.zeros(0, 3))
+    assert local_matrix(LogWSum(), empty, empty).shape == (0, 4, 4)
+    assert local_tangent(LogWSum(), empty, empty, empty)[1].shape == (0, 3)

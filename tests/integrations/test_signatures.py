@@ -153,6 +153,9 @@ def test_megatron_of_tokens() -> None:
     expected = F.cross_entropy((hidden @ weight.T).permute(1, 2, 0), labels.T, reduction="none")
     assert found.shape == (B, S)
     compare([found], [expected], [hidden, weight])
+    for wrong in (labels, labels.flatten()):
+        with pytest.raises(ValueError, match=r"labels: expected \[b, s\], as hidden is \[s, b, h\]"):
+            megatron.vocab_parallel_linear_cross_entropy(hidden, weight, wrong)
 
 
 def _megatron_of_rank(

@@ -177,6 +177,8 @@ def test_the_divergence_refuses() -> None:
         for argument, given in ((f"{name}_final_logit_softcapping", 30.0), (f"{name}_logit_scale", 0.0)):
             with pytest.raises(ValueError, match=f"{argument}: expected"):
                 divergence(*leaves, 0.5, **{argument: given})  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=f"{name}_logit_scale: expected"):
+            divergence(*leaves, 0.5, **{f"{name}_logit_scale": None})  # type: ignore[arg-type]
 
 
 MODELS: dict[str, Any] = {

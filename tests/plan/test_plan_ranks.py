@@ -187,5 +187,7 @@ def test_wrong_arguments(changed: dict[str, Any], complaint: str) -> None:
 def test_types() -> None:
     with pytest.raises(TypeError, match="dtype: expected float64"):
         plan.over_ranks("mlp", CALLS["mlp"], 2, "h200", split="data", dtype=torch.int64)
+    with pytest.raises(TypeError, match="hardware: expected a Hardware or the name of one, got 7"):
+        plan.over_ranks("mlp", CALLS["mlp"], 2, 7, split="data")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="ranks: expected an int >= 1"):
         plan.splits("mlp", CALLS["mlp"], 2.0, "h200")  # type: ignore[arg-type]
