@@ -96,8 +96,8 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
   // A row all of whose columns are in this tile takes its centre from them (share_of_mean).
   if constexpr (kPayload && KnowsProductGradient<Rows, M>) {
     const std::int64_t columns = p.pair[0].columns.size[2];
-    const bool within = valid.bits && at.column0 <= p.range.begin(row) &&
-                        p.range.end(row, columns) <= at.column0 + kTile;
+    const bool within =
+        valid.bits && at.column0 <= p.range.begin(row) && p.range.end(row, columns) <= at.column0 + kTile;
     if (p.pairs == 2 && p.whole && __any_sync(~0u, within)) {
       T mean = T(0);
 #pragma unroll 1
