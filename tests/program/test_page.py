@@ -33,11 +33,12 @@ def test_code_of_score_mod() -> None:
     page = (Path(__file__).parents[2] / "docs/score_mod.md").read_text("utf-8")
     variables: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, "docs/score_mod.md", "exec"), variables)
     assert variables["slopes"].grad.isfinite().all()  # type: ignore[attr-defined]
     assert (variables["blocks"].kinds == 0).any()  # type: ignore[attr-defined]
+    assert variables["out_packed"].shape == (256, 4, 64)  # type: ignore[attr-defined]
 
 
 def test_of_no_column() -> None:
