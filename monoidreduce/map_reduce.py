@@ -108,12 +108,14 @@ def map_reduce(
             b_slice), g being the gradient of project_fold's state; gradients in the form of the slices, None
             where there is none. Autograd does it unless given.
         fused_backward: fused_backward(a_slice, b_slice, total, g) -> gradients as of project_fold_backward,
-            where total is the state that the rows of a_slice fold to (over ranks, on this rank) and g the
-            gradient of it. project_fold and the local gradient are not called again.
+            where total is the state that the rows of a_slice fold to and g the gradient of it. Over ranks
+            total is the fold of this rank's rows of `b` alone. project_fold and the local gradient are not
+            called again.
         forward_gradient: fold the gradient of `a` in the forward pass, for states of one floating number a
-            row. A row of project_fold's state may depend on that row of a_slice alone.
-        pairs: pairs(a_rows, b_rows) -> whether a pair of slices is folded, where the slices are those of the
-            rows of `a` and of `b`. It leaves out what a mask would, and takes no process_group.
+            row. A row of project_fold's state may depend on that row of a_slice alone; this is not checked.
+        pairs: pairs(a_slice, b_slice) -> bool: is this pair of slices folded. The arguments are slices, in
+            Python's sense, of the rows of `a` and of `b`. It leaves out what a mask would. Not with a
+            process_group, since a rank knows only its own rows of `b`.
         a_chunk, b_chunk: rows of a slice of `a` and of `b`; 1024 unless given.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the rows of `b` are
             split, in any numbers. Then all ranks call with the same `a` and upstream gradients. The states,
@@ -134,22 +136,21 @@ def map_reduce(
         TypeError: an argument is of the wrong type, or project_fold or a method of the monoid returns no
             state.
         ValueError: sizes or devices disagree, a chunk is not positive, or project_fold closes over a tensor
-            that requires gradients. project_fold_backward and fused_backward are both given. States are not
-            as forward_gradient needs them. Also: project_fold returns other shapes or dtypes for another
-            slice, a method of the monoid other ones than its operands', or one of these functions changes an
-            argument in place. That goes unnoticed under torch.inference_mode and torch.compile.
+            that requires gradients. project_fold_backward and fused_backward are both given, or pairs and
+            process_group. States are not as forward_gradient needs them. Also: project_fold returns other
+            shapes or dtypes for another slice, a method of the monoid other ones than its operands', or one
+            of these functions changes an argument in place. That goes unnoticed under torch.inference_mode
+            and torch.compile.
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
-        if pairs is not None:
-            expected = "None beside process_group: slices of b would be those of a rank's own rows"
-            raise ValueError(mismatch("pairs", expected, pairs))
         from monoidreduce.distributed.fold import map_reduce_over_ranks
 
         options = {
             "project_fold_backward": project_fold_backward,
             "fused_backward": fused_backward,
             "forward_gradient": forward_gradient,
+            "pairs": pairs,
             "a_chunk": a_chunk,
             "b_chunk": b_chunk,
         }

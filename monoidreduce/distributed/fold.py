@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
 from monoidreduce.distributed.group import Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
@@ -75,6 +76,9 @@ def map_reduce_over_ranks(
     group = Group.of(process_group)
 
     def prepare() -> tuple[State, dict[str, Any]]:
+        if options["pairs"] is not None:
+            expected = "None beside process_group: slices of b would be those of a rank's own rows"
+            raise ValueError(mismatch("pairs", expected, options["pairs"]))
         of_ranks = replicated(a, group) if isinstance(a, Tensor) else a
         if isinstance(a, tuple):
             of_ranks = tuple(replicated(t, group) if isinstance(t, Tensor) else t for t in a)

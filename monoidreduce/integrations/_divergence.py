@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._validate import check_positive, mismatch
+from monoidreduce._validate import check_bool, check_positive, mismatch
 from monoidreduce.functional import linear_distillation, linear_log_probs
 
 __all__ = ["divergence"]
@@ -27,7 +27,9 @@ def divergence(
     student_final_logit_softcapping: float | None = None,
     teacher_logit_scale: float = 1.0,
     teacher_final_logit_softcapping: float | None = None,
-) -> tuple[Tensor, Tensor]:
+    *,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """TRL's `ChunkedDivergenceFunction.apply`. Logits are logit_scale * (hidden @ weight^T + bias) / T.
 
     Args:
@@ -41,18 +43,21 @@ def divergence(
         student_logit_scale, teacher_logit_scale: more than 0. Where they differ, the teacher's hidden states
             are multiplied by their ratio, and rounded once.
         student_final_logit_softcapping, teacher_final_logit_softcapping: None.
+        entropy: not an argument of TRL's; return the entropy of the student too.
 
     Hidden states and weights take part in the dtype of the former, or that of autocast. Where student and
     teacher differ in dtype, it is the one that holds both. Biases are rounded for the entropy alone.
 
     Returns:
         The divergence [N], and the entropy of the student [N], which has no gradient and is another pass over
-        its head. Both are at temperature T, in nats.
+        its head, or None. Both are at temperature T, in nats.
 
     Raises:
         ValueError: a softcap, or a logit scale that is not more than 0.
+        TypeError: entropy is neither True nor False.
         TypeError, ValueError: as `monoidreduce.linear_distillation`.
     """
+    check_bool("entropy", entropy)
     caps = {"student": student_final_logit_softcapping, "teacher": teacher_final_logit_softcapping}
     for name, cap in caps.items():
         if cap is not None:
@@ -73,13 +78,6 @@ def divergence(
         teacher_hidden = ratio * teacher_hidden
         teacher_bias = None if teacher_bias is None else ratio * teacher_bias
     temperature = temperature / student_logit_scale
-    with torch.no_grad():
-        targets = torch.zeros(len(student_hidden), dtype=torch.int64, device=student_hidden.device)
-        bias = None if student_bias is None else student_bias.to(student_hidden.dtype)
-        entropy = linear_log_probs(
-            student_hidden, student_weight, targets, bias=bias, temperature=temperature, entropy=True
-        ).entropy
-    assert entropy is not None
     loss: dict[str, Any] = {"loss": {0.0: "forward_kl", 1.0: "reverse_kl"}.get(beta, "jsd")}
     if loss["loss"] == "jsd":
         loss["beta"] = beta
@@ -94,4 +92,12 @@ def divergence(
         reduction="none",
         **loss,
     )
-    return found, entropy
+    if not entropy:
+        return found, None
+    with torch.no_grad():
+        targets = torch.zeros(len(student_hidden), dtype=torch.int64, device=student_hidden.device)
+        bias = None if student_bias is None else student_bias.to(student_hidden.dtype)
+        of_student = linear_log_probs(
+            student_hidden, student_weight, targets, bias=bias, temperature=temperature, entropy=True
+        )
+    return found, of_student.entropy

@@ -13,7 +13,7 @@ from trl.experimental.gkd import GKDTrainer as TrlGKDTrainer
 from trl.models.utils import _ForwardRedirection
 
 from monoidreduce._validate import mismatch
-from monoidreduce.integrations.trl import apply
+from monoidreduce.integrations.trl import apply, without_entropy
 
 __all__ = ["GKDTrainer"]
 
@@ -62,5 +62,6 @@ class GKDTrainer(TrlGKDTrainer):  # type: ignore[misc]
         }
         student = self.accelerator.unwrap_model(model)
         given = self._compute_loss, student, of_distillation, num_items_in_batch
-        loss, _, _ = self._forward_redirection(model, student, *given)
+        with without_entropy():  # which it does not log
+            loss, _, _ = self._forward_redirection(model, student, *given)
         return loss

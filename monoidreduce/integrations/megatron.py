@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.distributed as dist
 from torch import Tensor
 
 from monoidreduce import functional
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import check_tensor, mismatch
 from monoidreduce.distributed import shard, unshard
+from monoidreduce.distributed.group import Group, together
 
 __all__ = ["linear_cross_entropy", "vocab_parallel_linear_cross_entropy"]
 
@@ -40,6 +43,7 @@ def linear_cross_entropy(
         TypeError, ValueError, IndexError: as `monoidreduce.linear_cross_entropy`.
     """
     own_rows = sequence_parallel and tp_group is not None
+    _check(hidden, labels, tp_group, own_rows)
     loss = functional.linear_cross_entropy(
         hidden,
         weight,
@@ -75,10 +79,40 @@ def vocab_parallel_linear_cross_entropy(
     Raises:
         TypeError, ValueError, IndexError: as `monoidreduce.linear_cross_entropy`.
     """
-    sizes = list(labels.shape)
-    if len(sizes) != 2 or hidden.dim() != 3 or sizes[0] != hidden.shape[1]:
-        expected = f"[b, s], as hidden is [s, b, h] with shape {list(hidden.shape)}"
-        raise ValueError(mismatch("labels", expected, sizes))
+    _check(hidden, labels, tp_group, sequence_parallel and tp_group is not None, batch_first=True)
     labels = labels.transpose(0, 1)
     loss = linear_cross_entropy(hidden, weight, labels, tp_group, "none", ignore_index, sequence_parallel)
     return loss.view(labels.shape).transpose(0, 1).contiguous()
+
+
+def _check(
+    hidden: Any, labels: Any, tp_group: dist.ProcessGroup | None, own_rows: bool, batch_first: bool = False
+) -> None:
+    """Raises TypeError or ValueError unless labels are class indices of the tokens of hidden.
+
+    batch_first: labels are [b, s].
+    """
+    group = None if tp_group is None else Group.of(tp_group)
+
+    def prepare() -> tuple[bool, dict[str, Any]]:
+        check_tensor("hidden", hidden)
+        check_tensor("labels", labels)
+        if labels.dtype not in functional.INTEGERS:
+            raise TypeError(mismatch("labels", "class indices of an integer dtype", labels.dtype))
+        if hidden.dim() != 3 and (batch_first or hidden.dim() != 2):
+            expected = "[s, b, h]" if batch_first else "[s, b, h] or [tokens, h]"
+            raise ValueError(mismatch("hidden", f"shape {expected}", list(hidden.shape)))
+        of_all, *others = hidden.shape[:-1]
+        if own_rows and group is not None:
+            of_all *= group.size
+        sizes = [*others, of_all] if batch_first else [of_all, *others]
+        if list(labels.shape) != sizes:
+            of = "hidden of each rank" if own_rows else "hidden"
+            expected = f"shape {sizes} as {of} is {list(hidden.shape)}"
+            raise ValueError(mismatch("labels", expected, list(labels.shape)))
+        return True, {}
+
+    if group is None:
+        prepare()
+    else:
+        together(group, "megatron", prepare)

@@ -12,7 +12,9 @@ student's and the teacher's logits. `apply` puts `divergence` in its place.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -61,7 +63,22 @@ class _LogProbs:
 class _Divergence:
     @staticmethod
     def apply(*args: Any) -> Any:
-        return divergence(*args)
+        found, entropy = divergence(*args, entropy=_needs_entropy.get())
+        # TRL sums it up anyway; NaN, so that nobody takes that for an entropy.
+        return found, torch.full_like(found, torch.nan) if entropy is None else entropy
+
+
+_needs_entropy = ContextVar("_needs_entropy", default=True)
+
+
+@contextmanager
+def without_entropy() -> Iterator[None]:
+    """Within it, in this thread, TRL's loss of hidden states has NaN in place of the student's entropy."""
+    token = _needs_entropy.set(False)
+    try:
+        yield
+    finally:
+        _needs_entropy.reset(token)
 
 
 def log_probs(

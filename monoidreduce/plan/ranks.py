@@ -41,6 +41,7 @@ _OPTIONS = {
     "mlp": ("gated",),
     "attention": ("Hkv", "causal", "softcap"),
 }
+_SWITCHES = ("entropy", "gated", "causal")  # each is True or False
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,8 @@ def _checked_sizes(operator: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
         expected = f"{', '.join(needed)}" + (f", and perhaps {', '.join(options)}" if options else "")
         raise ValueError(mismatch("sizes", expected, ", ".join(sizes)))
     check_counts(**{name: sizes[name] for name in (*needed, "Hkv") if name in sizes})
+    for name in _SWITCHES:
+        check_bool(name, sizes.get(name, False))
     if operator == "attention" and sizes["H"] % sizes.get("Hkv", 1):
         raise ValueError(mismatch("Hkv", f"a divisor of H={sizes['H']}", sizes["Hkv"]))
     return dict(sizes)

@@ -175,11 +175,6 @@ def test_a_state_that_is_another_leaf(forward_gradient: bool) -> None:
         mr.map_reduce(Sum(), lambda x, y: Sum.State(other), a, b, forward_gradient=forward_gradient)
 
 
-def test_pairs_take_no_group() -> None:
-    with pytest.raises(ValueError, match="pairs: expected None beside process_group"):
-        mr.map_reduce(Sum(), log_sum, rand(3, 2), rand(4, 2), pairs=lambda x, y: True, process_group="any")
-
-
 @given(
     st.integers(1, 12), st.integers(1, 12), st.integers(1, 13), st.integers(1, 13), st.sampled_from([*SCALAR])
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -91,6 +92,30 @@ def test_map_reduce(columns: tuple[int, ...], options: dict[str, Any]) -> None:
     torch.testing.assert_close(same_bits([f[0] for f in found]), lse, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(same_bits([f[1] for f in found]), d_a, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.cat([f[2] for f in found]), d_b, rtol=1e-12, atol=1e-12)
+
+
+def _causal(a: slice, b: slice) -> bool:
+    return bool(b.start < a.stop)
+
+
+def _with_pairs(group: Any, pairs: Any) -> str:
+    """The error of a call whose arguments are compared, as those of a first one are."""
+    os.environ["MONOIDREDUCE_DEBUG"] = "1"
+    try:
+        mr.map_reduce(LSE, _slices, torch.randn(7, 3), torch.randn(6, 3), pairs=pairs, process_group=group)
+    except ValueError as error:
+        return str(error)
+    finally:
+        del os.environ["MONOIDREDUCE_DEBUG"]
+    return ""
+
+
+@pytest.mark.parametrize("of_ranks", ([_causal, _causal], [None, _causal]), ids=("all", "one"))
+def test_pairs_take_no_group(of_ranks: list[Any]) -> None:
+    """They would be asked of a rank's own rows. All ranks raise, and name the one that has them."""
+    found = on_ranks(2, _with_pairs, Each(of_ranks))
+    assert all("pairs: expected None beside process_group" in text for text in found)
+    assert of_ranks[0] or found[0].startswith("rank 1: ")
 
 
 def _twice(group: Any) -> str:

@@ -6,6 +6,8 @@ The libraries are not needed. Their signatures were read in their public sources
 from __future__ import annotations
 
 import inspect
+import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,9 +155,49 @@ def test_megatron_of_tokens() -> None:
     expected = F.cross_entropy((hidden @ weight.T).permute(1, 2, 0), labels.T, reduction="none")
     assert found.shape == (B, S)
     compare([found], [expected], [hidden, weight])
-    for wrong in (labels, labels.flatten()):
-        with pytest.raises(ValueError, match=r"labels: expected \[b, s\], as hidden is \[s, b, h\]"):
-            megatron.vocab_parallel_linear_cross_entropy(hidden, weight, wrong)
+
+
+@pytest.mark.parametrize("batch_first", (False, True), ids=("s_b", "b_s"))
+def test_megatron_names_its_own_arguments(batch_first: bool) -> None:
+    hidden, weight, labels = operands()
+    function, sizes, other = megatron.linear_cross_entropy, [S, B], labels.T
+    if batch_first:
+        function, sizes, other = megatron.vocab_parallel_linear_cross_entropy, [B, S], labels
+    expected = f"labels: expected shape {sizes} as hidden is {[S, B, D]}, got "
+    for wrong in (other, labels.flatten(), other.T[:-1], other.T[:, :-1]):
+        with pytest.raises(ValueError, match=re.escape(f"{expected}{list(wrong.shape)}")):
+            function(hidden, weight, wrong)
+    with pytest.raises(ValueError, match=r"hidden: expected shape \[s, b, h\]"):
+        function(hidden[0, 0], weight, labels)
+    for wrong_type in (labels.tolist(), labels.float()):
+        with pytest.raises(TypeError, match="labels: expected "):
+            function(hidden, weight, wrong_type)
+
+
+def _megatron_refused(group: Any, hidden: Tensor, weight: Tensor, labels: Tensor, batch_first: bool) -> str:
+    """The error of a call whose arguments are compared, as those of a first one are."""
+    os.environ["MONOIDREDUCE_DEBUG"] = "1"
+    function = megatron.linear_cross_entropy
+    if batch_first:
+        function, labels = megatron.vocab_parallel_linear_cross_entropy, labels.T
+    try:
+        function(hidden, weight, labels, group, sequence_parallel=True)
+    except ValueError as error:
+        return str(error)
+    finally:
+        del os.environ["MONOIDREDUCE_DEBUG"]
+    return ""
+
+
+@pytest.mark.parametrize("batch_first", (False, True), ids=("s_b", "b_s"))
+def test_megatron_names_its_own_arguments_on_all_ranks(batch_first: bool) -> None:
+    """Where one rank has other labels than of all tokens."""
+    hidden, weight, labels = (t.detach() for t in operands())
+    given = Each([*hidden.chunk(2)]), Each([*weight.chunk(2)]), Each([labels, labels[:-1]])
+    found = on_ranks(2, _megatron_refused, *given, batch_first)
+    sizes = [B, S] if batch_first else [S, B]
+    expected = f"labels: expected shape {sizes} as hidden of each rank is {[S // 2, B, D]}"
+    assert expected in found[1] and found[0].startswith(f"rank 1: {expected}")
 
 
 def _megatron_of_rank(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from trl.experimental.gkd import GKDConfig  # noqa: E402
 from trl.experimental.gkd import GKDTrainer as TrlGKDTrainer  # noqa: E402
 
+import monoidreduce.integrations._divergence as of_divergence  # noqa: E402
 import monoidreduce.integrations.trl as integration  # noqa: E402
 from monoidreduce.integrations.gkd import GKDTrainer  # noqa: E402
 from monoidreduce.integrations.trl import (  # noqa: E402
@@ -169,6 +171,16 @@ def test_the_divergence_under_autocast(bias: bool, beta: float) -> None:
     torch.testing.assert_close(entropy, their_entropy, rtol=of_entropy, atol=of_entropy)
     for gradient, theirs in zip(gradients, their_gradients, strict=True):
         torch.testing.assert_close(gradient, theirs, rtol=0, atol=2e-2 * float(theirs.abs().max()))
+
+
+def test_the_divergence_without_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = pair(torch.float32, torch.float32, (False, False))
+    expected, _ = divergence(*leaves, 0.5)  # type: ignore[arg-type]
+    monkeypatch.setattr(of_divergence, "linear_log_probs", None)
+    found, entropy = divergence(*leaves, 0.5, entropy=False)  # type: ignore[arg-type]
+    assert entropy is None and torch.equal(found, expected)
+    with pytest.raises(TypeError, match="entropy: expected True or False"):
+        divergence(*leaves, 0.5, entropy=None)  # type: ignore[arg-type]
 
 
 def test_the_divergence_refuses() -> None:
@@ -350,7 +362,9 @@ def test_trainers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     calls = []
     function = "divergence" if "teacher_model" in TRAINERS[name][-1] else "log_probs"
     ours = getattr(integration, function)
-    monkeypatch.setattr(integration, function, lambda *args: calls.append(1) or ours(*args))
+    monkeypatch.setattr(
+        integration, function, lambda *args, **options: calls.append(1) or ours(*args, **options)
+    )
     found = history(name, tmp_path / "ours", GKDTrainer if name.startswith("gkd") else None)
     assert len(calls) >= 3 and len(found) == len(expected) == 3
     assert any(step["grad_norm"] > 1e-3 for step in expected)
@@ -374,6 +388,25 @@ def test_gkd_makes_no_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         theirs, outputs = made.compute_loss(made.model, batch, return_outputs=True)
     assert len(calls) == 2 and outputs.logits.shape[-1] == 301
     torch.testing.assert_close(loss, theirs)
+
+
+@pytest.mark.parametrize("name", ("gkd_0.3", "distillation_0.3"))
+def test_who_logs_no_entropy_computes_none(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_theirs(monkeypatch)
+    apply()
+    calls: list[int] = []
+    entropy_of = of_divergence.linear_log_probs
+    monkeypatch.setattr(
+        of_divergence,
+        "linear_log_probs",
+        lambda *args, **options: calls.append(1) or entropy_of(*args, **options),
+    )
+    steps = history(name, tmp_path, GKDTrainer if name.startswith("gkd") else None)
+    assert len(steps) == 3 and len(calls) == (0 if name.startswith("gkd") else 3)
+    assert all(math.isfinite(value) for step in steps for value in step.values())
+    assert all(("entropy" in step) == (len(calls) > 0) for step in steps)
 
 
 def test_gkd_refuses_a_softcap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,18 @@ def test_wrong_arguments(changed: dict[str, Any], complaint: str) -> None:
         plan.over_ranks(operator, sizes, ranks, hardware, **given)
 
 
+@pytest.mark.parametrize(
+    ("operator", "switch"), [("attention", "causal"), ("mlp", "gated"), ("linear_log_probs", "entropy")]
+)
+@pytest.mark.parametrize("given", ["no", 1])
+def test_a_switch_is_true_or_false(operator: str, switch: str, given: Any) -> None:
+    sizes = CALLS[operator] | {switch: given}
+    with pytest.raises(TypeError, match=f"{switch}: expected True or False, got {given!r}"):
+        plan.over_ranks(operator, sizes, 2, "h200", split="data")
+    with pytest.raises(TypeError, match=f"{switch}: expected True or False, got {given!r}"):
+        plan.splits(operator, sizes, 2, "h200")
+
+
 def test_types() -> None:
     with pytest.raises(TypeError, match="dtype: expected float64"):
         plan.over_ranks("mlp", CALLS["mlp"], 2, "h200", split="data", dtype=torch.int64)
