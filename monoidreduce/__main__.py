@@ -1,7 +1,8 @@
 """The command line of the package. COMMAND -h lists the arguments of a command.
 
 info       what was built, the devices and the path each operator takes on them
-demo       train a small language model, or one of transformers, with and without monoidreduce and compare
+demo       train a small language model, or one of transformers, with and without monoidreduce and compare;
+           or follow a fold of one's own to its kernels
 bench      speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
 plan       time and memory of a training step of a transformer on many devices, from formulas
 cost       FLOPs, bytes, memory and time of a call on a GPU that need not be there

@@ -33,7 +33,7 @@ class Rates:
     cached: float
 
 
-def _seconds(device: torch.device, work: Callable[[], object], limit: float) -> float:
+def seconds_of(device: torch.device, work: Callable[[], object], limit: float) -> float:
     """The least of several runs, for about `limit` seconds: a device that others use is slower at times."""
 
     def wait() -> None:
@@ -61,7 +61,7 @@ def _copy(device: torch.device, size: int, limit: float) -> float:
         for _ in range(repeats):
             target.copy_(source)
 
-    return 2 * size * repeats / _seconds(device, work, limit)
+    return 2 * size * repeats / seconds_of(device, work, limit)
 
 
 def measure(device: torch.device, limit: float) -> Rates:
@@ -71,7 +71,7 @@ def measure(device: torch.device, limit: float) -> Rates:
     products = {}
     for dtype in DTYPES:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        seconds = _seconds(device, lambda a=a, b=b: a @ b, limit)  # type: ignore[misc]
+        seconds = seconds_of(device, lambda a=a, b=b: a @ b, limit)  # type: ignore[misc]
         products[str(dtype).removeprefix("torch.")] = 2 * size**3 / seconds
     return Rates(
         device=torch.cuda.get_device_name(device) if on_gpu else "CPU",

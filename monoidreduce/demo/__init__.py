@@ -1,4 +1,4 @@
-"""Trains a small byte-level language model with and without MonoidReduce, and compares."""
+"""Trains a small byte-level language model with and without MonoidReduce, and compares. Or shows a fold."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from monoidreduce._command_line import (
 )
 
 from .data import check_length, read_text
-from .memory import can_measure
-from .report import list_paths, save_plot, table
+from .memory import UNMEASURED, can_measure
+from .report import list_paths, name_of, save_plot, table, tell_plot
 from .scale import Scale
 from .sweep import Sweep
 from .train import Settings, train_both
@@ -31,12 +31,8 @@ from .train import Settings, train_both
 
 def run(scale: Scale, device: torch.device, text: Tensor, plot: Path, seed: int) -> None:
     """Trains both models, measures their memory, prints the table and saves the plot."""
-    where = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} CPU threads"
-    )
-    print(f"{text.numel() / 1e6:.1f} MB of text, {scale.steps} steps of {scale.batch} sequences, on {where}")
+    size = f"{text.numel() / 1e6:.1f} MB of text"
+    print(f"{size}, {scale.steps} steps of {scale.batch} sequences, on {name_of(device)}")
     print(scale.title())
     settings = Settings(
         scale.size.length, scale.batch, scale.steps, scale.learning_rate, scale.autocast, device, seed
@@ -49,14 +45,10 @@ def run(scale: Scale, device: torch.device, text: Tensor, plot: Path, seed: int)
         print("measuring the memory of both, each in a process of its own")
         sweeps = scale.sweeps(device)
     else:
-        print("memory is not measured: on the CPU this needs /proc/self/clear_refs, which Linux has")
+        print(UNMEASURED)
     print("\n" + table(runs, sweeps))
     print("\n" + list_paths(paths))
-    try:
-        save_plot(plot, runs, sweeps)
-        print(f"plot: {plot}")
-    except ImportError:
-        print("no plot: matplotlib is not installed")
+    tell_plot(plot, lambda: save_plot(plot, runs, sweeps))
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +57,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "model",
         nargs="?",
-        help="transformers: a Llama with `apply` and without it (default: a model of torch's layers)",
+        help="transformers: a Llama with `apply` and without it; fold: trains nothing, but follows a "
+        "function of one logit to its kernels, and times it (default: a model of torch's layers)",
     )
     parser.add_argument(
         "--path", type=some_path, help="text file or folder to train on (default: Python's standard library)"
@@ -82,14 +75,20 @@ def main(argv: list[str]) -> int:
         "--plot", type=plot_file, metavar="FILE", default="monoidreduce_demo.png", help="default: %(default)s"
     )
     options = parser.parse_args(argv)
-    if options.model not in (None, "transformers"):
-        parser.error(f"argument model: {options.model!r}, expected transformers or nothing")
+    if options.model not in (None, "transformers", "fold"):
+        parser.error(f"argument model: {options.model!r}, expected transformers, fold or nothing")
+    for name in ("path", "steps"):
+        if options.model == "fold" and getattr(options, name) is not None:
+            parser.error(f"argument --{name}: expected only without fold, which trains nothing")
     check_environment(parser)
     device = device_of(parser, options.device)
     try:
         module = importlib.import_module(f".{options.model or 'layers'}", __name__)
     except ImportError as error:
         parser.error(f"argument model: {error}: pip install 'monoidreduce[transformers]'")
+    if options.model == "fold":
+        module.run(module.SCALES[device.type], device, options.plot, options.seed)
+        return 0
     scale: Scale = module.SCALES[device.type]
     if options.steps is not None:
         scale = replace(scale, steps=options.steps)

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+UNMEASURED = "memory is not measured: on the CPU this needs /proc/self/clear_refs, which Linux has"
+
 
 class Problem(NamedTuple):
     """A differentiable call, the leaves whose gradients are asked for, and the upstream gradient."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from monoidreduce._command_line import replacing
 
@@ -51,20 +54,48 @@ def list_paths(paths: Mapping[str, int]) -> str:
 
 def save_plot(path: Path, runs: dict[str, Run], sweeps: list[Sweep]) -> None:
     """Both loss curves and a panel for each sweep. Raises ImportError where matplotlib is not installed."""
-    figure_type = importlib.import_module("matplotlib.figure").Figure
-    figure = figure_type(figsize=(5 * (1 + len(sweeps)), 4), layout="constrained")
-    loss, *memory = figure.subplots(1, 1 + len(sweeps), squeeze=False)[0]
     styles = dict(zip(runs, _STYLES, strict=True))
-    for name, run in runs.items():
-        loss.plot(run.losses, label=name, **styles[name])
-    loss.set(title="training loss", xlabel="step", ylabel="nats per byte")
-    for axes, sweep in zip(memory, sweeps, strict=True):
-        for name, growth in sweep.growth.items():
-            axes.plot(sweep.sizes, [size / 2**20 for size in growth], marker="o", label=name, **styles[name])
-        axes.set_xscale("log", base=2)
-        axes.set(title=f"peak memory of the {sweep.layer}", xlabel=sweep.axis, ylabel="MiB")
-    for axes in (loss, *memory):
+    with panels(path, 1 + len(sweeps)) as (loss, *memory):
+        for name, run in runs.items():
+            loss.plot(run.losses, label=name, **styles[name])
+        loss.set(title="training loss", xlabel="step", ylabel="nats per byte")
+        for axes, sweep in zip(memory, sweeps, strict=True):
+            draw_memory(axes, sweep, styles)
+
+
+@contextmanager
+def panels(path: Path, count: int) -> Iterator[list[Any]]:
+    """Axes side by side to draw on, saved at the end. Raises ImportError where there is no matplotlib."""
+    figure_type = importlib.import_module("matplotlib.figure").Figure
+    figure = figure_type(figsize=(5 * count, 4), layout="constrained")
+    drawn = list(figure.subplots(1, count, squeeze=False)[0])
+    yield drawn
+    for axes in drawn:
         axes.legend()
         axes.grid(alpha=0.3)
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=120)
+
+
+def draw_memory(axes: Any, sweep: Sweep, styles: Mapping[str, Mapping[str, Any]]) -> None:
+    """The peaks of a sweep, a line for each model or layer."""
+    for name, growth in sweep.growth.items():
+        axes.plot(sweep.sizes, [size / 2**20 for size in growth], marker="o", label=name, **styles[name])
+    axes.set_xscale("log", base=2)
+    axes.set(title=f"peak memory of the {sweep.layer}", xlabel=sweep.axis, ylabel="MiB")
+
+
+def tell_plot(path: Path, save: Callable[[], None]) -> None:
+    """Saves a plot and says where, or why there is none."""
+    try:
+        save()
+        print(f"plot: {path}")
+    except ImportError:
+        print("no plot: matplotlib is not installed")
+
+
+def name_of(device: torch.device) -> str:
+    """The device in words."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} CPU threads"

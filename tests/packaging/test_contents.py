@@ -20,8 +20,8 @@ PYTHON = """
     _ops/slices.py _ops/statistics.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
     costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py
-    demo/__init__.py demo/data.py demo/layers.py demo/memory.py demo/model.py demo/report.py demo/scale.py
-    demo/sweep.py demo/train.py demo/transformers.py
+    demo/__init__.py demo/data.py demo/fold.py demo/layers.py demo/memory.py demo/model.py demo/policy.py
+    demo/report.py demo/scale.py demo/sweep.py demo/train.py demo/transformers.py
     distributed/__init__.py distributed/attention.py distributed/attention_folds.py
     distributed/attention_varlen.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
     distributed/group.py distributed/once.py distributed/operators.py distributed/split.py
