@@ -378,6 +378,14 @@ WRONG_ATTENTION: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gradient dtype": ({"dv": torch.zeros(2, 2, 3, 7).bfloat16()}, "dv: expected float32, got bfloat16"),
     "gradient overlaps": ({"dk": BROADCAST}, "dk: expected a contiguous tensor, got stride 0 in axis 1"),
+    "one list of spans": (
+        {"row_spans": torch.zeros(5, 2, dtype=torch.int64)},
+        "row_spans, column_spans: expected both or neither, got one",
+    ),
+    "bias beside spans": (
+        {name: torch.zeros(n, 2, dtype=torch.int64) for name, n in (("row_spans", 5), ("column_spans", 3))},
+        "bias: expected none beside row_spans, which kernels for biases do not read, got a tensor",
+    ),
     "gradient of no bias": ({"bias": None}, "dbias: expected none where bias is bool or none, got a tensor"),
     "gradient of a mask": (
         {"bias": torch.ones(2, 4, 5, 3, dtype=torch.bool)},

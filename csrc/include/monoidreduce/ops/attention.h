@@ -38,6 +38,9 @@ template <class Call>
 void check_spans(const Call& x) {
   require(x.row_spans.present() == x.column_spans.present(),
           "row_spans, column_spans: expected both or neither, got one");
+  if constexpr (requires { x.bias; })
+    require(!x.row_spans.present() || !x.bias.present(),
+            "bias: expected none beside row_spans, which kernels for biases do not read, got a tensor");
 }
 template <class Call>
 constexpr auto span_operands() {
