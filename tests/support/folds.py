@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 
 import monoidreduce as mr
+from monoidreduce.program.tracing import trace
 
 stat = mr.stat
 Inputs = dict[str, Any]
@@ -197,13 +198,13 @@ def expressions(real: tuple[str, ...]) -> st.SearchStrategy[Any]:
 
 
 class Fold:
-    """A function and how many scores it has, as a value of few words."""
+    """A function of a row's real number t and a column's w; and how many scores it has."""
 
     def __init__(self, function: Any, scores: int) -> None:
         self.function, self.scores = function, scores
 
     def __repr__(self) -> str:
-        return f"Fold of {self.scores} scores"
+        return f"Fold of {self.scores} scores: {trace(self.function, {'t': 'real'}, {'w': 'real'}).text}"
 
 
 @st.composite

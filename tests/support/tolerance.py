@@ -289,23 +289,27 @@ def check_pooled(
     function: Any = None,
     draws: int = 8,
 ) -> None:
-    """As `check_operator`, of the errors of so many draws of the inputs together.
+    """As `check_operator`, of the errors of so many draws of the inputs together, as in `check_draws`.
 
     For results whose largest error one rounding decides: those of few elements in 16 bits, or of many in
     float32 where the errors of both are about as large.
     """
-    measured, failures = [], []
-    for _ in range(draws):
-        inputs = draw()
-        found, failed = _measured(operator, inputs, options, differentiate, upstream, False, function)
-        measured.append(found)
-        failures += failed
-    first = next(iter(inputs.values()))
-    rows = draws * first.shape[:-1].numel()
-    for name in measured[0]:
-        pooled = map(torch.stack, zip(*(found[name] for found in measured), strict=True))
-        failures += accuracy_failures(name, *pooled, first.dtype, rows)
-    _raise(operator, inputs, options, failures)
+
+    def check() -> None:
+        measured, failures = [], []
+        for _ in range(draws):
+            inputs = draw()
+            found, failed = _measured(operator, inputs, options, differentiate, upstream, False, function)
+            measured.append(found)
+            failures += failed
+        first = next(iter(inputs.values()))
+        rows = draws * first.shape[:-1].numel()
+        for name in measured[0]:
+            pooled = map(torch.stack, zip(*(found[name] for found in measured), strict=True))
+            failures += accuracy_failures(name, *pooled, first.dtype, rows, generated=True)
+        _raise(operator, inputs, options, failures)
+
+    check_draws(check)
 
 
 class Found(NamedTuple):
