@@ -32,7 +32,7 @@ import monoidreduce as mr
 from bench.attention_varlen import lengths_of
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
-from bench.report import in_words, table
+from bench.report import in_words, ranks_table
 from monoidreduce import plan
 from monoidreduce._command_line import (
     Parser,
@@ -255,32 +255,6 @@ def measure(group: Any, device: torch.device, quick: bool, seconds: float) -> It
         yield row
 
 
-def report(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table in Markdown."""
-    header = [
-        "operator",
-        "ranks",
-        *(f"{phase} ms, alone / over ranks" for phase in PHASES),
-        "efficiency",
-        "predicted total ms, alone / over ranks",
-        "predicted efficiency",
-        "target",
-    ]
-    lines = []
-    for row in rows:
-        times = (row["phases"][phase]["milliseconds"] for phase in PHASES)
-        pairs = [" / ".join(f"{t[name]['median']:.3g}" for name in ("alone", "over ranks")) for t in times]
-        efficiency = f"{row['phases']['total']['efficiency']:.2f}"
-        model = ["-", "-"]
-        if (of := row["predicted"]) is not None:
-            alone, over = of["alone"], of["over ranks"]
-            model = [f"{alone:.3g} / {over:.3g}", f"{alone / (row['ranks'] * over):.2f}"]
-        name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
-        target = "-" if row["target"] is None else f"{row['target']:.2f}"
-        lines.append([name, str(row["ranks"]), *pairs, efficiency, *model, target])
-    return table(header, lines)
-
-
 def main(argv: list[str]) -> int:
     """Measures all cases, prints their table and, with --out, writes a JSON named after the device."""
     parser = Parser(
@@ -306,7 +280,8 @@ def main(argv: list[str]) -> int:
         command = " ".join(
             ["torchrun", f"--nproc-per-node {dist.get_world_size()}", "bench/distributed.py", *argv]
         )
-        document = {"environment": environment(device, command), "backend": dist.get_backend(), "ranks": []}
+        document = {"environment": environment(device, command), "backend": dist.get_backend()}
+        document |= {"speed": [], "memory": [], "overhead": [], "ranks": []}
     for row in measure(group, device, options.quick, options.seconds):
         if first:
             document["ranks"].append(row)
@@ -316,7 +291,7 @@ def main(argv: list[str]) -> int:
                 with replacing(options.out / f"{name}_{device.type}_ranks.json") as whole:
                     whole.write_text(json.dumps(document, indent=1) + "\n")
     if first:
-        print(report(document["ranks"]))
+        print(ranks_table(document["ranks"]))
     dist.destroy_process_group()
     return 0
 

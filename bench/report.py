@@ -20,6 +20,7 @@ OTHERS = (
     "first_call",
     "models",
     "traffic",
+    "ranks",
 )  # what is measured besides speed
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
@@ -341,6 +342,35 @@ def traffic_table(rows: list[Row]) -> str:
     return table(header, [cells(row) for row in rows])
 
 
+def ranks_table(rows: list[Row]) -> str:
+    """Each phase's medians alone and over ranks, the efficiency, and what the planner says of both."""
+    header = [
+        "operator",
+        "ranks",
+        "forward ms, alone / over ranks",
+        "backward ms, alone / over ranks",
+        "total ms, alone / over ranks",
+        "efficiency",
+        "predicted total ms, alone / over ranks",
+        "predicted efficiency",
+        "target",
+    ]
+
+    def cells(row: Row) -> list[str]:
+        times = (phase["milliseconds"] for phase in row["phases"].values())
+        pairs = [" / ".join(f"{t[name]['median']:.3g}" for name in ("alone", "over ranks")) for t in times]
+        efficiency = f"{row['phases']['total']['efficiency']:.2f}"
+        model = ["-", "-"]
+        if (of := row["predicted"]) is not None:
+            alone, over = of["alone"], of["over ranks"]
+            model = [f"{alone:.3g} / {over:.3g}", f"{alone / (row['ranks'] * over):.2f}"]
+        name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
+        target = "-" if row["target"] is None else f"{row['target']:.2f}"
+        return [name, str(row["ranks"]), *pairs, efficiency, *model, target]
+
+    return table(header, [cells(row) for row in rows])
+
+
 def models_table(rows: list[Row]) -> str:
     """Milliseconds of forward + backward, memory, and beside others the ratio of the times to ours."""
 
@@ -507,6 +537,13 @@ def tables(document: Row) -> str:
             "([how](cost.md#how-the-bounds-are-checked)). The last columns: the counted bytes as a multiple "
             "of the compulsory ones, and whether they are in the model's range.",
             traffic_table(traffic),
+        ]
+    if ranks := document.get("ranks"):
+        parts += [
+            "### Several devices",
+            "Median milliseconds of the whole problem on one device, and over ranks; the efficiency "
+            "T1 / (W TW) of W ranks; and what the planner predicts.",
+            ranks_table(ranks),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
     held = (

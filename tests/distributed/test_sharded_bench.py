@@ -16,10 +16,10 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 def _rows(group: Any) -> tuple[list[dict[str, Any]], str]:
     sys.path.append(ROOT)
-    from bench import distributed
+    from bench import distributed, report
 
     rows = list(distributed.measure(group, torch.device("cpu"), quick=True, seconds=0.0))
-    return rows, distributed.report(rows)
+    return rows, report.ranks_table(rows)
 
 
 def test_every_operator_has_a_row() -> None:
@@ -45,7 +45,7 @@ def test_every_operator_has_a_row() -> None:
 def test_predictions_stand_beside_measurements() -> None:
     """On a GPU whose links are known, of the same call."""
     sys.path.append(ROOT)
-    from bench import distributed
+    from bench import distributed, report
 
     for case in distributed.cases(torch.device("cuda"), quick=False):
         row = {
@@ -69,6 +69,6 @@ def test_predictions_stand_beside_measurements() -> None:
         assert found is not None
         alone, over = found["alone"], found["over ranks"]
         assert over < alone < 2.2 * over
-        line = distributed.report([row]).splitlines()[2]
+        line = report.ranks_table([row]).splitlines()[2]
         assert f"{alone:.3g} / {over:.3g}" in line and f"{alone / (2 * over):.2f}" in line
         assert distributed.predicted(row, "CPU") is None
