@@ -39,6 +39,17 @@ def test_folds_of_statistics_have_no_model() -> None:
         run("linear_distillation", *(meta(64, 32),) * 4, loss="jsd")
 
 
+def test_products_into_float32_are_not_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 multiplies tensors without memory by the dtype of the result."""
+
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("torch was asked")
+
+    monkeypatch.setattr(torch.ops.aten.addmm.dtype_out, "_op", fail)
+    found = run("mlp", meta(300, 512), meta(1024, 512), meta(512, 1024), needed=("x", "w1", "w2"))
+    assert "aten::addmm" in [launch.name for launch in found.launches]
+
+
 def test_a_forward_pass_alone() -> None:
     q = meta(2, 4, 512, 64)
     found = run("attention", q, q, q)

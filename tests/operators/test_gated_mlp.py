@@ -56,8 +56,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("size", SIZES)
 def test_sizes(size: str, dtype: torch.dtype, biases: bool, device: torch.device) -> None:
-    """The upstream gradient is dense: of others torch's own products are copies of it, in another layout, for
-    which cuBLAS takes a kernel that sums in another order. `test_layouts` has the others."""
+    """The upstream gradient is dense, so that cuBLAS is asked for the same products as the base's. Of another
+    layout it may sum in another order. Those are in `test_layouts`, and in tests/gpu/test_mlp_gated.py."""
     check_pooled(
         "mlp",
         lambda: gated_inputs(SIZES[size], dtype, device, biases),

@@ -35,16 +35,16 @@ def test_the_median_of_draws_is_held_to_the_rule(
     assert not left and (raised is None or caught.type is raised)
 
 
-@pytest.mark.parametrize("generated_case", (True, False))
+@pytest.mark.parametrize("of_draws", ({"generated": True}, {"drawn_again": True}, {}))
 @pytest.mark.parametrize("excess", (1.0, 3.0, 5.0))
-def test_what_may_be_luck(excess: float, generated_case: bool) -> None:
+def test_what_may_be_luck(excess: float, of_draws: dict[str, bool]) -> None:
     """An error of one float32 element beyond twice the base's, and not beyond four times."""
     ref = torch.ones(512, 64, dtype=torch.float64)
     base = torch.full((512, 64), 1.125)
     y = base.clone()
     y[3, 5] = 1 + excess / 8
-    failures = accuracy_failures("y", y, ref, base, torch.bfloat16, 512, generated=generated_case)
+    failures = accuracy_failures("y", y, ref, base, torch.bfloat16, 512, **of_draws)
     assert len(failures) == (excess > 2)
     assert [isinstance(failure, MayBeLuck) for failure in failures] == [
-        generated_case and excess < 4 for _ in failures
+        bool(of_draws) and excess < 4 for _ in failures
     ]
