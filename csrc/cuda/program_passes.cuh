@@ -73,8 +73,8 @@ void fold(Tile tile, const StatisticsFold& x, const Launch& launch) {
                 Tile::kThreads, contraction_bytes<Nothing>(tile), launch.stream,
                 contraction_arguments(tile, schedule, p, parked), FoldParameter{data_of(x), partial});
   constexpr int kThreads = 128;
-  launch_loaded("combine_partial", x.kernels + 1, blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads,
-                0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
+  launch_loaded("combine_partial", x.kernels + 1, blocks_for(parts_of(p.rows(), kThreads / kCombiningLanes)),
+                kThreads, 0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
 }
 
 template <class Stores>

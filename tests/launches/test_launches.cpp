@@ -196,12 +196,12 @@ const std::vector<Expected> kExpected = {
      {{"simt::row_centre<double>", 16 * 128, 256}, {"simt::fold_backward<true,", 16 * 16 * 16, 256}}},
 
     // All multiprocessors, unless there are fewer tiles: of 256 x 256 for a cluster of two blocks on Hopper, of 256 x 128 for a
-    // block elsewhere. combine_partial: 128 rows a block.
+    // block elsewhere. combine_partial: 16 rows a block.
     {"H100",
      "cross_entropy_forward bfloat16 large",
      "sm90",
      {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
-      {"combine_partial<", 64, 128}}},
+      {"combine_partial<", 512, 128}}},
     {"H100",
      "cross_entropy_forward bfloat16 small",
      "sm90",
@@ -214,7 +214,7 @@ const std::vector<Expected> kExpected = {
     {"RTX 3060",
      "cross_entropy_forward bfloat16 large",
      "sm80",
-     {{"sm80::contraction_kernel<__nv_bfloat16,", 28, 256}, {"combine_partial<", 64, 128}}},
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 28, 256}, {"combine_partial<", 512, 128}}},
     // Five eighths of the rows are gathered at a time; the last kernel takes all of them.
     {"H100",
      "cross_entropy_forward bfloat16 kept, order",
@@ -222,10 +222,10 @@ const std::vector<Expected> kExpected = {
      {{"order_rows_kernel", 1, 1024},
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 2560 / 2, 256},
       {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
-      {"combine_partial<", 2560 / 128, 128},
+      {"combine_partial<", 2560 / 16, 128},
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 1536 / 2, 256},
       {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256,", 132, 384},
-      {"combine_partial<", 1536 / 128, 128},
+      {"combine_partial<", 1536 / 16, 128},
       {"sm90::weights_to_gradients_kernel<", 4096, 256}}},
     // Local gradients twice; their product by rows, 16 x 4 tiles; that by columns, 32 x 4.
     {"H100",
@@ -260,11 +260,11 @@ const std::vector<Expected> kExpected = {
      {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
        "FoldEpilogue<TopLogProbs<",
        132, 384},
-      {"combine_partial<", 32, 128}}},
+      {"combine_partial<", 256, 128}}},
     {"A100",
      "log_probs_forward bfloat16 top",
      "sm80",
-     {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}, {"combine_partial<", 32, 128}}},
+     {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}, {"combine_partial<", 256, 128}}},
     {"A100", "log_probs_forward bfloat16 top, bias", "simt", {{"simt::fold_forward<false,", 64, 256}}},
     {"A100",
      "log_probs_backward bfloat16 top, bias",
@@ -279,11 +279,11 @@ const std::vector<Expected> kExpected = {
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 1280 / 4, 256},
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 1280 / 2, 256},
       {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<192, 5, 2,", 132, 384},
-      {"combine_partial<", 1280 / 128, 128},
+      {"combine_partial<", 1280 / 16, 128},
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 768 / 4, 256},
       {"scale_rows_kernel<__nv_bfloat16, __nv_bfloat16>", 768 / 2, 256},
       {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<192, 5, 2,", 132, 384},
-      {"combine_partial<", 768 / 128, 128}}},
+      {"combine_partial<", 768 / 16, 128}}},
     {"RTX 5090",
      "distillation_backward bfloat16 mask, teacher",
      "sm80",
@@ -291,7 +291,7 @@ const std::vector<Expected> kExpected = {
     {"H100",
      "logsumexp_forward large",
      "sm90",
-     {{"sm90::contraction_kernel<__nv_bfloat16,", 132, 384}, {"combine_partial<", 64, 128}}},
+     {{"sm90::contraction_kernel<__nv_bfloat16,", 132, 384}, {"combine_partial<", 512, 128}}},
 
     // Tiles of 128 rows forward, of 128 hidden units backward.
     {"H100",

@@ -27,8 +27,8 @@ void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Ro
   constexpr int kThreads = 128;
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel("combine_partial", &combine_partial<M, Tile, Rows>,
-                blocks_for((p.rows() + kThreads - 1) / kThreads), kThreads, 0, launch.stream, fold.m,
-                schedule, fold.order, fold.partial, fold.rows);
+                blocks_for(parts_of(p.rows(), kThreads / kCombiningLanes)), kThreads, 0, launch.stream,
+                fold.m, schedule, fold.order, fold.partial, fold.rows);
 }
 
 // partial: fold_floats of scratch.

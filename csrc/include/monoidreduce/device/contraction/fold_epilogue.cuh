@@ -56,27 +56,35 @@ struct FoldEpilogue {
   __device__ __forceinline__ void finish() const {}
 };
 
-// Calls rows.store(row, state) with the state of the whole row, or rows.skip(row) if the row is not active. One thread per
-// row. Tile is a parameter so that tiers compiled for different architectures have different kernels.
+// Calls rows.store(row, state) with the state of the whole row, or rows.skip(row) if the row is not active. kCombiningLanes
+// threads per row. Tile is a parameter so that tiers compiled for different architectures have different kernels.
 template <class M, class Tile, class Rows>
 __global__ void combine_partial(const __grid_constant__ M m, const __grid_constant__ TileSchedule of_all,
                                 const __grid_constant__ RowOrder order, const typename M::State* partial,
                                 const __grid_constant__ Rows rows) {
   static_assert((Monoid<M> || Combines<M>) && StateRows<Rows, M>);
-  const int place = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x), counted = order.counted();
-  if (place >= order.rows) return;
-  if (place >= counted) return rows.skip(order[place]);
-  const TileSchedule schedule = of_all.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
-  const auto group = schedule.group_of(place / Tile::kRowBlock);
+  constexpr int kLanes = kCombiningLanes;
+  const int lane = threadIdx.x % kLanes, counted = order.counted(),
+            place = static_cast<int>(blockIdx.x * (blockDim.x / kLanes) + threadIdx.x / kLanes);
   typename M::State state = m.identity();
-  for (int start = group.start; start < schedule.clusters; start += group.count) {
-    for (int share = 0; share < Tile::kShares; ++share) {
-      const std::int64_t slot =
-          (std::int64_t{group.index} * schedule.clusters + start) * Tile::kShares + share;
-      state = combine(m, state, partial[slot * Tile::kRowBlock + place % Tile::kRowBlock]);
+  if (place < counted) {
+    const TileSchedule schedule = of_all.with_row_blocks((counted + Tile::kRowBlock - 1) / Tile::kRowBlock);
+    const auto group = schedule.group_of(place / Tile::kRowBlock);
+    for (int start = group.start + lane * group.count; start < schedule.clusters;
+         start += kLanes * group.count) {
+      for (int share = 0; share < Tile::kShares; ++share) {
+        const std::int64_t slot =
+            (std::int64_t{group.index} * schedule.clusters + start) * Tile::kShares + share;
+        state = combine(m, state, partial[slot * Tile::kRowBlock + place % Tile::kRowBlock]);
+      }
     }
   }
-  rows.store(order[place], state);
+  state = reduce_lanes<kLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
+  if (lane != 0 || place >= order.rows) return;
+  if (place < counted)
+    rows.store(order[place], state);
+  else
+    rows.skip(order[place]);
 }
 
 }  // namespace monoidreduce

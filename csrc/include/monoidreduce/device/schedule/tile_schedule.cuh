@@ -14,6 +14,10 @@
 
 namespace monoidreduce {
 
+// Lanes that combine the partial states of a row: each an equal share, then all in pairs. One after another, the sum of 11
+// partial totals was 1.9e-4 off 607, and the acceptance rule allows 1.8e-4.
+inline constexpr int kCombiningLanes = 8;
+
 struct TileSchedule {
   int clusters, row_blocks, column_tiles;
   int most;  // the largest number of row blocks of a group
