@@ -22,8 +22,6 @@ _TYPES = {"real": "R", "index": "I", "bool": "bool"}
 _INFIX = {
     "add": "+",
     "sub": "-",
-    "mul": "*",
-    "div": "/",
     "lt": "<",
     "le": "<=",
     "eq": "==",
@@ -37,6 +35,7 @@ _INFIX = {
     "index_eq": "==",
 }
 _CALLS = {"where": "select", "index_where": "select", "index_div": "floor_of_quotient"}
+_CALLS |= {"mul": "product", "div": "quotient"}
 _CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-", "to_real": "to_real"}
 _DATA = {
     "row": "e.row.data",

@@ -16,6 +16,10 @@ struct ElementFunctions {
 };
 using ElementReal = FastReal<ElementFunctions>;
 
+__device__ __forceinline__ ElementReal product(ElementReal x, ElementReal y) { return __fmul_rn(x.x, y.x); }
+__device__ __forceinline__ ElementReal quotient(ElementReal x, ElementReal y) {
+  return __fmul_rn(x.x, arch::reciprocal(y.x));
+}
 __device__ __forceinline__ ElementReal sqrt(ElementReal x) { return ::sqrtf(x.x); }
 // Near 0 the series keep the digits that 1 + x and e^x - 1 lose. The first term left out is 2^-23 of the sum.
 __device__ __forceinline__ ElementReal log1p(ElementReal e) {
