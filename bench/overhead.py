@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench import folds, log_probs
+from bench import folds, kernel_sums, log_probs
 
 LIMIT_US = 30.0  # of a call that records
 CALLS = 50  # few: a round of a few milliseconds is rarely interrupted
@@ -33,20 +33,29 @@ class Call:
     leaves: tuple[Tensor, ...]
 
 
+def doubled(score: Any, b: Any, h: Any, row: Any, column: Any) -> Any:
+    """A score_mod."""
+    return 2 * score
+
+
 def calls(device: torch.device, rows: int) -> dict[str, Call]:
     """A call of each operator with `rows` rows; every other size is 16."""
 
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, requires_grad=True)
+    def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
 
     q, k, v = leaf(1, 1, rows, 16), leaf(1, 1, 16, 16), leaf(1, 1, 16, 16)
     packed_q, packed_k, packed_v = leaf(rows, 1, 16), leaf(16, 1, 16), leaf(16, 1, 16)
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (rows, 16))
+    # Functions of a score take 16 bits alone on a GPU.
+    modified = torch.bfloat16 if device.type == "cuda" else torch.float32
+    modified_q, modified_k, modified_v = (leaf(1, 1, n, 16, dtype=modified) for n in (rows, 16, 16))
     x, weight, w2, teacher = leaf(rows, 16), leaf(16, 16), leaf(16, 16), torch.randn(16, 16, device=device)
     teacher_x, target = (
         torch.randn(rows, 16, device=device),
         torch.zeros(rows, dtype=torch.long, device=device),
     )
+    mass = leaf(16)
     return {
         "attention": Call(
             lambda: mr.attention(q, k, v),
@@ -89,6 +98,16 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
             lambda: folds.loss_of(folds.lse_target, x, weight, target),
             lambda: folds.loss_of(folds.lse_target.reference, x, weight, target),
             (x, weight),
+        ),
+        "mods": Call(
+            lambda: mr.attention(modified_q, modified_k, modified_v, score_mod=doubled),
+            lambda: F.scaled_dot_product_attention(modified_q, modified_k, modified_v, scale=2 * 16**-0.5),
+            (modified_q, modified_k, modified_v),
+        ),
+        "kernel_sums": Call(
+            lambda: kernel_sums.own(x, weight, mass),
+            lambda: kernel_sums.torch_sums(x, weight, mass),
+            (x, weight, mass),
         ),
     }
 
