@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
-from bench import folds, kernel_sums, log_probs
+from bench import folds, log_probs
 
 LIMIT_US = 30.0  # of a call that records
 CALLS = 50  # few: a round of a few milliseconds is rarely interrupted
@@ -55,7 +55,6 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
         torch.randn(rows, 16, device=device),
         torch.zeros(rows, dtype=torch.long, device=device),
     )
-    mass = leaf(16)
     return {
         "attention": Call(
             lambda: mr.attention(q, k, v),
@@ -103,11 +102,6 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
             lambda: mr.attention(modified_q, modified_k, modified_v, score_mod=doubled),
             lambda: F.scaled_dot_product_attention(modified_q, modified_k, modified_v, scale=2 * 16**-0.5),
             (modified_q, modified_k, modified_v),
-        ),
-        "kernel_sums": Call(
-            lambda: kernel_sums.own(x, weight, mass),
-            lambda: kernel_sums.torch_sums(x, weight, mass),
-            (x, weight, mass),
         ),
     }
 

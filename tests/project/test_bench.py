@@ -316,7 +316,7 @@ def test_memory_builds_the_cases() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_overhead_is_of_calls_that_record(rows: int) -> None:
     calls = overhead.calls(CPU, rows)
-    assert set(calls) == set(run.OPERATORS)
+    assert set(calls) == set(run.OPERATORS) - {"kernel_sums"}  # a fold, with torch before and after it
     for call in calls.values():
         result = call.monoidreduce()
         assert result.isfinite().all()
