@@ -84,8 +84,8 @@ def document(H: int, L: int) -> Kind:
         return F.pad(ends, (1, 0)).to(device, torch.int32)
 
     def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        qkv = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
-        out = mr.attention_varlen(*qkv, starts(len(q), q.device), causal=True)
+        flat_q, flat_k, flat_v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        out = mr.attention_varlen(flat_q, flat_k, flat_v, starts(len(q), q.device), causal=True)
         return out.unflatten(0, (len(q), L)).transpose(1, 2)
 
     pairs = sum(n * (n + 1) // 2 for n in lengths)
@@ -158,8 +158,8 @@ def torch_attention(on: Callable[[torch.device], Functions], H: int, L: int) -> 
     @functools.cache
     def matrix(device: torch.device, dtype: torch.dtype) -> Tensor:
         of_score, kept = on(device)
-        places = (0, torch.arange(H, device=device)[:, None, None])
-        places += (torch.arange(L, device=device)[:, None], torch.arange(L, device=device))
+        head, token = torch.arange(H, device=device), torch.arange(L, device=device)
+        places = (0, head[:, None, None], token[:, None], token)
         mask: Tensor = kept(*places)
         if of_score is None:
             return mask
@@ -200,7 +200,8 @@ def case(
 ) -> Case:
     """Self-attention of L tokens by functions that have a name."""
     if name in WEIGHTS:
-        weight, options, pairs = WEIGHTS[name], {}, L * L
+        options: dict[str, int] = {}
+        weight, pairs = WEIGHTS[name], L * L
         contenders: dict[str, Contender] = {
             "monoidreduce": functools.partial(mr.attend, weight=weight),
             "torch": lambda q, k, v: weight(q @ k.mT * d**-0.5) @ v,
