@@ -1,4 +1,4 @@
-"""How long a user waits for the first result of a fold of their own, in a process that has just begun.
+"""How long a user waits for the first result of a function of their own, in a process that has just begun.
 
 Each time is of a fresh process: with an empty cache of kernels, then with the one that this filled. It begins
 when torch and the inputs are there.
@@ -6,29 +6,33 @@ when torch and the inputs are there.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDS = ("lse_target", "token_stats")
+# By operator: sizes, and the names of its cases.
+FUNCTIONS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "folds": ({"N": 1024, "V": 4096, "D": 256}, ("lse_target", "token_stats")),
+    "mods": ({"B": 1, "H": 4, "L": 1024, "d": 64}, ("score_mod alibi",)),
+}
 PROCESSES = 3
 LIMIT_MS = {"forward": 2500.0, "forward + backward": 4000.0, "forward, cached": 60.0}
 
 
-def first_call(name: str, device_type: str, with_backward: bool) -> float:
-    """Milliseconds of this process's first call."""
+def first_call(op: str, name: str, device_type: str, with_backward: bool) -> tuple[str, float]:
+    """What is called, and the milliseconds of this process's first call."""
     import torch
 
-    from bench import folds
-
-    device = torch.device(device_type)
-    case = folds.case(torch.bfloat16, device, N=1024, V=4096, D=256, name=name)
+    device, (sizes, _) = torch.device(device_type), FUNCTIONS[op]
+    case = importlib.import_module(f"bench.{op}").case(torch.bfloat16, device, **sizes, name=name)
     inputs = [t.requires_grad_(i < case.leaves) for i, t in enumerate(case.inputs())]
     upstream = torch.ones(case.output, device=device)
     (inputs[0] @ inputs[1].mT).sum().backward()  # what torch starts at its first product
@@ -43,32 +47,36 @@ def first_call(name: str, device_type: str, with_backward: bool) -> float:
     if with_backward:
         torch.autograd.grad(result, inputs[: case.leaves], upstream)
     wait()
-    return (time.perf_counter() - start) * 1e3
+    return case.op, (time.perf_counter() - start) * 1e3
 
 
-def measure_first_call(device: Any, quick: bool) -> list[dict[str, Any]]:
-    """The least milliseconds of several processes, for each fold."""
+def measure_first_call(device: Any, quick: bool, ops: Collection[str]) -> list[dict[str, Any]]:
+    """The least milliseconds of several processes, for functions of `ops`, or of all where none has any."""
 
-    def fresh(name: str, phase: str, folder: str) -> float:
-        command = [sys.executable, str(Path(__file__)), name, device.type, phase]
+    def fresh(op: str, name: str, phase: str, folder: str) -> tuple[str, float]:
+        command = [sys.executable, str(Path(__file__)), op, name, device.type, phase]
         environment = os.environ | {"MONOIDREDUCE_CACHE_DIR": folder}
         ended = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
-        return float(json.loads(ended.stdout))
+        title, milliseconds = json.loads(ended.stdout)
+        return title, milliseconds
 
     rows = []
-    for name in FOLDS[:1] if quick else FOLDS:
+    chosen = [op for op in FUNCTIONS if op in ops] or [*FUNCTIONS]
+    functions = [(op, name) for op in chosen for name in FUNCTIONS[op][1]]
+    for op, name in functions[:1] if quick else functions:
         times: dict[str, list[float]] = {}
         for _ in range(1 if quick else PROCESSES):
             for phase in ("forward", "forward + backward"):
                 with tempfile.TemporaryDirectory() as folder:
                     for suffix in ("", ", cached"):
-                        times.setdefault(phase + suffix, []).append(fresh(name, phase, folder))
+                        title, milliseconds = fresh(op, name, phase, folder)
+                        times.setdefault(phase + suffix, []).append(milliseconds)
         least = {phase: min(measured) for phase, measured in times.items()}
-        rows.append({"op": f"fold {name}", "milliseconds": least, "limits": LIMIT_MS})
+        rows.append({"op": title, "milliseconds": least, "limits": LIMIT_MS})
     return rows
 
 
 if __name__ == "__main__":
     # The repository comes last, where its folder monoidreduce/ does not hide an installed package.
     sys.path = [*(path for path in sys.path if path != str(ROOT / "bench")), str(ROOT)]
-    print(json.dumps(first_call(sys.argv[1], sys.argv[2], "backward" in sys.argv[3])))
+    print(json.dumps(first_call(sys.argv[1], sys.argv[2], sys.argv[3], "backward" in sys.argv[4])))

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ FLUSH_BYTES = 2 << 30
 
 Contender = Callable[..., Tensor]
 Result = TypeVar("Result")
+Checked = TypeVar("Checked")
 
 
 def under(contender: Contender, begin: Callable[[], object], end: Callable[[], object]) -> Contender:
@@ -92,6 +93,8 @@ class Case:
     flops: by phase, of the matrix products in the definition, recomputation not counted.
     targets: by phase, what torch's median time over monoidreduce's must reach.
     tf32: may products of float32 be rounded to tf32, which has as many bits as float16.
+    checked_by: for the contenders that compute another function than "torch", to be timed beside it: the
+        contender whose results theirs must be.
     """
 
     op: str
@@ -105,6 +108,7 @@ class Case:
     flops: dict[str, float]
     targets: dict[str, float]
     tf32: bool = False
+    checked_by: dict[str, str] = field(default_factory=dict)
 
     @property
     def precision(self) -> str:
@@ -216,9 +220,9 @@ def summary(milliseconds: list[float]) -> dict[str, float]:
 
 
 def attempt(
-    case: Case, problems: dict[str, Problem], check: Callable[[Problem], Any]
+    case: Case, problems: dict[str, Checked], check: Callable[[Checked], Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `check` says of every contender's problem, and of those for which it raises, why.
+    """What `check` says of what there is for every contender, and of those for which it raises, why.
 
     Raises RuntimeError where it raises for one of ours.
     """
@@ -249,17 +253,19 @@ def time_case(case: Case, seconds: float) -> dict[str, Any]:
 def _time_case(case: Case, seconds: float) -> dict[str, Any]:
     watch = Stopwatch(case.device)
     problems = case.problems()
-    expected = run_once(problems["torch"], watch)[1]
+    references = {name: case.checked_by.get(name, "torch") for name in problems}
+    expected = {name: run_once(problems[name], watch)[1] for name in set(references.values())}
 
-    def agree(problem: Problem) -> float:
-        found = differences(run_once(problem, watch)[1], expected)
+    def agree(name: str) -> float:
+        reference = references[name]
+        found = differences(run_once(problems[name], watch)[1], expected[reference])
         if not all(value <= case.agreement for value in found):  # a NaN is wrong too
             raise ValueError(
-                f"its results differ from torch's by {', '.join(f'{value:.1e}' for value in found)}"
+                f"its results differ from {reference}'s by {', '.join(f'{value:.1e}' for value in found)}"
             )
         return max(found)
 
-    agreement, absent = attempt(case, problems, agree)
+    agreement, absent = attempt(case, {name: name for name in problems}, agree)
     problems = {name: problem for name, problem in problems.items() if name in agreement}
     round_seconds = sum(run_once(problem, watch)[0][-1] for problem in problems.values()) / 1e3
     rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / round_seconds)))

@@ -25,6 +25,7 @@ PEERS = (
     "cut-cross-entropy",
     "liger-kernel",
     "quack-kernels",
+    "pykeops",
     "transformers",
 )
 

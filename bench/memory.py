@@ -67,6 +67,18 @@ SWEEPS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = 
         {"N": 4096, "V": 32000, "D": 2048},
         {"N": 64, "V": 64, "D": 64},
     ),
+    "mods": (
+        "L",
+        {"B": 1, "H": 2, "L": 2048, "d": 64},
+        {"B": 1, "H": 4, "L": 4096, "d": 128},
+        {"B": 1, "H": 2, "L": 64, "d": 64},
+    ),
+    "kernel_sums": (
+        "M",
+        {"N": 8192, "M": 8192, "D": 64},
+        {"N": 32768, "M": 32768, "D": 64},
+        {"N": 64, "M": 64, "D": 64},
+    ),
 }
 CONTENDERS = ("monoidreduce", "torch")
 
@@ -79,13 +91,18 @@ def problem(op: str, contender: str, dtype: str, device: str, parameters: dict[s
     return problems[contender]
 
 
+def dtypes(op: str, device: torch.device) -> tuple[torch.dtype, ...]:
+    """Those that an operator takes: functions of a score 16 bits alone on a GPU."""
+    return (torch.bfloat16,) if op == "mods" and device.type == "cuda" else (torch.float32, torch.bfloat16)
+
+
 def measure_memory(device: torch.device, quick: bool) -> list[dict[str, Any]]:
     """One row for each operator and dtype; `quick` measures the smallest problem alone."""
     rows = []
     for op, (axis, on_cpu, on_cuda, tiny) in SWEEPS.items():
         base = tiny if quick else on_cuda if device.type == "cuda" else on_cpu
         sizes = [base[axis]] if quick else [base[axis] * factor for factor in (1, 2, 4)]
-        for dtype in (torch.float32, torch.bfloat16):
+        for dtype in dtypes(op, device):
             common = {"op": op, "dtype": dtype_name(dtype), "device": str(device)}
             growth: dict[str, list[int]] = {}
             for contender in CONTENDERS:

@@ -33,15 +33,23 @@ class Call:
     leaves: tuple[Tensor, ...]
 
 
+def doubled(score: Any, b: Any, h: Any, row: Any, column: Any) -> Any:
+    """A score_mod."""
+    return 2 * score
+
+
 def calls(device: torch.device, rows: int) -> dict[str, Call]:
     """A call of each operator with `rows` rows; every other size is 16."""
 
-    def leaf(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, requires_grad=True)
+    def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
 
     q, k, v = leaf(1, 1, rows, 16), leaf(1, 1, 16, 16), leaf(1, 1, 16, 16)
     packed_q, packed_k, packed_v = leaf(rows, 1, 16), leaf(16, 1, 16), leaf(16, 1, 16)
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (rows, 16))
+    # Functions of a score take 16 bits alone on a GPU.
+    modified = torch.bfloat16 if device.type == "cuda" else torch.float32
+    modified_q, modified_k, modified_v = (leaf(1, 1, n, 16, dtype=modified) for n in (rows, 16, 16))
     x, weight, w2, teacher = leaf(rows, 16), leaf(16, 16), leaf(16, 16), torch.randn(16, 16, device=device)
     teacher_x, target = (
         torch.randn(rows, 16, device=device),
@@ -89,6 +97,11 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
             lambda: folds.loss_of(folds.lse_target, x, weight, target),
             lambda: folds.loss_of(folds.lse_target.reference, x, weight, target),
             (x, weight),
+        ),
+        "mods": Call(
+            lambda: mr.attention(modified_q, modified_k, modified_v, score_mod=doubled),
+            lambda: F.scaled_dot_product_attention(modified_q, modified_k, modified_v, scale=2 * 16**-0.5),
+            (modified_q, modified_k, modified_v),
         ),
     }
 

@@ -304,7 +304,7 @@ def overhead_table(rows: list[Row]) -> str:
 
 
 def first_call_table(rows: list[Row]) -> str:
-    """Milliseconds of a process's first call of a fold."""
+    """Milliseconds of a process's first call of a function."""
 
     def cell(row: Row, phase: str) -> str:
         text, limit = f"{row['milliseconds'][phase]:.0f}", row["limits"].get(phase)
@@ -315,7 +315,9 @@ def first_call_table(rows: list[Row]) -> str:
         )
 
     phases = list(rows[0]["milliseconds"])
-    return table(["fold", *phases], [[row["op"], *(cell(row, phase) for phase in phases)] for row in rows])
+    return table(
+        ["function", *phases], [[row["op"], *(cell(row, phase) for phase in phases)] for row in rows]
+    )
 
 
 def traffic_table(rows: list[Row]) -> str:
@@ -526,7 +528,7 @@ def tables(document: Row) -> str:
         ]
     if document.get("first_call"):
         parts += [
-            "### First call of a fold of one's own",
+            "### First call of a function of one's own",
             "Milliseconds in a fresh process: with an empty cache of kernels, then with a filled one.",
             first_call_table(document["first_call"]),
         ]

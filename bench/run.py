@@ -54,6 +54,8 @@ OPERATORS = (
     "mlp",
     "logsumexp",
     "folds",
+    "mods",
+    "kernel_sums",
 )
 OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call", "models")
 SECONDS = 8.0  # for each case
@@ -91,7 +93,7 @@ def bench(
         document["overhead"] = measure_overhead(device)
         yield document
     if "first_call" in what:
-        document["first_call"] = measure_first_call(device, quick)
+        document["first_call"] = measure_first_call(device, quick, what)
         yield document
     if "models" in what:
         for row in measure_models(device, quick):

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,10 +25,13 @@ from bench import (
     accuracy,
     attention,
     cross_entropy,
+    first_call,
     harness,
+    kernel_sums,
     log_probs,
     memory,
     models,
+    mods,
     overhead,
     plot,
     publish,
@@ -73,9 +77,10 @@ def test_contenders_agree(case: Case) -> None:
     watch = Stopwatch(CPU)
     results = {name: run_once(problem, watch)[1] for name, problem in case.problems().items()}
     assert {"monoidreduce", "torch"} <= set(results)
-    for result in results.values():
+    for name, result in results.items():
         assert len(result) == 1 + case.leaves
-        assert max(differences(result, results["torch"])) <= harness.AGREEMENT[case.dtype]
+        expected = results[case.checked_by.get(name, "torch")]
+        assert max(differences(result, expected)) <= harness.AGREEMENT[case.dtype]
 
 
 @pytest.mark.parametrize("case", quick_cases(), ids=lambda case: f"{case.op}-{case.dtype}-{case.parameters}")
@@ -157,6 +162,103 @@ def test_flex_attention_is_asked_for_the_same(options: dict[str, Any]) -> None:
     torch.testing.assert_close(found, on_cpu.contenders["torch"](*inputs), rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("name", mods.KINDS)
+def test_flex_attention_is_asked_for_the_same_functions(name: str) -> None:
+    on_cuda, on_cpu = (
+        mods.case(torch.bfloat16, torch.device(device), B=2, H=2, L=256, d=16, name=name)
+        for device in ("cuda", "cpu")
+    )
+    inputs, _ = on_cpu.drawn()
+    with torch.compiler.set_stance("force_eager"):
+        found = on_cuda.contenders["FlexAttention"](*inputs)
+    torch.testing.assert_close(found, on_cpu.contenders["torch"](*inputs), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", mods.KINDS)
+@pytest.mark.parametrize("L", [256, 512])
+def test_masks_keep_as_many_scores_as_are_counted(name: str, L: int) -> None:
+    kind = mods.KINDS[name](2, L)
+    row, column = torch.arange(L)[:, None], torch.arange(L)
+    assert int(kind.on(CPU).mask_mod(0, 0, row, column).sum()) == kind.pairs
+
+
+def test_alibi_has_the_slopes_of_its_paper() -> None:
+    """Section 3: of 8 heads the sequence starts at 1/2 and is halved from head to head."""
+    score_mod = mods.alibi(8, 4).on(CPU).score_mod
+    assert score_mod is not None
+    found = score_mod(torch.zeros(()), 0, torch.arange(8), torch.tensor(3), torch.tensor(1))
+    torch.testing.assert_close(found, -2 * 0.5 ** torch.arange(1.0, 9.0))
+
+
+def test_plain_attention_stands_beside_what_no_other_operator_computes() -> None:
+    for case in mods.cases(CPU, quick=True):
+        own = {name for name in case.contenders if name.startswith("monoidreduce")}
+        beside = own - {"monoidreduce"}
+        if case.op in ("mask_mod document", "mask_mod window", "mask_mod natten"):
+            assert not case.checked_by and len(beside) == (case.op != "mask_mod natten")
+        else:
+            assert beside == {"monoidreduce, plain"}
+            assert case.checked_by == dict.fromkeys(("monoidreduce, plain", "torch, plain"), "torch, plain")
+
+
+def test_attend_is_a_case_where_it_has_kernels() -> None:
+    on_cpu, on_cuda = (
+        {case.op for case in mods.cases(torch.device(device), quick=True)} for device in ("cpu", "cuda")
+    )
+    assert on_cpu - on_cuda == set(mods.WEIGHTS) and on_cuda == set(mods.KINDS)
+
+
+@pytest.mark.parametrize("rows", [kernel_sums.CHUNK - 1, kernel_sums.CHUNK + 1])
+@pytest.mark.parametrize("D", [3, 16])
+def test_formulas_of_kernel_sums_are_the_definition(rows: int, D: int) -> None:
+    x, y, mass = torch.randn(rows, D), torch.randn(20, D), torch.rand(20)
+    squares = torch.cdist(x.double(), y.double()).square()
+    expected = (-squares / (2 * D)).exp() @ mass.double()
+    formulas = (
+        kernel_sums.own,
+        kernel_sums.torch_sums,
+        kernel_sums.in_chunks(kernel_sums.of_differences),
+    )
+    for formula in formulas:
+        torch.testing.assert_close(formula(x, y, mass).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op", "name"), [(op, name) for op, (_, names) in first_call.FUNCTIONS.items() for name in names]
+)
+def test_the_first_call_of_every_function_is_timed(op: str, name: str) -> None:
+    title, milliseconds = first_call.first_call(op, name, "cpu", with_backward=True)
+    assert title.endswith(name) and milliseconds > 0
+
+
+@pytest.mark.parametrize(
+    ("ops", "measured"),
+    [(["mods", "attention"], ["mods"]), (["first_call"], ["folds", "mods"])],
+)
+def test_first_calls_are_of_the_operators_that_are_asked_for(
+    ops: list[str], measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def child(command: list[str], **options: Any) -> Any:
+        started.append((*command[2:4], command[5]))
+        return subprocess.CompletedProcess(command, 0, json.dumps([command[3], 10.0 - len(started)]))
+
+    started: list[tuple[str, ...]] = []
+    monkeypatch.setattr(subprocess, "run", child)
+    rows = first_call.measure_first_call(CPU, False, ops)
+    functions = [(op, name) for op in measured for name in first_call.FUNCTIONS[op][1]]
+    assert [row["op"] for row in rows] == [name for _, name in functions]
+    assert list(dict.fromkeys(started)) == [
+        (op, name, phase) for op, name in functions for phase in ("forward", "forward + backward")
+    ]
+    # The least of three processes, which are the later ones here.
+    assert rows[0]["milliseconds"] == {
+        "forward": 1.0,
+        "forward, cached": 0.0,
+        "forward + backward": -1.0,
+        "forward + backward, cached": -2.0,
+    }
+
+
 def test_every_peer_is_a_contender_on_a_gpu() -> None:
     peers = {
         "attention": {"cuDNN", "FlashAttention-2", "FlexAttention", "FlashAttention-4"},
@@ -171,6 +273,8 @@ def test_every_peer_is_a_contender_on_a_gpu() -> None:
         "distillation": {"torch.compile", "Liger"},
         "log_probs": {"torch.compile", "torch chunked", "TRL"},
         "mlp": {"torch.compile", "torch checkpoint", "Liger"},
+        "mods": {"FlexAttention", "monoidreduce, plain"},
+        "kernel_sums": {"torch.compile", "torch.compile, differences", "KeOps"},
     }
     for op, expected in peers.items():
         cases = importlib.import_module(f"bench.{op}").cases(torch.device("cuda"), quick=False)
@@ -186,6 +290,7 @@ def test_every_peer_is_a_contender_on_a_gpu() -> None:
         ("liger_kernel", cross_entropy.liger_sm90),
         ("quack", cross_entropy.quack),
         ("trl", log_probs.trl),
+        ("pykeops", kernel_sums.keops),
     ],
 )
 def test_a_peer_is_imported_when_it_is_called(
@@ -211,7 +316,7 @@ def test_memory_builds_the_cases() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_overhead_is_of_calls_that_record(rows: int) -> None:
     calls = overhead.calls(CPU, rows)
-    assert set(calls) == set(run.OPERATORS)
+    assert set(calls) == set(run.OPERATORS) - {"kernel_sums"}  # a fold, with torch before and after it
     for call in calls.values():
         result = call.monoidreduce()
         assert result.isfinite().all()
@@ -281,6 +386,26 @@ def test_wrong_results_are_not_timed(wrong: float) -> None:
     case, _ = made_up_case(wrong)
     with pytest.raises(RuntimeError, match=r"product.*monoidreduce: ValueError: its results differ"):
         time_case(case, seconds=0.0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.01])
+def test_another_function_is_checked_by_its_own_reference(wrong: float) -> None:
+    case, _ = made_up_case()
+    case.contenders.update(
+        {
+            "monoidreduce, triple": lambda x, constant: x * constant * (3 + wrong),
+            "torch, triple": lambda x, constant: x * constant * 3,
+        }
+    )
+    names = ("monoidreduce, triple", "torch, triple")
+    case = replace(case, checked_by=dict.fromkeys(names, "torch, triple"))
+    if wrong:
+        with pytest.raises(RuntimeError, match="its results differ from torch, triple's by"):
+            time_case(case, seconds=0.0)
+    else:
+        row = time_case(case, seconds=0.0)
+        assert row["difference"].keys() == {"monoidreduce", "torch", *names}
+        assert max(row["difference"].values()) < 1e-6
 
 
 @pytest.mark.parametrize("tf32", [False, True])

@@ -1,0 +1,247 @@
+"""Attention by functions of one score (score_mod, mask_mod, attend) beside FlexAttention and our operators.
+
+Where one of our operators computes the same without a function, it is a contender. Beside ALiBi and attend
+stands plain attention, which computes something else: its results are checked by torch's plain attention.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import monoidreduce as mr
+from bench.attention_varlen import lengths_of
+from bench.harness import Case, Contender
+
+DOCUMENT = 1024  # tokens, on average
+KERNEL = 13  # how many pixels a neighbourhood is wide and high
+PLAIN, TORCH_PLAIN = "monoidreduce, plain", "torch, plain"
+
+
+class Functions(NamedTuple):
+    """What FlexAttention takes. score_mod adds a number to a score."""
+
+    score_mod: Callable[..., Any] | None
+    mask_mod: Callable[..., Any]
+
+
+class Kind(NamedTuple):
+    """Functions at some size.
+
+    parameters: their options, by name.
+    pairs: how many pairs of a query and a key a head keeps.
+    on: makes the functions, with what they capture on a device.
+    built_in: contenders that are our operators for the same, or for plain attention.
+    """
+
+    parameters: dict[str, int]
+    pairs: int
+    on: Callable[[torch.device], Functions]
+    built_in: dict[str, Contender]
+
+
+def plain(causal: bool) -> dict[str, Contender]:
+    """Attention without functions."""
+    return {
+        PLAIN: functools.partial(mr.attention, causal=causal),
+        TORCH_PLAIN: functools.partial(F.scaled_dot_product_attention, is_causal=causal),
+    }
+
+
+def alibi(H: int, L: int) -> Kind:
+    """A penalty for each position between query and key; from 2^(-8/H) it falls to 2^-8 over the heads.
+
+    Press et al., Train Short, Test Long (ICLR 2022), section 3.
+    """
+
+    def on(device: torch.device) -> Functions:
+        slopes = torch.exp2(-8.0 / H * torch.arange(1, H + 1, device=device))
+
+        def penalized(score: Any, b: Any, h: Any, row: Any, column: Any) -> Any:
+            return score + slopes[h] * (column - row)
+
+        return Functions(penalized, lambda b, h, row, column: row >= column)
+
+    return Kind({}, L * (L + 1) // 2, on, plain(causal=True))
+
+
+def document(H: int, L: int) -> Kind:
+    """Causal attention within documents of random lengths."""
+    lengths = lengths_of(L, max(4, L // DOCUMENT), equal=False)
+
+    def on(device: torch.device) -> Functions:
+        number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(device)
+        return Functions(None, lambda b, h, row, column: (number[row] == number[column]) & (row >= column))
+
+    @functools.cache
+    def starts(B: int, device: torch.device) -> Tensor:
+        ends = torch.tensor(lengths * B).cumsum(0)
+        return F.pad(ends, (1, 0)).to(device, torch.int32)
+
+    def packed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        flat_q, flat_k, flat_v = (t.transpose(1, 2).flatten(0, 1) for t in (q, k, v))
+        out = mr.attention_varlen(flat_q, flat_k, flat_v, starts(len(q), q.device), causal=True)
+        return out.unflatten(0, (len(q), L)).transpose(1, 2)
+
+    pairs = sum(n * (n + 1) // 2 for n in lengths)
+    return Kind({"documents": len(lengths)}, pairs, on, {"monoidreduce, attention_varlen": packed})
+
+
+def window(H: int, L: int) -> Kind:
+    """A query sees its own key and an eighth of the keys, those before it."""
+    reach = L // 8
+
+    def on(device: torch.device) -> Functions:
+        return Functions(None, lambda b, h, row, column: (row >= column) & (row - column <= reach))
+
+    own = functools.partial(mr.attention, causal=True, window=(reach, 0))
+    pairs = sum(min(row, reach) + 1 for row in range(L))
+    return Kind({"window": reach}, pairs, on, {"monoidreduce, window": own})
+
+
+def natten(H: int, L: int) -> Kind:
+    """Pixels of an image see the square around them, moved inwards at the edges; L is a power of two.
+
+    Hassani et al., Neighborhood Attention Transformer (CVPR 2023), equation 2.
+    """
+    side = 1 << (L.bit_length() // 2)  # of the image, in pixels; it is as high, or half as high
+    half = KERNEL // 2
+
+    def on(device: torch.device) -> Functions:
+        def near(of_query: Any, of_key: Any, size: int) -> Any:
+            return (of_query.clamp(half, size - 1 - half) - of_key).abs() <= half
+
+        def seen(b: Any, h: Any, row: Any, column: Any) -> Any:
+            return near(row % side, column % side, side) & near(row // side, column // side, L // side)
+
+        return Functions(None, seen)
+
+    return Kind({"side": side, "kernel": KERNEL}, L * KERNEL**2, on, {})
+
+
+KINDS: dict[str, Callable[[int, int], Kind]] = {
+    "score_mod alibi": alibi,
+    "mask_mod document": document,
+    "mask_mod window": window,
+    "mask_mod natten": natten,
+}
+WEIGHTS: dict[str, Callable[[Any], Any]] = {
+    "attend sigmoid": torch.sigmoid,
+    "attend relu2": lambda score: torch.relu(score) ** 2,
+}
+
+
+def own_attention(on: Callable[[torch.device], Functions], L: int) -> Contender:
+    """By score_mod, or by the blocks that a mask keeps, which are found before."""
+
+    @functools.cache
+    def blocks(device: torch.device) -> mr.BlockMask:
+        return mr.block_mask(on(device).mask_mod, None, None, L, L, device=device)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        score_mod = on(q.device).score_mod
+        if score_mod is None:
+            return mr.attention(q, k, v, block_mask=blocks(q.device))
+        return mr.attention(q, k, v, score_mod=score_mod, causal=True)
+
+    return run
+
+
+def torch_attention(on: Callable[[torch.device], Functions], H: int, L: int) -> Contender:
+    """scaled_dot_product_attention with the matrix of the mask, or of what is added; it is made before."""
+
+    @functools.cache
+    def matrix(device: torch.device, dtype: torch.dtype) -> Tensor:
+        of_score, kept = on(device)
+        head, token = torch.arange(H, device=device), torch.arange(L, device=device)
+        places = (0, head[:, None, None], token[:, None], token)
+        mask: Tensor = kept(*places)
+        if of_score is None:
+            return mask
+        added: Tensor = of_score(torch.zeros((), device=device), *places)
+        return added.masked_fill(~mask, float("-inf")).to(dtype)[None]
+
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=matrix(q.device, q.dtype))
+
+
+def flex_attention(on: Callable[[torch.device], Functions], L: int) -> Contender:
+    """FlexAttention, compiled; the blocks that the mask keeps are found before."""
+
+    @functools.cache
+    def block_mask(device: torch.device) -> Any:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        return create_block_mask(on(device).mask_mod, None, None, L, L, device=device)
+
+    def run(score_mod: Callable[..., Any] | None, mask: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        out: Tensor = flex_attention(q, k, v, score_mod=score_mod, block_mask=mask)
+        return out
+
+    compiled = torch.compile(run, dynamic=False)
+    return lambda q, k, v: compiled(on(q.device).score_mod, block_mask(q.device), q, k, v)
+
+
+def case(
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    B: int,
+    H: int,
+    L: int,
+    d: int,
+    name: str = "score_mod alibi",
+) -> Case:
+    """Self-attention of L tokens by functions that have a name."""
+    if name in WEIGHTS:
+        options: dict[str, int] = {}
+        weight, pairs = WEIGHTS[name], L * L
+        contenders: dict[str, Contender] = {
+            "monoidreduce": functools.partial(mr.attend, weight=weight),
+            "torch": lambda q, k, v: weight(q @ k.mT * d**-0.5) @ v,
+            **plain(causal=False),
+        }
+    else:
+        options, pairs, make, built_in = KINDS[name](H, L)
+        on = functools.cache(make)
+        contenders = {"monoidreduce": own_attention(on, L), "torch": torch_attention(on, H, L), **built_in}
+        if device.type == "cuda":
+            contenders["FlexAttention"] = flex_attention(on, L)
+    products = 2 * B * H * pairs * d  # FLOPs of q k^T
+
+    def inputs() -> tuple[Tensor, ...]:
+        return tuple(torch.randn(B, H, L, d, device=device).to(dtype) for _ in range(3))
+
+    return Case(
+        op=name,
+        dtype=dtype,
+        device=device,
+        parameters={"B": B, "H": H, "L": L, "d": d} | options,
+        inputs=inputs,
+        leaves=3,
+        output=(B, H, L, d),
+        contenders=contenders,
+        flops={"forward": 2 * products, "backward": 4 * products, "total": 6 * products},
+        targets={},
+        checked_by={name: TORCH_PLAIN for name in (PLAIN, TORCH_PLAIN) if name in contenders},
+    )
+
+
+def cases(device: torch.device, quick: bool) -> list[Case]:
+    """In bfloat16; on a GPU without attend, which has kernels for CPUs alone."""
+    if device.type == "cuda" and not quick:
+        long = {"B": 2, "H": 16, "L": 8192}
+        return [
+            case(torch.bfloat16, device, **long, d=d, name=name)
+            for name in KINDS
+            for d in ((64, 128) if name == "score_mod alibi" else (128,))
+        ]
+    names = [*KINDS] if device.type == "cuda" else [*KINDS, *WEIGHTS]
+    size = {"B": 1, "H": 2, "L": 256, "d": 64} if quick else {"B": 1, "H": 8, "L": 2048, "d": 64}
+    return [case(torch.bfloat16, device, **size, name=name) for name in names]
