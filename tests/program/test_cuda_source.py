@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from test_statistics import assert_exact, with_gradients
 
 import monoidreduce as mr
+from monoidreduce.program.cuda_source import fold_source, gradient_source
+from monoidreduce.program.tracing import trace
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 F64 = torch.float64
@@ -50,6 +52,14 @@ def test_random_functions(host: HostKernels, fold: Any, seed: int) -> None:
     call |= {"row": {"t": leaf(19)}, "column": {"w": leaf(83)}, "scale": 0.7}
     of = mr.statistics(fold.function)
     assert_exact(with_gradients(of, call), with_gradients(of.reference, call))
+
+
+def test_products_are_not_fused_with_sums() -> None:
+    """A log weight of 20 must have the same bits in both passes."""
+    program = trace(lambda score, w: {"total": mr.stat.total(score * w + w / score)}, {}, {"w": "real"})
+    for source in (fold_source(program.text, 0, 0, 1, 0), gradient_source(program.text, 0, 0, 1, 0)):
+        assert "product(" in source.text and "quotient(" in source.text
+        assert " * " not in source.text and " / " not in source.text
 
 
 def test_elements_that_are_not_finite(host: HostKernels) -> None:
