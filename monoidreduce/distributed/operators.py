@@ -95,15 +95,16 @@ class Sharded:
         reduction, logit_scale, softcap, ignore_index, smoothing, z_loss = self.options
         columns, dtype = self.columns, accumulation_dtype(x.dtype)
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
-        counted, all_weights = target != ignore_index, with_mean(class_weight)
-        of_target = target_weights(all_weights, target, counted)
-        # [ranks, rows]: with which weights a rank's classes are in a row's loss.
-        has_target = self._has_target(target)
-        hard = has_target.double() if of_target is None else has_target * of_target.double()
-        soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
-        weights = (1 - smoothing) * hard + smoothing * soft
 
+        # What follows is for the combination alone: the fold runs while the host asks for it.
         def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            counted = target != ignore_index
+            of_target = target_weights(with_mean(class_weight), target, counted)
+            # [ranks, rows]: with which weights a rank's classes are in a row's loss.
+            has_target = self._has_target(target)
+            hard = has_target.double() if of_target is None else has_target * of_target.double()
+            soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
+            weights = (1 - smoothing) * hard + smoothing * soft
             losses, high, low, kept = gathered
             loss, lse = states.cross_entropy(losses, weights, high, low)
             if z_loss:
@@ -157,9 +158,9 @@ class Sharded:
         columns, dtype, ignored = self.columns, accumulation_dtype(x.dtype), self.options[3]
         target = self._all_rows(target)
         temperatures = None if temperatures is None else self._all_rows(temperatures)
-        has_target, skipped = self._has_target(target).double(), target == ignored
 
         def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            has_target, skipped = self._has_target(target).double(), target == ignored
             log_probs, entropies, high, low, _top1 = gathered
             loss, lse = states.cross_entropy(-log_probs, has_target, high, low)
             entropy = states.entropy(entropies, high, low)
