@@ -280,13 +280,14 @@ class Head:
             self.rows, upstream, torch.empty_like(self.rows) if out is None else out, order
         ), scale
 
-    def rows_gradient(self) -> Tensor | None:
-        """As the rows lie. Once, when all products have been added."""
+    def rows_gradient(self, unrounded: bool = False) -> Tensor | None:
+        """As the rows lie. Once, when all products have been added. unrounded: in float32, if it is a sum."""
         if self.d_rows is None or self.row_sums is None:
             return self.d_rows
         if self.order is None:
-            return self.d_rows.copy_(self.row_sums)
-        return _scale_rows(self.row_sums, None, self.d_rows, self.order, scatters=True)
+            return self.row_sums if unrounded else self.d_rows.copy_(self.row_sums)
+        out = torch.empty_like(self.row_sums) if unrounded else self.d_rows
+        return _scale_rows(self.row_sums, None, out, self.order, scatters=True)
 
     def sums_gradient(self) -> Tensor | None:
         """By the numbers of columns, as they enter dot products."""

@@ -136,7 +136,8 @@ def log_probs_backward(
             multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
             dbias = None if dbias is None else dbias / logit_scale
-            return rounded((head.rows_gradient(), head.d_columns, dbias), inputs, needed[:3])
+            computed = (head.rows_gradient(unrounded), head.d_columns, dbias)
+            return rounded(computed, inputs, needed[:3], unrounded)
     found = gradient(x, needed[0], unrounded), gradient(weight, needed[1]), bias_gradient(bias, needed[2])
     of_classes = (first_class, classes, workspace)
     arguments: Any = (x, weight, bias, *rows, *found, *options, *of_classes, *launch(x), plan)

@@ -313,8 +313,8 @@ def cross_entropy_backward(
             multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
             dbias = None if dbias is None else dbias / logit_scale
-            computed = (head.rows_gradient(), head.d_columns, dbias)
-            return rounded(computed, (*inputs, bias), needed[:3])
+            computed = (head.rows_gradient(unrounded), head.d_columns, dbias)
+            return rounded(computed, (*inputs, bias), needed[:3], unrounded)
     dx = gradient(x, needed[0], unrounded)
     dweight = gradient(weight, needed[1])
     dbias = bias_gradient(bias, needed[2])
@@ -460,9 +460,9 @@ def distillation_backward(
                 _C.distillation_local_gradient(*operands, *rows, *local, *options, *launch(x), plan)
 
             multiply_local_gradients(store, heads)
-            computed = [found for h in heads for found in (h.rows_gradient(), h.d_columns)]
+            computed = [found for h in heads for found in (h.rows_gradient(unrounded), h.d_columns)]
             computed += [None] * (len(inputs) - len(computed))  # a teacher without gradients has no head
-            return rounded(computed, inputs, needed[:4])
+            return rounded(computed, inputs, needed[:4], unrounded)
     gradients = [
         gradient(t, wanted, unrounded and t is not weight and t is not teacher_weight)
         for t, wanted in zip(inputs, needed, strict=False)

@@ -75,10 +75,12 @@ def backward(
     scale: float,
     workspace: int,
     needed: list[bool],
+    unrounded: bool = False,
 ) -> list[Tensor | None]:
     """The gradients by the operands, of their types or sums.
 
     known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each operand.
+    unrounded: sums, where there are any.
     """
     if not any(needed):
         return [None] * 4
@@ -111,7 +113,7 @@ def backward(
         store(part, heads[0].local(part), heads[1].local(part) if scores == 2 else None)
 
     multiply_local_gradients(store_for_heads, heads)
-    found = [gradient for head in heads for gradient in (head.rows_gradient(), head.d_columns)]
+    found = [gradient for head in heads for gradient in (head.rows_gradient(unrounded), head.d_columns)]
     return [*found, *[None] * (4 - len(found))]
 
 

@@ -138,7 +138,8 @@ def backward(
 
         of_columns = (_count(column), _count(column_index))
         bytes = get_workspace() if workspace is None else workspace
-        d_operands = cuda.backward(program, operands, data, (*counts, *of_columns), scale, bytes, needed[:4])
+        sizes = (*counts, *of_columns)
+        d_operands = cuda.backward(program, operands, data, sizes, scale, bytes, needed[:4], unrounded)
     else:
         d_operands = [
             gradient(t, wanted, unrounded and (t is a or t is other_a)) if t is not None else None

@@ -1,4 +1,4 @@
-"""Attention over ranks without what they send: each rank's folds of its queries, on this one GPU."""
+"""Folds over ranks without what they send, on this one GPU."""
 
 from __future__ import annotations
 
@@ -55,3 +55,26 @@ def test_starts_that_are_not_ascending(layout: str, gpu: torch.device) -> None:
     out, lse = over_ranks(**inputs, return_lse=True)
     for t in (out, lse, *torch.autograd.grad(out.sum() + lse.sum(), leaves)):
         assert bool(t.isnan().all())
+
+
+@pytest.mark.parametrize("ignored", (False, True))
+def test_parts_of_the_rows_gradient_are_not_rounded(ignored: bool, tier: str, gpu: torch.device) -> None:
+    """They travel in float32, and their sum over ranks is rounded once."""
+    x = torch.randn(300, 64, device=gpu, dtype=torch.bfloat16)
+    weight = torch.randn(1100, 64, device=gpu, dtype=torch.bfloat16)
+    target = torch.randint(1100, (300,), device=gpu)
+    if ignored:
+        target[::3] = -100
+    inputs = (x, weight, None, target, None)
+    options = ("none", 1.0, 0.0, -100, 0.0, 0.0, 0, 1100, False, False, False, None)
+    loss, *residuals = torch.ops.monoidreduce.linear_cross_entropy(*inputs, *options)
+    grad = torch.randn_like(loss)
+
+    def d_x(unrounded: bool) -> torch.Tensor:
+        needed = [True, True, False, False, False]
+        backward = torch.ops.monoidreduce.linear_cross_entropy_backward
+        return backward(grad, None, *inputs, *residuals, *options, needed, unrounded)[0]  # type: ignore[no-any-return]
+
+    part = d_x(True)
+    assert part.dtype == torch.float32 and not torch.equal(part, part.bfloat16().float())
+    torch.testing.assert_close(part.bfloat16(), d_x(False), rtol=2**-7, atol=1e-4)
