@@ -34,6 +34,19 @@ constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ?
 // Of forward passes of few rows: columns.
 inline constexpr int kFewRowsColumns[] = {128, 128, 64};
 
+// A narrow logsumexp_matmul (Plan::narrow): its largest width, and the numbers of rows and columns that it takes, both few or both
+// many. A block goes through all columns, and in d_b through all rows, so that few blocks and many tiles would leave most
+// multiprocessors idle: of 4096 rows an H100 has blocks for a quarter. At most 16 tiles take no longer than the launches that local
+// gradients cost.
+inline constexpr std::int64_t kWidestNarrow = 128, kFewLines = 2048, kManyLines = 4096;
+// The rows that d_b goes through, in whole tiles.
+constexpr std::int64_t narrow_rows(std::int64_t rows) { return (rows + 127) / 128 * 128; }
+// Hopper's tiles.
+constexpr TileSize narrow_forward(std::int64_t width) {
+  return width <= 64 ? TileSize{192, 128} : TileSize{128, 192};
+}
+constexpr TileSize narrow_backward(std::int64_t) { return {128, 128}; }
+
 // The MLP's forward pass on sm_80, of 16 bits and of floats. blocks: of a multiprocessor.
 struct ForwardSizes {
   int rows, columns, blocks;
