@@ -195,7 +195,8 @@ def explain(
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
-        products = in_parts or (operator in OF_PRODUCTS and backward.tensor_cores)
+        multiplied = operator in OF_PRODUCTS and backward.tensor_cores and not backward.narrow
+        products = in_parts or multiplied
         deterministic = asked or products or not backward.adds_rows
         ordered = "/deterministic" if asked and not products and not modified else ""
         passes = ["fold", "pull"] if modified else passes

@@ -74,7 +74,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const Family family = plan.choice.family;
   plan.computed = computed(family, p, x);
   const bool at_once = gradients_at_once(p) && plan.computed.of_columns();
-  plan.adds_rows = family != Family::kSm90 || at_once;
+  plan.adds_rows = family != Family::kSm90 || (at_once && plan.computed.rows);
   if (family == Family::kSimt) {
     plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
   } else {

@@ -195,7 +195,7 @@ def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
         yield _moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
     read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
-    if plan.adds_rows:  # sums are evicted and read again
+    if plan.adds_rows or (rows not in a and problem.width <= 128):  # sums are evicted and read again
         sums, tile = _bytes(launch, rows), (plan.tile[1], plan.tile[0])
         written, products = sums + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
         yield problem.work(name, tile, products, False, read + sums, written)
