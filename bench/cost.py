@@ -116,10 +116,8 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
                 phase: phases[phase]["milliseconds"][contender]["median"] for phase in ("forward", "backward")
             },
             peak=row["peak_bytes"][contender],
-            earlier=commit.startswith(EARLIER)
-            and not kept_all
-            or commit.startswith(BEFORE_NARROW)
-            and narrow,
+            earlier=(commit.startswith(EARLIER) and not kept_all)
+            or (commit.startswith(BEFORE_NARROW) and narrow),
         )
 
 

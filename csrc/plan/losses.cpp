@@ -64,7 +64,7 @@ Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& laun
 
 // Does a fold with a payload of its own width take a logsumexp_matmul (Plan::narrow).
 bool is_narrow(const Choice& choice, const FoldProblem& p) {
-  const auto [fewer, more] = std::minmax(p.rows(), p.columns());
+  const std::int64_t fewer = std::min(p.rows(), p.columns()), more = std::max(p.rows(), p.columns());
   return choice.family != Family::kSimt && p.width() <= tiles::kWidestNarrow &&
          (more <= tiles::kFewLines || fewer >= tiles::kManyLines);
 }

@@ -142,7 +142,7 @@ def test_a_narrow_log_sum_exp_moves_its_operands_alone(hardware: str, needed: st
     tiles = pytest.approx(products * 2 * 32768**2 * 64, rel=0.01)  # 171 tiles of 192 rows
     assert found.executed_flops == tiles
     assert found.dram <= 60e6
-    assert found.peak_memory <= a.nbytes * ("a" in needed) + 8 * 32768 * 3 + (1 << 20)
+    assert found.peak_memory <= a.nbytes * ("a" in needed) + (3 << 20)
     assert not any(p.name.endswith(("_product", "local_gradient")) for p in found.passes)
 
 

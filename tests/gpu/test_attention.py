@@ -145,7 +145,7 @@ def test_some_gradients(size: str, names: str, options: dict[str, Any], tier: st
 def test_some_gradients_in_every_dtype_and_mode(
     size: str, names: str, gpu: torch.device, deterministic: None
 ) -> None:
-    """Where the rows' gradient is alone, or is not wanted, no block adds to it; other bits are those of all."""
+    """Where the gradient of q is alone, or not wanted, no block adds to it."""
     for dtype in HALVES:
         inputs = inputs_of(size, dtype, gpu)
         options = {"causal": True}
