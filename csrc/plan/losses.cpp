@@ -110,7 +110,7 @@ Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& l
   if (const Choice choice = choose_contraction(p, gpu); given.mean.present() && is_narrow(choice, p)) {
     Plan plan = plan_of(given, x, choice, launch);
     plan.narrow = true;
-    if (choice.family == Family::kSm90) plan.tile = tiles::narrow_forward(p.width());
+    if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }
   return forward_plan<LogSumExp<float>::State>(given, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
@@ -123,7 +123,7 @@ Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& 
     Plan plan = plan_of(given, x, choice, launch);
     plan.narrow = true, plan.adds_rows = false;
     if (given.d_b.present()) plan.scratch = 2 * tiles::narrow_rows(p.rows());
-    if (choice.family == Family::kSm90) plan.tile = tiles::narrow_backward(p.width());
+    if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }
   return backward_plan(given, gpu, launch);

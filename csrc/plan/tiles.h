@@ -41,11 +41,9 @@ inline constexpr int kFewRowsColumns[] = {128, 128, 64};
 inline constexpr std::int64_t kWidestNarrow = 128, kFewLines = 2048, kManyLines = 4096;
 // The rows that d_b goes through, in whole tiles.
 constexpr std::int64_t narrow_rows(std::int64_t rows) { return (rows + 127) / 128 * 128; }
-// Hopper's tiles.
-constexpr TileSize narrow_forward(std::int64_t width) {
-  return width <= 64 ? TileSize{192, 128} : TileSize{128, 192};
-}
-constexpr TileSize narrow_backward(std::int64_t) { return {128, 128}; }
+// Hopper's tile, forward and backward. 32768 rows are 256 of these, which fill 132 multiprocessors twice; of attention's 192 rows
+// they are 171.
+inline constexpr TileSize kNarrow{128, 128};
 
 // The MLP's forward pass on sm_80, of 16 bits and of floats. blocks: of a multiprocessor.
 struct ForwardSizes {

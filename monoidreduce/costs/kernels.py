@@ -255,23 +255,23 @@ def _narrow(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     a, plan = launch.arguments, launch.plan
     assert plan is not None
     (rows, width), columns, tile = a["a"].shape, a["b"].shape[0], plan.tile
-    name, statistics, scratch = launch.name, _bytes(launch, "lse lse_low"), _bytes(launch, "scratch")
-    read, written, of = (
-        _bytes(launch, "a b") + scratch,
-        statistics + _bytes(launch, "mean"),
-        "attention_forward",
+    name, statistics, scratch = (
+        f"{launch.name}/narrow",
+        _bytes(launch, "lse lse_low"),
+        _bytes(launch, "scratch"),
     )
-    if name == "logsumexp_backward":
+    read, written = _bytes(launch, "a b") + scratch, statistics + _bytes(launch, "mean")
+    if launch.backward:
         moved = statistics + _bytes(launch, "grad_lse mean")
         yield _moves("logsumexp_rows", moved, scratch + _bytes(launch, "da"))
         if "db" not in a:
             return
-        rows, columns, written, of = columns, rows, _bytes(launch, "db"), name
+        rows, columns, written = columns, rows, _bytes(launch, "db")
     known, jobs, flops = all(tile), Counter({rows * columns: 1}), 4.0
     if known:
         jobs, flops = Band(rows, columns).jobs(True, *tile), 4.0 * tile[0] * tile[1]
-    kernel = f"{of}/{tile[0]}x{tile[1]}" if known else f"{of}/{_family(launch)}"
-    yield Work(f"{name}/narrow", kernel, width, flops, jobs, read, written, shared=not known)
+    kernel = f"{name}/{tile[0]}x{tile[1]}" if known else f"{name}/{_family(launch)}"
+    yield Work(name, kernel, width, flops, jobs, read, written, shared=not known)
 
 
 def _product(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:

@@ -139,8 +139,7 @@ def test_a_narrow_log_sum_exp_moves_its_operands_alone(hardware: str, needed: st
     """Two products a pass; a contraction where no mean is kept."""
     a = meta(32768, 64)
     found = mr.cost("logsumexp_matmul", a, a, hardware=hardware, needed=[*needed])
-    tiles = pytest.approx(products * 2 * 32768**2 * 64, rel=0.01)  # 171 tiles of 192 rows
-    assert found.executed_flops == tiles
+    assert found.executed_flops == products * 2 * 32768**2 * 64
     assert found.dram <= 60e6
     assert found.peak_memory <= a.nbytes * ("a" in needed) + (3 << 20)
     assert not any(p.name.endswith(("_product", "local_gradient")) for p in found.passes)

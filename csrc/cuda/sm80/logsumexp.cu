@@ -19,7 +19,7 @@ struct GradientTiles {
 };
 
 template <class Tiles>
-constexpr auto fold(const Launch& launch) {
+auto fold(const Launch& launch) {
   return [&](auto element, const auto& m, const auto& scores, const FoldProblem& p, const auto& rows,
              const FoldOutput& out) {
     using E = decltype(element);
