@@ -577,8 +577,7 @@ def plan_logsumexp_backward(
     da, db = (t if wanted else None for t, wanted in zip((a, b), needed, strict=True))
     deterministic = torch.are_deterministic_algorithms_enabled()
     mode: dict[str, Any] = {"deterministic": deterministic, "gpu": gpu}
-    options = {"scale": scale, "workspace": workspace}
-    return _C.plan_logsumexp_backward(a, b, mean=mean, da=da, db=db, **options, **mode)
+    return _C.plan_logsumexp_backward(a, b, mean=mean, da=da, db=db, scale=scale, workspace=workspace, **mode)
 
 
 def _logsumexp_products(
