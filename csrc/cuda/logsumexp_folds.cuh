@@ -51,26 +51,45 @@ struct alignas(8) ShareOfRow {
   float lse;       // in base 2; what rounding it lost is in the factor
   float upstream;  // g_i s
 };
+// The shares of a's rows, in whole units: rows beyond the last weigh nothing.
+struct Shares {
+  static constexpr int kUnit = tiles::kNarrowUnit;
+  ShareOfRow* rows;
+  float* far;  // of a unit: has any row a log-sum-exp so large that its scores must be rounded (is_far)
 
-// FragmentScores whose columns are rows of a: a dot product becomes its weight p_ij g_i s. A score is rounded before the
-// log-sum-exp is taken from it, because the log-sum-exp is of rounded scores where these are large (kFarScore).
+  __host__ __device__ static Shares in(float* scratch, std::int64_t padded_rows) {
+    return {reinterpret_cast<ShareOfRow*>(scratch), scratch + 2 * padded_rows};
+  }
+};
+
+// FragmentScores whose columns are rows of a: a dot product becomes its weight p_ij g_i s. A score is not rounded before the
+// log-sum-exp is taken from it, unless the log-sum-exp is of rounded scores: where one is 2^20, rounding it would cost 6 % of a
+// share.
 struct ShareScores {
   static constexpr bool kMonotone = false;
   float scale;
-  const ShareOfRow* rows;  // up to the end of the last tile
+  Shares shares;
   __device__ __forceinline__ const ShareScores& of_head(int, int) const { return *this; }
   template <int kSize>
   __device__ __forceinline__ void prepare(float (&tile)[kSize], int, int column0) const {
-    const auto* const at = reinterpret_cast<const float4*>(rows + column0 + fragment_column(0));
+    static_assert(Shares::kUnit % (2 * kSize) == 0);
+    const auto* const at = reinterpret_cast<const float4*>(shares.rows + column0 + fragment_column(0));
+    const auto weigh = [&](auto difference) {
 #pragma unroll
-    for (int i = 0; i < kSize; i += 4) {
-      const float4 two = __ldg(at + i);  // of two columns that a thread has in both of its rows
+      for (int i = 0; i < kSize; i += 4) {
+        const float4 two = __ldg(at + i);  // of two columns that a thread has in both of its rows
 #pragma unroll
-      for (int r = 0; r < 4; r += 2) {
-        tile[i + r] = arch::exp2(__fmul_rn(tile[i + r], scale) - two.x) * two.y;
-        tile[i + r + 1] = arch::exp2(__fmul_rn(tile[i + r + 1], scale) - two.z) * two.w;
+        for (int r = 0; r < 4; r += 2) {
+          tile[i + r] = arch::exp2(difference(tile[i + r], two.x)) * two.y;
+          tile[i + r + 1] = arch::exp2(difference(tile[i + r + 1], two.z)) * two.w;
+        }
       }
-    }
+    };
+    const auto fused = [&](float dot, float lse) { return fmaf(dot, scale, -lse); };
+    if (__ldg(shares.far + column0 / Shares::kUnit) == 0.f) return weigh(fused);
+    weigh([&](float dot, float lse) {
+      return fabsf(lse) < kFarScore ? fused(dot, lse) : __fmul_rn(dot, scale) - lse;
+    });
   }
   __device__ __forceinline__ Bits value(Bits weight, int) const { return weight; }
   __device__ __forceinline__ Bits rounded(Bits weight) const { return weight; }
@@ -96,37 +115,42 @@ template <class E>
 struct LogSumExpRowInputs {
   RowVector<float> grad_lse;
   const float *lse, *lse_low;
-  const E* mean;      // [rows, width]
-  E* d_a;             // or null
-  ShareOfRow* share;  // [padded_rows]: 0 beyond the last row; or null
-  std::int64_t rows, padded_rows;
+  const E* mean;  // [rows, width]
+  E* d_a;         // or null
+  Shares shares;  // or null
+  std::int64_t rows;
   int width;
   float scale;
 };
 
 inline constexpr int kLanesOfNarrowRow = tiles::kWidestNarrow / kChunk;
 
-// d_a, and what the fold of d_b needs of a row.
+// d_a, and what the fold of d_b needs of a row. A block takes a unit of rows.
 template <class E>
 __global__ void __launch_bounds__(kPrepareThreads)
     logsumexp_rows(const __grid_constant__ LogSumExpRowInputs<E> x) {
-  const std::int64_t row =
-      std::int64_t{blockIdx.x} * (kPrepareThreads / kLanesOfNarrowRow) + threadIdx.x / kLanesOfNarrowRow;
-  if (row >= x.padded_rows) return;
-  const bool there = row < x.rows;
-  const float upstream = there ? x.grad_lse[row] * x.scale : 0.f;
   const int lane = threadIdx.x % kLanesOfNarrowRow, first = lane * kChunk;
-  if (x.share && lane == 0) {
-    const LogNumber<Bits> lse =
-        there ? bits({x.lse[row], x.lse_low[row]}) : LogNumber<Bits>{infinity<Bits>(), 0.f};
-    x.share[row] = {LogSumExp<Bits>::origin(lse.high).x, upstream * ::exp2f(-lse.low.x)};
-  }
-  if (x.d_a == nullptr || !there || first >= x.width) return;
-  float values[kChunk];
-  load_chunk<E>(values, x.mean + row * x.width + first);
+  bool far = false;
+  for (int n = threadIdx.x / kLanesOfNarrowRow; n < Shares::kUnit; n += kPrepareThreads / kLanesOfNarrowRow) {
+    const std::int64_t row = std::int64_t{blockIdx.x} * Shares::kUnit + n;
+    const bool there = row < x.rows;
+    const float upstream = there ? x.grad_lse[row] * x.scale : 0.f;
+    if (x.shares.rows && lane == 0) {
+      const LogNumber<Bits> lse =
+          there ? bits({x.lse[row], x.lse_low[row]}) : LogNumber<Bits>{infinity<Bits>(), 0.f};
+      x.shares.rows[row] = {LogSumExp<Bits>::origin(lse.high).x, upstream * ::exp2f(-lse.low.x)};
+      far = far || is_far(lse);
+    }
+    if (x.d_a == nullptr || !there || first >= x.width) continue;
+    float values[kChunk];
+    load_chunk<E>(values, x.mean + row * x.width + first);
 #pragma unroll
-  for (int k = 0; k < kChunk; k += 2)
-    store_pair(x.d_a + row * x.width + first + k, upstream * values[k], upstream * values[k + 1]);
+    for (int k = 0; k < kChunk; k += 2)
+      store_pair(x.d_a + row * x.width + first + k, upstream * values[k], upstream * values[k + 1]);
+  }
+  if (x.shares.rows == nullptr) return;
+  far = __syncthreads_or(far);
+  if (threadIdx.x == 0) x.shares.far[blockIdx.x] = far ? 1.f : 0.f;
 }
 
 // run(E{}, monoid, scores, problem, rows, out) is a tier's forward fold.
@@ -134,21 +158,19 @@ template <class Run>
 void logsumexp_gradient_folds(const LogSumExpBackward& x, const Launch& launch, Run run) {
   const FoldProblem scores = logsumexp_problem(x);
   const std::int64_t rows = scores.rows(), padded_rows = tiles::narrow_rows(rows);
+  const Shares shares = x.d_b.present() ? Shares::in(data<float>(x.scratch), padded_rows) : Shares{};
   const DeviceGuard device(x.a.cuda_device);
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
-    auto* const share = x.d_b.present() ? static_cast<ShareOfRow*>(x.scratch.data) : nullptr;
-    const float scale = static_cast<float>(x.scale);
-    constexpr int kRows = kPrepareThreads / kLanesOfNarrowRow;
-    launch_kernel("logsumexp_rows", &logsumexp_rows<E>, blocks_for((padded_rows + kRows - 1) / kRows),
+    launch_kernel("logsumexp_rows", &logsumexp_rows<E>, blocks_for(padded_rows / Shares::kUnit),
                   kPrepareThreads, 0, launch.stream,
                   LogSumExpRowInputs<E>{row_vector<float>(x.grad_lse), data<float>(x.lse),
-                                        data<float>(x.lse_low), data<E>(x.mean), data<E>(x.d_a), share, rows,
-                                        padded_rows, static_cast<int>(scores.width()), scale});
-    if (share == nullptr) return;
+                                        data<float>(x.lse_low), data<E>(x.mean), data<E>(x.d_a), shares, rows,
+                                        static_cast<int>(scores.width()), static_cast<float>(x.scale)});
+    if (!x.d_b.present()) return;
     const FoldProblem folded{.a = scores.b, .b = scores.a, .payload = scores.a, .score = scores.score};
-    const float in_bits = static_cast<float>(x.scale * kLog2E);
-    run(element, WeightSum{}, ShareScores{in_bits, share}, folded, GradientRows{},
+    const auto in_bits = static_cast<float>(x.scale * kLog2E);
+    run(element, WeightSum{}, ShareScores{in_bits, shares}, folded, GradientRows{},
         FoldOutput{as_rows(x.d_b)});
   });
 }

@@ -122,7 +122,7 @@ Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& 
   if (const Choice choice = choose_contraction(p, gpu); by_folds && is_narrow(choice, p)) {
     Plan plan = plan_of(given, x, choice, launch);
     plan.narrow = true, plan.adds_rows = false;
-    if (given.d_b.present()) plan.scratch = 2 * tiles::narrow_rows(p.rows());
+    if (given.d_b.present()) plan.scratch = tiles::narrow_floats(p.rows());
     if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
     return plan;
   }

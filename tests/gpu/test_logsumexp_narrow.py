@@ -118,6 +118,21 @@ def test_large_scores(spread: float, gpu: torch.device) -> None:
     check_operator("logsumexp_matmul", inputs, {"scale": spread})
 
 
+@pytest.mark.parametrize("scale", (1e3, 1e5, 1e7))
+def test_shares_of_large_scores(scale: float, gpu: torch.device) -> None:
+    """Where one score of a row is the largest by far its share is 1, to the last bit of 16."""
+    a, b = (normal(n, 64, dtype=torch.bfloat16, device=gpu) for n in (700, 64))
+    b = torch.eye(64, dtype=torch.bfloat16, device=gpu)
+    a[torch.arange(700), torch.arange(700) % 64] += 8
+    grad = torch.randn(700, device=gpu)
+    leaves = a.requires_grad_(), b.requires_grad_()
+    found = torch.autograd.grad(mr.logsumexp_matmul(*leaves, scale=scale), leaves, grad)
+    shares = (a @ b.mT).argmax(1)[:, None] == torch.arange(64, device=gpu)
+    local = (grad * scale)[:, None].double() * shares
+    for got, expected in zip(found, (local @ b.double(), local.mT @ a.double()), strict=True):
+        torch.testing.assert_close(got.double(), expected, rtol=8e-3, atol=2e-3 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("value", (torch.nan, torch.inf, -torch.inf))
 @pytest.mark.parametrize("place", ("a", "b"))
 @pytest.mark.parametrize("size", ("ragged", "wide_odd_width"))
