@@ -55,6 +55,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/sm80/distillation_forward.cu
     csrc/cuda/sm80/distillation_gradient.cu
     csrc/cuda/sm80/log_probs.cu
+    csrc/cuda/sm80/logsumexp.cu
     csrc/cuda/sm80/mlp_few_rows.cu
     csrc/cuda/sm80/mlp_forward.cu
     csrc/cuda/sm80/mlp_gradient.cu
@@ -84,6 +85,7 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/distillation_forward.cu
     csrc/cuda/sm90/distillation_gradient.cu
     csrc/cuda/sm90/log_probs.cu
+    csrc/cuda/sm90/logsumexp.cu
     csrc/cuda/sm90/cross_entropy_forward.cu
     csrc/cuda/sm90/cross_entropy_gradient.cu
     csrc/cuda/sm90/local_products.cu

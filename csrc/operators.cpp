@@ -201,7 +201,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Launch& launch, const Pl
       x, launch, plan);
 }
 void logsumexp_backward(const LogSumExpBackward& x, const Launch& launch, const Plan* plan) {
-  run<&Engine::logsumexp_backward, simt::logsumexp_backward, kNone, kNone>(x, launch, plan);
+  run<&Engine::logsumexp_backward, simt::logsumexp_backward, sm80::logsumexp_backward,
+      sm90::logsumexp_backward>(x, launch, plan);
 }
 void log_probs_forward(const LogProbsForward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::log_probs_forward, simt::log_probs_forward, sm80::log_probs_forward, sm90::log_probs_forward>(

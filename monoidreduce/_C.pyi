@@ -14,6 +14,7 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+NARROW_LINES: tuple[int, int]
 PROGRAM: dict[str, Any]
 
 class DeviceFacts:
@@ -30,6 +31,8 @@ class Plan:
     tile: tuple[int, int]
     few_rows: bool
     part: tuple[int, int]
+    computed: tuple[bool, bool, bool]
+    narrow: bool
     clusters: int
     tier: str
     tensor_cores: bool
@@ -53,6 +56,7 @@ def cpu_tiles(
     threads: int,
 ) -> tuple[tuple[int, int], tuple[int, int]]: ...
 def can_keep(device: int, width: int, other_width: int, scale: float) -> bool: ...
+def can_be_narrow(device: int, width: int, scale: float) -> bool: ...
 def contraction_groups(rows: int, columns: int, width: int, gpu: DeviceFacts) -> int: ...
 def facts_of(device: int) -> DeviceFacts: ...
 def load_kernels(image: bytes, names: list[str]) -> int: ...
@@ -484,6 +488,7 @@ def logsumexp_forward(
     b: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    mean: Tensor | None,
     scratch: Tensor | None,
     scale: float,
     threads: int,
@@ -495,6 +500,7 @@ def plan_logsumexp_forward(
     b: Tensor | None = None,
     lse: Tensor | None = None,
     lse_low: Tensor | None = None,
+    mean: Tensor | None = None,
     scratch: Tensor | None = None,
     scale: float = 1.0,
     deterministic: bool = False,
@@ -507,8 +513,10 @@ def logsumexp_backward(
     grad_lse: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    mean: Tensor | None,
     da: Tensor | None,
     db: Tensor | None,
+    scratch: Tensor | None,
     scale: float,
     workspace: int,
     threads: int,
@@ -521,8 +529,10 @@ def plan_logsumexp_backward(
     grad_lse: Tensor | None = None,
     lse: Tensor | None = None,
     lse_low: Tensor | None = None,
+    mean: Tensor | None = None,
     da: Tensor | None = None,
     db: Tensor | None = None,
+    scratch: Tensor | None = None,
     scale: float = 1.0,
     workspace: int = 0,
     deterministic: bool = False,

@@ -195,7 +195,8 @@ def explain(
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
-        products = in_parts or (operator in OF_PRODUCTS and backward.tensor_cores)
+        multiplied = operator in OF_PRODUCTS and backward.tensor_cores and not backward.narrow
+        products = in_parts or multiplied
         deterministic = asked or products or not backward.adds_rows
         ordered = "/deterministic" if asked and not products and not modified else ""
         passes = ["fold", "pull"] if modified else passes
@@ -475,6 +476,7 @@ def _plans(
     workspace = get_workspace() if workspace is None else workspace
     mode: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
     tensors = {name: t.detach().to(dtype) for name, t in call.items() if name in OPERANDS[operator].values()}
+    needed = [call[name].requires_grad for name in OPERANDS[operator].values()]
     if operator == "attention":
         q, k, v = tensors.values()
         bias, scale = call["bias"], call["scale"]
@@ -491,7 +493,7 @@ def _plans(
             return forward, backward, _copies(forward, backward, tensors)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
         forward = attention.plan_forward(q, k, v, bias, *options, gpu)
-        backward = attention.plan_backward(q, k, v, bias, grad_out, *options, sums, gpu)
+        backward = attention.plan_backward(q, k, v, bias, grad_out, *options, needed, sums, gpu)
         copied = bias is not None and (forward.bias_in_tiles or backward.bias_in_tiles)
         if bias is not None and copied and not memory.is_mapped_bias(bias):
             copies = [f"bias is copied: its strides are {bias.stride()}, not {LINES}"]
@@ -507,7 +509,7 @@ def _plans(
             forward, backward = _modified_plans((q, k, v), (unbounded[0], *unbounded[2:]), gpu, spans)
         else:
             forward = attention.plan_forward(q, k, v, None, *unbounded, gpu, spans)
-            backward = attention.plan_backward(q, k, v, None, grad_out, *unbounded, False, gpu, spans)
+            backward = attention.plan_backward(q, k, v, None, grad_out, *unbounded, needed, False, gpu, spans)
         return forward, backward, _copies(forward, backward, dict(zip("qkv", (q, k, v), strict=True)))
     rows = next(iter(tensors))
     tensors[rows] = x = tensors[rows].reshape(-1, tensors[rows].shape[-1])
@@ -520,8 +522,11 @@ def _plans(
         return forward, backward, _copies(forward, backward, tensors)
     if operator == "logsumexp_matmul":
         scale = float(call["scale"])
-        forward = _C.plan_logsumexp_forward(x, tensors["b"], scale=scale, gpu=gpu)
-        backward = _C.plan_logsumexp_backward(x, tensors["b"], scale=scale, workspace=workspace, **mode)
+        needed = needed if any(needed) else [True, True]
+        mean = x if needed[0] else None
+        forward = _C.plan_logsumexp_forward(x, tensors["b"], mean=mean, scale=scale, gpu=gpu)
+        mean = mean if forward.narrow else None
+        backward = losses.plan_logsumexp_backward(x, tensors["b"], mean, needed, scale, workspace, gpu)
         return forward, backward, _copies(forward, backward, tensors)
     weight, differentiated = tensors["weight"], _wanted(call["x"], call["weight"])
     bias = call.get("bias")
@@ -573,9 +578,10 @@ def _copies(forward: _C.Plan, backward: _C.Plan, operands: dict[str, Tensor]) ->
     reasons = []
     for name, t in operands.items():
         of_weight = name in ("weight", "teacher_weight", "b")
-        readable = memory.is_mapped_weight(t, forward) if of_weight else memory.is_mapped(t)
+        transposed = of_weight and forward.transposed and not forward.narrow
+        readable = memory.is_mapped_weight(t, forward) if transposed else memory.is_mapped(t)
         if not readable and t.shape[-1] % 8 == 0:
-            wanted = f"{LINES}, or those of its transpose" if of_weight and forward.transposed else LINES
+            wanted = f"{LINES}, or those of its transpose" if transposed else LINES
             reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")
     return reasons
 

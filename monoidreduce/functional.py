@@ -1315,7 +1315,9 @@ def logsumexp_matmul(
     )
     workspace = workspace_bytes(None)
     if sharded is None:
-        lse, _ = torch.ops.monoidreduce.logsumexp_matmul.default(*tensors, *options, workspace)
+        lse, *_ = torch.ops.monoidreduce.logsumexp_matmul.default(
+            *tensors, *options, tensors[0].is_cuda and _differentiated(tensors[0]), workspace
+        )
     else:
         lse = sharded.logsumexp_matmul(workspace)
     return _like_rows(lse, a)

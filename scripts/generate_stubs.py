@@ -31,6 +31,7 @@ class Field(NamedTuple):
     default: Any
 
 CALLS: dict[str, tuple[Field, ...]]
+NARROW_LINES: tuple[int, int]
 PROGRAM: dict[str, Any]
 
 class DeviceFacts:
@@ -47,6 +48,8 @@ class Plan:
     tile: tuple[int, int]
     few_rows: bool
     part: tuple[int, int]
+    computed: tuple[bool, bool, bool]
+    narrow: bool
     clusters: int
     tier: str
     tensor_cores: bool
@@ -70,6 +73,7 @@ def cpu_tiles(
     threads: int,
 ) -> tuple[tuple[int, int], tuple[int, int]]: ...
 def can_keep(device: int, width: int, other_width: int, scale: float) -> bool: ...
+def can_be_narrow(device: int, width: int, scale: float) -> bool: ...
 def contraction_groups(rows: int, columns: int, width: int, gpu: DeviceFacts) -> int: ...
 def facts_of(device: int) -> DeviceFacts: ...
 def load_kernels(image: bytes, names: list[str]) -> int: ...

@@ -84,6 +84,11 @@ void define_plan(py::module_& m) {
       .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })
       .def_property_readonly("tier", [](const Plan& p) { return p.can().name; })
       .def_property_readonly("tensor_cores", can(&Capabilities::tensor_cores))
+      .def_property_readonly("computed",
+                             [](const Plan& p) {
+                               return py::make_tuple(p.computed.rows, p.computed.columns, p.computed.payload);
+                             })
+      .def_readonly("narrow", &Plan::narrow)
       .def_readonly("clusters", &Plan::clusters)
       .def_property_readonly("keeps", can(&Capabilities::keeps))
       .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))
@@ -140,6 +145,13 @@ PYBIND11_MODULE(_C, m) {
         return kWithCuda && can_keep(width, other_width, scale, facts_of(device));
       },
       "device"_a, "width"_a, "other_width"_a, "scale"_a);
+  m.def(
+      "can_be_narrow",
+      [](int device, std::int64_t width, double scale) {
+        return kWithCuda && can_be_narrow(width, scale, facts_of(device));
+      },
+      "device"_a, "width"_a, "scale"_a);
+  m.attr("NARROW_LINES") = py::make_tuple(kNarrowLines.few, kNarrowLines.many);
   m.def("contraction_groups", &contraction_groups, "rows"_a, "columns"_a, "width"_a, "gpu"_a);
   m.def("facts_of", &facts_of, "device"_a);
   m.def(

@@ -17,11 +17,23 @@ Call padded(const Call& given) {
   return x;
 }
 
-JobSharing backward_sharing(Family family, const FoldProblem& p, const DeviceFacts& gpu,
-                            const Launch& launch) {
-  const bool at_once = family == Family::kSm80 || gradients_at_once(p);
+// What the kernels of a family compute where some gradients are wanted: none stands for all. Up to a width of 128 Hopper has
+// a pass for the rows alone, and leaves them out of the kernel of all gradients; biases of scores have only that of all.
+GradientSet computed(Family family, const FoldProblem& p, const AttentionBackward& x) {
+  const GradientSet wanted{x.d_q.present(), x.d_k.present(), x.d_v.present()};
+  if (!wanted.rows && !wanted.of_columns()) return {};
+  if (family != Family::kSm90 || p.bias.present()) return {};
+  if (!gradients_at_once(p)) return wanted;
+  if (!wanted.rows) return {.rows = false};
+  if (!wanted.of_columns()) return {.columns = false, .payload = false};
+  return {};
+}
+
+JobSharing backward_sharing(Family family, const FoldProblem& p, const GradientSet& computed,
+                            const DeviceFacts& gpu, const Launch& launch) {
+  const bool at_once = family == Family::kSm80 || (gradients_at_once(p) && computed.of_columns());
   if (!at_once) return {};
-  if (launch.deterministic) return {.in_turn = true};  // turns have a counter of their own
+  if (launch.deterministic && computed.rows) return {.in_turn = true};  // turns have a counter of their own
   if (family == Family::kSm80) return {};
   if (!p.range.all()) return {.floats = 1, .words = 1};
   const std::int64_t width = std::max(p.width(), p.payload_width());
@@ -60,12 +72,14 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias)) limits.both = {Why::kBiasInOrder};
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   const Family family = plan.choice.family;
-  plan.adds_rows = family != Family::kSm90 || gradients_at_once(p);
+  plan.computed = computed(family, p, x);
+  const bool at_once = gradients_at_once(p) && plan.computed.of_columns();
+  plan.adds_rows = family != Family::kSm90 || (at_once && plan.computed.rows);
   if (family == Family::kSimt) {
     plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
   } else {
-    plan.sharing = backward_sharing(family, p, gpu, launch);
-    if (family == Family::kSm90) plan.tile = backward_tile(p);
+    plan.sharing = backward_sharing(family, p, plan.computed, gpu, launch);
+    if (family == Family::kSm90) plan.tile = at_once ? backward_tile(p) : tiles::kPass;
     for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   }
   return plan;

@@ -22,17 +22,48 @@ inline void check_dtype(const char* name, const TensorView& t, DType expected) {
   require(!t.present() || t.dtype == expected, name, ": expected ", monoidreduce::name(expected),
           ", as the plan says, got ", monoidreduce::name(t.dtype));
 }
+inline void check_presence(const char* name, const TensorView& t, bool expected) {
+  require(t.present() == expected, name, ": expected ", expected ? "a tensor" : "none",
+          ", as the plan says, got ", t.present() ? "one" : "none");
+}
 // Gradients that tensor cores may write, of columns and of rows.
 template <class Call>
 void check_gradients(const Call& x, const Plan& plan) {
   const DType same = plan.sizes.dtype, sums = accumulation(same);
   const DType of_columns = plan.can().tensor_cores ? same : sums, of_rows = plan.adds_rows ? sums : same;
-  if constexpr (requires { x.d_q; })
+  if constexpr (requires { x.d_q; }) {
     check_dtype("dq", x.d_q, of_rows), check_dtype("dk", x.d_k, of_columns),
         check_dtype("dv", x.d_v, of_columns);
+    if (plan.can().tensor_cores) {
+      check_presence("dq", x.d_q, plan.computed.rows), check_presence("dk", x.d_k, plan.computed.columns),
+          check_presence("dv", x.d_v, plan.computed.payload);
+    }
+  }
   if constexpr (requires { x.d_w1; })
     check_dtype("dx", x.d_x, of_rows), check_dtype("dw1", x.d_w1, of_columns),
         check_dtype("dw2", x.d_w2, of_columns);
+  if constexpr (requires { x.mean, x.d_a; })
+    check_dtype("da", x.d_a, plan.narrow ? same : sums), check_dtype("db", x.d_b, plan.narrow ? same : sums);
+}
+
+// A call for which a family has no kernels.
+template <class Call>
+[[noreturn]] void refuse(const Call&, const Plan& plan) {
+  constexpr bool kPart = kDescription<Call>.only_cuda;
+  throw std::invalid_argument(message("plan: expected one ", kPart ? "on tensor cores" : "on the tier simt",
+                                      " for ", kDescription<Call>.name, ", got ", text(plan)));
+}
+
+// What a narrow logsumexp_matmul keeps, and needs.
+template <class Call>
+void check_mean(const Call& x, const Plan& plan) {
+  if constexpr (requires { x.lse, x.mean, x.d_a; }) {
+    if (plan.choice.family != Family::kSimt && !plan.narrow) refuse(x, plan);
+    require(!plan.narrow || !x.d_a.present() || x.mean.present(),
+            "mean: expected a tensor beside da, got none");
+  } else if constexpr (requires { x.lse, x.mean, x.a; }) {
+    check_presence("mean", x.mean, plan.narrow);
+  }
 }
 
 // The result of an MLP, which tensor cores round.
@@ -70,6 +101,7 @@ void check(const Call& x, const Plan& plan) {
             " columns, as the plan says, got ", x.kept.present() ? x.kept.size[1] : 0);
   check_scratch(x, plan);
   check_order(x, plan);
+  check_mean(x, plan);
   check_gradients(x, plan);
   check_result(x, plan);
 }
@@ -84,14 +116,6 @@ void check_part(const Call& x, const Plan& plan, const char* pass) {
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
   check_scratch(x, plan);
   check_order(x, plan);
-}
-
-// A call for which a family has no kernels.
-template <class Call>
-[[noreturn]] void refuse(const Call&, const Plan& plan) {
-  constexpr bool kPart = kDescription<Call>.only_cuda;
-  throw std::invalid_argument(message("plan: expected one ", kPart ? "on tensor cores" : "on the tier simt",
-                                      " for ", kDescription<Call>.name, ", got ", text(plan)));
 }
 
 // Is the path that a call takes another one in the deterministic mode.

@@ -62,6 +62,13 @@ Plan backward_plan(const Call& given, const DeviceFacts& gpu, const Launch& laun
   return plan;
 }
 
+// Does a fold with a payload of its own width take a logsumexp_matmul (Plan::narrow).
+bool is_narrow(const Choice& choice, const FoldProblem& p) {
+  const std::int64_t fewer = std::min(p.rows(), p.columns()), more = std::max(p.rows(), p.columns());
+  return choice.family != Family::kSimt && p.width() <= tiles::kWidestNarrow &&
+         (more <= tiles::kFewLines || fewer >= tiles::kManyLines);
+}
+
 // Of 16 bits.
 TensorView matrix(std::int64_t rows, std::int64_t columns) {
   TensorView t;
@@ -95,11 +102,31 @@ Plan plan(const DistillationForward& x, const DeviceFacts& gpu, const Launch& la
 Plan plan(const DistillationBackward& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
 }
-Plan plan(const LogSumExpForward& x, const DeviceFacts& gpu, const Launch& launch) {
-  return forward_plan<LogSumExp<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
+// A row's mean of b has no registers in a contraction: it is folded by the kernels of attention. Few rows and many columns, or
+// many and few, are not (tiles.h).
+Plan plan(const LogSumExpForward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const LogSumExpForward x = padded(given);
+  const FoldProblem p = logsumexp_problem(x);
+  if (const Choice choice = choose_contraction(p, gpu); given.mean.present() && is_narrow(choice, p)) {
+    Plan plan = plan_of(given, x, choice, launch);
+    plan.narrow = true;
+    if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
+    return plan;
+  }
+  return forward_plan<LogSumExp<float>::State>(given, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
 }
-Plan plan(const LogSumExpBackward& x, const DeviceFacts& gpu, const Launch& launch) {
-  return backward_plan(x, gpu, launch);
+Plan plan(const LogSumExpBackward& given, const DeviceFacts& gpu, const Launch& launch) {
+  const LogSumExpBackward x = padded(given);
+  const FoldProblem p = logsumexp_problem(x);
+  const bool by_folds = given.d_a.present() ? given.mean.present() : given.d_b.present();
+  if (const Choice choice = choose_contraction(p, gpu); by_folds && is_narrow(choice, p)) {
+    Plan plan = plan_of(given, x, choice, launch);
+    plan.narrow = true, plan.adds_rows = false;
+    if (given.d_b.present()) plan.scratch = tiles::narrow_floats(p.rows());
+    if (choice.family == Family::kSm90) plan.tile = tiles::kNarrow;
+    return plan;
+  }
+  return backward_plan(given, gpu, launch);
 }
 Plan plan(const LogProbsForward& x, const DeviceFacts& gpu, const Launch& launch) {
   return forward_plan<TopLogProbs<float>::State>(x, tiles::kSm80Loss, tiles::kSm90Loss, gpu, launch);
@@ -129,6 +156,14 @@ bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const 
   if (other_width != 0) p.other_a = p.other_b = matrix(1, other_width);
   p.score.scale = scale;
   return choose_contraction(p, gpu).family == Family::kSm90;
+}
+
+const LineNumbers kNarrowLines{tiles::kFewLines, tiles::kManyLines};
+bool can_be_narrow(std::int64_t width, double scale, const DeviceFacts& gpu) {
+  FoldProblem p{};
+  p.a = p.b = matrix(1, width);
+  p.score.scale = scale;
+  return is_narrow(choose_contraction(p, gpu), p);
 }
 
 std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,

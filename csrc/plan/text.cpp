@@ -1,6 +1,7 @@
 #include <string_view>
 
 #include "monoidreduce/error.h"
+#include "monoidreduce/operators.h"
 #include "plan.h"
 
 namespace monoidreduce {
@@ -83,6 +84,17 @@ std::string few_rows(const Packing& packing, bool attention) {
   return message("; few rows: tiles of ", packing.rows, " rows", of, split);
 }
 
+// Of attention's gradients.
+std::string alone(const GradientSet& computed) {
+  std::string which;
+  const auto add = [&](bool there, const char* name) {
+    if (there) which += (which.empty() ? "" : " and ") + std::string(name);
+  };
+  add(computed.rows, "q"), add(computed.columns, "k"), add(computed.payload, "v");
+  const bool all = computed.rows && computed.columns && computed.payload;
+  return all ? "" : "; the gradient" + std::string(which.size() > 1 ? "s" : "") + " of " + which + " alone";
+}
+
 std::string padding(std::int64_t size, const char* of, const char* behind) {
   return size % 8 == 0 ? "" : message("; of ", of, padded_size(size), behind, ", padded from ", size);
 }
@@ -96,6 +108,11 @@ std::string text(const Plan& plan) {
   const bool mlp = std::string_view(plan.call).starts_with("mlp");
   std::string all = text(plan.choice);
   if (plan.packing.heads > 0) all += few_rows(plan.packing, !mlp);
+  if (plan.narrow && std::string_view(plan.call) == kDescription<LogSumExpForward>.name)
+    all += "; narrow: folds the mean of b too";
+  else if (plan.narrow)
+    all += "; narrow: gradients are folds, and no local gradients are held";
+  if (std::string_view(plan.call) == kDescription<AttentionBackward>.name) all += alone(plan.computed);
   if (plan.sharing.in_parts > 0) all += message("; ", plan.sharing.in_parts, " tiles of columns in parts");
   if (plan.part.rows > 0)
     all += message(", in parts of ", plan.part.rows, " rows and ", plan.part.columns,

@@ -34,6 +34,23 @@ constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ?
 // Of forward passes of few rows: columns.
 inline constexpr int kFewRowsColumns[] = {128, 128, 64};
 
+// A narrow logsumexp_matmul (Plan::narrow): its largest width, and the numbers of rows and columns that it takes, both few or both
+// many. A block goes through all columns, and in d_b through all rows, so that few blocks and many tiles would leave most
+// multiprocessors idle: of 4096 rows an H100 has blocks for a quarter. At most 16 tiles take no longer than the launches that local
+// gradients cost.
+inline constexpr std::int64_t kWidestNarrow = 128, kFewLines = 2048, kManyLines = 4096;
+// The rows that d_b goes through, in whole units, and the floats that it needs of them.
+inline constexpr int kNarrowUnit = 128;
+constexpr std::int64_t narrow_rows(std::int64_t rows) {
+  return (rows + kNarrowUnit - 1) / kNarrowUnit * kNarrowUnit;
+}
+constexpr std::int64_t narrow_floats(std::int64_t rows) {
+  return 2 * narrow_rows(rows) + narrow_rows(rows) / kNarrowUnit;
+}
+// Hopper's tile, forward and backward. 32768 rows are 256 of these, which fill 132 multiprocessors twice; of attention's 192 rows
+// they are 171.
+inline constexpr TileSize kNarrow{128, 128};
+
 // The MLP's forward pass on sm_80, of 16 bits and of floats. blocks: of a multiprocessor.
 struct ForwardSizes {
   int rows, columns, blocks;

@@ -82,15 +82,21 @@ def plan_backward(
     softcap: float,
     left: int,
     right: int,
+    needed: list[bool],
     sums: bool,
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
 ) -> _C.Plan:
-    """The same. sums: is a gradient of the bias wanted that several scores share."""
-    results = (None,) * 8  # of the forward pass, and gradients
+    """The same.
+
+    needed: which gradients of q, k and v are wanted; if none, the plan is of all. sums: is one of the bias
+    wanted that several scores share.
+    """
+    results = (None,) * 5  # of the forward pass
     mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
     options, d_bias = (scale, softcap, left, right, True), bias if sums else None
-    arguments: Any = (q, k, v, bias, *spans, grad_out, *results, d_bias, None, *options, *mode)
+    gradients = (t if wanted else None for t, wanted in zip((q, k, v), needed, strict=False))
+    arguments: Any = (q, k, v, bias, *spans, grad_out, *results, *gradients, d_bias, None, *options, *mode)
     return _C.plan_attention_backward(*arguments)
 
 
@@ -216,17 +222,18 @@ def attention_backward(
     gradients: list[Tensor | None]
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)
-        plan = plan_backward(q, k, v, score_bias, grad_out, *options, sums, spans=spans)
+        plan = plan_backward(q, k, v, score_bias, grad_out, *options, needed, sums, spans=spans)
         scratch = statistics(q, plan.scratch)
-    if plan is not None and grad_out is not None and plan.tensor_cores:  # all three, whatever is needed
+    if plan is not None and grad_out is not None and plan.tensor_cores:
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
             out, _, _, low = attention_forward(q, k, v, bias, scale, softcap, left, right, True, spans)
         low = None if low is None else next(readable(q, v, low))
         grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
-        d_rows = accumulator(q) if plan.adds_rows else new(q)
-        gradients = [d_rows, new(k), new(v)]
+        makers = (accumulator if plan.adds_rows else new, new, new)
+        computed = zip(makers, (q, k, v), plan.computed, strict=True)  # needed or not
+        gradients = [make(t) if written else None for make, t, written in computed]
     else:
         of = zip((q, k, v), needed[:3], strict=True)
         gradients = [gradient(t, wanted, unrounded_gradients) for t, wanted in of]

@@ -24,6 +24,7 @@ from monoidreduce._ops.memory import (
     bias_gradient,
     gradient,
     launch,
+    new,
     padded,
     padded_weight,
     rounded,
@@ -491,22 +492,44 @@ register(
 
 
 # logsumexp of a matrix product
+#
+# A narrow one (_C.Plan.narrow) has gradients that are folds too, in place of products of local gradients: the
+# forward pass keeps the mean of b's rows by each row's shares, [M, F rounded up to 8] of a's dtype. The
+# gradient of a is that mean times a number a row. Other forward passes keep an empty mean.
 
 
-def logsumexp_results(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
+def logsumexp_results(
+    a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
     lse = statistics(a, a.shape[0])
-    return lse, torch.empty_like(lse)
+    keeps = a_differentiated and _traced_narrow(a, b, scale)
+    return lse, torch.empty_like(lse), a.new_empty((len(a), -(-a.shape[1] // 8) * 8) if keeps else (0, 0))
 
 
-def logsumexp_forward(a: Tensor, b: Tensor, scale: float, workspace: int | None) -> tuple[Tensor, Tensor]:
-    lse, lse_low = logsumexp_results(a, b, scale, workspace)
-    plan = scratch = None
+def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
+    """Will a forward pass that is asked for the mean keep it, where it is traced."""
+    if not a.is_cuda or a.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    few, many = _C.NARROW_LINES
+    fewer, more = min(len(a), len(b)), max(len(a), len(b))
+    fits = fewer > 0 and (more <= few or fewer >= many)
+    return fits and _C.can_be_narrow(a.device.index, a.shape[1], scale)
+
+
+def logsumexp_forward(
+    a: Tensor, b: Tensor, scale: float, a_differentiated: bool, workspace: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    lse = statistics(a, a.shape[0])
+    lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
     if a.is_cuda:
-        plan = _C.plan_logsumexp_forward(a, b, scale=scale)
-        if plan.tensor_cores:
+        plan = _C.plan_logsumexp_forward(a, b, mean=a if a_differentiated else None, scale=scale)
+        if plan.narrow:
+            a, b = padded(a), padded(b)
+            mean = new(a)
+        elif plan.tensor_cores:
             a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
-    _C.logsumexp_forward(a, b, lse, lse_low, scratch, scale, *launch(a), plan)
-    return lse, lse_low
+    _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch(a), plan)
+    return lse, lse_low, a.new_empty((0, 0)) if mean is None else mean
 
 
 def logsumexp_backward(
@@ -515,45 +538,79 @@ def logsumexp_backward(
     b: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    mean: Tensor,
     scale: float,
+    a_differentiated: bool,
     workspace: int | None,
     needed: list[bool],
     unrounded: bool = False,
 ) -> list[Tensor]:
     lse, lse_low = lse.contiguous(), lse_low.contiguous()
-    plan = None
+    inputs, plan, scratch, kept = (a, b), None, None, mean if mean.numel() else None
     if a.is_cuda:
         workspace = get_workspace() if workspace is None else workspace
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        plan = _C.plan_logsumexp_backward(a, b, scale=scale, workspace=workspace, deterministic=deterministic)
-        if plan.tensor_cores:
-            inputs = (a, b)
-            a, b = padded(a), padded_weight(b, plan)
-            own_columns = columns_in(workspace, len(a))
-            head = Head(a, b, own_columns, [*needed, False], plan.clusters)
-
-            def store(part: slice) -> None:
-                local = head.local(part)
-                _C.logsumexp_local_gradient(
-                    a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a), plan
-                )
-
-            multiply_local_gradients(store, [head])
-            return rounded((head.rows_gradient(), head.d_columns), inputs, needed)
-    da = gradient(a, needed[0], unrounded)
-    db = gradient(b, needed[1])
+        plan = plan_logsumexp_backward(a, b, kept, needed, scale, workspace)
+        if plan.tensor_cores and not plan.narrow:
+            return _logsumexp_products(grad_lse, a, b, lse, lse_low, scale, workspace, needed, plan)
+    if plan is not None and plan.narrow:
+        a, b = padded(a), padded(b)
+        kept = kept.contiguous() if needed[0] and kept is not None else None
+        da, db = (new(t) if wanted else None for t, wanted in zip((a, b), needed, strict=True))
+        scratch = statistics(a, plan.scratch)
+    else:
+        kept, da, db = None, gradient(a, needed[0], unrounded), gradient(b, needed[1])
     options = (scale, workspace or 0, *launch(a), plan)
-    _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, da, db, *options)
-    return rounded((da, db), (a, b), needed, unrounded)
+    _C.logsumexp_backward(a, b, grad_lse, lse, lse_low, kept, da, db, scratch, *options)
+    return rounded((da, db), inputs, needed, unrounded)
+
+
+def plan_logsumexp_backward(
+    a: Tensor,
+    b: Tensor,
+    mean: Tensor | None,
+    needed: list[bool],
+    scale: float,
+    workspace: int,
+    gpu: _C.DeviceFacts | None = None,
+) -> _C.Plan:
+    """needed: the gradients that are wanted. gpu: plans for it, wherever the tensors are."""
+    da, db = (t if wanted else None for t, wanted in zip((a, b), needed, strict=True))
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    mode: dict[str, Any] = {"deterministic": deterministic, "gpu": gpu}
+    return _C.plan_logsumexp_backward(a, b, mean=mean, da=da, db=db, scale=scale, workspace=workspace, **mode)
+
+
+def _logsumexp_products(
+    grad_lse: Tensor,
+    a: Tensor,
+    b: Tensor,
+    lse: Tensor,
+    lse_low: Tensor,
+    scale: float,
+    workspace: int,
+    needed: list[bool],
+    plan: _C.Plan,
+) -> list[Tensor]:
+    """The gradients as products of local gradients."""
+    inputs = (a, b)
+    a, b = padded(a), padded_weight(b, plan)
+    head = Head(a, b, columns_in(workspace, len(a)), [*needed, False], plan.clusters)
+
+    def store(part: slice) -> None:
+        local = head.local(part)
+        _C.logsumexp_local_gradient(a, b[part], grad_lse, lse, lse_low, local, scale, *launch(a), plan)
+
+    multiply_local_gradients(store, [head])
+    return rounded((head.rows_gradient(), head.d_columns), inputs, needed)
 
 
 register(
     "logsumexp_matmul",
     inputs="Tensor a, Tensor b",
-    options="float scale, int? workspace",
-    outputs="lse, lse_low",
+    options="float scale, bool a_differentiated, int? workspace",
+    outputs="lse, lse_low, mean",
     differentiable="lse",
-    residuals="lse, lse_low",
+    residuals="lse, lse_low, mean",
     forward=logsumexp_forward,
     fake=logsumexp_results,
     backward=logsumexp_backward,

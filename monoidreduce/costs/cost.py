@@ -323,9 +323,10 @@ def _advice(
     advice = []
     if any(name.endswith(("/dq", "/dx")) for name in names):
         advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
+    written = {name for launch in run.launches for name in launch.arguments if launch.backward}
     at_once = {"attention": ("q", "k", "v"), "mlp": ("x", "w1", "w2")}.get(operator, ())
-    unused = [name for name in at_once if needed and name not in needed]
-    if unused and not any(name.startswith("torch mm") for name in names):
+    unused = [name for name in at_once if name not in needed and f"d{name}" in written]
+    if unused:
         advice.append(f"gradients of {', '.join(unused)} are computed by the same kernel, and not needed")
     sums = [p for p in passes if p.backward and p.name in ("torch zeros_like", "torch _to_copy")]
     if operator == "attention" and sums:

@@ -120,6 +120,8 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
             keep = self.keeps and given["x"].is_cuda and bool(student) and not teacher
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
+        if "a_differentiated" in given:
+            given["a_differentiated"] = self.keeps and given["a"].is_cuda and "a" in self.needed
         return given
 
     def note(self, func: Any, args: Any, results: Any) -> None:

@@ -161,7 +161,7 @@ class _Problem:
             return Work(name, kernel, self.width, 2.0 * products, jobs, read, written, shared=True)
         found = self.band.jobs(by_rows, *tile)
         jobs = Counter({tiles * group: count * all_heads for tiles, count in found.items()})
-        at_once, line = products == 5, 2 * self.width * 2  # bytes of a line of both operands, of 16 bits
+        line = 2 * self.width * 2  # bytes of a line of both operands, of 16 bits
         return Work(
             name=name,
             kernel=f"{name}/{tile[0]}x{tile[1]}",
@@ -170,10 +170,10 @@ class _Problem:
             jobs=jobs,
             read=read,
             written=written,
-            shared=at_once and "q" in self.launch.arguments and self.band.all,
+            shared=products > 3 and "q" in self.launch.arguments and self.band.all,
             l2_job=line * tile[0],
             l2_tile=line * tile[1],
-            l2_added=4 * self.width * tile[1] if at_once else 0,
+            l2_added=4 * self.width * tile[1] if products == 5 else 0,
         )
 
 
@@ -187,7 +187,7 @@ def _forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
 
 
 def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
-    """The same: one kernel for all gradients, or a pass for each."""
+    """The same: one kernel for all gradients, or for all but the rows', or a pass for each."""
     problem, a = _Problem.of(launch), launch.arguments
     name, plan = launch.name + problem.scores, problem.plan
     if "q" in a:
@@ -195,13 +195,16 @@ def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
         yield _moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
     read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
-    if plan.adds_rows:  # sums are evicted and read again
+    if plan.adds_rows or (rows not in a and problem.width <= 128):  # sums are evicted and read again
         sums, tile = _bytes(launch, rows), (plan.tile[1], plan.tile[0])
-        yield problem.work(name, tile, 5, False, read + sums, sums + _bytes(launch, " ".join(columns)))
+        written, products = sums + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
+        yield problem.work(name, tile, products, False, read + sums, written)
         return
+    narrow = " alone" * (problem.width <= 128)  # and whose time is not that of a width of 256
     for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
-        written = _bytes(launch, gradient)
-        yield problem.work(f"{name}/{gradient}", plan.tile, products, gradient == rows, read, written)
+        if gradient in a:
+            of, written = f"{name}/{gradient}{narrow}", _bytes(launch, gradient)
+            yield problem.work(of, plan.tile, products, gradient == rows, read, written)
 
 
 def _contraction(
@@ -245,6 +248,30 @@ def _local_scores(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     if "kept" in a:
         kept = _bytes(launch, "kept teacher_kept")
         yield _moves("weights_to_gradients", kept, _bytes(launch, "kept"))
+
+
+def _narrow(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+    """A narrow logsumexp_matmul: the mean of b by rows of a, or the gradients."""
+    a, plan = launch.arguments, launch.plan
+    assert plan is not None
+    (rows, width), columns, tile = a["a"].shape, a["b"].shape[0], plan.tile
+    name, statistics, scratch = (
+        f"{launch.name}/narrow",
+        _bytes(launch, "lse lse_low"),
+        _bytes(launch, "scratch"),
+    )
+    read, written = _bytes(launch, "a b") + scratch, statistics + _bytes(launch, "mean")
+    if launch.backward:
+        moved = statistics + _bytes(launch, "grad_lse mean")
+        yield _moves("logsumexp_rows", moved, scratch + _bytes(launch, "da"))
+        if "db" not in a:
+            return
+        rows, columns, written = columns, rows, _bytes(launch, "db")
+    known, jobs, flops = all(tile), Counter({rows * columns: 1}), 4.0
+    if known:
+        jobs, flops = Band(rows, columns).jobs(True, *tile), 4.0 * tile[0] * tile[1]
+    kernel = f"{name}/{tile[0]}x{tile[1]}" if known else f"{name}/{_family(launch)}"
+    yield Work(name, kernel, width, flops, jobs, read, written, shared=not known)
 
 
 def _product(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
@@ -302,4 +329,5 @@ def work_of(launch: Launch, gpu: _C.DeviceFacts) -> list[Work]:
     """The kernels that a launch runs on a GPU, in order."""
     if launch.name.startswith("aten::"):
         return [_of_torch(launch)]
-    return list(KERNELS.get(launch.name, _local_scores)(launch, gpu))
+    narrow = launch.plan is not None and launch.plan.narrow
+    return list((_narrow if narrow else KERNELS.get(launch.name, _local_scores))(launch, gpu))

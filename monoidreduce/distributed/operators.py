@@ -181,12 +181,12 @@ class Sharded:
         """[rows]."""
 
         def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            high, low = gathered
+            high, low, mean = gathered
             _, lse = states.log_sum_exp(high, low)
             words = states.two_words(lse, high.dtype)
-            return words[:1], words
+            return words[:1], (*words, mean[0])
 
-        options = (*self.options, workspace)
+        options = (*self.options, False, workspace)  # a mean of this rank's columns would be none of all
         fold = ShardedFold("logsumexp_matmul", options, options, (0,), combine, self.sharding)
         (lse,) = fold_over_ranks(fold, *self.tensors)
         return self._own_rows(lse)

@@ -15,7 +15,7 @@ from attention_calls import (
     biased_inputs,
     inputs_of,
 )
-from calls import HALVES, assert_same_bits, results, upstreams
+from calls import HALVES, assert_same_bits, peak, reset_peak, results, upstreams
 from paths import takes
 from specimens import Specimen, attention_inputs, name_of
 from tolerance import check_operator
@@ -115,9 +115,84 @@ def test_upstream_gradients(layout: str, gpu: torch.device) -> None:
     check_operator("attention", inputs_of("ragged", torch.bfloat16, gpu), {"causal": True}, upstream=layout)
 
 
-@pytest.mark.parametrize("name", "qkv")
-def test_some_gradients(name: str, gpu: torch.device) -> None:
-    check_operator("attention", inputs_of("grouped", torch.bfloat16, gpu), differentiate=[name])
+# What Hopper's kernels compute where some gradients are wanted: up to a width of 128, and above it.
+COMPUTED = {
+    "q": ("q", "q"),
+    "k": ("k and v", "k"),
+    "v": ("k and v", "v"),
+    "kv": ("k and v", "k and v"),
+    "qk": (None, "q and k"),
+    "qv": (None, "q and v"),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("names", COMPUTED)
+@pytest.mark.parametrize("size", ("grouped", "one_column_head", "wide", "far_fewer_columns", "padded_59"))
+def test_some_gradients(size: str, names: str, options: dict[str, Any], tier: str, gpu: torch.device) -> None:
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    leaves = [t.detach().requires_grad_(name in names) for name, t in inputs.items()]
+    alone = COMPUTED[names][size == "wide"] if tier == "sm90" else None
+    said = [s for s in mr.explain("attention", *leaves, **options).reasons if s.startswith("backward: ")]
+    of = f" of {alone} alone" if alone else ""
+    assert of in said[0] and ("alone" in said[0]) == bool(alone)
+    with takes({f"attention_{way}/cuda/{tier}/bfloat16" for way in ("forward", "backward")}):
+        check_operator("attention", inputs, {"return_lse": True, **options}, differentiate=[*names])
+
+
+@pytest.mark.parametrize("names", ("q", "kv"))
+@pytest.mark.parametrize("size", ("long", "one_tile", "wide_long"))
+def test_some_gradients_in_every_dtype_and_mode(
+    size: str, names: str, gpu: torch.device, deterministic: None
+) -> None:
+    """Where the gradient of q is alone, or not wanted, no block adds to it."""
+    for dtype in HALVES:
+        inputs = inputs_of(size, dtype, gpu)
+        options = {"causal": True}
+        check_operator("attention", inputs, options, differentiate=[*names])
+        leaves = {name: t.detach().requires_grad_() for name, t in inputs.items()}
+        out = mr.attention(**leaves, **options)
+        grad = torch.randn_like(out)
+        of_all = dict(zip("qkv", torch.autograd.grad(out, list(leaves.values()), grad), strict=True))
+        leaves = {name: t.detach().requires_grad_(name in names) for name, t in inputs.items()}
+        wanted = [leaves[name] for name in names]
+        runs = [torch.autograd.grad(mr.attention(**leaves, **options), wanted, grad) for _ in range(3)]
+        for run in runs[1:]:
+            assert_same_bits(dict(zip(names, run, strict=True)), dict(zip(names, runs[0], strict=True)))
+        for name, found in zip(names, runs[0], strict=True):
+            largest = float(of_all[name].abs().max())
+            torch.testing.assert_close(found, of_all[name], rtol=2e-2, atol=1e-2 * largest)
+
+
+@pytest.mark.parametrize("names", ("q", "k", "v", "kv"))
+@pytest.mark.parametrize("size", ("small", "small_wide"))
+def test_some_gradients_beside_numbers_that_are_not_finite(size: str, names: str, gpu: torch.device) -> None:
+    """What is computed again is written only where it is wanted."""
+    inputs = inputs_of(size, torch.bfloat16, gpu)
+    inputs["k"][..., -3, 5] = torch.nan
+    inputs["v"][..., 100, 7] = torch.inf
+    check_operator("attention", inputs, {"causal": True}, differentiate=[*names])
+
+
+def test_memory_of_some_gradients(tier: str, gpu: torch.device) -> None:
+    """Without a sum of q's gradient in float32, where Hopper's kernels leave it out or have it alone."""
+    inputs = inputs_of("long", torch.bfloat16, gpu)
+
+    def bytes_of(names: str) -> int:
+        leaves = {name: t.detach().requires_grad_(name in names) for name, t in inputs.items()}
+        out = mr.attention(**leaves)
+        grad, wanted = torch.ones_like(out), [leaves[name] for name in names]
+        torch.autograd.grad(out, wanted, grad, retain_graph=True)
+        before = reset_peak()
+        torch.autograd.grad(out, wanted, grad)
+        return peak() - before
+
+    q, k = inputs["q"].nbytes, inputs["k"].nbytes
+    whole = bytes_of("qkv")
+    assert whole >= 2 * q + 2 * k
+    if tier == "sm90":
+        assert bytes_of("q") <= whole - 2 * q - 2 * k + (1 << 20)
+        assert bytes_of("kv") <= whole - 2 * q + (1 << 20)
 
 
 @pytest.mark.parametrize("options", (OPTIONS["causal"], OPTIONS["softcap"]), ids=("causal", "softcap"))

@@ -661,7 +661,7 @@ struct LogSumExpOfProduct {
   std::string name = "";
   DType dtype = kBFloat16;
   std::int64_t rows = 4096, columns = 32000, width = 1024;
-  bool transposed = false, deterministic = false;
+  bool transposed = false, deterministic = false, differentiated = true;  // by a
   double scale = 0.5;
   std::int64_t workspace = 64 << 20;
 };
@@ -673,6 +673,11 @@ void fill_logsumexp(const LogSumExpOfProduct& c, const Tensors& t, Arguments& x)
   x.lse = t("lse", accumulation(c.dtype), {c.rows});
   x.lse_low = t("lse_low", accumulation(c.dtype), {c.rows});
   x.scale = c.scale;
+  if (c.differentiated) x.mean = x.a;  // for the plan
+}
+
+TensorView mean_of(const Tensors& t, const Plan& plan, const TensorView& a) {
+  return plan.narrow ? t("mean", a.dtype, {a.size[0], a.size[1]}) : TensorView{};
 }
 
 Plan forward(const LogSumExpOfProduct& c, const Tensors& t) {
@@ -681,6 +686,7 @@ Plan forward(const LogSumExpOfProduct& c, const Tensors& t) {
   const Launch launch = launch_of(c.deterministic);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
+  x.mean = mean_of(t, plan, x.a);
   x.scratch = t.scratch(plan, c.dtype);
   logsumexp_forward(x, launch, &plan);
   return plan;
@@ -692,14 +698,19 @@ Plan backward(const LogSumExpOfProduct& c, const Tensors& t) {
   x.workspace = c.workspace;
   const DType sums = accumulation(c.dtype);
   x.grad_lse = t("grad_lse", sums, {c.rows});
+  x.d_a = x.a, x.d_b = x.b;  // for the plan
   const Launch launch = launch_of(c.deterministic);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
-  if (!plan.can().tensor_cores) {
-    x.d_a = t("d_a", sums, {c.rows, c.width}), x.d_b = t("d_b", sums, {c.columns, c.width});
+  if (plan.can().tensor_cores) x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
+  x.mean = mean_of(t, plan, x.a);
+  if (plan.narrow || !plan.can().tensor_cores) {
+    const DType of_gradients = plan.narrow ? c.dtype : sums;
+    x.d_a = t("d_a", of_gradients, {c.rows, x.a.size[1]});
+    x.d_b = t("d_b", of_gradients, {c.columns, x.a.size[1]});
+    x.scratch = t.scratch(plan, c.dtype);
     logsumexp_backward(x, launch, &plan);
     return plan;
   }
-  x.a = t.padded("a", x.a), x.b = readable_weight(t, "b", x.b, plan);
   const std::int64_t count = columns_in(c.workspace, c.rows, c.columns);
   const TensorView local = t.lines("local", c.dtype, c.rows, count), columns = part_of(x.b, 0, 0, count);
   logsumexp_local_gradient({.grad_lse = x.grad_lse,
@@ -726,6 +737,11 @@ std::vector<LogSumExpOfProduct> logsumexp_calls() {
   calls.push_back({.name = "transposed", .transposed = true});
   calls.push_back({.name = "no scale", .scale = 0});
   calls.push_back({.name = "no workspace", .workspace = 0});
+  calls.push_back({.name = "narrow", .columns = 8192, .width = 64});
+  calls.push_back({.name = "narrow, odd sizes", .rows = 1001, .columns = 503, .width = 99});
+  calls.push_back({.name = "narrow, few rows", .rows = 100, .width = 64});
+  calls.push_back(
+      {.name = "narrow, not differentiated", .columns = 8192, .width = 64, .differentiated = false});
   return calls;
 }
 

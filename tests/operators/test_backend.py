@@ -252,6 +252,74 @@ def test_what_is_planned_is_said() -> None:
     assert "the inputs are float32" in str(mr.explain("logsumexp_matmul", a, b, hardware="h100"))
 
 
+@pytest.mark.parametrize("hardware", ("h100", "a100"))
+@pytest.mark.parametrize(
+    ("rows", "columns", "width", "narrow"),
+    [
+        (32768, 32768, 64, True),
+        (4096, 4096, 128, True),
+        (1, 2048, 8, True),
+        (2048, 1, 99, True),
+        (4096, 4096, 129, False),  # of 136, padded
+        (4095, 4096, 64, False),
+        (2049, 2049, 64, False),
+        (100, 32768, 64, False),
+        (32768, 100, 64, False),
+    ],
+)
+def test_narrow_log_sum_exps(hardware: str, rows: int, columns: int, width: int, narrow: bool) -> None:
+    """Where rows and columns are both few or both many, and the mean is kept for a gradient of a."""
+    a, b = meta((rows, width), (columns, width))
+    mean, gradients = "narrow: folds the mean of b too", "narrow: gradients are folds"
+
+    def said(*names: str) -> tuple[bool, bool]:
+        leaves = {"a": a.detach(), "b": b.detach()}
+        for name in names:
+            leaves[name].requires_grad_()
+        explanation = mr.explain("logsumexp_matmul", *leaves.values(), hardware=hardware)
+        assert explanation.forward.startswith("logsumexp_forward/cuda/sm")
+        return mean in str(explanation), gradients in str(explanation)
+
+    assert said() == said("a", "b") == said("a") == (narrow, narrow)
+    assert said("b") == (False, narrow)
+
+
+def test_a_narrow_log_sum_exp_needs_no_asking_for_the_same_bits() -> None:
+    a, b = meta((4096, 64), (4096, 64))
+    before = mr.explain("logsumexp_matmul", a, b, hardware="h100")
+    assert before.deterministic and "a gradient is summed by one block each" in str(before)
+    torch.use_deterministic_algorithms(True)
+    try:
+        asked = mr.explain("logsumexp_matmul", a, b, hardware="h100")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked.backward == "logsumexp_backward/cuda/sm90/deterministic/bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("width", "names", "said"),
+    [
+        (128, "q", "the gradient of q alone"),
+        (64, "k", "the gradients of k and v alone"),
+        (128, "kv", "the gradients of k and v alone"),
+        (256, "v", "the gradient of v alone"),
+        (256, "qk", "the gradients of q and k alone"),
+        (128, "qv", None),
+        (128, "qkv", None),
+        (128, "", None),
+    ],
+)
+def test_gradients_of_attention_that_are_computed(width: int, names: str, said: str | None) -> None:
+    leaves = meta(*[(2, 16, 4096, width)] * 3)
+    for name, t in zip("qkv", leaves, strict=True):
+        t.requires_grad_(name in names)
+    texts = {gpu: str(mr.explain("attention", *leaves, hardware=gpu)) for gpu in ("h100", "a100")}
+    assert "alone" not in texts["a100"]
+    assert said in texts["h100"] if said else "alone" not in texts["h100"]
+    (bias,) = meta((4096, 4096))
+    assert "alone" not in str(mr.explain("attention", *leaves, bias=bias, hardware="h100"))
+
+
 def test_hardware_is_a_gpu() -> None:
     (q,) = meta((1, 1, 4, 8))
     with pytest.raises(ValueError, match=r"hardware: expected one of .*got 'h1000'"):

@@ -32,7 +32,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def logsumexp(a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
     lse = torch.full((a.shape[0],), math.nan, dtype=accumulator(a.dtype))
-    _C.logsumexp_forward(a, b, lse, lse.clone(), scratch=None, scale=scale, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, lse.clone(), mean=None, scratch=None, scale=scale, **LAUNCH)
     return lse
 
 
@@ -549,7 +549,7 @@ def test_a_cpu_only_build_says_how_to_get_the_other() -> None:
     with pytest.raises(
         RuntimeError, match=r"got one on cuda:3\. This build .* is CPU-only; .* MONOIDREDUCE_CUDA=ON"
     ):
-        _C.logsumexp_forward(a, b, lse, low, scratch=None, scale=1.0, **LAUNCH)
+        _C.logsumexp_forward(a, b, lse, low, mean=None, scratch=None, scale=1.0, **LAUNCH)
 
 
 def test_arguments_are_neither_kept_nor_dropped() -> None:
@@ -582,7 +582,7 @@ def test_other_python_threads_run_meanwhile() -> None:
     while steps == 0:
         time.sleep(0.001)
     before = steps
-    _C.logsumexp_forward(a, b, lse, low, scratch=None, scale=1.0, **LAUNCH)
+    _C.logsumexp_forward(a, b, lse, low, mean=None, scratch=None, scale=1.0, **LAUNCH)
     meanwhile = steps - before
     done.set()
     counter.join()
@@ -596,7 +596,7 @@ def test_each_call_is_counted_with_its_path() -> None:
     logsumexp(torch.zeros(2, 3), torch.zeros(4, 3))
     with pytest.raises(ValueError, match=r"^lse: "):
         _C.logsumexp_forward(
-            torch.zeros(2, 3), torch.zeros(4, 3), None, None, scratch=None, scale=1.0, **LAUNCH
+            torch.zeros(2, 3), torch.zeros(4, 3), None, None, mean=None, scratch=None, scale=1.0, **LAUNCH
         )
     after = _C.path_counts()
     counted = {

@@ -116,12 +116,12 @@ SOURCES = """
     cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/engine.h cuda/gated_mlp.cu cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
-    cuda/logsumexp.cu cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
+    cuda/logsumexp.cu cuda/logsumexp_folds.cuh cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
     cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
     cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/sequences.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
-    cuda/sm80/log_probs.cu
+    cuda/sm80/log_probs.cu cuda/sm80/logsumexp.cu
     cuda/sm80/mlp_backward.cu cuda/sm80/mlp_backward.cuh cuda/sm80/mlp_backward_tf32.cu
     cuda/sm80/mlp_few_rows.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
     cuda/sm80/modified_attention.cu cuda/sm80/statistics.cu cuda/sm80/tiles.h
@@ -129,6 +129,7 @@ SOURCES = """
     cuda/sm90/backward_kernels.cuh
     cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
     cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/log_probs.cu
+    cuda/sm90/logsumexp.cu
     cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
     cuda/sm90/statistics.cu

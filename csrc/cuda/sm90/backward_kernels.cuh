@@ -21,6 +21,8 @@ using TileAtOnce =
 using TileOfPass = monoidreduce::sm90::PassTile<monoidreduce::sm90::GradientOf::kRows, 256, false>;
 static_assert(TileOfPass::kStaying == tiles::kPass.rows && TileOfPass::kStreamed == tiles::kPass.columns);
 
+// wanted: of attention without a bias of scores some gradients may be absent, as the plan says; else all are there.
+//
 // turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent, as in
 // the MLP. Its deterministic mode takes no turns, because all of its blocks add to the same rows, and each would wait for the one
 // before: at width 128, 16384 rows and units, 0.85 ms instead of 0.78 with a pass for the rows' gradient (H100).
@@ -33,10 +35,10 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
   const auto pass = [&](auto tile) {
     fold_backward_pass<E, decltype(tile)>(m, scores, p, wanted, residuals, marks, launch);
   };
-  const auto three_passes = [&](auto width) {
-    pass(PassTile<kRows, width(), kTransposed>{});
-    pass(PassTile<kColumns, width(), kTransposed>{});
-    pass(PassTile<kPayload, width(), kTransposed>{});
+  const auto passes = [&](auto width) {
+    if (wanted.d_a.present()) pass(PassTile<kRows, width(), kTransposed>{});
+    if (wanted.d_b.present()) pass(PassTile<kColumns, width(), kTransposed>{});
+    if (wanted.d_payload.present()) pass(PassTile<kPayload, width(), kTransposed>{});
   };
   constexpr bool kBiased = kBiasedByTile<Scores>;
   const auto at_once = [&](auto width) {
@@ -44,6 +46,10 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
       using Tile = TileAtOnce<width(), kBiased, kTransposed, row_sums()>;
       fold_backward<E, Tile>(m, scores, p, wanted, residuals, marks, turns, sharing, launch);
     };
+    if constexpr (!kTransposed && !kBiased) {
+      if (!wanted.d_b.present()) return pass(PassTile<kRows, width(), false>{});
+      if (!wanted.d_a.present()) return run(m, constant<RowSums::kElsewhere>);
+    }
     if (!launch.deterministic)
       return with_own_kernel(m, [&](const auto& own) { run(own, constant<RowSums::kAnyOrder>); });
     if constexpr (kTransposed) {
@@ -59,8 +65,8 @@ void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, co
     return at_once(constant<128>);
   }
   if constexpr (!kBiased) {
-    if (width <= 192) return three_passes(constant<192>);
-    three_passes(constant<256>);
+    if (width <= 192) return passes(constant<192>);
+    passes(constant<256>);
   }
 }
 

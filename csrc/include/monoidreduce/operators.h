@@ -58,6 +58,14 @@ const DeviceFacts& facts_of(int cuda_device);
 // widths with less than 2^30 rows and columns. other_width is 0 where there is one pair of operands.
 bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu);
 
+// Whether a logsumexp_matmul of 16 bits and this width is narrow (Plan::narrow), given that its rows and columns are both at most
+// kNarrowLines.first or both at least kNarrowLines.second.
+struct LineNumbers {
+  std::int64_t few, many;
+};
+extern const LineNumbers kNarrowLines;
+bool can_be_narrow(std::int64_t width, double scale, const DeviceFacts& gpu);
+
 // In how many groups Hopper's contraction takes the rows of a 16-bit product: each group reads all columns again.
 std::int64_t contraction_groups(std::int64_t rows, std::int64_t columns, std::int64_t width,
                                 const DeviceFacts& gpu);

@@ -85,6 +85,12 @@ struct Choice {
   Reason both = {}, sm90 = {}, sm80 = {};
 };
 
+// The gradients of a fold with a payload.
+struct GradientSet {
+  bool rows = true, columns = true, payload = true;
+  bool of_columns() const { return columns || payload; }
+};
+
 // How the blocks of attention's backward pass share its jobs.
 struct JobSharing {
   // 16-byte aligned scratch; its last `words` words must be 0 at first. If in_parts is 0, it is a counter of jobs.
@@ -108,8 +114,11 @@ struct Plan {
   PlannedSizes sizes = {};  // on tensor cores, of padded operands
   Choice choice = {};
   bool deterministic = false, tf32 = false;
-  std::int64_t scratch = 0;  // elements of the accumulation type that the call needs
-  bool adds_rows = true;     // d_q, d_x: added to; false: written in the inputs' type
+  std::int64_t scratch = 0;   // elements of the accumulation type that the call needs
+  bool adds_rows = true;      // d_q, d_x: added to; false: written in the inputs' type
+  GradientSet computed = {};  // attention's backward pass on tensor cores: what is written, wanted or not
+  bool narrow =
+      false;  // logsumexp_matmul: forward keeps the mean of b, and gradients are folds (LogSumExpBackward)
   // What a block, or a cluster, computes at a time, on Hopper: rows and columns of scores. Backward above a width of 128, where each
   // gradient has a pass: lines that stay and lines that stream. Hidden values where an MLP comes in parts. 0: not told.
   TileSize tile = {};

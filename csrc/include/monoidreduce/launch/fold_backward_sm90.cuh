@@ -14,7 +14,8 @@
 namespace monoidreduce::sm90 {
 
 //   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
-//                      payload (element type E, written); all must be present
+//                      payload (element type E, written); all must be present, but for the rows' where
+//                      blocks do not add to it
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
 //   sharing            16-byte aligned: a counter of jobs, 0 at first. Without a mask, the ColumnHandover of
 //                      backward_last_round, if jobs are split. Not read if blocks add in turn.

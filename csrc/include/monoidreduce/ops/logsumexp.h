@@ -7,8 +7,10 @@
 
 namespace monoidreduce {
 
+// mean: of the rows of b, weighted by each row's shares exp(x_ij - lse_i). scale times it is the derivative of lse by a. Only
+// where the plan is narrow, and then it must be there.
 struct LogSumExpForward {
-  TensorView a, b, lse, lse_low;
+  TensorView a, b, lse, lse_low, mean;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   double scale = 1;
 };
@@ -16,7 +18,8 @@ template <std::same_as<LogSumExpForward> X>
 constexpr auto describe(const X*) {
   return call("logsumexp_forward", tensor("a", &X::a, "M F"), tensor("b", &X::b, "N F"),
               result("lse", &X::lse, "M", Type::kAccumulation),
-              result("lse_low", &X::lse_low, "M", Type::kAccumulation), scratch("scratch", &X::scratch),
+              result("lse_low", &X::lse_low, "M", Type::kAccumulation),
+              result("mean", &X::mean, "M F").maybe(), scratch("scratch", &X::scratch),
               option("scale", &X::scale));
 }
 
@@ -28,15 +31,20 @@ constexpr auto logsumexp_backward_operands() {
                 tensor("lse_low", &Call::lse_low, "M", Type::kAccumulation).dense());
 }
 
+// On CUDA by the SIMT kernels, or by folds where the plan is narrow: then d_a, which needs the mean, and d_b are of a's dtype. Else
+// they are products of local gradients.
 struct LogSumExpBackward {
-  TensorView grad_lse, a, b, lse, lse_low, d_a, d_b;
+  TensorView grad_lse, a, b, lse, lse_low, mean, d_a, d_b;
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   double scale = 1;
   std::int64_t workspace = 0;  // bytes for local gradients
 };
 template <std::same_as<LogSumExpBackward> X>
 constexpr auto describe(const X*) {
-  return call("logsumexp_backward", logsumexp_backward_operands<X>(), gradient("da", &X::d_a, "M F"),
-              gradient("db", &X::d_b, "N F"), option("scale", &X::scale), workspace(&X::workspace));
+  return call("logsumexp_backward", logsumexp_backward_operands<X>(),
+              optional("mean", &X::mean, "M F").dense(), gradient("da", &X::d_a, "M F", Type::kPlanGradient),
+              gradient("db", &X::d_b, "N F", Type::kPlanGradient), scratch("scratch", &X::scratch),
+              option("scale", &X::scale), workspace(&X::workspace));
 }
 
 // As CrossEntropyLocalGradient, for the columns in b.

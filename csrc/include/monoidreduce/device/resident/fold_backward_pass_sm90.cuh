@@ -1,5 +1,5 @@
 // One gradient of a fold with a payload on Hopper, in its own pass over the scores: for widths whose gradients do not fit
-// into registers together, and for the rows of the MLP's deterministic mode. The lines that the gradient belongs to stay in
+// into registers together, for rows whose gradient alone is wanted, and for those of the MLP's deterministic mode. The lines that the gradient belongs to stay in
 // shared memory; the others stream.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed

@@ -4,7 +4,8 @@
 //   weights^T, dz^T                       the monoid's pull, in registers
 //   d_payload += weights^T . grad_out     d_columns += dz^T . rows          left operand from registers
 //   d_rows^T   = columns^T . dz^T         from shared memory, then added to global memory by TMA (reduce-add), in any order
-//                                         or one tile of columns after another; or not here but in fold_backward_pass
+//                                         or one tile of columns after another; or not here, but in fold_backward_pass
+//                                         or not at all
 //
 // Two consumer warpgroups each own 64 of the 128 columns; a third warpgroup loads and adds. Columns are shared by a group of
 // heads: their gradients are summed in registers over all of these heads.
@@ -32,8 +33,8 @@
 
 namespace monoidreduce::sm90 {
 
-// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not at all, because
-// fold_backward_pass computes it.
+// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not here, because
+// fold_backward_pass computes it, or nobody wants it.
 enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 
 // Width of rows and of the payload, rounded up to whole slabs, and rows of a tile. kTransposed: do the payload and its

@@ -32,7 +32,9 @@ struct WarpRow {
     }
     return v;
   }
+  // Nothing, where the matrix is absent.
   __device__ __forceinline__ void write(const Matrix<float>& m, std::int64_t row) const {
+    if (m.tensor.data == nullptr) return;
 #pragma unroll
     for (int n = 0; n < kLaneWidth; ++n) {
       const int k = threadIdx.x % kWarp + n * kWarp;
