@@ -17,17 +17,26 @@ Call padded(const Call& given) {
   return x;
 }
 
-JobSharing backward_sharing(Family family, const FoldProblem& p, const DeviceFacts& gpu,
-                            const Launch& launch) {
+// tile: of Hopper's kernel for all gradients at once. even: do all tiles of keys meet equally many queries.
+JobSharing backward_sharing(Family family, const FoldProblem& p, TileSize tile, bool even,
+                            const DeviceFacts& gpu, const Launch& launch) {
   const bool at_once = family == Family::kSm80 || gradients_at_once(p);
   if (!at_once) return {};
   if (launch.deterministic) return {.in_turn = true};  // turns have a counter of their own
   if (family == Family::kSm80) return {};
-  if (!p.range.all()) return {.floats = 1, .words = 1};
+  if (!even) return {.floats = 1, .words = 1};
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  const LastRound last = backward_last_round(tiles::at_once(width, p.bias.present()), p, gpu);
+  const LastRound last = backward_last_round(tile, p, gpu);
   const std::int64_t words = last.blocks * tiles::kHandingThreads / 32;
   return {4 * tiles::kHandingThreads * tiles::handed_quads(width) * last.blocks + words, words, last.jobs};
+}
+
+// What keeps attention whose scores functions modify from Hopper's kernels.
+template <class Call>
+Limits modified_limits(const Call& x, bool in_order) {
+  if (std::max(x.q.size[3], x.v.size[3]) > 128) return {.sm90 = {Why::kWideModified}};
+  if (in_order && x.blocks.present()) return {.sm90 = {Why::kBlocksInOrder}};
+  return {};
 }
 
 }  // namespace
@@ -64,7 +73,8 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   if (family == Family::kSimt) {
     plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
   } else {
-    plan.sharing = backward_sharing(family, p, gpu, launch);
+    const TileSize tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
+    plan.sharing = backward_sharing(family, p, tile, p.range.all(), gpu, launch);
     if (family == Family::kSm90) plan.tile = backward_tile(p);
     for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   }
@@ -73,16 +83,23 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
 
 Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionFold x = padded(given);
-  const Limits limits{.sm90 = {Why::kModifiedScores}};
-  return plan_of(given, x, choose_resident(modified_problem(x), limits, gpu, launch), launch);
+  const FoldProblem p = modified_problem(x);
+  Plan plan = plan_of(given, x, choose_resident(p, modified_limits(x, false), gpu, launch), launch);
+  if (plan.choice.family != Family::kSm90) return plan;
+  plan.tile = tiles::kModifiedForward;
+  if (!is_even(x)) plan.scratch = 2;  // a counter of 8 bytes
+  return plan;
 }
 
 Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionPull x = padded(given);
   const FoldProblem p = modified_problem(x);
-  const Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .sm90 = {Why::kModifiedScores}};
+  Limits limits = modified_limits(x, launch.deterministic);
+  limits.widest_sm80 = widest_sm80_backward(p, gpu);
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
-  plan.sharing.in_turn = launch.deterministic;
+  const Family family = plan.choice.family;
+  plan.sharing = backward_sharing(family, p, tiles::kModifiedBackward, is_even(x), gpu, launch);
+  if (family == Family::kSm90) plan.tile = tiles::kModifiedBackward;
   for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   return plan;
 }

@@ -51,6 +51,8 @@ inline constexpr std::int64_t kHandingThreads = 256;
 constexpr TileSize at_once(std::int64_t width, bool biased) {
   return {width <= 64 && !biased ? 128 : 64, 128};
 }
+// Both passes of attention whose scores functions modify.
+inline constexpr TileSize kModifiedForward{128, 128}, kModifiedBackward{64, 128};
 // That of one gradient: lines that stay, and lines that stream past them.
 inline constexpr TileSize kPass{128, 64};
 // Hidden values in parts, forward and backward; local gradients of losses have the tiles of forward passes.

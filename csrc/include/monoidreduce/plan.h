@@ -70,7 +70,8 @@ enum class Why : std::int8_t {
   kIdleByUnits,     // the same, of hidden units
   kClassWeights,    // with label smoothing
   kTopOfLogits,     // with a bias or a softcap
-  kModifiedScores,  // by functions
+  kWideModified,    // by functions, and a width of more than 128
+  kBlocksInOrder,   // blocks of modified scores are skipped, in the deterministic mode
 };
 struct Reason {
   Why why = Why::kNothing;
