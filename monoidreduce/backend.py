@@ -494,8 +494,8 @@ def _plans(
             *functional.bounds(call["causal"], call["window"]),
         )
         if any(call[name] is not None for name in MODS):
-            of_call: Any = ((q, k, v), (options[0], *options[2:]), gpu)
-            forward, backward = _modified_plans(*of_call, block_mask=call["block_mask"])
+            blocks, of_call = call["block_mask"], (options[0], *options[2:])
+            forward, backward = _modified_plans((q, k, v), of_call, gpu, block_mask=blocks)
             return forward, backward, _copies(forward, backward, tensors)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
         forward = attention.plan_forward(q, k, v, bias, *options, gpu)

@@ -86,7 +86,7 @@ Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Laun
   const FoldProblem p = modified_problem(x);
   Plan plan = plan_of(given, x, choose_resident(p, modified_limits(x, false), gpu, launch), launch);
   if (plan.choice.family != Family::kSm90) return plan;
-  plan.tile = tiles::kModifiedForward;
+  plan.tile = tiles::modified_forward(std::max(p.width(), p.payload_width()), x.row_spans.present());
   if (!is_even(x)) plan.scratch = 2;  // a counter of 8 bytes
   return plan;
 }
@@ -98,8 +98,10 @@ Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Laun
   limits.widest_sm80 = widest_sm80_backward(p, gpu);
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   const Family family = plan.choice.family;
-  plan.sharing = backward_sharing(family, p, tiles::kModifiedBackward, is_even(x), gpu, launch);
-  if (family == Family::kSm90) plan.tile = tiles::kModifiedBackward;
+  const TileSize tile =
+      tiles::modified_backward(std::max(p.width(), p.payload_width()), x.row_spans.present());
+  plan.sharing = backward_sharing(family, p, tile, is_even(x), gpu, launch);
+  if (family == Family::kSm90) plan.tile = tile;
   for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   return plan;
 }

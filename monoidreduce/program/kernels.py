@@ -157,9 +157,10 @@ def compiled_scores(
     types = [f"{here}LogSumExp<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
     if which == FORWARD:
         types.append(f"{here}AttentionRows")
-    elif tier == "sm90":
-        order = "kInTurn" if which == BACKWARD_IN_TURN else "kAnyOrder"
-        tile.append(f"{family}RowSums::{order}")
+    if tier == "sm90":
+        tile.append(str(packed).lower())
+        if which != FORWARD:
+            tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")
     name = "forward" if which == FORWARD else "backward"
     tile_type = f"{family}Modified{name.capitalize()}Tile<{', '.join(tile)}>"
     kernel = f"{family}fold_{name}_kernel<{', '.join((_ELEMENTS[dtype], tile_type, *types))}>"

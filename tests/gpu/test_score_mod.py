@@ -88,7 +88,7 @@ def test_bands(options: dict[str, Any], gpu: torch.device) -> None:
     "make", (mods.document, mods.sliding_window, mods.nothing_kept), ids=lambda m: m.__name__
 )
 def test_block_mask(make: Any, shape: tuple[int, ...], gpu: torch.device) -> None:
-    """Tiles of queries and of keys are skipped, of several heads that share keys too; some blocks are whole."""
+    """Tiles of queries and of keys are skipped, also of heads that share keys."""
     check(make, shape, torch.bfloat16, gpu, blocked=True)
     check(make, shape, torch.bfloat16, gpu, blocked=True, causal=True)
 

@@ -40,7 +40,7 @@ extern "C" void run(const double* scores, ModifiedScoresData data, int batch, in
     for (int j = 0; j < data.columns; ++j) {
       const int at = i * data.columns + j;
       const ScoreElement<double> e{scores[at], batch,     head,        i,        j,
-                                   double(i),  double(j), data.tables, data.size};
+                                   double(i),  double(j), double(j - i), data.tables, data.size};
       const bool kept = !P::kMasked || P::keeps(e);
       score[at] = kept ? P::score(e) : -infinity<double>(), slope[at] = kept ? P::slope(e) : 0;
     }
@@ -164,7 +164,7 @@ def test_indices_are_not_converted() -> None:
     """What is a sum of the query's and the key's numbers comes from their real numbers."""
     slopes = torch.rand(4)
     text = mods_of(lambda score, b, h, i, j: score + slopes[h] * (j - i + 3) * 0.5, None).text
-    assert "((e.real_position - e.real_query) + R(3))" in scores_source(text).text
+    assert "(e.real_distance + R(3))" in scores_source(text).text
     assert "to_real(x" not in scores_source(text).text
 
 

@@ -9,25 +9,29 @@ namespace {
 using namespace monoidreduce::sm90;
 using enum RowSums;
 
-template <int kWidth>
+template <int kWidth, bool kPacked>
 constexpr bool planned() {
-  using Forward = ModifiedForwardTile<kWidth>;
-  using Backward = ModifiedBackwardTile<kWidth, kAnyOrder>;
+  using Forward = ModifiedForwardTile<kWidth, kPacked>;
+  using Backward = ModifiedBackwardTile<kWidth, kPacked, kAnyOrder>;
   using Parts = ColumnHandover<Backward>;
-  return Forward::kRows == tiles::kModifiedForward.rows &&
-         Forward::kColumns == tiles::kModifiedForward.columns &&
-         Backward::kRows == tiles::kModifiedBackward.rows &&
-         Backward::kColumns == tiles::kModifiedBackward.columns &&
+  const TileSize forward = tiles::modified_forward(kWidth, kPacked),
+                 backward = tiles::modified_backward(kWidth, kPacked);
+  return forward.rows == Forward::kRows && forward.columns == Forward::kColumns &&
+         backward.rows == Backward::kRows && backward.columns == Backward::kColumns &&
          Parts::kThreads == tiles::kHandingThreads &&
          Parts::kOfBlock == tiles::kHandingThreads * tiles::handed_quads(kWidth);
 }
-static_assert(planned<64>() && planned<128>());
+static_assert(planned<64, false>() && planned<64, true>() && planned<128, false>() && planned<128, true>());
 
-// Calls run(width) with 64 or 128, the larger width rounded up.
-template <class Run>
-void with_width(const FoldProblem& p, Run run) {
-  if (std::max(p.width(), p.payload_width()) <= 64) return run(std::integral_constant<int, 64>{});
-  run(std::integral_constant<int, 128>{});
+// Calls run(width, packed): the larger width rounded up, 64 or 128; are there packed sequences.
+template <class Call, class Run>
+void with_modified_tile(const Call& x, Run run) {
+  const auto with_width = [&](auto packed) {
+    if (std::max(x.q.size[3], x.v.size[3]) <= 64) return run(std::integral_constant<int, 64>{}, packed);
+    run(std::integral_constant<int, 128>{}, packed);
+  };
+  if (x.row_spans.present()) return with_width(std::true_type{});
+  with_width(std::false_type{});
 }
 
 }  // namespace
@@ -37,8 +41,8 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, c
   const FoldProblem p = modified_problem(x);
   const DeviceGuard device(x.q.cuda_device);
   Halves::with(x.q.dtype, [&](auto element) {
-    with_width(p, [&](auto width) {
-      using Tile = ModifiedForwardTile<width()>;
+    with_modified_tile(x, [&](auto width, auto packed) {
+      using Tile = ModifiedForwardTile<width(), packed()>;
       launch_loaded(
           "modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
           kForwardBytes<Tile, void>, launch.stream,
@@ -58,9 +62,9 @@ void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, c
                     backward_blocks<Tile>(arguments.jobs, x.q.cuda_device), Tile::kThreads,
                     kBackwardBytes<Tile, void>, launch.stream, arguments, LogSumExp<Bits>{}, scores_of(x));
     };
-    with_width(p, [&](auto width) {
-      if (plan.sharing.in_turn) return pull(ModifiedBackwardTile<width(), kInTurn>{});
-      pull(ModifiedBackwardTile<width(), kAnyOrder>{});
+    with_modified_tile(x, [&](auto width, auto packed) {
+      if (plan.sharing.in_turn) return pull(ModifiedBackwardTile<width(), packed(), kInTurn>{});
+      pull(ModifiedBackwardTile<width(), packed(), kAnyOrder>{});
     });
   };
   modified_backward_passes(x, plan.sharing, launch, run);

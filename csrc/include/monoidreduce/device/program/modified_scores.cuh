@@ -32,10 +32,19 @@ struct ModifiedScores {
   MR_HD BlockStrip strip_of_columns(int batch, int head, int column0, int column_count) const {
     return data.strip_of_columns(batch, head, column0, column_count);
   }
-  MR_HD ScoreElement<R> element(float dot, int batch, int head, int query, int position, R real_query,
-                                R real_position) const {
-    return {R(dot) * R(data.scale), batch,       head,     query, position, real_query,
-            real_position,          data.tables, data.size};
+  // Of the element at (down, across) from one at (query, position), whose numbers as reals are given too.
+  MR_HD ScoreElement<R> element(float dot, int batch, int head, int query, int down, int position, int across,
+                                R real_query, R real_position, R real_distance) const {
+    return {R(dot) * R(data.scale),
+            batch,
+            head,
+            query + down,
+            position + across,
+            real_query + R(float(down)),
+            real_position + R(float(across)),
+            real_distance + R(float(across - down)),
+            data.tables,
+            data.size};
   }
 
   // A fragment holds scores in natural units. kKnown: does the kernel know of a tile whether it is whole. Then the mask has a
@@ -54,10 +63,11 @@ struct ModifiedScores {
       const int rows[2] = {row0 + fragment_row(0), row0 + fragment_row(1)},
                 first_column = column0 + fragment_column(0);
       const R real_rows[2] = {R(rows[0]), R(rows[1])}, real_column(first_column);
+      const R distances[2] = {real_column - real_rows[0], real_column - real_rows[1]};
       const auto element = [&](int i) {
         const int r = row_of_element(i), column = i / 4 * 8 + i % 2;
-        return all.element(tile[i], batch, head, rows[r], first_column + column, real_rows[r],
-                           real_column + R(float(column)));
+        return all.element(tile[i], batch, head, rows[r], 0, first_column, column, real_rows[r], real_column,
+                           distances[r]);
       };
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
@@ -92,13 +102,12 @@ struct ModifiedScores {
   struct Pulled {
     const ModifiedScores& all;
     const int batch, head, first_row, column;
-    const R real_row, real_column;
+    const R real_row, real_column, distance;
     const bool whole;
 
     __device__ __forceinline__ ScoreElement<R> element(Bits dot, int i) const {
       const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);
-      return all.element(dot.x, batch, head, first_row + row, column + down, real_row + R(float(row)),
-                         real_column + R(float(down)));
+      return all.element(dot.x, batch, head, first_row, row, column, down, real_row, real_column, distance);
     }
     template <int kSize>
     __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int, int) const {}
@@ -113,10 +122,6 @@ struct ModifiedScores {
     template <int kSize>
     __device__ __forceinline__ void finish_transposed(float (&weights)[kSize], float (&g)[kSize], int,
                                                       int) const {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        if (weights[i] == 0.f) g[i] = 0.f;  // the payload of an absent element may not be finite
-      }
       if constexpr (P::kMasked) {
         if (whole) return;
 #pragma unroll
@@ -129,7 +134,8 @@ struct ModifiedScores {
   __device__ __forceinline__ Pulled pulled(int batch, int head, int row0, int column0,
                                            bool whole = false) const {
     const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
-    return {*this, batch, head, first_row, column, R(first_row), R(column), whole};
+    return {*this,     batch,     head, first_row, column, R(first_row), R(column), R(column) - R(first_row),
+            whole};
   }
 };
 template <class P>

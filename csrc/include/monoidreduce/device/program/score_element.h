@@ -88,12 +88,13 @@ struct ModifiedScoresData {
   }
 };
 
-// An element, with its numbers as reals too: sums of a base and a constant, so that no element is converted.
+// An element, with its numbers as reals too: sums of a base and a constant, so that no element is converted. distance: from
+// the query to the position, of which most biases by position are functions.
 template <class R>
 struct ScoreElement {
   R score;  // scaled
   Index<R> batch, head, query, position;
-  R real_query, real_position;
+  R real_query, real_position, real_distance;
   const ProgramTables& tables;
   const int* size;
 };
