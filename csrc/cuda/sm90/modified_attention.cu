@@ -43,11 +43,11 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, c
   Halves::with(x.q.dtype, [&](auto element) {
     with_modified_tile(x, [&](auto width, auto packed) {
       using Tile = ModifiedForwardTile<width(), packed()>;
-      launch_loaded(
-          "modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
-          kForwardBytes<Tile, void>, launch.stream,
-          forward_arguments<decltype(element), Tile, void>(p, {x.out, x.out_low}, counter, launch),
-          LogSumExp<Bits>{}, scores_of(x), AttentionRows{data<float>(x.lse), data<float>(x.lse_low)});
+      launch_loaded("modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
+                    kForwardBytes<Tile, void>, launch.stream,
+                    forward_arguments<decltype(element), Tile, void>(p, {x.out, x.out_low}, counter, launch),
+                    LogSumExp<Bits>{}, scores_of(x),
+                    AttentionRows{data<float>(x.lse), data<float>(x.lse_low)});
     });
   });
 }

@@ -44,24 +44,23 @@ BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, cons
                             : even        ? nullptr
                                           : reinterpret_cast<unsigned*>(sharing);
   const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last, counter);
-  return {
-      .rows = tensor_map(p.a, Tile::kRows),
-      .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
-      .columns = tensor_map(p.b, Tile::kColumns),
-      .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
-                                   : tensor_map(p.payload, Tile::kColumns),
-      .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
-      .d_columns = tensor_map(wanted.d_b, kFragmentRows),
-      .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
-                                     : tensor_map(wanted.d_payload, kFragmentRows),
-      .d_column_bias = static_cast<float*>(wanted.d_bias.data),
-      .residuals = residuals,
-      .marks = marks,
-      .turns = turns,
-      .shape = shape,
-      .jobs = jobs,
-      .parts = {sharing, last},
-      .bias = bias_source<B>(p.bias, Tile::kRows)};
+  return {.rows = tensor_map(p.a, Tile::kRows),
+          .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
+          .columns = tensor_map(p.b, Tile::kColumns),
+          .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
+                                       : tensor_map(p.payload, Tile::kColumns),
+          .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
+          .d_columns = tensor_map(wanted.d_b, kFragmentRows),
+          .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
+                                         : tensor_map(wanted.d_payload, kFragmentRows),
+          .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+          .residuals = residuals,
+          .marks = marks,
+          .turns = turns,
+          .shape = shape,
+          .jobs = jobs,
+          .parts = {sharing, last},
+          .bias = bias_source<B>(p.bias, Tile::kRows)};
 }
 template <class Tile>
 unsigned backward_blocks(const JobNumbers& jobs, int cuda_device) {

@@ -134,8 +134,7 @@ struct ModifiedScores {
   __device__ __forceinline__ Pulled pulled(int batch, int head, int row0, int column0,
                                            bool whole = false) const {
     const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
-    return {*this,     batch,     head, first_row, column, R(first_row), R(column), R(column) - R(first_row),
-            whole};
+    return {*this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
   }
 };
 template <class P>

@@ -196,7 +196,8 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const 
     // The first tile of rows finds room before the columns do, whose place the last job's gradients leave through.
     bool first = true;
     const auto load_rows = [&](int head, int row0, auto write_step) {
-      const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+      [[maybe_unused]] const std::int64_t values =
+          (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
       const arch::Box box{0, row0, head, job.batch};
       arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes, write_step);
       RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
@@ -346,8 +347,8 @@ struct BiasGradient {
 };
 
 template <class S, class M>
-concept BackwardScores = TransposedScores<S, M> || ScoresWithTiles<S> ||
-                         (kScoresOfElements<S> && PulledScoresOfHeads<S, M>);
+concept BackwardScores =
+    TransposedScores<S, M> || ScoresWithTiles<S> || (kScoresOfElements<S> && PulledScoresOfHeads<S, M>);
 
 template <class E, BackwardTiling Tile, TileMonoid M, BackwardScores<M> Scores>
 struct BackwardConsumer {

@@ -130,8 +130,8 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
       arch::Mbarrier* const arrived = memory.column_ring.acquire(at, ColumnsTile::kBytes, [&] {
         if constexpr (kSkips)
-          memory.steps[at.stage] = {next, scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row,
-                                                       Tile::kColumns)};
+          memory.steps[at.stage] = {
+              next, scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row, Tile::kColumns)};
       });
       ColumnsTile{memory.columns[at.stage]}.load(p.columns, box, arrived);
       if constexpr (!std::is_void_v<B>) {
@@ -170,8 +170,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
 }
 
 template <class S, class M>
-concept ForwardScores =
-    FragmentScores<S, M> || ScoresWithTiles<S> || (SkipsBlocks<S> && ScoresOfHeads<S, M>);
+concept ForwardScores = FragmentScores<S, M> || ScoresWithTiles<S> || (SkipsBlocks<S> && ScoresOfHeads<S, M>);
 
 // A consumer, with the rows of one job.
 template <class E, ForwardTiling Tile, TileMonoid M, ForwardScores<M> Scores, PayloadRows<M> Rows, class Job>
