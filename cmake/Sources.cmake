@@ -89,4 +89,5 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/cross_entropy_forward.cu
     csrc/cuda/sm90/cross_entropy_gradient.cu
     csrc/cuda/sm90/local_products.cu
+    csrc/cuda/sm90/modified_attention.cu
     csrc/cuda/sm90/statistics.cu)

@@ -28,6 +28,7 @@ class DeviceFacts:
 class Plan:
     scratch: int
     adds_rows: bool
+    in_turn: bool
     tile: tuple[int, int]
     few_rows: bool
     part: tuple[int, int]
@@ -740,6 +741,7 @@ def modified_attention_fold(
     lse: Tensor,
     lse_low: Tensor,
     out_low: Tensor | None,
+    scratch: Tensor | None,
     kernel: int,
     sizes: list[int],
     scale: float,
@@ -765,6 +767,7 @@ def plan_modified_attention_fold(
     lse: Tensor | None = None,
     lse_low: Tensor | None = None,
     out_low: Tensor | None = None,
+    scratch: Tensor | None = None,
     kernel: int = 0,
     sizes: list[int] = [],
     scale: float = 1.0,

@@ -459,10 +459,17 @@ def _modified_plans(
     options: tuple[Any, ...],
     gpu: _C.DeviceFacts | None,
     spans: attention.Spans = attention.NO_SPANS,
+    block_mask: Any = None,
 ) -> tuple[_C.Plan, _C.Plan]:
+    from monoidreduce.block_mask import as_block_mask
     from monoidreduce.program import attention_cuda
 
-    given = (*tensors, options, gpu, spans)
+    kinds = None
+    if block_mask is not None:
+        blocks, q = as_block_mask(block_mask), tensors[0]
+        kinds = blocks.kinds.expand(q.shape[0], q.shape[1], -1, -1)
+        options = (*options, *blocks.block)
+    given = (*tensors, options, gpu, spans, kinds)
     forward, backward = attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
     attention_cuda.check(forward)
     return forward, backward
@@ -489,7 +496,8 @@ def _plans(
             *functional.bounds(call["causal"], call["window"]),
         )
         if any(call[name] is not None for name in MODS):
-            forward, backward = _modified_plans((q, k, v), (options[0], *options[2:]), gpu)
+            blocks, of_call = call["block_mask"], (options[0], *options[2:])
+            forward, backward = _modified_plans((q, k, v), of_call, gpu, block_mask=blocks)
             return forward, backward, _copies(forward, backward, tensors)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
         forward = attention.plan_forward(q, k, v, bias, *options, gpu)

@@ -45,6 +45,7 @@ class DeviceFacts:
 class Plan:
     scratch: int
     adds_rows: bool
+    in_turn: bool
     tile: tuple[int, int]
     few_rows: bool
     part: tuple[int, int]

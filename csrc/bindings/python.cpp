@@ -79,6 +79,7 @@ void define_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def_readonly("scratch", &Plan::scratch)
       .def_readonly("adds_rows", &Plan::adds_rows)
+      .def_property_readonly("in_turn", [](const Plan& p) { return p.sharing.in_turn; })
       .def_property_readonly("tile", [](const Plan& p) { return std::pair(p.tile.rows, p.tile.columns); })
       .def_property_readonly("few_rows", [](const Plan& p) { return p.packing.heads > 0; })
       .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })

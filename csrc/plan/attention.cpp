@@ -29,17 +29,26 @@ GradientSet computed(Family family, const FoldProblem& p, const AttentionBackwar
   return {};
 }
 
-JobSharing backward_sharing(Family family, const FoldProblem& p, const GradientSet& computed,
-                            const DeviceFacts& gpu, const Launch& launch) {
+// tile: of Hopper's kernel for all gradients at once. even: do all tiles of keys meet equally many queries.
+JobSharing backward_sharing(Family family, const FoldProblem& p, const GradientSet& computed, TileSize tile,
+                            bool even, const DeviceFacts& gpu, const Launch& launch) {
   const bool at_once = family == Family::kSm80 || (gradients_at_once(p) && computed.of_columns());
   if (!at_once) return {};
   if (launch.deterministic && computed.rows) return {.in_turn = true};  // turns have a counter of their own
   if (family == Family::kSm80) return {};
-  if (!p.range.all()) return {.floats = 1, .words = 1};
+  if (!even) return {.floats = 1, .words = 1};
   const std::int64_t width = std::max(p.width(), p.payload_width());
-  const LastRound last = backward_last_round(tiles::at_once(width, p.bias.present()), p, gpu);
+  const LastRound last = backward_last_round(tile, p, gpu);
   const std::int64_t words = last.blocks * tiles::kHandingThreads / 32;
   return {4 * tiles::kHandingThreads * tiles::handed_quads(width) * last.blocks + words, words, last.jobs};
+}
+
+// What keeps attention whose scores functions modify from Hopper's kernels.
+template <class Call>
+Limits modified_limits(const Call& x, bool in_order) {
+  if (std::max(x.q.size[3], x.v.size[3]) > 128) return {.sm90 = {Why::kWideModified}};
+  if (in_order && x.blocks.present()) return {.sm90 = {Why::kBlocksInOrder}};
+  return {};
 }
 
 }  // namespace
@@ -78,7 +87,8 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   if (family == Family::kSimt) {
     plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
   } else {
-    plan.sharing = backward_sharing(family, p, plan.computed, gpu, launch);
+    const TileSize tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
+    plan.sharing = backward_sharing(family, p, plan.computed, tile, p.range.all(), gpu, launch);
     if (family == Family::kSm90) plan.tile = at_once ? backward_tile(p) : tiles::kPass;
     for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   }
@@ -87,16 +97,25 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
 
 Plan plan(const ModifiedAttentionFold& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionFold x = padded(given);
-  const Limits limits{.sm90 = {Why::kModifiedScores}};
-  return plan_of(given, x, choose_resident(modified_problem(x), limits, gpu, launch), launch);
+  const FoldProblem p = modified_problem(x);
+  Plan plan = plan_of(given, x, choose_resident(p, modified_limits(x, false), gpu, launch), launch);
+  if (plan.choice.family != Family::kSm90) return plan;
+  plan.tile = tiles::modified_forward(std::max(p.width(), p.payload_width()), x.row_spans.present());
+  if (!is_even(x)) plan.scratch = 2;  // a counter of 8 bytes
+  return plan;
 }
 
 Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Launch& launch) {
   const ModifiedAttentionPull x = padded(given);
   const FoldProblem p = modified_problem(x);
-  const Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu), .sm90 = {Why::kModifiedScores}};
+  Limits limits = modified_limits(x, launch.deterministic);
+  limits.widest_sm80 = widest_sm80_backward(p, gpu);
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
-  plan.sharing.in_turn = launch.deterministic;
+  const Family family = plan.choice.family;
+  const TileSize tile =
+      tiles::modified_backward(std::max(p.width(), p.payload_width()), x.row_spans.present());
+  plan.sharing = backward_sharing(family, p, plan.computed, tile, is_even(x), gpu, launch);
+  if (family == Family::kSm90) plan.tile = tile;
   for (const std::int64_t part : BackwardParts(x, plan.sharing).floats) plan.scratch += (part + 3) / 4 * 4;
   return plan;
 }

@@ -59,8 +59,10 @@ std::string text(const Reason& r) {
       return "label smoothing has weights of classes";
     case Why::kTopOfLogits:
       return "top1 is of logits with a bias or a softcap";
-    case Why::kModifiedScores:
-      return "functions modify the scores";
+    case Why::kWideModified:
+      return "functions modify scores, and a width is more than 128";
+    case Why::kBlocksInOrder:
+      return "blocks are skipped, and the deterministic mode is asked for";
   }
   return "";
 }

@@ -68,6 +68,11 @@ inline constexpr std::int64_t kHandingThreads = 256;
 constexpr TileSize at_once(std::int64_t width, bool biased) {
   return {width <= 64 && !biased ? 128 : 64, 128};
 }
+// Both passes of attention whose scores functions modify. packed: of packed sequences.
+constexpr TileSize modified_forward(std::int64_t width, bool packed) {
+  return {width <= 64 && !packed ? 192 : 128, 128};
+}
+constexpr TileSize modified_backward(std::int64_t width, bool packed) { return at_once(width, packed); }
 // That of one gradient: lines that stay, and lines that stream past them.
 inline constexpr TileSize kPass{128, 64};
 // Hidden values in parts, forward and backward; local gradients of losses have the tiles of forward passes.

@@ -15,11 +15,11 @@ from monoidreduce.program import kernels
 __all__ = ["backward", "check", "forward", "plan_backward", "plan_forward"]
 
 Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of blocks their sizes, weights
-NAMES = ("row_spans", "column_spans", "scale", "left", "right")
+NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block_rows", "block_columns")
 
 
-def kernel_of(program: str, backward: bool, q: Tensor, v: Tensor, spans: Spans) -> int:
-    """The number of the kernel of a pass."""
+def kernel_of(program: str, which: str, q: Tensor, v: Tensor, spans: Spans, plan: _C.Plan) -> int:
+    """The number of the kernel of a pass. which: as of `kernels.compiled_scores`."""
     if not kernels.is_available():
         raise RuntimeError(
             "score_mod, mask_mod: on a GPU their kernels are compiled by NVRTC, and there is none: "
@@ -28,7 +28,7 @@ def kernel_of(program: str, backward: bool, q: Tensor, v: Tensor, spans: Spans) 
 
     width = max(q.shape[3], v.shape[3])
     packed = spans[0] is not None
-    return kernels.scores_kernel(program, backward, packed, q.dtype, width, q.device.index)
+    return kernels.scores_kernel(program, which, packed, q.dtype, width, plan.tier, q.device.index)
 
 
 def is_empty(q: Tensor, k: Tensor) -> bool:
@@ -51,9 +51,11 @@ def plan_forward(
     options: tuple[Any, ...],
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
+    blocks: Tensor | None = None,
 ) -> _C.Plan:
-    """options: as of `forward`, at least the first three. gpu: plans for it, wherever the tensors are."""
-    given: Any = dict(zip(NAMES, (*spans, *options), strict=False))
+    """options: as of `forward`; without blocks, at least the first three. gpu: plans for it, wherever the
+    tensors are."""
+    given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
     return _C.plan_modified_attention_fold(q, k, v, **given, gpu=gpu)
 
 
@@ -64,9 +66,10 @@ def plan_backward(
     options: tuple[Any, ...],
     gpu: _C.DeviceFacts | None = None,
     spans: Spans = NO_SPANS,
+    blocks: Tensor | None = None,
 ) -> _C.Plan:
     """The same."""
-    given: Any = dict(zip(NAMES, (*spans, *options), strict=False))
+    given: Any = dict(zip(NAMES, (blocks, *spans, *options), strict=False))
     deterministic = torch.are_deterministic_algorithms_enabled()
     return _C.plan_modified_attention_pull(q, k, v, **given, deterministic=deterministic, gpu=gpu)
 
@@ -88,13 +91,13 @@ def forward(
     if is_empty(q, k):
         out = q.new_zeros((*rows, width))
         return out, lse.fill_(-torch.inf), torch.zeros_like(lse), low_words(out, compensated).zero_()
-    plan = plan_forward(q, k, v, options, spans=spans)
+    plan = plan_forward(q, k, v, options, spans=spans, blocks=blocks)
     check(plan)
     q, k, v = readable(q, v, q, k, v)
     out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
     out_low = low_words(out, compensated)
-    kernel = kernel_of(program, False, q, v, spans)
-    filled: Any = (out, lse, lse_low, present(out_low))
+    kernel = kernel_of(program, kernels.FORWARD, q, v, spans, plan)
+    filled: Any = (out, lse, lse_low, present(out_low), statistics(q, plan.scratch))
     arguments: Any = (q, k, v, *tables, blocks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_fold(*arguments)
     if v.shape[3] != width:
@@ -120,7 +123,7 @@ def backward(
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
     out, lse, lse_low, low = residuals
-    plan = plan_backward(q, k, v, options, spans=spans)
+    plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
     check(plan)
     if low is None and k.shape[2] <= FEW_KEYS:
         out, _, _, low = forward(q, k, v, tables, blocks, spans, program, sizes, options, True)
@@ -128,7 +131,8 @@ def backward(
     low = None if low is None else next(readable(q, v, low))
     grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
     found = [accumulator(q), new(k), new(v)]
-    kernel = kernel_of(program, True, q, v, spans)
+    which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
+    kernel = kernel_of(program, which, q, v, spans, plan)
     arguments: Any = (
         q,
         k,

@@ -83,6 +83,7 @@ def _value(node: Node) -> str:
 
 
 _REALS = {("query",): "e.real_query", ("position",): "e.real_position"}
+_DISTANCES = {("position", "query"): "e.real_distance", ("query", "position"): "(-e.real_distance)"}
 
 
 def _real(nodes: Sequence[Node], number: int) -> str | None:
@@ -94,6 +95,9 @@ def _real(nodes: Sequence[Node], number: int) -> str | None:
         return f"R({arguments[0]})"
     if name not in ("index_add", "index_sub"):
         return None
+    of = (nodes[arguments[0]][0], nodes[arguments[1]][0])
+    if name == "index_sub" and of in _DISTANCES:
+        return _DISTANCES[of]
     left, right = (_real(nodes, argument) for argument in arguments)
     return f"({left} {_INFIX[name]} {right})" if left and right else None
 

@@ -23,6 +23,9 @@ from monoidreduce.program.compiler import Image
 from monoidreduce.program.cuda_source import Source, fold_source, gradient_source, scores_source, state_words
 
 __all__ = [
+    "BACKWARD",
+    "BACKWARD_IN_TURN",
+    "FORWARD",
     "compiled",
     "compiled_scores",
     "fold_kernels",
@@ -47,6 +50,7 @@ using P = Program<{real}>;
 """
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT = "fold", "gradient"
+FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
 _WIDTHS = (64, 128, 256)  # of the tiles of modified scores
 
 
@@ -94,48 +98,73 @@ def compiled(
 
 
 def scores_kernel(
-    program: str, backward: bool, packed: bool, dtype: torch.dtype, width: int, device: int
+    program: str, which: str, packed: bool, dtype: torch.dtype, width: int, tier: str, device: int
 ) -> int:
     """The number of the kernel that folds attention of modified scores, or pulls its gradients.
 
-    packed: of packed sequences. width: the larger one of the operands.
+    As of `compiled_scores`; width: the larger one of the operands.
     """
     at_most = next(size for size in _WIDTHS if width <= size)
     capability = torch.cuda.get_device_capability(device)
-    return _loaded_scores(program, backward, packed, dtype, at_most, capability)
+    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability)
 
 
 @lru_cache(1024)
 def _loaded_scores(
-    program: str, backward: bool, packed: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    capability: tuple[int, int],
 ) -> int:
-    image = compiled_scores(program, backward, packed, dtype, width, capability)
+    image = compiled_scores(program, which, packed, dtype, width, tier, capability)
     return _C.load_kernels(image.code, list(image.names))
 
 
 def compiled_scores(
-    program: str, backward: bool, packed: bool, dtype: torch.dtype, width: int, capability: tuple[int, int]
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    capability: tuple[int, int],
 ) -> Image:
     """The kernel of a pass of attention of modified scores.
 
-    packed: of packed sequences. width: 64, 128 or 256.
+    Args:
+        program: `Program.text`.
+        which: FORWARD, BACKWARD, or BACKWARD_IN_TURN: blocks add to a query's gradient in a fixed order.
+            sm80 has one kernel for both.
+        packed: are these packed sequences.
+        dtype: of the operands.
+        width: 64, 128 or 256; on sm90 backward at most 128.
+        tier: "sm80" or "sm90", of the plan.
+        capability: of the GPU, as (9, 0).
     """
     found = compiler.find()
     assert found is not None
     text = _UNIT.format(
-        includes='#include "monoidreduce/device/resident/modified_sm80.cuh"\n',
+        includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
         program=scores_source(program, packed).text,
         real="ElementReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
-    here, element = "monoidreduce::", _ELEMENTS[dtype]
+    here, family = "monoidreduce::", f"monoidreduce::{tier}::"
+    tile = [str(width)]
     types = [f"{here}LogSumExp<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
-    kernel, tile = "fold_backward_kernel", "ModifiedBackwardTile"
-    if not backward:
-        kernel, tile = "fold_forward_kernel", "ModifiedForwardTile"
+    if which == FORWARD:
         types.append(f"{here}AttentionRows")
-    arguments = ", ".join((element, f"{here}sm80::{tile}<{width}>", *types))
-    return _compiled(found, text, [f"{here}sm80::{kernel}<{arguments}>"], "sm80", capability)
+    if tier == "sm90":
+        tile.append(str(packed).lower())
+        if which != FORWARD:
+            tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")
+    name = "forward" if which == FORWARD else "backward"
+    tile_type = f"{family}Modified{name.capitalize()}Tile<{', '.join(tile)}>"
+    kernel = f"{family}fold_{name}_kernel<{', '.join((_ELEMENTS[dtype], tile_type, *types))}>"
+    return _compiled(found, text, [kernel], tier, capability)
 
 
 def _compiled(

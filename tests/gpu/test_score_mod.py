@@ -16,6 +16,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 
+pytestmark = pytest.mark.tiers("sm80", "sm90")
 # B, H, Hkv, M, N, F, D
 SHAPES = (
     (2, 4, 2, 200, 333, 64, 64),
@@ -82,12 +83,29 @@ def test_bands(options: dict[str, Any], gpu: torch.device) -> None:
     check(mods.learned, SHAPES[0], torch.float16, gpu, **options)
 
 
+@pytest.mark.parametrize("shape", ((2, 4, 2, 200, 333, 64, 64), (1, 4, 1, 700, 900, 128, 128)), ids=str)
 @pytest.mark.parametrize(
     "make", (mods.document, mods.sliding_window, mods.nothing_kept), ids=lambda m: m.__name__
 )
-def test_block_mask(make: Any, gpu: torch.device) -> None:
-    check(make, SHAPES[0], torch.bfloat16, gpu, blocked=True)
-    check(make, SHAPES[0], torch.bfloat16, gpu, blocked=True, causal=True)
+def test_block_mask(make: Any, shape: tuple[int, ...], gpu: torch.device) -> None:
+    """Tiles of queries and of keys are skipped, also of heads that share keys."""
+    check(make, shape, torch.bfloat16, gpu, blocked=True)
+    check(make, shape, torch.bfloat16, gpu, blocked=True, causal=True)
+
+
+def far_apart(B: int, H: int, M: int, N: int, **like: Any) -> Case:
+    """Whole blocks, tiles of which none is kept, and a head that keeps nothing."""
+    return Case(None, lambda b, h, i, j: ((i // 128 - j // 128) % 3 == 1) & (h != 1))
+
+
+def test_whole_blocks(gpu: torch.device) -> None:
+    check(far_apart, (2, 4, 2, 900, 1000, 128, 64), torch.float16, gpu, blocked=True)
+
+
+def test_many_jobs(gpu: torch.device) -> None:
+    """More tiles than multiprocessors: a block takes one after another, of different lengths."""
+    check(mods.document, (4, 16, 8, 600, 600, 64, 64), torch.bfloat16, gpu, blocked=True)
+    check(mods.alibi, (4, 16, 8, 600, 600, 64, 64), torch.bfloat16, gpu)
 
 
 def test_deterministic(deterministic: None, gpu: torch.device) -> None:
@@ -103,7 +121,20 @@ def test_deterministic(deterministic: None, gpu: torch.device) -> None:
         assert torch.equal(first, second)
 
 
-def test_path_and_explanation(gpu: torch.device) -> None:
+def test_deterministic_without_blocks(deterministic: None, gpu: torch.device) -> None:
+    """Blocks of the kernel add in turn: the same bits, and right ones."""
+    slopes = torch.rand(4, device=gpu)
+    leaves = operands((2, 4, 2, 500, 700, 128, 128), torch.bfloat16, gpu)
+    score_mod = lambda s, b, h, i, j: s + slopes[h] * (j - i)  # noqa: E731
+    found = [
+        results(lambda *t: mr.attention(*t, score_mod=score_mod, return_lse=True), leaves) for _ in range(2)
+    ]
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+    check(mods.alibi, SHAPES[0], torch.bfloat16, gpu, causal=True)
+
+
+def test_path_and_explanation(tier: str, gpu: torch.device) -> None:
     leaves = operands(SHAPES[0], torch.bfloat16, gpu)
     mask = lambda b, h, i, j: i >= j  # noqa: E731
     before = mr._C.path_counts()
@@ -115,8 +146,8 @@ def test_path_and_explanation(gpu: torch.device) -> None:
         {explained.forward, explained.backward}
         == taken
         == {
-            "modified_attention_fold/cuda/sm80/bfloat16",
-            "modified_attention_pull/cuda/sm80/bfloat16",
+            f"modified_attention_fold/cuda/{tier}/bfloat16",
+            f"modified_attention_pull/cuda/{tier}/bfloat16",
         }
     )
 

@@ -383,12 +383,55 @@ def test_explain() -> None:
     assert any("which the CPU engine interprets" in reason for reason in explained.reasons)
     halves = [t.to(torch.bfloat16) for t in leaves]
     planned = mr.explain("attention", *halves, mask_mod=mask, hardware="h100")
-    assert planned.forward == "modified_attention_fold/cuda/sm80/bfloat16"
-    assert "forward: tensor cores, through mma.sync; not sm90: functions modify the scores" in planned.reasons
+    assert planned.forward == "modified_attention_fold/cuda/sm90/bfloat16"
+    assert planned.backward == "modified_attention_pull/cuda/sm90/bfloat16"
     with pytest.raises(
         ValueError, match="on a GPU expected q, k and v of float16 or bfloat16, at most 256 wide"
     ):
         mr.explain("attention", *leaves, mask_mod=mask, hardware="h100")
+
+
+SM80, WIDE = "tensor cores, through mma.sync; not sm90: ", "a width is more than 128"
+SM90 = "tensor cores, through sm_90a"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "width", "blocked", "deterministic", "forward", "backward"),
+    (
+        ("h100", 64, False, False, SM90, SM90),
+        ("h100", 128, True, False, SM90, SM90),
+        ("h100", 128, False, True, SM90, SM90),
+        (
+            "h100",
+            128,
+            True,
+            True,
+            SM90,
+            SM80 + "blocks are skipped, and the deterministic mode is asked for",
+        ),
+        ("h100", 136, False, False, *2 * (SM80 + "functions modify scores, and " + WIDE,)),
+        ("a100", 64, True, False, *2 * (SM80 + "the GPU is sm_80, not sm_90",)),
+    ),
+)
+def test_planned_kernels(
+    hardware: str, width: int, blocked: bool, deterministic: bool, forward: str, backward: str
+) -> None:
+    """What a GPU that is not there would run, and why not Hopper's kernels."""
+    mask = lambda b, h, i, j: i >= j  # noqa: E731
+    leaves = operands((1, 2, 1, 64, 64, width, 8), torch.bfloat16)
+    given: dict[str, Any] = {"mask_mod": mask}
+    if blocked:
+        given = {"block_mask": mr.block_mask(mask, None, None, 64, 64, block_size=16)}
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        planned = mr.explain("attention", *leaves, **given, hardware=hardware)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, path, reason in (("fold", planned.forward, forward), ("pull", planned.backward, backward)):
+        tier = "sm90" if reason == SM90 else "sm80"
+        assert path == f"modified_attention_{name}/cuda/{tier}/bfloat16"
+    assert f"forward: {forward}" in "\n".join(planned.reasons)
+    assert f"backward: {backward}" in "\n".join(planned.reasons)
 
 
 def test_flops() -> None:

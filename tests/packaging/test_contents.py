@@ -72,7 +72,7 @@ HEADERS = """
     device/resident/fold_backward_sm80.cuh device/resident/fold_backward_sm90.cuh
     device/resident/fold_few_rows_sm90.cuh device/resident/fold_forward_sm80.cuh
     device/resident/fold_forward_sm90.cuh device/resident/kept.cuh device/resident/modified_sm80.cuh
-    device/resident/repair.cuh
+    device/resident/modified_sm90.cuh device/resident/repair.cuh
     device/resident/row_fragment.cuh device/resident/row_residuals.cuh device/resident/strided_lines.cuh
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
@@ -117,7 +117,7 @@ SOURCES = """
     cuda/element.h cuda/engine.h cuda/gated_mlp.cu cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
     cuda/logsumexp.cu cuda/logsumexp_folds.cuh cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
+    cuda/mlp_passes.cuh cuda/modified_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
     cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/sequences.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu
@@ -132,7 +132,7 @@ SOURCES = """
     cuda/sm90/logsumexp.cu
     cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
-    cuda/sm90/statistics.cu
+    cuda/sm90/modified_attention.cu cuda/sm90/statistics.cu
     plan/attention.cpp plan/attention.h plan/check.h plan/losses.cpp plan/mlp.cpp plan/plan.cpp plan/plan.h
     plan/text.cpp plan/tiles.h
 """

@@ -59,18 +59,19 @@ enum class Why : std::int8_t {
   kSharedBias,  // by all columns
   kWideBias,    // and a width of more than 128
   kWidth0,
-  kWidth,           // first: it, more than second
-  kOnlyLogSumExp,   // has a gradient
-  kBiasInOrder,     // its gradient, that scores share, in the deterministic mode
-  kInOrder,         // the deterministic mode
-  kTorchInOrder,    // torch's products in the deterministic mode
-  kWorkspace,       // first: its bytes, which hold no tile a row
-  kHiddenSpace,     // the same, no tile of hidden values
-  kIdleByRows,      // first: their number, second: their blocks, third: of multiprocessors
-  kIdleByUnits,     // the same, of hidden units
-  kClassWeights,    // with label smoothing
-  kTopOfLogits,     // with a bias or a softcap
-  kModifiedScores,  // by functions
+  kWidth,          // first: it, more than second
+  kOnlyLogSumExp,  // has a gradient
+  kBiasInOrder,    // its gradient, that scores share, in the deterministic mode
+  kInOrder,        // the deterministic mode
+  kTorchInOrder,   // torch's products in the deterministic mode
+  kWorkspace,      // first: its bytes, which hold no tile a row
+  kHiddenSpace,    // the same, no tile of hidden values
+  kIdleByRows,     // first: their number, second: their blocks, third: of multiprocessors
+  kIdleByUnits,    // the same, of hidden units
+  kClassWeights,   // with label smoothing
+  kTopOfLogits,    // with a bias or a softcap
+  kWideModified,   // by functions, and a width of more than 128
+  kBlocksInOrder,  // blocks of modified scores are skipped, in the deterministic mode
 };
 struct Reason {
   Why why = Why::kNothing;

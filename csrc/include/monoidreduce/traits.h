@@ -147,11 +147,22 @@ concept PulledScoresOfHeads = requires(const S s, int batch, int head, int row0,
 // Scores each of which takes registers: of a bias an element, or of a function.
 template <class S>
 inline constexpr bool kScoresOfElements = false;
+// May the columns of a row be listed spans. Code for these takes registers too, so a kernel for scores of elements has it
+// only if it is for packed sequences.
+template <class S>
+inline constexpr bool kMayBeListed = !kScoresOfElements<S>;
+template <class S>
+  requires requires { S::kOfSequences; }
+inline constexpr bool kMayBeListed<S> = S::kOfSequences;
 
-// Scores that are absent from whole blocks: s.touches(head, ...) says whether a tile holds any (device/program).
+// Scores that may be absent from whole blocks (device/program/score_element.h): s.touches(...) says whether a tile holds any
+// score, s.whole(...) whether it holds all. The strips say which tiles of some rows, or of some columns, hold any.
 template <class S>
 concept SkipsBlocks = requires(const S s) {
   { s.touches(0, 0, 0, 0, 0, 0) } -> std::same_as<bool>;
+  { s.whole(0, 0, 0, 0, 0, 0) } -> std::same_as<bool>;
+  { s.strip_of_rows(0, 0, 0, 0).template next<64>(0, 0) } -> std::same_as<int>;
+  { s.strip_of_columns(0, 0, 0, 0).template next<64>(0, 0) } -> std::same_as<int>;
 };
 
 // ---- Epilogues of the contraction.

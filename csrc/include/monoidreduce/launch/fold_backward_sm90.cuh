@@ -13,16 +13,19 @@
 
 namespace monoidreduce::sm90 {
 
+// As fold_backward takes them. B: element type of the biases of scores, or void. even: do all tiles of columns meet equally
+// many rows.
+//
 //   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
 //                      payload (element type E, written); all must be present, but for the rows' where
 //                      blocks do not add to it
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
-//   sharing            16-byte aligned: a counter of jobs, 0 at first. Without a mask, the ColumnHandover of
+//   sharing            16-byte aligned: a counter of jobs, 0 at first. If jobs are even, the ColumnHandover of
 //                      backward_last_round, if jobs are split. Not read if blocks add in turn.
-template <class E, class Tile, class M, class Scores>
-void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
-                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
-                   const Launch& launch) {
+template <class E, class Tile, class B>
+BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, const FoldGradients& wanted,
+                                           const RowResiduals& residuals, const RowMarks& marks,
+                                           const Turns& turns, float* sharing) {
   // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
   // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
   // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
@@ -37,34 +40,47 @@ void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const
   const FoldShape shape = fold_shape(p, Tile::kInTurn ? heads_in_turn : section_of(p, group_bytes, 1));
   const DeviceFacts& gpu = device_facts(p.a.cuda_device);
   const LastRound last =
-      Tile::kHasParts ? backward_last_round({Tile::kRows, Tile::kColumns}, p, gpu) : LastRound{};
-  unsigned* const counter = Tile::kInTurn   ? turns.words
-                            : p.range.all() ? nullptr
-                                            : reinterpret_cast<unsigned*>(sharing);
+      Tile::kHasParts && even ? backward_last_round({Tile::kRows, Tile::kColumns}, p, gpu) : LastRound{};
+  unsigned* const counter = Tile::kInTurn ? turns.words
+                            : even        ? nullptr
+                                          : reinterpret_cast<unsigned*>(sharing);
   const JobNumbers jobs(p.batch() * p.column_heads() * parts_of(p.columns(), Tile::kColumns), last, counter);
-  const BackwardArguments<Tile> arguments{
-      .rows = tensor_map(p.a, Tile::kRows),
-      .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
-      .columns = tensor_map(p.b, Tile::kColumns),
-      .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
-                                   : tensor_map(p.payload, Tile::kColumns),
-      .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
-      .d_columns = tensor_map(wanted.d_b, kFragmentRows),
-      .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
-                                     : tensor_map(wanted.d_payload, kFragmentRows),
-      .d_column_bias = static_cast<float*>(wanted.d_bias.data),
-      .residuals = residuals,
-      .marks = marks,
-      .turns = turns,
-      .shape = shape,
-      .jobs = jobs,
-      .parts = {sharing, last},
-      .bias = bias_source<BiasElement<Scores>>(p.bias, Tile::kRows)};
+  return {.rows = tensor_map(p.a, Tile::kRows),
+          .grad_out = tensor_map(wanted.grad_out, Tile::kRows),
+          .columns = tensor_map(p.b, Tile::kColumns),
+          .payload = Tile::kTransposed ? tensor_map(transposed_rows(p.payload), Tile::kWidth)
+                                       : tensor_map(p.payload, Tile::kColumns),
+          .d_rows = Tile::kAddsRows ? tensor_map(wanted.d_a, Tile::kSharedRows) : arch::TensorMap{},
+          .d_columns = tensor_map(wanted.d_b, kFragmentRows),
+          .d_payload = Tile::kTransposed ? tensor_map(transposed_rows(wanted.d_payload), Tile::kWidth)
+                                         : tensor_map(wanted.d_payload, kFragmentRows),
+          .d_column_bias = static_cast<float*>(wanted.d_bias.data),
+          .residuals = residuals,
+          .marks = marks,
+          .turns = turns,
+          .shape = shape,
+          .jobs = jobs,
+          .parts = {sharing, last},
+          .bias = bias_source<B>(p.bias, Tile::kRows)};
+}
+template <class Tile>
+unsigned backward_blocks(const JobNumbers& jobs, int cuda_device) {
+  return Tile::kStays ? jobs.blocks(multiprocessors(cuda_device)) : blocks_for(jobs.whole);
+}
+template <class Tile, class B>
+inline constexpr std::size_t kBackwardBytes = sizeof(BackwardMemory<Tile, B>) + kSharedAlignment;
+
+template <class E, class Tile, class M, class Scores>
+void fold_backward(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
+                   const RowResiduals& residuals, const RowMarks& marks, const Turns& turns, float* sharing,
+                   const Launch& launch) {
+  using B = BiasElement<Scores>;
+  const auto arguments =
+      backward_arguments<E, Tile, B>(p, p.range.all(), wanted, residuals, marks, turns, sharing);
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_backward_sm90", &fold_backward_kernel<E, Tile, M, Scores>,
-                Tile::kStays ? jobs.blocks(gpu.multiprocessors) : blocks_for(jobs.whole), Tile::kThreads,
-                sizeof(typename BackwardConsumer<E, Tile, M, Scores>::Memory) + kSharedAlignment,
-                launch.stream, arguments, m, scores);
+                backward_blocks<Tile>(arguments.jobs, p.a.cuda_device), Tile::kThreads,
+                kBackwardBytes<Tile, B>, launch.stream, arguments, m, scores);
 }
 
 }  // namespace monoidreduce::sm90

@@ -20,31 +20,41 @@ arch::TensorMap payload_map(const TensorView& payload) {
                            : tensor_map(payload, Tile::kColumns);
 }
 
-// counter: if rows keep different numbers of columns, a counter of jobs, which is cleared here; else null.
-template <class E, class Tile, class M, class Scores, class Rows>
-void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const FoldOutput& out, unsigned long long* counter, const Launch& launch) {
-  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows, heads = p.batch() * p.heads();
-  const FoldShape shape = fold_shape(
-      p,
-      section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E), p.heads() / p.column_heads()));
-  const ForwardArguments arguments{.rows = tensor_map(p.a, kFragmentRows),
-                                   .columns = tensor_map(p.b, Tile::kColumns),
-                                   .payload = payload_map<Tile>(p.payload),
-                                   .rounded = tensor_map(out.out, kWarpRows),
-                                   .out = output_rows(out),
-                                   .counter = counter,
-                                   .shape = shape,
-                                   .bias = bias_source<BiasElement<Scores>>(p.bias, kFragmentRows)};
-  const DeviceGuard device(p.a.cuda_device);
+// As fold_forward takes them. B: element type of the biases of scores, or void. Clears the counter.
+template <class E, class Tile, class B>
+ForwardArguments forward_arguments(const FoldProblem& p, const FoldOutput& out, unsigned long long* counter,
+                                   const Launch& launch) {
   if (counter)
     check_cuda(cudaMemsetAsync(counter, 0, sizeof *counter, static_cast<cudaStream_t>(launch.stream)),
                "cudaMemsetAsync for fold_forward_sm90");
-  launch_kernel(
-      "fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>,
-      static_cast<unsigned>(std::min<std::int64_t>(heads * row_tiles, multiprocessors(p.a.cuda_device))),
-      Tile::kThreads, sizeof(ForwardMemory<Tile, BiasElement<Scores>, RowJob>) + kSharedAlignment,
-      launch.stream, arguments, m, scores, rows);
+  return {.rows = tensor_map(p.a, kFragmentRows),
+          .columns = tensor_map(p.b, Tile::kColumns),
+          .payload = payload_map<Tile>(p.payload),
+          .rounded = tensor_map(out.out, kWarpRows),
+          .out = output_rows(out),
+          .counter = counter,
+          .shape = fold_shape(p, section_of(p, p.columns() * (p.width() + p.payload_width()) * sizeof(E),
+                                            p.heads() / p.column_heads())),
+          .bias = bias_source<B>(p.bias, kFragmentRows)};
+}
+template <class Tile>
+unsigned forward_blocks(const FoldProblem& p) {
+  const std::int64_t row_tiles = (p.rows() + Tile::kRows - 1) / Tile::kRows;
+  return static_cast<unsigned>(
+      std::min<std::int64_t>(p.batch() * p.heads() * row_tiles, multiprocessors(p.a.cuda_device)));
+}
+template <class Tile, class B>
+inline constexpr std::size_t kForwardBytes = sizeof(ForwardMemory<Tile, B, RowJob>) + kSharedAlignment;
+
+// counter: if rows keep different numbers of columns, a counter of jobs; else null.
+template <class E, class Tile, class M, class Scores, class Rows>
+void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
+                  const FoldOutput& out, unsigned long long* counter, const Launch& launch) {
+  using B = BiasElement<Scores>;
+  const DeviceGuard device(p.a.cuda_device);
+  launch_kernel("fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>, forward_blocks<Tile>(p),
+                Tile::kThreads, kForwardBytes<Tile, B>, launch.stream,
+                forward_arguments<E, Tile, B>(p, out, counter, launch), m, scores, rows);
 }
 
 }  // namespace monoidreduce::sm90

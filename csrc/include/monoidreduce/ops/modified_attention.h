@@ -89,6 +89,7 @@ constexpr auto describe(const X*) {
 // gathers from.
 struct ModifiedAttentionFold {
   TensorView q, k, v, table, table_index, blocks, row_spans, column_spans, out, lse, lse_low, out_low;
+  TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   std::int64_t kernel = 0;
   std::vector<std::int64_t> sizes;
   ModifiedOptions options;
@@ -99,8 +100,8 @@ constexpr auto describe(const X*) {
                    result("out", &X::out, "B H M D"), result("lse", &X::lse, "B H M", Type::kAccumulation),
                    result("lse_low", &X::lse_low, "B H M", Type::kAccumulation),
                    result("out_low", &X::out_low, "B H M D").maybe().where(&check_low_word<X>),
-                   option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes),
-                   options(&X::options));
+                   scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+                   option("sizes", &X::sizes), options(&X::options));
 }
 struct ModifiedAttentionPull {
   TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, row_spans, column_spans;
@@ -129,6 +130,11 @@ constexpr auto describe(const X*) {
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem modified_problem(const Call& x) {
   return {.a = x.q, .b = x.k, .payload = x.v, .range = kept_keys(x)};
+}
+// Do all tiles of queries meet equally many keys that a block or the window keeps, as far as the host knows.
+template <class Call>
+bool is_even(const Call& x) {
+  return !x.blocks.present() && kept_keys(x).all();
 }
 
 }  // namespace monoidreduce

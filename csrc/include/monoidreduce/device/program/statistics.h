@@ -38,8 +38,11 @@ struct ProgramTables {
   }
 
  private:
-  MR_HD static std::int64_t within(std::int64_t i, std::int64_t count) {
-    return i < 0 ? 0 : i < count ? i : count - 1;
+  // In the index's own bits: 64 take twice the registers.
+  template <class I>
+  MR_HD static I within(I i, std::int64_t count) {
+    const I last = saturated<I>(count - 1);
+    return i < 0 ? I(0) : i < last ? i : last;
   }
 };
 

@@ -135,10 +135,6 @@ struct BackwardFeed {
   }
 };
 
-// Scores that take registers, of a kernel for listed spans.
-template <class S>
-concept ScoresOfSequences = requires { requires S::kOfSequences; };
-
 template <class E, BackwardTiling Tile, TileMonoid M, PulledScoresOfHeads<M> Scores>
 struct BackwardWorker {
   using R = typename M::Real;
@@ -154,8 +150,7 @@ struct BackwardWorker {
   // Fragments that are pulled together, one where biases or activations take registers.
   static constexpr int kTogether = kResiduals && !kScoresOfElements<Scores> ? kFragments : 1;
   static constexpr bool kBanded = MaskableMonoid<M>;  // may a row keep some columns only
-  static constexpr bool kListed =
-      kBanded && (!kScoresOfElements<Scores> || ScoresOfSequences<Scores>);  // may these be listed
+  static constexpr bool kListed = kBanded && kMayBeListed<Scores>;
 
   const M& m;
   const Scores& all_scores;

@@ -89,6 +89,16 @@ struct BackwardArguments {
   BiasSource bias;  // boxes of kRows lines; or nothing
 };
 
+// Of scores in blocks, the tile of rows in a stage: its head and its first row, whether its rows keep all columns of the job,
+// and whether it is the job's last.
+struct RowStep {
+  int head, row0;
+  bool whole, last;
+};
+// Are tiles skipped that hold no score. In turn none is: blocks wait for each other at every tile.
+template <class Tile, class Scores>
+inline constexpr bool kSkipsRows = SkipsBlocks<Scores> && !Tile::kInTurn;
+
 // B: element type of the biases of scores, or void.
 template <class Tile, class B>
 struct alignas(kSharedAlignment) BackwardMemory {
@@ -112,10 +122,11 @@ struct alignas(kSharedAlignment) BackwardMemory {
   ColumnJob job;  // whose columns are there; less than no tiles: there are no more
   Ring<Tile::kStages> row_ring, grad_ring;
   Ring<1> column_ring;
+  RowStep steps[Tile::kStages];  // of the rows, where blocks are skipped
 
-  // By one thread, before any other uses it.
-  __device__ __forceinline__ void init() {
-    row_ring.init(Tile::kConsumers);
+  // By one thread, before any other uses it. skips: do those that add rows read the steps.
+  __device__ __forceinline__ void init(bool skips) {
+    row_ring.init(Tile::kConsumers + (skips ? Tile::kAddingWarps : 0));
     grad_ring.init(Tile::kConsumers);
     column_ring.init(Tile::kConsumers + Tile::kAddingWarps);
     biases.init();
@@ -126,9 +137,43 @@ struct alignas(kSharedAlignment) BackwardMemory {
 // Named barriers: both consumers; and of each, its share of d_rows is complete, or has been read.
 inline constexpr int kBothConsumers = 1, kShareReady = 2, kShareFree = 4, kOneConsumer = 6;
 
+// The tiles of rows of a job that hold a score, head by head.
+template <class Tile, class Scores>
+struct HeldRows {
+  const FoldShape& shape;
+  const ColumnJob& job;
+  const Scores& scores;
+  int head, tile;
+
+  __device__ __forceinline__ HeldRows(const FoldShape& shape, const ColumnJob& job, const Scores& scores)
+      : shape(shape), job(job), scores(scores), head(job.column_head * shape.group), tile(job.first_tile) {
+    find();
+  }
+  __device__ __forceinline__ bool done() const { return head == (job.column_head + 1) * shape.group; }
+  __device__ __forceinline__ void advance() {
+    ++tile;
+    find();
+  }
+  __device__ __forceinline__ bool whole() const {
+    return scores.whole(job.batch, head, tile * Tile::kRows, Tile::kRows, job.column0, Tile::kColumns);
+  }
+
+ private:
+  // From the tile on.
+  __device__ __forceinline__ void find() {
+    const int end = job.first_tile + job.tiles;
+    for (; !done(); ++head, tile = job.first_tile) {
+      tile = scores.strip_of_columns(job.batch, head, job.column0, Tile::kColumns)
+                 .template next<Tile::kRows>(tile, end);
+      if (tile < end) return;
+    }
+  }
+};
+
 // Loads the tiles of every job of the block. One thread. kResiduals: does the monoid's pull read anything of the rows.
-template <bool kResiduals, class Tile, class B>
-__device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, BackwardMemory<Tile, B>& memory) {
+template <bool kResiduals, class Tile, class B, class Scores>
+__device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, const Scores& scores,
+                                        BackwardMemory<Tile, B>& memory) {
   using RowsTile = typename BackwardMemory<Tile, B>::RowsTile;
   using ColumnsTile = typename BackwardMemory<Tile, B>::ColumnsTile;
   using PayloadTile = typename BackwardMemory<Tile, B>::PayloadTile;
@@ -138,7 +183,7 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
   typename decltype(memory.biases)::Position bias_at;
 #pragma unroll 1
   for (int number = p.jobs.first(); number < p.jobs.end(); number = p.jobs.next(number)) {
-    const ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
+    ColumnJob job = column_job<Tile::kRows, Tile::kColumns>(p.shape, p.jobs, number);
     const auto load_columns = [&] {
       arch::Mbarrier* const arrived =
           memory.column_ring.acquire(columns_at, 2 * ColumnsTile::kBytes, [&] { memory.job = job; });
@@ -151,27 +196,40 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
     };
     // The first tile of rows finds room before the columns do, whose place the last job's gradients leave through.
     bool first = true;
-    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
-      const std::int64_t values = (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+    const auto load_rows = [&](int head, int row0, auto write_step) {
+      [[maybe_unused]] const std::int64_t values =
+          (std::int64_t{job.batch} * p.shape.heads + head) * p.residuals.padded_rows;
+      const arch::Box box{0, row0, head, job.batch};
+      arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes, write_step);
+      RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
+      if constexpr (kResiduals)
+        arch::load(memory.product[at.stage], p.residuals.product + values + row0, kValueBytes, arrived);
+      arrived = memory.grad_ring.acquire(at, RowsTile::kBytes + kValueBytes);
+      RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
+      if constexpr (kResiduals)
+        arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
+      if (first) load_columns(), first = false;
+      if constexpr (!std::is_void_v<B>) {
+        memory.biases.load(p.bias, bias_at, [&](int w) {
+          return arch::Box{job.column0 + w * kFragmentRows, row0, head, job.batch};
+        });
+      }
+      at.advance();
+    };
+    if constexpr (kSkipsRows<Tile, Scores>) {
+      HeldRows<Tile, Scores> held(p.shape, job, scores);
+      if (held.done()) job.tiles = 0;
 #pragma unroll 1
-      for (int n = 0; n < job.tiles; ++n) {
-        const int row0 = Tile::row0(job, n);
-        const arch::Box box{0, row0, head, job.batch};
-        arch::Mbarrier* arrived = memory.row_ring.acquire(at, RowsTile::kBytes + kValueBytes);
-        RowsTile{memory.rows[at.stage]}.load(p.rows, box, arrived);
-        if constexpr (kResiduals)
-          arch::load(memory.product[at.stage], p.residuals.product + values + row0, kValueBytes, arrived);
-        arrived = memory.grad_ring.acquire(at, RowsTile::kBytes + kValueBytes);
-        RowsTile{memory.grad_out[at.stage]}.load(p.grad_out, box, arrived);
-        if constexpr (kResiduals)
-          arch::load(memory.upstream[at.stage], p.residuals.upstream + values + row0, kValueBytes, arrived);
-        if (first) load_columns(), first = false;
-        if constexpr (!std::is_void_v<B>) {
-          memory.biases.load(p.bias, bias_at, [&](int w) {
-            return arch::Box{job.column0 + w * kFragmentRows, row0, head, job.batch};
-          });
-        }
-        at.advance();
+      while (!held.done()) {
+        RowStep step{held.head, held.tile * Tile::kRows, held.whole(), false};
+        held.advance();
+        step.last = held.done();
+        load_rows(step.head, step.row0, [&] { memory.steps[at.stage] = step; });
+      }
+    } else {
+      for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+#pragma unroll 1
+        for (int n = 0; n < job.tiles; ++n) load_rows(head, Tile::row0(job, n), [] {});
       }
     }
     if (first) load_columns();
@@ -180,7 +238,7 @@ __device__ __forceinline__ void produce(const BackwardArguments<Tile>& p, Backwa
 }
 
 // Adds the consumers' shares of d_rows to global memory. Called by each of the warps that add.
-template <class Tile, class Memory>
+template <class Tile, class Scores, class Memory>
 __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memory& memory, int adding_warp) {
   constexpr int kThreads = kWarpgroup + 32;
   const auto each_share = [&](auto&& run) {
@@ -189,6 +247,7 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
       run(Tile::kAddingWarps == 1 ? w : adding_warp);
   };
   each_share([](int w) { arch::arrive_threads(kShareFree + w, kThreads); });
+  [[maybe_unused]] RingPosition<Tile::kStages> at;
 #pragma unroll 1
   for (RingPosition<1> columns_at;; columns_at.advance()) {
     memory.column_ring.wait(columns_at);
@@ -196,35 +255,47 @@ __device__ __forceinline__ void add_rows(const BackwardArguments<Tile>& p, Memor
     __syncwarp();
     if (arch::elect()) memory.column_ring.release(columns_at);
     if (job.tiles < 0) return;
-    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+    const auto add = [&](int head, int row0) {
       const std::int64_t batch_head = std::int64_t{job.batch} * p.shape.heads + head;
-#pragma unroll 1
-      for (int n = 0; n < job.tiles; ++n) {
-        const int row0 = Tile::row0(job, n);
-        each_share([&](int w) {
-          if constexpr (Tile::kInTurn) {
-            // Behind the tiles of columns before this one that rows of the tile keep.
-            p.turns.await(batch_head, row0, w,
-                          job.column0 / Tile::kColumns - p.shape.first_column(row0) / Tile::kColumns);
-            arch::fence_async_global();
-          }
-          arch::sync_threads(kShareReady + w, kThreads);
-          if (arch::elect()) {
-            const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
-                      row = row0 + (Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0);
+      each_share([&](int w) {
+        if constexpr (Tile::kInTurn) {
+          // Behind the tiles of columns before this one that rows of the tile keep.
+          p.turns.await(batch_head, row0, w,
+                        job.column0 / Tile::kColumns - p.shape.first_column(row0) / Tile::kColumns);
+          arch::fence_async_global();
+        }
+        arch::sync_threads(kShareReady + w, kThreads);
+        if (arch::elect()) {
+          const int inner = Tile::kWidth == kSlab ? 0 : w * kSlab,
+                    row = row0 + (Tile::kWidth == kSlab ? w * Tile::kSharedRows : 0);
 #pragma unroll
-            for (int slab = 0; slab < 2; ++slab)
-              arch::reduce_add(p.d_rows, {inner + slab * 32, row, head, job.batch}, memory.d_rows[w][slab]);
-            arch::commit_stores();
-            arch::wait_stores_read<0>();
-          }
-          __syncwarp();
-          arch::arrive_threads(kShareFree + w, kThreads);
-          if constexpr (Tile::kInTurn) {
-            if (arch::elect()) arch::wait_stores<0>();
-            p.turns.pass(batch_head, row0, w);
-          }
-        });
+          for (int slab = 0; slab < 2; ++slab)
+            arch::reduce_add(p.d_rows, {inner + slab * 32, row, head, job.batch}, memory.d_rows[w][slab]);
+          arch::commit_stores();
+          arch::wait_stores_read<0>();
+        }
+        __syncwarp();
+        arch::arrive_threads(kShareFree + w, kThreads);
+        if constexpr (Tile::kInTurn) {
+          if (arch::elect()) arch::wait_stores<0>();
+          p.turns.pass(batch_head, row0, w);
+        }
+      });
+    };
+    if constexpr (kSkipsRows<Tile, Scores>) {
+#pragma unroll 1
+      for (bool more = job.tiles > 0; more; at.advance()) {
+        memory.row_ring.wait(at);
+        const RowStep step = memory.steps[at.stage];
+        __syncwarp();
+        if (arch::elect()) memory.row_ring.release(at);
+        add(step.head, step.row0);
+        more = !step.last;
+      }
+    } else {
+      for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+#pragma unroll 1
+        for (int n = 0; n < job.tiles; ++n) add(head, Tile::row0(job, n));
       }
     }
   }
@@ -277,7 +348,8 @@ struct BiasGradient {
 };
 
 template <class S, class M>
-concept BackwardScores = TransposedScores<S, M> || ScoresWithTiles<S>;
+concept BackwardScores =
+    TransposedScores<S, M> || ScoresWithTiles<S> || (kScoresOfElements<S> && PulledScoresOfHeads<S, M>);
 
 template <class E, BackwardTiling Tile, TileMonoid M, BackwardScores<M> Scores>
 struct BackwardConsumer {
@@ -347,11 +419,19 @@ struct BackwardConsumer {
     arch::commit_products();
   }
 
-  // One tile of rows of one head.
-  __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0) {
+  __device__ __forceinline__ decltype(auto) shape() const {
+    if constexpr (kMayBeListed<Scores>)
+      return (p.shape);
+    else
+      return p.shape.without_spans();
+  }
+
+  // One tile of rows of one head. whole: do these keep all columns of the job, as far as blocks are concerned.
+  __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0,
+                                           [[maybe_unused]] bool whole) {
     const int own_column0 = job.column0 + warpgroup * kFragmentRows;
     // Listed spans come from memory: before the products, which take longer.
-    const bool full = p.shape.keeps_all(row0, kRows, own_column0, kFragmentRows);
+    const bool full = shape().keeps_all(row0, kRows, own_column0, kFragmentRows);
     float dots[kRows / 2], u[kRows / 2];
     memory.row_ring.wait(at);
     multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
@@ -376,7 +456,7 @@ struct BackwardConsumer {
       pull_fragment(m, scores, residual, dots, u, see);
       if (!full) {
         Kept kept[2];
-        find_kept_rows(kept, p.shape, row0, own_column0);
+        find_kept_rows(kept, shape(), row0, own_column0);
         clear_fragment(kept, dots);
         clear_fragment(kept, u);
       }
@@ -394,6 +474,8 @@ struct BackwardConsumer {
         pull(own_scores, Unseen{});
       }
       memory.biases.release(warpgroup, bias_at);
+    } else if constexpr (kScoresOfElements<Scores>) {
+      pull(scores.pulled(job.batch, head, row0, own_column0, whole), Unseen{});
     } else {
       pull(scores, Unseen{});
     }
@@ -427,7 +509,7 @@ struct BackwardConsumer {
     accumulate(d_columns, dz, memory.rows[at.stage]);
     arch::wait_products<1>();
     arch::pin(share);
-    if ((p.shape.sieved || (!full && p.shape.banded())) && !is_finite(share)) mark_rows(job, head, row0);
+    if ((p.shape.sieved || (!full && shape().banded())) && !is_finite(share)) mark_rows(job, head, row0);
     arch::sync_threads(kShareFree + warpgroup, kWarpgroup + 32);
     store_share(share);
     arch::fence_async_shared();
@@ -463,11 +545,21 @@ struct BackwardConsumer {
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) d_columns[i] = d_payload[i] = 0.f;
     d_bias[0] = d_bias[1] = 0.f;
-    for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+    if constexpr (kSkipsRows<Tile, Scores>) {
 #pragma unroll 1
-      for (int n = 0; n < job.tiles; ++n) {
-        run_tile(job, head, Tile::row0(job, n));
-        at.advance();
+      for (bool more = job.tiles > 0; more; at.advance()) {
+        memory.row_ring.wait(at);
+        const RowStep step = memory.steps[at.stage];
+        run_tile(job, step.head, step.row0, step.whole);
+        more = !step.last;
+      }
+    } else {
+      for (int head = job.column_head * p.shape.group; head < (job.column_head + 1) * p.shape.group; ++head) {
+#pragma unroll 1
+        for (int n = 0; n < job.tiles; ++n) {
+          run_tile(job, head, Tile::row0(job, n), false);
+          at.advance();
+        }
       }
     }
   }
@@ -493,7 +585,7 @@ struct BackwardConsumer {
     arch::sync_threads(kBothConsumers, 2 * kWarpgroup);
     std::uint32_t rounded[kWidth / 4];
     const int first = warpgroup * kFragmentRows;
-    if (p.shape.partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
+    if (shape().partial() && !(is_finite(d_columns) && is_finite(d_payload))) {
       const std::int64_t column_head =
           std::int64_t{job.batch} * (p.shape.heads / p.shape.group) + job.column_head;
       if (job.column0 + first < p.shape.columns) p.marks.column(column_head, job.column0 + first) = 1.f;
@@ -569,7 +661,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   using Consumer = BackwardConsumer<E, Tile, M, Scores>;
   auto& memory = *reinterpret_cast<typename Consumer::Memory*>(
       shared_bytes + (-arch::shared_address(shared_bytes) & (kSharedAlignment - 1)));
-  if (threadIdx.x == 0) memory.init();
+  if (threadIdx.x == 0) memory.init(kSkipsRows<Tile, Scores>);
   __syncthreads();
 
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
@@ -577,9 +669,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     arch::release_registers<24>();
     const int warp = arch::uniform(threadIdx.x % kWarpgroup / 32);
     if (warp == 0) {
-      if (arch::elect()) produce<Consumer::kResiduals>(p, memory);
+      if (arch::elect()) produce<Consumer::kResiduals>(p, scores, memory);
     } else if constexpr (Tile::kAddsRows) {
-      if (warp <= Tile::kAddingWarps) add_rows<Tile>(p, memory, warp - 1);
+      if (warp <= Tile::kAddingWarps) add_rows<Tile, Scores>(p, memory, warp - 1);
     }
   } else {
     arch::take_registers<240>();

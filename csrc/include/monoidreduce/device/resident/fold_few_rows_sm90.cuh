@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 
   const PackedSchedule<Tile::kColumns> schedule{p.shape, packing};
   if (arch::uniform(threadIdx.x / kWarpgroup) == 1) {
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, schedule, memory);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, schedule, scores, memory);
     return;
   }
   Worker consumer{m, scores, p.shape, memory, 0};

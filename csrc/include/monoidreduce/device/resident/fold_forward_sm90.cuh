@@ -56,6 +56,12 @@ using PayloadTile =
 
 inline constexpr int kWarpRows = kFragmentRows / 4;
 
+// Of scores in blocks, the tile of columns in a stage: the tile after it, and whether its rows keep all of it.
+struct TileStep {
+  int next;
+  bool whole;
+};
+
 // B: element type of the biases of scores, or void.
 template <class Tile, class B, class Job_>
 struct alignas(kSharedAlignment) ForwardMemory {
@@ -79,6 +85,7 @@ struct alignas(kSharedAlignment) ForwardMemory {
   Job job[kRowStages];        // whose rows are there; less than no tiles: there are no more
   Ring<kRowStages> row_ring;  // the consumers' places in turn
   Ring<Tile::kStages> column_ring, payload_ring;
+  TileStep steps[Tile::kStages];  // of the columns, where blocks are skipped
 
   // By one thread, before any other uses it.
   __device__ __forceinline__ void init() {
@@ -92,9 +99,11 @@ struct alignas(kSharedAlignment) ForwardMemory {
 };
 
 // Loads the tiles of every job of the block. One thread.
-template <class Tile, class B, class Schedule>
+template <class Tile, class B, class Schedule, class Scores>
 __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedule& schedule,
+                                        const Scores& scores,
                                         ForwardMemory<Tile, B, typename Schedule::Job>& memory) {
+  constexpr bool kSkips = SkipsBlocks<Scores>;
   using Memory = ForwardMemory<Tile, B, typename Schedule::Job>;
   using RowsTile = typename Memory::Rows;
   using ColumnsTile = SharedTile<Tile::kColumns, Tile::kWidth>;
@@ -103,12 +112,28 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
   typename decltype(memory.biases)::Position bias_at;
   int index = blockIdx.x;
   for (; index < schedule.jobs(); index = schedule.next(index)) {
-    const auto job = schedule(index);
+    auto job = schedule(index);
+    const int end_tile = job.first_tile + job.tiles;
+    // The first tile from this one on that holds a score.
+    const auto held = [&](int tile) {
+      if constexpr (kSkips)
+        return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows)
+            .template next<Tile::kColumns>(tile, end_tile);
+      else
+        return tile;
+    };
+    if constexpr (kSkips) job.first_tile = held(job.first_tile), job.tiles = end_tile - job.first_tile;
     const int column_head = job.head / p.shape.group;
+    // Returns the tile after it.
     const auto load_columns = [&](int tile) {
+      const int next = held(tile + 1);
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
-      ColumnsTile{memory.columns[at.stage]}.load(p.columns, box,
-                                                 memory.column_ring.acquire(at, ColumnsTile::kBytes));
+      arch::Mbarrier* const arrived = memory.column_ring.acquire(at, ColumnsTile::kBytes, [&] {
+        if constexpr (kSkips)
+          memory.steps[at.stage] = {
+              next, scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row, Tile::kColumns)};
+      });
+      ColumnsTile{memory.columns[at.stage]}.load(p.columns, box, arrived);
       if constexpr (!std::is_void_v<B>) {
         memory.biases.load(p.bias, bias_at, [&](int w) {
           return arch::Box{box.row, job.row0 + w * kFragmentRows, job.head, job.batch};
@@ -118,6 +143,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
       PayloadTile<Tile>{memory.payload[at.stage]}.load(
           p.payload, payload_box, memory.payload_ring.acquire(at, PayloadTile<Tile>::kBytes));
       at.advance();
+      return next;
     };
     const auto load_rows = [&] {
       constexpr int kBytesOfLine = RowsTile::kBytes / kFragmentRows;
@@ -132,10 +158,11 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
     // Loads in the order in which buffers become free. With a second buffer, rows come first. Else columns do, because the
     // rows' buffer is in use until the last job's result is stored.
     if (Memory::kPlaces == 2) load_rows();
-    if (job.tiles > 0) load_columns(job.first_tile);
+    int tile = job.first_tile;
+    if (job.tiles > 0) tile = load_columns(tile);
     if (Memory::kPlaces == 1) load_rows();
 #pragma unroll 1
-    for (int tile = 1; tile < job.tiles; ++tile) load_columns(job.first_tile + tile);
+    while (tile < end_tile) tile = load_columns(tile);
   }
 #pragma unroll 1
   for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance())
@@ -143,7 +170,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
 }
 
 template <class S, class M>
-concept ForwardScores = FragmentScores<S, M> || ScoresWithTiles<S>;
+concept ForwardScores = FragmentScores<S, M> || ScoresWithTiles<S> || (SkipsBlocks<S> && ScoresOfHeads<S, M>);
 
 // A consumer, with the rows of one job.
 template <class E, ForwardTiling Tile, TileMonoid M, ForwardScores<M> Scores, PayloadRows<M> Rows, class Job>
@@ -162,6 +189,7 @@ struct Consumer {
   RingPosition<Memory::kRowStages> row_at{warpgroup, 0};
   RingPosition<Tile::kStages> at{};
   BiasPosition bias_at{};
+  TileStep step{};  // of the tile whose scores were multiplied last, where blocks are skipped
 
   float scores[kColumns / 2];
   float sums[kPayloadWidth / 2];
@@ -191,6 +219,7 @@ struct Consumer {
     const AlongWidth<kFragmentRows> rows(arch::shared_address(memory.rows[row_at.stage]));
     const AlongWidth<kColumns> columns(arch::shared_address(memory.columns[at.stage]));
     memory.column_ring.wait(at);
+    if constexpr (SkipsBlocks<Scores>) step = memory.steps[at.stage];
     arch::pin(scores);
     arch::fence_products();
 #pragma unroll
@@ -221,9 +250,17 @@ struct Consumer {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
       fold(scores_of.folded(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
       memory.biases.release(warpgroup, bias_at);
+    } else if constexpr (SkipsBlocks<Scores>) {
+      fold(scores_of.of_head(job.batch, job.head, step.whole));
     } else {
       fold(scores_of);
     }
+  }
+  __device__ __forceinline__ int after(int tile) const {
+    if constexpr (SkipsBlocks<Scores>)
+      return step.next;
+    else
+      return tile + 1;
   }
   // A single consumer has nobody to alternate with.
   __device__ __forceinline__ void wait_turn() {
@@ -250,7 +287,7 @@ struct Consumer {
     fold(job, job.first_tile);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
-    for (int tile = job.first_tile + 1; tile < job.first_tile + job.tiles; ++tile) {
+    for (int tile = after(job.first_tile); tile < job.first_tile + job.tiles; tile = after(tile)) {
       const RingPosition<Tile::kStages> before = at;
       at.advance();
       wait_turn();
@@ -320,7 +357,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const int warpgroup = arch::uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == Tile::kConsumers) {
     arch::release_registers<Tile::kConsumers == 2 ? 24 : 32>();
-    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect()) produce(p, Schedule{p.shape, p.counter}, memory);
+    if (threadIdx.x % kWarpgroup / 32 == 0 && arch::elect())
+      produce(p, Schedule{p.shape, p.counter}, scores, memory);
   } else {
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
     const auto consume = [&](const FoldShape& shape) {
@@ -334,7 +372,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         consumer.release_rows();
       }
     };
-    if constexpr (kBiasedByTile<Scores>)
+    if constexpr (kBiasedByTile<Scores> || !kMayBeListed<Scores>)
       consume(p.shape.without_spans());
     else
       consume(p.shape);

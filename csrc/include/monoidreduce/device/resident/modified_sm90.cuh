@@ -1,0 +1,22 @@
+// The kernels of attention whose scores functions modify, on Hopper: what NVRTC compiles, and the tiles that the host launches.
+#pragma once
+
+#include <type_traits>
+
+#include "monoidreduce/device/program/modified_scores.cuh"
+#include "monoidreduce/device/resident/attention_rows.cuh"
+#include "monoidreduce/device/resident/fold_backward_sm90.cuh"
+#include "monoidreduce/device/resident/fold_forward_sm90.cuh"
+
+namespace monoidreduce::sm90 {
+
+// By the larger width, 64 or 128, those of plain attention where a function leaves registers for them. Functions for packed
+// sequences gather positions, and leave fewer. (NVRTC 13.0, width 64: with three consumers a function of four tensors spilled
+// 128 bytes, and others none; of packed sequences with 128 rows, backward, a bias by distance 724. Beside sums 256 wide,
+// functions of several tensors spilled 100 bytes with tiles of 64 columns and of 32.)
+template <int kWidth, bool kPacked>
+using ModifiedForwardTile = ForwardTile<kWidth, kWidth, 128, kWidth == 64 && !kPacked ? 3 : 2, 2>;
+template <int kWidth, bool kPacked, RowSums kRowSums>
+using ModifiedBackwardTile = BackwardTile<kWidth, kWidth == 64 && !kPacked ? 128 : 64, false, kRowSums>;
+
+}  // namespace monoidreduce::sm90
