@@ -97,7 +97,7 @@ def forward(
     out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
     out_low = low_words(out, compensated)
     kernel = kernel_of(program, kernels.FORWARD, q, v, spans, plan)
-    filled: Any = (out, lse, lse_low, present(out_low), statistics(q, plan.scratch))
+    filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
     arguments: Any = (q, k, v, *tables, blocks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_fold(*arguments)
     if v.shape[3] != width:

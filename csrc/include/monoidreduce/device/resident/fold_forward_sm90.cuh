@@ -126,12 +126,12 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
     const int column_head = job.head / p.shape.group;
     // Returns the tile after it.
     const auto load_columns = [&](int tile) {
-      const int next = held(tile + 1);
+      TileStep step{held(tile + 1), false};
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
+      if constexpr (kSkips)
+        step.whole = scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row, Tile::kColumns);
       arch::Mbarrier* const arrived = memory.column_ring.acquire(at, ColumnsTile::kBytes, [&] {
-        if constexpr (kSkips)
-          memory.steps[at.stage] = {
-              next, scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row, Tile::kColumns)};
+        if constexpr (kSkips) memory.steps[at.stage] = step;
       });
       ColumnsTile{memory.columns[at.stage]}.load(p.columns, box, arrived);
       if constexpr (!std::is_void_v<B>) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
       PayloadTile<Tile>{memory.payload[at.stage]}.load(
           p.payload, payload_box, memory.payload_ring.acquire(at, PayloadTile<Tile>::kBytes));
       at.advance();
-      return next;
+      return step.next;
     };
     const auto load_rows = [&] {
       constexpr int kBytesOfLine = RowsTile::kBytes / kFragmentRows;
