@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from monoidreduce import _C
 from monoidreduce._ops.slices import TILE_ROWS, product_turns
@@ -21,7 +22,8 @@ __all__ = ["Band", "Work", "work_of"]
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
 # Where jobs differ in length: streamed bytes of the heads that take turns job by job (fold_shape.cuh).
 _SECTION = 32 << 20
-_STEPS = 128  # of a job at most: the model takes several tiles together rather than more, to be fast
+# To be fast the model takes at most so many steps of a job, and about so many jobs, of some of the heads.
+_STEPS, _JOBS = 128, 2048
 
 
 @dataclass(frozen=True)
@@ -176,29 +178,8 @@ class _Problem:
         stay, stream = _bytes(self.launch, staying), _bytes(self.launch, streamed)
         if not (self.tiled and stay and stream):
             return stay, stream
-        band, group = self.band, self.group if by_rows else 1
-        lines, others = (band.rows, band.columns) if by_rows else (band.columns, band.rows)
-        of_head, step = stream // self.heads, tile[1] * _tiles(others, _STEPS * tile[1])
-        section = 1 if band.all else max(_SECTION // of_head, 1) * group
-        steps = job_steps(
-            self.jobs(by_rows, band.passed(by_rows, tile[0], step), group, section),
-            _parts(lines, tile[0], stay // (self.heads * group * lines)),
-            _parts(others, step, of_head // others),
-            gpu.multiprocessors or 1,
-        )
-        read = Counter[str]()
-        for (operand, *_), size in read_by(steps, gpu.kept).items():
-            read[operand] += size
-        return read["stays"], read["streams"]
-
-    def jobs(self, by_rows: bool, passed: list[range], group: int, section: int) -> Iterator[Job]:
-        """In the order of schedule.cuh. section: how many heads take turns, tile by tile."""
-        order = range(len(passed))[:: -1 if by_rows and self.band.right >= 0 else 1]
-        heads = range(self.heads * group)
-        for first in heads[::section]:
-            for tile in order:
-                for head in heads[first : first + section]:
-                    yield tile, head, head // group, passed[tile]
+        fold = _Fold(self.band, by_rows, tile, self.heads, self.group if by_rows else 1)
+        return stay, _streamed(fold, stay, stream, gpu)
 
     def work(
         self, name: str, tile: tuple[int, int], products: int, by_rows: bool, read: int, written: int
@@ -225,6 +206,46 @@ class _Problem:
             l2_tile=line * tile[1],
             l2_added=4 * self.width * tile[1] if at_once else 0,
         )
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """Jobs of a kernel. tile: lines that stay and that stream. heads: of what streams, for `group` of jobs."""
+
+    band: Band
+    by_rows: bool
+    tile: tuple[int, int]
+    heads: int
+    group: int
+
+    def jobs(self, passed: list[range], heads: range, section: int) -> Iterator[Job]:
+        """In the order of schedule.cuh. section: how many heads take turns, tile by tile."""
+        order = range(len(passed))[:: -1 if self.by_rows and self.band.right >= 0 else 1]
+        for first in heads[::section]:
+            for tile in order:
+                for head in heads[first : first + section]:
+                    yield tile, head, head // self.group, passed[tile]
+
+
+@lru_cache(1024)
+def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
+    """Bytes that are read of what streams. stay, stream: bytes of the operands."""
+    band, (staying, streaming) = fold.band, fold.tile
+    lines, others = (band.rows, band.columns) if fold.by_rows else (band.columns, band.rows)
+    heads, of_head, step = fold.heads * fold.group, stream // fold.heads, _tiles(others, _STEPS)
+    step = streaming * _tiles(step, streaming)
+    passed = band.passed(fold.by_rows, staying, step)
+    section = 1 if band.all else max(_SECTION // of_head, 1) * fold.group
+    together = max(section, fold.group)
+    some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # others fare as they do
+    steps = job_steps(
+        fold.jobs(passed, range(some), section),
+        _parts(lines, staying, stay // (heads * lines)),
+        _parts(others, step, of_head // others),
+        gpu.multiprocessors or 1,
+    )
+    read = sum(size for (operand, *_), size in read_by(steps, gpu.kept).items() if operand == "streams")
+    return read * heads // some
 
 
 def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -279,14 +300,20 @@ def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:
     return sizes
 
 
+@lru_cache(1024)  # slices of a call are alike
+def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware) -> int:
+    """Bytes of both operands."""
+    row_bytes, column_bytes = (_parts(n, t, 2 * width) for n, t in zip((rows, columns), tile, strict=True))
+    groups = _groups(len(row_bytes), tile[0], width, gpu)
+    return sum(read_by(tile_steps(groups, row_bytes, column_bytes, _clusters(gpu)), gpu.kept).values())
+
+
 def _contraction(
     name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware, written: int
 ) -> Work:
     """A product of matrices [rows, width] and [columns, width] of 16 bits."""
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
-    row_bytes, column_bytes = (_parts(n, t, 2 * width) for n, t in zip((rows, columns), tile, strict=True))
-    groups, clusters = _groups(len(row_bytes), tile[0], width, gpu), _clusters(gpu)
-    read = sum(read_by(tile_steps(groups, row_bytes, column_bytes, clusters), gpu.kept).values())
+    read = _contraction_read(rows, columns, width, tile, gpu)
     jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], 2 * width * sum(tile)
     return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, l2_tile=l2)
 

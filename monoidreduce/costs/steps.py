@@ -2,7 +2,7 @@
 
 Multiprocessors keep in step: what several of them read in one step comes from DRAM once. A step is
 
-- of attention and the MLP, a tile that streams past each multiprocessor's job; when a job ends, the next one begins;
+- of attention and the MLP, a tile that streams past each multiprocessor's job; one that ends has a next one;
 - of a contraction, a whole tile of each cluster. All stream along the width, and so does the next step. It
   finds what this one read only if all of that fits the cache.
 

@@ -38,7 +38,7 @@ def test_a_step_that_does_not_fit_leaves_nothing() -> None:
 
 
 def test_a_contraction_without_room_reads_its_tiles_each_step() -> None:
-    """Three row blocks, two groups, four tiles of columns, two clusters: 4 steps of 2 rows, then 2 of one row."""
+    """Two groups, of 2 row blocks and 1, four tiles of columns, two clusters: 4 steps, then 2."""
     found = list(tile_steps([2, 1], [3, 3, 3], [5, 5, 5, 5], 2))
     assert [sorted(step) for step in found[:1]] == [[("columns", 0, 0), ("rows", 0, 0), ("rows", 0, 1)]]
     assert total(found, 0) == 4 * (2 * 3 + 5) + 2 * (3 + 2 * 5)
