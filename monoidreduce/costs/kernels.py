@@ -210,7 +210,7 @@ class _Problem:
 
 @dataclass(frozen=True)
 class _Fold:
-    """Jobs of a kernel. tile: lines that stay and that stream. heads: of what streams, for `group` of jobs."""
+    """Jobs of a kernel. tile: lines that stay and stream. heads: of what streams, `group` jobs for each."""
 
     band: Band
     by_rows: bool
