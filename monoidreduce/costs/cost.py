@@ -320,6 +320,10 @@ def _advice(
 ) -> list[str]:
     names = {p.name for p in passes}
     advice = []
+    if torch.are_deterministic_algorithms_enabled():
+        advice.append(
+            "times are of the default kernels: nobody fitted the deterministic ones, which take longer"
+        )
     if any(name.endswith(("/dq", "/dx")) for name in names):
         advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
     at_once = {"attention": ("q", "k", "v"), "mlp": ("x", "w1", "w2")}.get(operator, ())
