@@ -100,8 +100,23 @@ def others(row: Row) -> list[Bar]:
     )
 
 
+def traffic(documents: list[Row], headline: Headline) -> str:
+    """Bytes of DRAM that both passes of a case move, of the compulsory ones; "-" where nobody counted."""
+    passes = [
+        row
+        for document in documents
+        if document["environment"]["device"] == DEVICE
+        for row in document.get("traffic", ())
+        if (row["op"], row["dtype"], row["parameters"]) == (headline.op, DTYPE, headline.parameters)
+    ]
+    if not passes:
+        return "-"
+    moved = sum(row["counter"]["read"] + row["counter"]["written"] for row in passes)
+    return f"{moved / sum(row['compulsory'] for row in passes):.1f}x"
+
+
 def headline_table(documents: list[Row]) -> str:
-    """The README's table: ours, the fastest other and torch, with milliseconds and MiB."""
+    """The README's table: ours, the fastest other and torch, with milliseconds and MiB; our traffic."""
 
     def cells(headline: Headline) -> list[str]:
         row = find(documents, headline)
@@ -112,10 +127,11 @@ def headline_table(documents: list[Row]) -> str:
             f"{theirs.name}: {theirs.time}, {theirs.memory}",
             f"{theirs.milliseconds / ours.milliseconds:.2f}x",
             f"{torch.time}, {torch.memory}",
+            traffic(documents, headline),
         ]
 
     return table(
-        ["layer", "monoidreduce", "fastest other", "its time / ours", "torch"],
+        ["layer", "monoidreduce", "fastest other", "its time / ours", "torch", "our traffic"],
         [cells(headline) for headline in HEADLINES],
     )
 

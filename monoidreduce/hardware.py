@@ -80,6 +80,15 @@ class Hardware:
     within: Link | None = None
     between: Link | None = None
 
+    @property
+    def kept(self) -> float:
+        """Bytes that the second-level cache keeps of what all multiprocessors read.
+
+        Half of it where nobody measured: both partitions of the cache hold a copy.
+        """
+        measured = self.measured.l2 if self.measured is not None else None
+        return (self.l2 or 0) / 2 if measured is None else measured
+
     def facts(self) -> _C.DeviceFacts:
         """What plans of kernels depend on. Raises ValueError for what is no GPU of NVIDIA's."""
         if self.capability is None:

@@ -1,12 +1,14 @@
 """Counts what every operator moves on a GPU, with Nsight Compute, and compares it with `mr.cost`.
 
     python scripts/measure_traffic.py [--small] [--check] [--out bench/results]
+    python scripts/measure_traffic.py --counted FILE [--check] [--out bench/results]
 
 One process of ncu watches scripts/traffic_calls.py. It counts bytes of DRAM and of the second-level cache in
 one run of each kernel, before which it empties the caches. It does not see what cudaMemset and
 cudaMemcpy move.
 
-Needs an NVIDIA GPU that `mr.cost` knows, ncu on PATH, and the right to read its counters.
+Needs an NVIDIA GPU that `mr.cost` knows, ncu on PATH, and the right to read its counters. With
+--counted it needs none of them: it compares what an earlier run counted with the model as it is now.
 """
 
 from __future__ import annotations
@@ -20,16 +22,20 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 import torch
+from traffic_calls import DTYPE, rows_of
 
 from bench.machine import environment
 from bench.report import Row
 from bench.traffic import add_options, check_folder, report
-from monoidreduce._command_line import Parser, check_environment, exit_with
+from monoidreduce._command_line import Parser, check_environment, exit_with, some_path
+from monoidreduce.costs.sizes import OPERATORS, call_of
+from monoidreduce.hardware import find_gpu
 
 ROOT = Path(__file__).resolve().parent.parent
 METRICS = {  # of L2: what multiprocessors read, and what they add there
@@ -144,13 +150,39 @@ def measured(small: bool) -> list[Row]:
             raise SystemExit(str(error)) from error
 
 
+def modelled_again(document: Row) -> list[Row]:
+    """The rows of an earlier run beside the model as it is now."""
+    gpu = find_gpu(document["environment"]["device"])
+    calibration, *earlier = document["traffic"]
+    rows = [calibration]
+    for forward in earlier[::2]:  # and its backward pass
+        op, parameters = forward["op"], forward["parameters"]
+        tensors = call_of(OPERATORS[op], parameters, DTYPE)[0]
+        rows += rows_of(op, parameters, gpu, tensors)
+    if [_which(row) for row in rows] != [_which(row) for row in document["traffic"]]:
+        raise ValueError("--counted: expected a forward and a backward pass of each case")
+    return [{**old, **new} for old, new in zip(document["traffic"], rows, strict=True)]
+
+
+def _which(row: Row) -> tuple[Any, ...]:
+    return row["op"], row["parameters"], row["phase"]
+
+
 def main(argv: list[str]) -> int:
     """Counts, prints the table and returns the exit status."""
     parser = Parser(prog="python scripts/measure_traffic.py", description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="small sizes")
     add_options(parser)
+    parser.add_argument(
+        "--counted", type=some_path, metavar="FILE", help="results of an earlier run, in place of counting"
+    )
     options = parser.parse_args(argv)
     check_environment(parser)
+    if options.counted is not None:
+        check_folder(parser, options.out)
+        document = json.loads(options.counted.read_text("utf-8"))
+        rows = modelled_again(document)
+        return report(document["environment"], rows, options.out, options.check, "cuda")
     if not torch.cuda.is_available():
         parser.error("expected an NVIDIA GPU, torch sees none")
     if shutil.which(NCU[0]) is None:

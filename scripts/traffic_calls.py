@@ -26,6 +26,7 @@ from bench.harness import dtype_name
 from bench.report import Row
 from bench.traffic import row
 from monoidreduce.costs.sizes import OPERATORS, call_of
+from monoidreduce.hardware import Hardware
 
 DTYPE = torch.bfloat16
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -46,8 +47,7 @@ SMALL: tuple[tuple[str, dict[str, Any]], ...] = (
     ("logsumexp", {"M": 16384, "N": 16384, "F": 64}),
 )
 CALIBRATION = {"bytes": 1 << 28}  # of a negation's input and of its output
-# How far counters may be from the model, as a share of it. The backward pass of attention at width 128 reads
-# rows again that the second-level cache dropped. Contractions read columns again where rows fill that cache.
+# How far counters may be from the model, as a share of it.
 TOLERANCES = {
     ("negate", "forward"): 0.01,
     ("attention", "forward"): 0.1,
@@ -87,7 +87,9 @@ def modelled(op: str, parameters: dict[str, Any], cost: mr.Cost, compulsory: dic
     return rows
 
 
-def rows_of(op: str, parameters: dict[str, Any], hardware: str | None, tensors: list[Tensor]) -> list[Row]:
+def rows_of(
+    op: str, parameters: dict[str, Any], hardware: str | Hardware | None, tensors: list[Tensor]
+) -> list[Row]:
     """What `mr.cost` says of a case on a GPU, None for that of the tensors."""
     operator, options = OPERATORS[op], call_of(OPERATORS[op], parameters, DTYPE)[1]
     whole = mr.cost(operator, *tensors, hardware=hardware, **options)

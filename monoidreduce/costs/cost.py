@@ -178,12 +178,11 @@ def _cost(
         raise ValueError(mismatch("op", "one whose work shapes tell, not lengths", repr(operator)))
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
-    facts = device.facts()
-    run = dry_run(operator, call, names, facts, keeps)
+    run = dry_run(operator, call, names, device.facts(), keeps)
     timed = [
         (launch.backward, work, time_of(work, device))
         for launch in run.launches
-        for work in work_of(launch, facts)
+        for work in work_of(launch, device)
     ]
     passes = _grouped(timed)
     measured = device.measured
@@ -222,9 +221,9 @@ def kernels(
 ) -> list[tuple[bool, Work]]:
     """What `cost` takes the time of: whether a kernel is of the backward pass, and what it does."""
     operator, call = resolved(op, arguments, options)
-    facts = find(hardware).facts()
-    run = dry_run(operator, call, _needed(operator, call, needed), facts)
-    return [(launch.backward, work) for launch in run.launches for work in work_of(launch, facts)]
+    gpu = find(hardware)
+    run = dry_run(operator, call, _needed(operator, call, needed), gpu.facts())
+    return [(launch.backward, work) for launch in run.launches for work in work_of(launch, gpu)]
 
 
 def _device(hardware: str | Hardware | None, call: dict[str, Any]) -> Hardware:
@@ -321,6 +320,10 @@ def _advice(
 ) -> list[str]:
     names = {p.name for p in passes}
     advice = []
+    if torch.are_deterministic_algorithms_enabled():
+        advice.append(
+            "times are of the default kernels: nobody fitted the deterministic ones, which take longer"
+        )
     if any(name.endswith(("/dq", "/dx")) for name in names):
         advice.append("a width is more than 128: each gradient has a pass, 8 products in all instead of 5")
     written = {name for launch in run.launches for name in launch.arguments if launch.backward}

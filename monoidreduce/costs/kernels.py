@@ -9,14 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from monoidreduce import _C
 from monoidreduce._ops.slices import TILE_ROWS, product_turns
 from monoidreduce.costs.dry_run import Launch, Operand
+from monoidreduce.costs.steps import Job, job_steps, read_by, tile_steps
+from monoidreduce.hardware import Hardware
 
 __all__ = ["Band", "Work", "work_of"]
 
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
+# Where jobs differ in length: streamed bytes of the heads that take turns job by job (fold_shape.cuh).
+_SECTION = 32 << 20
+# To be fast the model takes at most so many steps of a job, and about so many jobs, of some of the heads.
+_STEPS, _JOBS = 128, 2048
 
 
 @dataclass(frozen=True)
@@ -92,18 +99,27 @@ class Band:
             return self.rows * self.columns
         return sum(end - begin for begin, end in (self.of_rows(row, row) for row in range(self.rows)))
 
-    def jobs(self, by_rows: bool, staying: int, streamed: int) -> Counter[int]:
-        """How many jobs, each of `staying` rows or columns, have so many tiles that stream past them."""
+    def passed(self, by_rows: bool, staying: int, streamed: int) -> list[range]:
+        """For each tile of `staying` rows or columns, the tiles that stream past it."""
         lines, range_of = (self.rows, self.of_rows) if by_rows else (self.columns, self.of_columns)
-        jobs: Counter[int] = Counter()
+        found = []
         for first in range(0, lines, staying):
             begin, end = range_of(first, min(first + staying, lines) - 1)
-            jobs[_tiles(end, streamed) - begin // streamed if end > begin else 0] += 1
-        return jobs
+            found.append(range(begin // streamed, _tiles(end, streamed)) if end > begin else range(0))
+        return found
+
+    def jobs(self, by_rows: bool, staying: int, streamed: int) -> Counter[int]:
+        """How many jobs, each of `staying` rows or columns, have so many tiles that stream past them."""
+        return Counter(map(len, self.passed(by_rows, staying, streamed)))
 
 
 def _tiles(size: int, tile: int) -> int:
     return -(-size // tile)
+
+
+def _parts(size: int, tile: int, line: int) -> list[int]:
+    """Bytes of the tiles of so many lines; the last one may be short."""
+    return [line * min(tile, size - first) for first in range(0, size, tile)]
 
 
 def _bytes(launch: Launch, names: str) -> int:
@@ -150,12 +166,27 @@ class _Problem:
         a = self.launch.arguments
         return "/bias" if "bias" in a else "/softcap" if a.get("softcap") else ""
 
+    @property
+    def tiled(self) -> bool:
+        """Has the plan tiles, of a head each?"""
+        return not self.plan.few_rows and all(self.plan.tile)
+
+    def read(
+        self, by_rows: bool, tile: tuple[int, int], staying: str, streamed: str, gpu: Hardware
+    ) -> tuple[int, int]:
+        """Bytes of the operands that stay and of those that stream. tile: lines that stay and that stream."""
+        stay, stream = _bytes(self.launch, staying), _bytes(self.launch, streamed)
+        if not (self.tiled and stay and stream):
+            return stay, stream
+        fold = _Fold(self.band, by_rows, tile, self.heads, self.group if by_rows else 1)
+        return stay, _streamed(fold, stay, stream, gpu)
+
     def work(
         self, name: str, tile: tuple[int, int], products: int, by_rows: bool, read: int, written: int
     ) -> Work:
         """A kernel of products over the tiles of the band. tile: lines that stay and lines that stream."""
         group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
-        if self.plan.few_rows or not all(tile):
+        if not self.tiled:
             jobs = Counter({self.band.pairs() * self.heads * self.group: 1})
             kernel = f"{name}{'/few rows' * self.plan.few_rows}/{_family(self.launch)}"
             return Work(name, kernel, self.width, 2.0 * products, jobs, read, written, shared=True)
@@ -177,48 +208,121 @@ class _Problem:
         )
 
 
-def _forward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+@dataclass(frozen=True)
+class _Fold:
+    """Jobs of a kernel. tile: lines that stay and stream. heads: of what streams, `group` jobs for each."""
+
+    band: Band
+    by_rows: bool
+    tile: tuple[int, int]
+    heads: int
+    group: int
+
+    def jobs(self, passed: list[range], heads: range, section: int) -> Iterator[Job]:
+        """In the order of schedule.cuh. section: how many heads take turns, tile by tile."""
+        order = range(len(passed))[:: -1 if self.by_rows and self.band.right >= 0 else 1]
+        for first in heads[::section]:
+            for tile in order:
+                for head in heads[first : first + section]:
+                    yield tile, head, head // self.group, passed[tile]
+
+
+@lru_cache(1024)
+def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
+    """Bytes that are read of what streams. stay, stream: bytes of the operands."""
+    band, (staying, streaming) = fold.band, fold.tile
+    lines, others = (band.rows, band.columns) if fold.by_rows else (band.columns, band.rows)
+    heads, of_head, step = fold.heads * fold.group, stream // fold.heads, _tiles(others, _STEPS)
+    step = streaming * _tiles(step, streaming)
+    passed = band.passed(fold.by_rows, staying, step)
+    section = 1 if band.all else max(_SECTION // of_head, 1) * fold.group
+    together = max(section, fold.group)
+    some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # others fare as they do
+    steps = job_steps(
+        fold.jobs(passed, range(some), section),
+        _parts(lines, staying, stay // (heads * lines)),
+        _parts(others, step, of_head // others),
+        gpu.multiprocessors or 1,
+    )
+    read = sum(size for (operand, *_), size in read_by(steps, gpu.kept).items() if operand == "streams")
+    return read * heads // some
+
+
+def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """Of attention or the MLP."""
     problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial sums of few rows
-    read = _bytes(launch, "q k v bias x w1 w2 bias1 bias2") + scratch
+    tile = problem.plan.tile
+    read = (
+        sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2") + scratch
+    )
     written = _bytes(launch, "out lse lse_low out_low") + scratch
-    name = launch.name + problem.scores
-    yield problem.work(name, problem.plan.tile, 2, True, read, written)
+    yield problem.work(launch.name + problem.scores, tile, 2, True, read, written)
 
 
-def _backward(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """The same: one kernel for all gradients, or for all but the rows', or a pass for each."""
     problem, a = _Problem.of(launch), launch.arguments
     name, plan = launch.name + problem.scores, problem.plan
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
         yield _moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
-    read = _bytes(launch, "q k v bias grad_out x w1 w2 bias1")
+    of_rows, of_columns, biases = "q x grad_out", "k v w1 w2", _bytes(launch, "bias bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
-    if plan.adds_rows or (rows not in a and problem.width <= 128):  # sums are evicted and read again
-        sums, tile = _bytes(launch, rows), (plan.tile[1], plan.tile[0])
-        written, products = sums + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
-        yield problem.work(name, tile, products, False, read + sums, written)
+    if plan.adds_rows or (rows not in a and problem.width <= 128):
+        # Sums of rows stream too: they are evicted and read again.
+        tile, sums, streamed = (plan.tile[1], plan.tile[0]), _bytes(launch, rows), f"{of_rows} {rows}"
+        stay, stream = problem.read(False, tile, of_columns, streamed, gpu)
+        evicted = stream * sums // max(_bytes(launch, streamed), 1)
+        written, products = evicted + _bytes(launch, " ".join(columns)), 5 if rows in a else 4
+        yield problem.work(name, tile, products, False, stay + stream + biases, written)
         return
     narrow = " alone" * (problem.width <= 128)  # and whose time is not that of a width of 256
     for gradient, products in zip((rows, *columns), (3, 3, 2), strict=True):
-        if gradient in a:
-            of, written = f"{name}/{gradient}{narrow}", _bytes(launch, gradient)
-            yield problem.work(of, plan.tile, products, gradient == rows, read, written)
+        if gradient not in a:
+            continue
+        by_rows = gradient == rows
+        operands = (of_rows, of_columns) if by_rows else (of_columns, of_rows)
+        read = sum(problem.read(by_rows, plan.tile, *operands, gpu)) + biases
+        written = _bytes(launch, gradient)
+        yield problem.work(f"{name}/{gradient}{narrow}", plan.tile, products, by_rows, read, written)
+
+
+def _clusters(gpu: Hardware) -> int:
+    return (gpu.multiprocessors or 0) // _CLUSTER
+
+
+def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:
+    """How many row blocks each group of a contraction has: in turn the most that can be one group."""
+    clusters, facts = _clusters(gpu), gpu.facts()
+    # With one tile of columns for each cluster no cluster is idle.
+    groups = [_C.contraction_groups(n * tile, clusters * tile, width, facts) for n in range(1, clusters + 1)]
+    whole = [n for n, count in enumerate(groups, 1) if count == 1]
+    sizes = []
+    while row_blocks > 0:
+        sizes.append(max(n for n in whole if n <= row_blocks))
+        row_blocks -= sizes[-1]
+    return sizes
+
+
+@lru_cache(1024)  # slices of a call are alike
+def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware) -> int:
+    """Bytes of both operands."""
+    row_bytes, column_bytes = (_parts(n, t, 2 * width) for n, t in zip((rows, columns), tile, strict=True))
+    groups = _groups(len(row_bytes), tile[0], width, gpu)
+    return sum(read_by(tile_steps(groups, row_bytes, column_bytes, _clusters(gpu)), gpu.kept).values())
 
 
 def _contraction(
-    name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: _C.DeviceFacts, written: int
+    name: str, rows: int, columns: int, width: int, tile: tuple[int, int], gpu: Hardware, written: int
 ) -> Work:
-    """A product of matrices [rows, width] and [columns, width] of 16 bits; each group reads all columns."""
+    """A product of matrices [rows, width] and [columns, width] of 16 bits."""
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
-    groups = _C.contraction_groups(rows, columns, width, gpu)
-    read = 2 * width * (rows + groups * columns)
+    read = _contraction_read(rows, columns, width, tile, gpu)
     jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], 2 * width * sum(tile)
     return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, l2_tile=l2)
 
 
-def _local_scores(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """What computes scores by contraction: folds, local gradients, hidden values; on simt all gradients."""
     a, plan = launch.arguments, launch.plan
     assert plan is not None
@@ -250,7 +354,7 @@ def _local_scores(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
         yield _moves("weights_to_gradients", kept, _bytes(launch, "kept"))
 
 
-def _narrow(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """A narrow logsumexp_matmul: the mean of b by rows of a, or the gradients."""
     a, plan = launch.arguments, launch.plan
     assert plan is not None
@@ -274,30 +378,30 @@ def _narrow(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
     yield Work(name, kernel, width, flops, jobs, read, written, shared=not known)
 
 
-def _product(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """A product of local gradients: [rows, depth] @ [depth, columns], or the same of a transpose."""
     a = launch.arguments
     (rows, depth), columns = a["a"].shape, a["b"].shape[1]
     if launch.name == "columns_product":
         rows, depth = depth, rows
-    tile = product_turns(_tiles(rows, TILE_ROWS), columns, gpu.multiprocessors // _CLUSTER)[1]
+    tile = product_turns(_tiles(rows, TILE_ROWS), columns, _clusters(gpu))[1]
     summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # by addition
     work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
     yield Work(**{**vars(work), "read": work.read + summed})
 
 
-def _copied(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     written = _bytes(launch, "out order")
     yield _moves(launch.name, _bytes(launch, "x factor target mask"), written)
 
 
-def _gated(launch: Launch, gpu: _C.DeviceFacts) -> Iterator[Work]:
+def _gated(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """In place; the forward pass leaves the gates as they are."""
     moved = _bytes(launch, "gate up hidden")
     yield _moves(launch.name, moved, moved if launch.backward else _bytes(launch, "up"))
 
 
-KERNELS: dict[str, Callable[[Launch, _C.DeviceFacts], Iterator[Work]]] = {
+KERNELS: dict[str, Callable[[Launch, Hardware], Iterator[Work]]] = {
     "attention_forward": _forward,
     "attention_backward": _backward,
     "mlp_forward": _forward,
@@ -325,7 +429,7 @@ def _of_torch(launch: Launch) -> Work:
     return _moves(f"torch {name}", *moved)
 
 
-def work_of(launch: Launch, gpu: _C.DeviceFacts) -> list[Work]:
+def work_of(launch: Launch, gpu: Hardware) -> list[Work]:
     """The kernels that a launch runs on a GPU, in order."""
     if launch.name.startswith("aten::"):
         return [_of_torch(launch)]

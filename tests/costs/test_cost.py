@@ -156,6 +156,17 @@ def test_a_gated_mlp_is_eleven_products_within_the_workspace() -> None:
     assert sum(p.dram_read + p.dram_written for p in between) == (3 + 6) * 2 * 8192 * 14336
 
 
+def test_the_deterministic_mode_is_told_apart() -> None:
+    q = meta(1, 2, 256, 64)
+    usual = mr.cost("attention", q, q, q, hardware="h100").advice
+    torch.use_deterministic_algorithms(True)
+    try:
+        told = mr.cost("attention", q, q, q, hardware="h100").advice
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert told[0].startswith("times are of the default kernels") and told[1:] == usual
+
+
 def test_advice() -> None:
     q = meta(1, 8, 4096, 160)
     assert any(

@@ -1009,7 +1009,7 @@ def test_the_readmes_table_has_the_headlines(committed: list[dict[str, Any]]) ->
     _, rule, *rows = publish.headline_table(committed).splitlines()
     assert len(rows) == len(publish.HEADLINES) == 8 and set(rule) == {"|", "-", " "}
     for headline, line in zip(publish.HEADLINES, rows, strict=True):
-        title, ours, other, ratio, torchs = (cell.strip() for cell in line.split("|")[1:-1])
+        title, ours, other, ratio, torchs, traffic = (cell.strip() for cell in line.split("|")[1:-1])
         row = publish.find(committed, headline)
         medians = {name: times["median"] for name, times in row["phases"]["total"]["milliseconds"].items()}
         fastest = min((name for name in medians if not name.startswith("monoid")), key=medians.__getitem__)
@@ -1018,6 +1018,17 @@ def test_the_readmes_table_has_the_headlines(committed: list[dict[str, Any]]) ->
         assert other == f"{fastest}: {medians[fastest]:.3g} ms, {mebibytes(row, fastest)}"
         assert ratio == f"{medians[fastest] / medians['monoidreduce']:.2f}x"
         assert torchs == f"{medians['torch']:.3g} ms, {mebibytes(row, 'torch')}"
+        counted = [
+            one
+            for document in committed
+            for one in document.get("traffic", [])
+            if "H100" in document["environment"]["device"]
+            and (one["op"], one["parameters"]) == (headline.op, headline.parameters)
+        ]
+        moved = sum(one["counter"][way] for one in counted for way in ("read", "written"))
+        compulsory = sum(one["compulsory"] for one in counted)
+        assert traffic == (f"{moved / compulsory:.1f}x" if counted else "-")
+        assert len(counted) in (0, 2)
 
 
 def mebibytes(row: dict[str, Any], name: str) -> str:
