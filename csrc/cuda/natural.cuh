@@ -1,5 +1,6 @@
 // Between bits (device/block/fast_real.cuh) and natural units, for numbers of a row. In double: it costs nothing, and a
-// log-sum-exp keeps both of its words.
+// log-sum-exp keeps both of its words. Products are rounded, never fused with a difference: equal numbers must stay equal.
+// Fused, a target that is all of its row had a loss of 6e-13, and with a scale of 2^100 infinite gradients.
 #pragma once
 
 #include "monoidreduce/device/block/fast_real.cuh"
@@ -8,12 +9,12 @@
 
 namespace monoidreduce::cuda {
 
-__device__ __forceinline__ LogSumExp<double>::State natural(LogSumExp<Bits>::State s) {
-  return {s.frame.x * kLn2, static_cast<double>(s.mass.x)};
-}
 template <class R>
 __device__ __forceinline__ double natural(R x) {
-  return x.x * kLn2;
+  return __dmul_rn(x.x, kLn2);
+}
+__device__ __forceinline__ LogSumExp<double>::State natural(LogSumExp<Bits>::State s) {
+  return {natural(s.frame), static_cast<double>(s.mass.x)};
 }
 
 // The words of a larger number lose more than 2^-9 on the way between units. There the score that it is of stands alone.
