@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
 
 The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
-others wait. TW is that of the slowest rank, in calls that begin together. Beside both is what
-`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows.
+others wait. TW is that of the slowest rank, in calls that begin together. Beside both are what
+`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows, and torch's ways over the same
+ranks (sharded_peers.py), with the memory of each beyond inputs, outputs and gradients.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from bench.attention_varlen import lengths_of
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
 from bench.report import in_words, ranks_table
+from bench.sharded_peers import PEERS, in_loss_parallel
 from monoidreduce import plan
 from monoidreduce._command_line import (
     Parser,
@@ -44,10 +46,11 @@ from monoidreduce._command_line import (
     some_path,
 )
 from monoidreduce.costs.sizes import OPERATORS
-from monoidreduce.demo.memory import Problem
+from monoidreduce.demo.memory import Problem, peak_growth
 from monoidreduce.hardware import find_gpu
 
-SECONDS = 3.0  # for each case, alone and over ranks
+SECONDS = 3.0  # for each case, alone, over ranks and of each peer
+ALONE, OVER_RANKS = "alone", "over ranks"
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Case:
     options: dict[str, Any]
     target: float | None = None
 
-    def problems(self, group: Any) -> tuple[Problem, Problem, Callable[[list[Tensor]], list[Tensor]]]:
-        """The whole one and this rank's; and what makes its results from those of the whole."""
+    def problems(self, group: Any) -> tuple[dict[str, Problem], Callable[[list[Tensor]], list[Tensor]]]:
+        """The whole one, this rank's, the peers'; and what makes a rank's results from those of the whole."""
         *axes, of_output = self.axes
         layout = self.options.get("layout", "contiguous")
 
@@ -86,12 +89,14 @@ class Case:
             leaf.requires_grad_()
         with torch.no_grad():
             grad = torch.randn_like(self.call(*inputs))
-        options = {"process_group": group} | self.options
-        return (
-            Problem(lambda: self.call(*inputs), whole, grad),
-            Problem(lambda: self.call(*parts, **options), over_ranks, part(grad, of_output)),
-            lambda found: [part(t, axis) for t, axis in zip(found, (of_output, *axes), strict=False)],
-        )
+        calls = {OVER_RANKS: partial(self.call, process_group=group, **self.options)}
+        calls |= {name: peer(group) for name, peer in PEERS.get(self.op, {}).items()}
+        own = part(grad, of_output)
+        problems = {ALONE: Problem(lambda: self.call(*inputs), whole, grad)}
+        problems |= {name: Problem(partial(call, *parts), over_ranks, own) for name, call in calls.items()}
+        return problems, lambda found: [
+            part(t, axis) for t, axis in zip(found, (of_output, *axes), strict=False)
+        ]
 
     def __str__(self) -> str:
         return f"{self.op} {in_words(self.parameters)} {dtype_name(self.dtype)}"
@@ -174,34 +179,41 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
 
 
 def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Times a case alone and over ranks, for about `seconds` each."""
+    """Times a case alone, over ranks and as others do it, for about `seconds` each."""
     ranks, watch = dist.get_world_size(group), Stopwatch(device)
-    whole, over_ranks, parts_of = case.problems(group)
-    expected = parts_of(run_once(whole, watch)[1])
-    found = torch.tensor(differences(run_once(over_ranks, watch)[1], expected), device=device)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group)
-    if not (difference := found.max().item()) <= AGREEMENT[case.dtype]:
-        raise RuntimeError(f"{case}: results over ranks differ from those of one by {difference:.1e}")
+    problems, parts_of = case.problems(group)
+    expected = parts_of(run_once(problems[ALONE], watch)[1])
 
-    def slowest(problem: Problem, here: bool) -> list[float]:
-        """Milliseconds of the phases, on the slowest of the ranks that are here."""
+    def largest(values: list[float]) -> list[float]:
+        """Of all ranks."""
+        found = torch.tensor(values, device=device, dtype=torch.float32)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group)
+        return found.tolist()
+
+    def slowest(name: str) -> list[float]:
+        """Milliseconds of the phases, on the slowest of the ranks that take part."""
+        takes_part = name != ALONE or dist.get_rank(group) == 0
         dist.barrier(group)
-        laps = torch.tensor(run_once(problem, watch)[0] if here else [0.0] * 3, device=device)
-        dist.all_reduce(laps, dist.ReduceOp.MAX, group)
-        return laps.tolist()
+        return largest(run_once(problems[name], watch)[0] if takes_part else [0.0] * 3)
 
-    laps = {}
-    for name, problem, here in (
-        ("alone", whole, dist.get_rank(group) == 0),
-        ("over ranks", over_ranks, True),
-    ):
-        once = slowest(problem, here)[-1] / 1e3
-        rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
-        laps[name] = [slowest(problem, here) for _ in range(rounds)]
+    laps, difference, memory = {}, {}, {}
+    with in_loss_parallel():
+        for name, problem in problems.items():
+            if name != ALONE:
+                difference[name] = max(largest(differences(run_once(problem, watch)[1], expected)))
+                if not difference[name] <= AGREEMENT[case.dtype]:
+                    raise RuntimeError(
+                        f"{case}, {name}: results differ from those of one device by {difference[name]:.1e}"
+                    )
+                if device.type == "cuda":
+                    memory[name] = largest([peak_growth(problem) / 2**20])[0]
+            once = slowest(name)[-1] / 1e3
+            rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
+            laps[name] = [slowest(name) for _ in range(rounds)]
     phases = {}
     for i, phase in enumerate(PHASES):
         milliseconds = {name: summary([lap[i] for lap in found]) for name, found in laps.items()}
-        alone, over = (milliseconds[name]["median"] for name in ("alone", "over ranks"))
+        alone, over = (milliseconds[name]["median"] for name in (ALONE, OVER_RANKS))
         phases[phase] = {"milliseconds": milliseconds, "efficiency": alone / (ranks * over)}
     return {
         "op": case.op,
@@ -210,6 +222,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         "ranks": ranks,
         "rounds": {name: len(found) for name, found in laps.items()},
         "difference": difference,
+        "memory_mib": memory,
         "phases": phases,
         "target": case.target,
     }
@@ -241,7 +254,7 @@ def predicted(row: dict[str, Any], device: str) -> dict[str, float] | None:
         layout=layout,
         dtype=getattr(torch, row["dtype"]),
     )
-    return {"alone": 1e3 * found.alone, "over ranks": 1e3 * found.seconds}
+    return {ALONE: 1e3 * found.alone, OVER_RANKS: 1e3 * found.seconds}
 
 
 def measure(group: Any, device: torch.device, quick: bool, seconds: float) -> Iterator[dict[str, Any]]:

@@ -345,7 +345,7 @@ def traffic_table(rows: list[Row]) -> str:
 
 
 def ranks_table(rows: list[Row]) -> str:
-    """Each phase's medians alone and over ranks, the efficiency, and what the planner says of both."""
+    """Medians of each phase alone and over ranks, the efficiency, what the planner says, and others."""
     header = [
         "operator",
         "ranks",
@@ -356,7 +356,19 @@ def ranks_table(rows: list[Row]) -> str:
         "predicted total ms, alone / over ranks",
         "predicted efficiency",
         "target",
+        "MiB over ranks",
+        "others over ranks: total ms (of ours), MiB",
     ]
+
+    def others(row: Row) -> str:
+        times, memory = row["phases"]["total"]["milliseconds"], row.get("memory_mib", {})
+        own, found = times["over ranks"]["median"], []
+        for name in times:
+            if name not in ("alone", "over ranks"):
+                total = times[name]["median"]
+                bytes = f", {memory[name]:.0f}" if name in memory else ""
+                found.append(f"{name}: {total:.3g} ({total / own:.2f}x){bytes}")
+        return "; ".join(found) or "-"
 
     def cells(row: Row) -> list[str]:
         times = (phase["milliseconds"] for phase in row["phases"].values())
@@ -368,7 +380,9 @@ def ranks_table(rows: list[Row]) -> str:
             model = [f"{alone:.3g} / {over:.3g}", f"{alone / (row['ranks'] * over):.2f}"]
         name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
         target = "-" if row["target"] is None else f"{row['target']:.2f}"
-        return [name, str(row["ranks"]), *pairs, efficiency, *model, target]
+        memory = row.get("memory_mib", {}).get("over ranks")
+        own = "-" if memory is None else f"{memory:.0f}"
+        return [name, str(row["ranks"]), *pairs, efficiency, *model, target, own, others(row)]
 
     return table(header, [cells(row) for row in rows])
 
@@ -544,7 +558,7 @@ def tables(document: Row) -> str:
         parts += [
             "### Several devices",
             "Median milliseconds of the whole problem on one device, and over ranks; the efficiency "
-            "T1 / (W TW) of W ranks; and what the planner predicts.",
+            "T1 / (W TW) of W ranks; what the planner predicts; and what others take over the same ranks.",
             ranks_table(ranks),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]

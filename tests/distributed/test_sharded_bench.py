@@ -12,6 +12,11 @@ import torch
 from ranks import on_ranks
 
 ROOT = str(Path(__file__).resolve().parents[2])
+PEERS = {
+    "cross_entropy": ["torch, gathered logits", "torch, loss_parallel"],
+    "distillation": ["torch, gathered logits"],
+    "mlp": ["torch, sequence parallel"],
+}
 
 
 def _rows(group: Any) -> tuple[list[dict[str, Any]], str]:
@@ -23,7 +28,7 @@ def _rows(group: Any) -> tuple[list[dict[str, Any]], str]:
 
 
 def test_every_operator_has_a_row() -> None:
-    """No time is asserted. Results that differ from those of one rank would raise."""
+    """No time is asserted. Results that differ from those of one rank would raise, of torch's ways too."""
     for rows, text in on_ranks(2, _rows):
         assert json.loads(json.dumps(rows)) == rows
         assert [row["op"] for row in rows] == [
@@ -37,7 +42,10 @@ def test_every_operator_has_a_row() -> None:
         ]
         assert all(row["op"] in line for row, line in zip(rows, text.splitlines()[2:], strict=True))
         for row in rows:
+            others = [name for name in row["difference"] if name != "over ranks"]
+            assert others == PEERS.get(row["op"], []) and row["difference"].keys() < row["rounds"].keys()
             for phase in row["phases"].values():
+                assert list(phase["milliseconds"]) == ["alone", "over ranks", *others]
                 alone, over = (phase["milliseconds"][name]["median"] for name in ("alone", "over ranks"))
                 assert phase["efficiency"] == pytest.approx(alone / (2 * over))
 

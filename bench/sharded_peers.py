@@ -1,0 +1,135 @@
+"""What torch has for the same calls over ranks, beside which bench/distributed.py times ours.
+
+Gathered logits are what a model does whose head is split over ranks and whose loss is not: every rank has all
+logits. `loss_parallel` is torch's, on DTensors. The MLP is Megatron's: it gathers the rows of all ranks, and
+the sum of the results is scattered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import loss_parallel
+
+__all__ = ["PEERS", "Peer", "in_loss_parallel"]
+
+Peer = Callable[[Any], Callable[..., Tensor]]  # of a group, the call by a rank's parts
+
+
+class _Replicated(torch.autograd.Function):
+    """What all ranks have. Each adds a part of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        grad = grad.contiguous()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad, None
+
+
+class _Gathered(torch.autograd.Function):
+    """The parts of all ranks, joined along an axis. summed: has each rank a part of the whole's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, axis: int, summed: bool, group: Any) -> Tensor:
+        ctx.axis, ctx.summed, ctx.group = axis, summed, group
+        parts = [torch.empty_like(part) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, part.contiguous(), group=group)
+        return torch.cat(parts, axis)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        if ctx.summed:
+            return _scattered(grad, ctx.axis, ctx.group), None, None, None
+        part = grad.chunk(dist.get_world_size(ctx.group), ctx.axis)[dist.get_rank(ctx.group)]
+        return part.contiguous(), None, None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """This rank's part of the sum over ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, axis: int, group: Any) -> Tensor:
+        ctx.axis, ctx.group = axis, group
+        return _scattered(whole, axis, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _Gathered.apply(grad, ctx.axis, False, ctx.group), None, None
+
+
+def _scattered(whole: Tensor, axis: int, group: Any) -> Tensor:
+    parts = [part.contiguous() for part in whole.chunk(dist.get_world_size(group), axis)]
+    found = torch.empty_like(parts[0])
+    dist.reduce_scatter(found, parts, group=group)
+    return found
+
+
+def _gathered_logits(x: Tensor, weight: Tensor, group: Any) -> Tensor:
+    logits = F.linear(_Replicated.apply(x, group), weight)
+    whole: Tensor = _Gathered.apply(logits, 1, False, group)
+    return whole.float()
+
+
+def _cross_entropy(group: Any) -> Callable[..., Tensor]:
+    return lambda x, weight, target: F.cross_entropy(_gathered_logits(x, weight, group), target)
+
+
+def _loss_parallel(group: Any) -> Callable[..., Tensor]:
+    mesh = DeviceMesh.from_group(group, "cuda" if "nccl" in dist.get_backend(group) else "cpu")
+
+    def call(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        rows, classes = (
+            DTensor.from_local(x, mesh, [Replicate()]),
+            DTensor.from_local(weight, mesh, [Shard(0)]),
+        )
+        loss: Any = F.cross_entropy(F.linear(rows, classes).float(), target)
+        whole: Tensor = loss.to_local()
+        return whole
+
+    return call
+
+
+def in_loss_parallel() -> AbstractContextManager[None]:
+    """Within it, passes of `loss_parallel` may run, forward and backward."""
+    context: AbstractContextManager[None] = loss_parallel()
+    return context
+
+
+def _distillation(group: Any) -> Callable[..., Tensor]:
+    def call(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+        log_q = F.log_softmax(_gathered_logits(x, weight, group), 1)
+        with torch.no_grad():
+            p = F.softmax(_gathered_logits(teacher_x, teacher_weight, group), 1)
+        return -(p * log_q).sum(1).mean()
+
+    return call
+
+
+def _mlp(group: Any) -> Callable[..., Tensor]:
+    def call(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+        rows = _Gathered.apply(x, 0, True, group)
+        part = F.linear(F.gelu(F.linear(rows, w1), approximate="tanh"), w2)
+        result: Tensor = _Scattered.apply(part, 0, group)
+        return result
+
+    return call
+
+
+PEERS: dict[str, dict[str, Peer]] = {
+    "cross_entropy": {"torch, gathered logits": _cross_entropy, "torch, loss_parallel": _loss_parallel},
+    "distillation": {"torch, gathered logits": _distillation},
+    "mlp": {"torch, sequence parallel": _mlp},
+}
