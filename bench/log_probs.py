@@ -15,6 +15,8 @@ from bench.harness import Case, Contender, on_tier
 
 BONUS = 0.01  # of the entropy
 CHUNK = 1024  # tokens
+WORKSPACE = 128 << 20  # bytes
+WITHOUT_ENTROPY = "torch, cross entropy"
 
 
 def own(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
@@ -28,6 +30,15 @@ def torch_log_probs(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     log_shares = F.linear(x, weight).float().log_softmax(-1)
     entropy = -(log_shares.exp() * log_shares).sum(-1)
     return log_shares.gather(-1, target[:, None])[:, 0] + BONUS * entropy
+
+
+def own_cross_entropy(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
+    """Without the entropy: what log-probabilities cost beside it."""
+    return -mr.linear_cross_entropy(x, weight, target, reduction="none", **options)
+
+
+def torch_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return -F.cross_entropy(F.linear(x, weight).float(), target, reduction="none")
 
 
 def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
@@ -59,7 +70,13 @@ def case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) ->
     contenders: dict[str, Contender] = {
         "monoidreduce": own,
         "monoidreduce, top1": functools.partial(own, top1=True),
+        "monoidreduce, 128 MiB": functools.partial(own, workspace=WORKSPACE),
+        "monoidreduce, linear_cross_entropy": own_cross_entropy,
+        "monoidreduce, linear_cross_entropy, 128 MiB": functools.partial(
+            own_cross_entropy, workspace=WORKSPACE
+        ),
         "torch": torch_log_probs,
+        WITHOUT_ENTROPY: torch_cross_entropy,
         "torch chunked": torch_chunked,
     }
     if device.type == "cuda":
@@ -79,6 +96,7 @@ def case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) ->
         contenders=contenders,
         flops={"forward": products, "backward": 2 * products, "total": 3 * products},
         targets={},
+        checked_by={name: WITHOUT_ENTROPY for name in contenders if "cross" in name},
     )
 
 
