@@ -34,6 +34,7 @@ _INFIX = {
     "index_le": "<=",
     "index_eq": "==",
 }
+_FUSED = {"mul": "*", "div": "/"}  # which a compiler may fuse with sums
 _CALLS = {"where": "select", "index_where": "select", "index_div": "floor_of_quotient"}
 _CALLS |= {"mul": "product", "div": "quotient"}
 _CALLS |= {"index_mod": "floor_remainder", "not": "!", "neg": "-", "to_real": "to_real"}
@@ -53,7 +54,7 @@ class Source:
     scores: int
 
 
-def _value(node: Node) -> str:
+def _value(node: Node, fused: bool) -> str:
     name, *arguments = node
     if name == "real":
         value = float.fromhex(arguments[0])
@@ -77,8 +78,9 @@ def _value(node: Node) -> str:
     operands = [f"x{number}" for number in arguments]
     if name == "detach":
         return operands[0]
-    if name in _INFIX:
-        return f" {_INFIX[name]} ".join(operands)
+    infix = _INFIX | _FUSED if fused else _INFIX
+    if name in infix:
+        return f" {infix[name]} ".join(operands)
     return f"{_CALLS.get(name, name)}({', '.join(operands)})"
 
 
@@ -102,15 +104,17 @@ def _real(nodes: Sequence[Node], number: int) -> str | None:
     return f"({left} {_INFIX[name]} {right})" if left and right else None
 
 
-def _lines(nodes: Sequence[Node], roots: Iterable[int], reals: bool = False) -> list[str]:
-    """reals: has the element its numbers as reals, so that sums of them are not converted."""
+def _lines(nodes: Sequence[Node], roots: Iterable[int], modify_scores: bool = False) -> list[str]:
+    """modify_scores: of attention. Its elements have their numbers as reals too, so that sums of them are not
+    converted. And its weights are rounded to 16 bits, so that products may be fused."""
     texts: dict[int, str] = {}
     needed = set(roots)
     for number in range(len(nodes) - 1, -1, -1):
         if number not in needed:
             continue
-        real = _real(nodes, nodes[number][1]) if reals and nodes[number][0] == "to_real" else None
-        texts[number] = real or _value(nodes[number])
+        converted = modify_scores and nodes[number][0] == "to_real"
+        real = _real(nodes, nodes[number][1]) if converted else None
+        texts[number] = real or _value(nodes[number], fused=modify_scores)
         needed.update(operands(nodes[number]) if real is None else ())
     lines = []
     for number, text in sorted(texts.items()):
@@ -207,7 +211,7 @@ def scores_source(text: str, packed: bool = False) -> Source:
     kept = graph.constant(True) if keep is None else keep
     functions = "".join(
         f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n"
-        + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], reals=True))
+        + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], modify_scores=True))
         + f"    return x{value.number};\n  }}\n"
         for kind, name, value in (("R", "score", score), ("bool", "keeps", kept), ("R", "slope", slope))
     )

@@ -29,8 +29,9 @@ class TensorCores:
     """The kernels of the CPU, as a tier of tensor cores."""
 
     def __init__(self, part: tuple[int, int] = (0, 0)) -> None:
+        computed = (True, True, True)
         self.plan = SimpleNamespace(
-            tensor_cores=True, bias_in_tiles=True, adds_rows=True, scratch=0, part=part
+            tensor_cores=True, bias_in_tiles=True, adds_rows=True, computed=computed, scratch=0, part=part
         )
         self.shapes: list[tuple[int, ...]] = []  # of all that the kernels were given
 
