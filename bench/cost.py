@@ -41,10 +41,8 @@ CONSTANTS = ROOT / "monoidreduce" / "costs" / "constants.json"
 PAGE = ROOT / "docs" / "cost.md"
 MARKS = "<!-- bench: python bench/cost.py -->", "<!-- /bench -->"
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
-# At these commits a workspace was 128 MiB by default. At db5173a cross entropy kept local gradients in the
-# memory of gradients too, where all did not fit its workspace: those passes are others.
-WORKSPACES = dict.fromkeys(("0d07cf7", "db5173a", "a7f1d91"), 128 << 20)
-EARLIER = "db5173a"
+# At these commits a workspace was 128 MiB by default.
+WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
 # At this commit a narrow logsumexp_matmul multiplied local gradients, as wide ones do.
 BEFORE_NARROW = "a7f1d91"
 SHORTEST = 0.1  # milliseconds: below, launches and latencies that the model has not take most of the time
@@ -103,7 +101,6 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
         default = WORKSPACES.get(environment["commit"][:7], 352 << 20)
         workspace = _workspace(mode, row["parameters"], default)
         commit, half = environment["commit"], row["dtype"] in ("bfloat16", "float16")
-        kept_all = row["op"] != "cross_entropy" or mode in ("2NV", "sm80")
         narrow = row["op"] == "logsumexp" and half and row["parameters"]["F"] <= 128
         yield Measured(
             name=f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}{', ' * bool(mode)}{mode}",
@@ -117,8 +114,7 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
                 phase: phases[phase]["milliseconds"][contender]["median"] for phase in ("forward", "backward")
             },
             peak=row["peak_bytes"][contender],
-            earlier=(commit.startswith(EARLIER) and not kept_all)
-            or (commit.startswith(BEFORE_NARROW) and narrow),
+            earlier=commit.startswith(BEFORE_NARROW) and narrow,
         )
 
 

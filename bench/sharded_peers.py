@@ -3,6 +3,9 @@
 Gathered logits are what a model does whose head is split over ranks and whose loss is not: every rank has all
 logits. `loss_parallel` is torch's, on DTensors. The MLP is Megatron's: it gathers the rows of all ranks, and
 the sum of the results is scattered.
+
+Their collectives are torch's own, which add on their way. Ours add in the order of ranks, so they would be
+another contender.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Between bits (device/block/fast_real.cuh) and natural units, for numbers of a row. In double: it costs nothing, and a
 // log-sum-exp keeps both of its words. Products are rounded, never fused with a difference: equal numbers must stay equal.
-// Fused, a target that is all of its row had a loss of 6e-13, and with a scale of 2^100 infinite gradients.
+// ptxas fuses others. Then a target that is all of its row had a loss of 6e-13, and with a scale of 2^100 infinite gradients.
 #pragma once
 
 #include "monoidreduce/device/block/fast_real.cuh"

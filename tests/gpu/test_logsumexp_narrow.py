@@ -106,13 +106,20 @@ def test_layouts(tier: str, gpu: torch.device) -> None:
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("size", ("ragged", "wide_tiles"))
 def test_sums_of_integers(size: str, dtype: torch.dtype, gpu: torch.device) -> None:
-    """Scores far apart and equal ones, whose shares are exact.
-
-    Not of one column. There torch's log-sum-exp is exact, and on tensor cores scores are in units of log 2:
-    48 is rounded to 47.999996.
-    """
+    """Scores far apart and equal ones, whose shares are exact."""
     inputs = inputs_of(size, dtype, gpu, integers)
     check_operator("logsumexp_matmul", inputs, {"scale": 4.0})
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+def test_one_column_of_integers(dtype: torch.dtype, gpu: torch.device) -> None:
+    """torch's log-sum-exp is the score then, exactly. On tensor cores scores are in units of log 2, and 48 is
+    rounded to 47.999996: two roundings are allowed, as in test_one_hot_softmax_is_exact."""
+    inputs = inputs_of("one_column", dtype, gpu, integers)
+    scores = 4.0 * (inputs["a"].double() @ inputs["b"].double().mT)[:, 0]
+    assert scores.abs().max() >= 16
+    lse = mr.logsumexp_matmul(inputs["a"].requires_grad_(), inputs["b"], scale=4.0).detach()
+    torch.testing.assert_close(lse.double(), scores, rtol=2 * torch.finfo(lse.dtype).eps, atol=0)
 
 
 @pytest.mark.parametrize("spread", (30.0, 1000.0, 1e6))
