@@ -258,6 +258,10 @@ void statistics_local_gradient(const StatisticsLocalGradient& x, const Launch& l
   run_part<sm80::statistics_local_gradient, sm90::statistics_local_gradient, simt::statistics_local_gradient>(
       x, launch, plan, kDescription<StatisticsLocalGradient>.name);
 }
+void statistics_row_gradient(const StatisticsRowGradient& x, const Launch& launch, const Plan* plan) {
+  run_part<kNone, kNone, simt::statistics_row_gradient>(x, launch, plan,
+                                                        kDescription<StatisticsRowGradient>.name);
+}
 #ifndef MONOIDREDUCE_WITH_CUDA
 std::int64_t load_kernels(const std::string&, const std::vector<std::string>&) {
   throw Error("this build of monoidreduce is CPU-only: it loads no kernels");

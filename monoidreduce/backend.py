@@ -374,14 +374,18 @@ def _explain_statistics_on_cuda(
         scores = 1 if operands[2] is None else 2
         a, b, other_a, other_b = operands
         forward = _C.plan_statistics_fold(a, b, other_a, other_b, state_words=state_words(program))
-        backward = _C.plan_statistics_local_gradient(
-            *(a, b, other_a, other_b),
-            workspace=workspace // scores,
-            deterministic=torch.are_deterministic_algorithms_enabled(),
-        )
+        backward = _C.plan_statistics_row_gradient(a, b, other_a, other_b, workspace=workspace)
+        part = "row_gradient"
+        if not backward.narrow:
+            backward = _C.plan_statistics_local_gradient(
+                *(a, b, other_a, other_b),
+                workspace=workspace // scores,
+                deterministic=torch.are_deterministic_algorithms_enabled(),
+            )
+            part = "local_gradient"
         paths = (
             f"statistics_fold/cuda/{forward.tier}/{dtype}",
-            f"statistics_local_gradient/cuda/{backward.tier}/{dtype}",
+            f"statistics_{part}/cuda/{backward.tier}/{dtype}",
         )
         version = ".".join(map(str, found.version))
         how = (

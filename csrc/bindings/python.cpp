@@ -90,6 +90,8 @@ void define_plan(py::module_& m) {
                                return py::make_tuple(p.computed.rows, p.computed.columns, p.computed.payload);
                              })
       .def_readonly("narrow", &Plan::narrow)
+      .def_readonly("parts", &Plan::parts)
+      .def_readonly("lanes", &Plan::lanes)
       .def_readonly("clusters", &Plan::clusters)
       .def_property_readonly("keeps", can(&Capabilities::keeps))
       .def_property_readonly("skips_rows", can(&Capabilities::skips_rows))
@@ -133,6 +135,7 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&statistics_backward);
   calls.define(&statistics_fold);
   calls.define(&statistics_local_gradient);
+  calls.define(&statistics_row_gradient);
   calls.define(&scale_rows);
   calls.define(&copy_fitted);
   calls.define(&order_rows);

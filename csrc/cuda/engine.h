@@ -20,6 +20,7 @@ void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch&
 void log_probs_backward(const LogProbsBackward& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
+void statistics_row_gradient(const StatisticsRowGradient& x, const Plan& plan, const Launch& launch);
 }  // namespace simt
 
 namespace sm80 {

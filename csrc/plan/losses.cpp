@@ -1,3 +1,5 @@
+#include <limits>
+
 #include "monoidreduce/monoids/cross_entropy.h"
 #include "monoidreduce/monoids/distillation.h"
 #include "monoidreduce/monoids/log_probs.h"
@@ -67,6 +69,35 @@ bool is_narrow(const Choice& choice, const FoldProblem& p) {
   const std::int64_t fewer = std::min(p.rows(), p.columns()), more = std::max(p.rows(), p.columns());
   return choice.family != Family::kSimt && p.width() <= tiles::kWidestNarrow &&
          (more <= tiles::kFewLines || fewer >= tiles::kManyLines);
+}
+
+std::int64_t accumulation_size(DType dtype) { return item_size(accumulation(dtype)); }
+
+// The lanes that have registers for rows of all operands of a program (device/simt/program_narrow.cuh); 0: they are too wide, or
+// there is nothing to compute.
+int lanes_of_program(const Choice& choice, const FoldProblem& p) {
+  const bool two = p.other_a.present(), empty = p.width() == 0 || (two && p.other_width() == 0);
+  if (choice.family != Family::kSimt || empty || p.rows() == 0 || p.columns() == 0) return 0;
+  for (const std::int64_t lanes : {1, 4}) {
+    if (lanes == 1 && p.a.dtype == DType::kFloat64) continue;  // states of four rows spilled 650 bytes
+    const std::int64_t vector = lanes * tiles::kRowVector;
+    const auto bytes = [&](std::int64_t width) {
+      return parts_of(accumulation_size(p.a.dtype) * width, vector) * vector;
+    };
+    if (bytes(p.width()) + (two ? bytes(p.other_width()) : 0) <= lanes * tiles::kRowBytes)
+      return static_cast<int>(lanes);
+  }
+  return 0;
+}
+// A program's plan where threads own rows: parts of the columns that occupy a GPU, of which there is room for so many rows' results.
+void plan_narrow(Plan& plan, const FoldProblem& p, const DeviceFacts& gpu, std::int64_t room) {
+  plan.lanes = lanes_of_program(plan.choice, p);
+  plan.narrow = plan.lanes > 0;
+  if (!plan.narrow) return;
+  const std::int64_t blocks = parts_of(p.rows(), tiles::kGroups / plan.lanes * tiles::kGroupRows),
+                     wanted = parts_of(std::int64_t{gpu.multiprocessors} * tiles::kRowBlocks, blocks),
+                     steps = parts_of(p.columns(), tiles::kRowColumns);
+  plan.parts = std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1);
 }
 
 // Of 16 bits.
@@ -140,6 +171,8 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   const FoldProblem p = problem_of(x);
   Plan plan = plan_of(given, x, choose_contraction(p, gpu), launch);
   const bool two = p.other_a.present();
+  plan_narrow(plan, p, gpu, std::numeric_limits<std::int64_t>::max());
+  if (plan.parts > 1) plan.scratch = plan.parts * p.rows() * x.state_words;
   if (plan.choice.family == Family::kSm80)
     plan.scratch = fold_floats(two ? tiles::kSm80Distillation : tiles::kSm80Loss, x.state_words, p, gpu);
   if (plan.choice.family == Family::kSm90)
@@ -148,6 +181,13 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
 }
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch) {
   return backward_plan(x, gpu, launch);
+}
+// Not narrow: another call takes the gradients.
+Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch) {
+  const FoldProblem p = problem_of(x);
+  Plan plan = plan_of(x, x, choose_contraction(p, gpu), launch);
+  plan_narrow(plan, p, gpu, x.workspace / (accumulation_size(p.a.dtype) * (p.width() + p.other_width() + 1)));
+  return plan;
 }
 
 bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu) {

@@ -106,7 +106,7 @@ std::string padding(std::int64_t size, const char* of, const char* behind) {
 std::string text(const Plan& plan) {
   const bool simt = plan.choice.family == Family::kSimt, tried_parts = plan.whole.both || plan.whole.sm90;
   if (simt && tried_parts) return text(plan.whole) + "; in parts: " + text(plan.choice);
-  if (simt) return text(plan.choice);
+  if (simt) return text(plan.choice) + (plan.narrow ? "; narrow: threads own rows" : "");
   const bool mlp = std::string_view(plan.call).starts_with("mlp");
   std::string all = text(plan.choice);
   if (plan.packing.heads > 0) all += few_rows(plan.packing, !mlp);

@@ -27,7 +27,7 @@ from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.program.passes import Data, Operands, Tables
 
-__all__ = ["backward", "fold"]
+__all__ = ["backward", "contiguous", "fold", "widths_of"]
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -43,7 +43,13 @@ def _as_kernels_read(operands: Operands, plan: _C.Plan) -> Operands:
     return padded(a), padded_weight(b, plan), padded(other_a), padded_weight(other_b, plan)
 
 
-def _contiguous(data: Data) -> Data:
+def widths_of(operands: Operands) -> tuple[int, int]:
+    """Of both scores; of the second 0, where there is one."""
+    a, _, other_a, _ = operands
+    return a.shape[1], 0 if other_a is None else other_a.shape[1]
+
+
+def contiguous(data: Data) -> Data:
     row, column, row_index, column_index = (None if t is None else t.contiguous() for t in data)
     return row, column, row_index, column_index
 
@@ -60,9 +66,9 @@ def fold(
     """Write the values, low words and indices of all rows."""
     a, words = operands[0], state_words(program)
     plan = _C.plan_statistics_fold(*operands, state_words=words)
-    kernels = fold_kernels(program, counts, a.dtype, plan, a.device.index)
+    kernels = fold_kernels(program, counts, a.dtype, plan, widths_of(operands), a.device.index)
     scratch = statistics(a, plan.scratch)
-    given: Any = (*_as_kernels_read(operands, plan), *_contiguous(data), *tables, *results, scratch)
+    given: Any = (*_as_kernels_read(operands, plan), *contiguous(data), *tables, *results, scratch)
     given += (kernels, words, scale, *launch(a), plan)
     _C.statistics_fold(*given)
 
@@ -91,7 +97,7 @@ def backward(
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
     kernels = gradient_kernels(program, counts, operands[0].dtype, plan, operands[0].device.index)
-    row, column, row_index, column_index = _contiguous(known)
+    row, column, row_index, column_index = contiguous(known)
     a, b, other_a, other_b = _as_kernels_read(operands, plan)
 
     def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monoidreduce.program.derivative import gradient, slopes
+from monoidreduce.program.derivative import exchanged, gradient, slopes
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import Program, operands, parse
 
-__all__ = ["Source", "fold_source", "gradient_source", "scores_source", "state_words"]
+__all__ = ["Source", "fold_source", "gradient_source", "pulled_source", "scores_source", "state_words"]
 
 _TYPES = {"real": "R", "index": "I", "bool": "bool"}
 _INFIX = {
@@ -190,6 +190,41 @@ def gradient_source(text: str, rows: int, row_indices: int, columns: int, column
     body = [*_lines(of.nodes.nodes, roots), f"return {{{results}}};"]
     constants = _constants(program.scores, counts, (0, 0, 0, 0))
     return Source(_struct(constants, (), "Gradient<R> gradient", body), program.scores)
+
+
+@lru_cache(256)
+def pulled_source(
+    text: str,
+    rows: int,
+    row_indices: int,
+    columns: int,
+    column_indices: int,
+    of_columns: bool,
+    operands: bool,
+    data: tuple[int, ...],
+) -> Source:
+    """Its gradients by the scores and by data of rows, where threads own rows.
+
+    of_columns: what belongs to columns is pulled, and columns are rows; their number is their last integer.
+    operands: are those by the scores wanted. data: the numbers of the data.
+    """
+    program = parse(text)
+    of = gradient(text, rows, row_indices)
+    nodes = tuple(exchanged(of.nodes.nodes, column_indices)) if of_columns else of.nodes.nodes
+    known = (rows + 2 * program.values + len(program.softmaxes), row_indices + len(program.largest))
+    counts = (columns, column_indices + 1, *known) if of_columns else (*known, columns, column_indices)
+    by_data = of.columns if of_columns else of.rows
+    results = {}
+    if operands:
+        results |= {"score": of.score, "other": of.other}
+    results |= {f"sums[{k}]": by_data[number] for k, number in enumerate(data)}
+    wanted = {name: number for name, number in results.items() if number is not None}
+    body = [*_lines(nodes, wanted.values()), "ElementGradients<Program> to{};"]
+    body += [f"to.{name} = x{number};" for name, number in wanted.items()]
+    constants = {"kOperands": int(operands), "kSums": len(data)}
+    constants |= _constants(program.scores, counts, (0, 0, 0, 0))
+    function = "ElementGradients<Program> pulled"
+    return Source(_struct(constants, (), function, [*body, "return to;"]), program.scores)
 
 
 @lru_cache(256)

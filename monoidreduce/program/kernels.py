@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,21 +21,32 @@ from monoidreduce import _C
 from monoidreduce._paths import get_include
 from monoidreduce.program import cache, compiler
 from monoidreduce.program.compiler import Image
-from monoidreduce.program.cuda_source import Source, fold_source, gradient_source, scores_source, state_words
+from monoidreduce.program.cuda_source import (
+    Source,
+    fold_source,
+    gradient_source,
+    pulled_source,
+    scores_source,
+    state_words,
+)
 
 __all__ = [
     "BACKWARD",
     "BACKWARD_IN_TURN",
     "FORWARD",
     "compiled",
+    "compiled_row_gradient",
     "compiled_scores",
     "fold_kernels",
     "gradient_kernels",
     "is_available",
+    "row_gradient_kernel",
     "scores_kernel",
 ]
 
 Counts = tuple[int, int, int, int]  # of data of rows, their integers, of columns, theirs
+Widths = tuple[int, int]  # of the operands of both scores; of the second 0, where there is one
+Owned = tuple[int, int, int]  # the same where threads own rows, and the lanes that share a row
 
 _UNIT = """\
 #include <cuda_bf16.h>
@@ -48,6 +60,7 @@ using P = Program<{real}>;
 {checks}
 }}  // namespace monoidreduce
 """
+_HERE = "monoidreduce::"
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT = "fold", "gradient"
 FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
@@ -59,9 +72,13 @@ def is_available() -> bool:
     return compiler.find() is not None
 
 
-def fold_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int) -> int:
-    """The number of the first kernel that folds rows; on tensor cores a second combines partial states."""
-    return _loaded(_FOLD, program, counts, dtype, plan.tier, torch.cuda.get_device_capability(device))
+def fold_kernels(
+    program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, widths: Widths, device: int
+) -> int:
+    """The number of the first kernel that folds rows; a second one, where there is one, combines partial states."""
+    owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
+    capability = torch.cuda.get_device_capability(device)
+    return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
 
 
 def gradient_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int) -> int:
@@ -69,16 +86,58 @@ def gradient_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.
     return _loaded(_GRADIENT, program, counts, dtype, plan.tier, torch.cuda.get_device_capability(device))
 
 
+def row_gradient_kernel(
+    program: str,
+    counts: Counts,
+    of_columns: bool,
+    operands: bool,
+    data: tuple[int, ...],
+    dtype: torch.dtype,
+    plan: _C.Plan,
+    widths: Widths,
+    device: int,
+) -> int:
+    """The number of the kernel that sums gradients of rows. The arguments are those of `compiled_row_gradient`."""
+    owned = _owned(widths, plan.lanes, dtype)
+    capability = torch.cuda.get_device_capability(device)
+    return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
+
+
+@lru_cache(1024)
+def _loaded_row_gradient(*arguments: Any) -> int:
+    image = compiled_row_gradient(*arguments)
+    return _C.load_kernels(image.code, list(image.names))
+
+
+def _owned(widths: Widths, lanes: int, dtype: torch.dtype) -> Owned:
+    """The widths of kernels whose threads own rows: each of their lanes has whole vectors of 16 bytes."""
+    numbers = lanes * 16 // (8 if dtype == torch.float64 else 4)
+    first, second = (-(-width // numbers) * numbers for width in widths)
+    return first, second, lanes
+
+
 @lru_cache(1024)
 def _loaded(
-    which: str, program: str, counts: Counts, dtype: torch.dtype, tier: str, capability: tuple[int, int]
+    which: str,
+    program: str,
+    counts: Counts,
+    dtype: torch.dtype,
+    tier: str,
+    capability: tuple[int, int],
+    owned: Owned | None = None,
 ) -> int:
-    image = compiled(which, program, counts, dtype, tier, capability)
+    image = compiled(which, program, counts, dtype, tier, capability, owned)
     return _C.load_kernels(image.code, list(image.names))
 
 
 def compiled(
-    which: str, program: str, counts: Counts, dtype: torch.dtype, tier: str, capability: tuple[int, int]
+    which: str,
+    program: str,
+    counts: Counts,
+    dtype: torch.dtype,
+    tier: str,
+    capability: tuple[int, int],
+    owned: Owned | None = None,
 ) -> Image:
     """The kernels of a pass, from the cache or the compiler.
 
@@ -89,12 +148,53 @@ def compiled(
         dtype: of the operands.
         tier: "simt", "sm80" or "sm90", of the plan.
         capability: of the GPU, as (9, 0).
+        owned: of a fold whose threads own rows. Widths are multiples of the lanes' vectors of 16 bytes.
     """
     found = compiler.find()
     assert found is not None
     source = (fold_source if which == _FOLD else gradient_source)(program, *counts)
+    if owned is not None:
+        names = [f"fold<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
+        return _compiled_narrow(source, [_state_check(program)], names, dtype, capability)
     text = unit(which, program, source, tier, dtype)
     return _compiled(found, text, _instances(which, source, tier, dtype), tier, capability)
+
+
+def compiled_row_gradient(
+    program: str,
+    counts: Counts,
+    of_columns: bool,
+    operands: bool,
+    data: tuple[int, ...],
+    dtype: torch.dtype,
+    owned: Owned,
+    capability: tuple[int, int],
+) -> Image:
+    """The kernel whose threads own rows and sum their gradients.
+
+    Args:
+        program, counts, of_columns, operands, data: as of `cuda_source.pulled_source`.
+        dtype: of the operands.
+        owned: as of `compiled`.
+        capability: of the GPU, as (9, 0).
+    """
+    source = pulled_source(program, *counts, of_columns, operands, data)
+    names = [f"pull<{_HERE}P, {', '.join(map(str, owned))}>"]
+    return _compiled_narrow(source, [], names, dtype, capability)
+
+
+def _compiled_narrow(
+    source: Source, checks: list[str], names: list[str], dtype: torch.dtype, capability: tuple[int, int]
+) -> Image:
+    found = compiler.find()
+    assert found is not None
+    text = _UNIT.format(
+        includes='#include "monoidreduce/device/simt/program_narrow.cuh"\n',
+        program=source.text,
+        real=_real(dtype),
+        checks="".join(checks),
+    )
+    return _compiled(found, text, [f"{_HERE}simt::narrow::{name}" for name in names], "simt", capability)
 
 
 def scores_kernel(
@@ -152,7 +252,7 @@ def compiled_scores(
         real="ElementReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
-    here, family = "monoidreduce::", f"monoidreduce::{tier}::"
+    here, family = _HERE, f"{_HERE}{tier}::"
     tile = [str(width)]
     types = [f"{here}LogSumExp<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
     if which == FORWARD:
@@ -190,19 +290,23 @@ def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype
     headers = ["simt/program_simt" if tier == "simt" else f"contraction/program_{tier}"]
     if tier != "simt" and which == _FOLD:
         headers.append("contraction/fold_epilogue")
-    real = "ElementReal"
-    if tier == "simt":
-        real = "double" if dtype == torch.float64 else "float"
-    checks = ""
-    if which == _FOLD:
-        checks = f"static_assert(sizeof(StatisticsState<P>) == {state_words(program)} * sizeof(P::Real));\n"
+    real = _real(dtype) if tier == "simt" else "ElementReal"
+    checks = _state_check(program) if which == _FOLD else ""
     includes = "".join(f'#include "monoidreduce/device/{header}.cuh"\n' for header in headers)
     return _UNIT.format(includes=includes, program=source.text, real=real, checks=checks)
 
 
+def _real(dtype: torch.dtype) -> str:
+    return "double" if dtype == torch.float64 else "float"
+
+
+def _state_check(program: str) -> str:
+    return f"static_assert(sizeof(StatisticsState<P>) == {state_words(program)} * sizeof(P::Real));\n"
+
+
 def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> list[str]:
     """The kernels of a unit as C++ names them."""
-    here = "monoidreduce::"
+    here = _HERE
     if tier == "simt":
         return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
     family, element = f"{here}{tier}::", _ELEMENTS[dtype]

@@ -134,11 +134,14 @@ def backward(
         return rounded(found, inputs, needed[:6], unrounded)
     data = (known, column, known_index, column_index)
     if a.is_cuda:
-        from monoidreduce.program import cuda
+        from monoidreduce.program import cuda, cuda_rows
 
         of_columns = (_count(column), _count(column_index))
         bytes = get_workspace() if workspace is None else workspace
         sizes = (*counts, *of_columns)
+        if cuda_rows.takes(operands, bytes):
+            found = cuda_rows.backward(program, operands, data, sizes, scale, bytes, needed[:6])
+            return rounded(found, inputs, needed[:6], unrounded)
         d_operands = cuda.backward(program, operands, data, sizes, scale, bytes, needed[:4], unrounded)
     else:
         d_operands = [

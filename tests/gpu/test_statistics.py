@@ -89,7 +89,8 @@ def assert_accurate(
 
     There are hundreds of cases of up to ten results: `check_draws` holds float32 sums to the rule.
     pooled: the rule is about the errors of this many draws together. Where scores have a standard deviation
-    of 8, a few elements are far larger than all others, and their rounding decides the largest error.
+    of 8, a few elements are far larger than all others, and their rounding decides the largest error. So it
+    does where a result has 150 elements in float32.
     """
     draws = [measured(*draw(), gpu) for _ in range(pooled)]
     failures: list[str] = []
@@ -125,22 +126,61 @@ def test_accuracy(
     assert _C.path_counts()[path] > before.get(path, 0)
 
 
+def row_gradients(dtype: torch.dtype) -> int:
+    """How many times threads that own rows have summed their gradients."""
+    return _C.path_counts().get(f"statistics_row_gradient/cuda/simt/{name_of(dtype)}", 0)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("width", (9, 30, 83))
 @pytest.mark.parametrize("name", FOLDS)
 def test_accuracy_without_tensor_cores(
-    name: str, dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+    name: str, width: int, dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Threads own rows of up to 64 numbers, or 32 doubles; wider ones are multiplied in tiles."""
     monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
+    before = row_gradients(dtype)
 
     def draw() -> tuple[Any, Call]:
-        return fold_inputs(name, (130,), 300, 19, dtype)
+        return fold_inputs(name, (130,), 300, width, dtype)
 
     if dtype != torch.float64:
-        return check_draws(lambda: assert_accurate(draw, dtype, gpu, 130))
-    fold, call = draw()
-    expected = with_gradients(fold.reference, moved(call, gpu))
-    for found, exact in zip(with_gradients(fold, moved(call, gpu)), expected, strict=True):
-        torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-11)
+        check_draws(lambda: assert_accurate(draw, dtype, gpu, 130))
+    else:
+        fold, call = draw()
+        expected = with_gradients(fold.reference, moved(call, gpu))
+        for found, exact in zip(with_gradients(fold, moved(call, gpu)), expected, strict=True):
+            torch.testing.assert_close(found, exact, rtol=1e-11, atol=1e-11)
+    bytes = (8 if dtype == torch.float64 else 4) * (2 * width - 2 if FOLDS[name][1] == 2 else width)
+    assert (row_gradients(dtype) > before) == (bytes <= 256)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "workspace"),
+    (
+        (130, 60, 64 << 20),
+        (130, 3000, 1),
+        (130, 3000, 64 << 20),
+        (1, 5000, 64 << 20),
+        (600_000, 70, 64 << 20),
+    ),
+)
+def test_parts_of_columns(rows: int, columns: int, workspace: int, gpu: torch.device) -> None:
+    """Of one block or several, a part of one stage, and of so many columns that gradients are added to memory."""
+    before = row_gradients(torch.float32)
+
+    def draw() -> tuple[Any, Call]:
+        return fold_inputs("distances", (rows,), columns, 3, torch.float32)
+
+    with mr.workspace(workspace):
+        check_draws(lambda: assert_accurate(draw, torch.float32, gpu, rows))
+    assert row_gradients(torch.float32) > before
+
+
+def test_no_sum_depends_on_the_order_of_blocks(gpu: torch.device) -> None:
+    fold, call = fold_inputs("distances", (3000,), 3000, 3, torch.float32)
+    first, second = (with_gradients(fold, moved(call, gpu)) for _ in range(2))
+    assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
 
 
 @pytest.mark.tiers(*TENSOR_CORES)
@@ -169,7 +209,7 @@ def test_random_functions(part: int, tier: str, gpu: torch.device) -> None:
             call |= {"column": {"w": leaf(390, dtype=torch.float32)}}
             return mr.statistics(fold.function), call
 
-        check_draws(lambda: assert_accurate(draw, torch.bfloat16, gpu, 150))
+        check_draws(lambda: assert_accurate(draw, torch.bfloat16, gpu, 150, pooled=8))
 
     run()
 

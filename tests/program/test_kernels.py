@@ -63,6 +63,33 @@ def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which
 
 
 @pytest.mark.parametrize(
+    ("name", "dtype", "owned"),
+    (
+        *(("token_stats", torch.float32, owned) for owned in ((4, 0, 1), (16, 0, 1), (64, 0, 4))),
+        ("token_stats", torch.float64, (8, 0, 4)),
+        ("token_stats", torch.float64, (32, 0, 4)),
+        ("reference_kl", torch.float32, (8, 8, 1)),
+        ("reference_kl", torch.float32, (32, 32, 4)),
+        ("reference_kl", torch.float64, (8, 8, 4)),
+    ),
+)
+def test_threads_have_registers_for_rows(
+    nvrtc: Compiler, name: str, dtype: torch.dtype, owned: tuple[int, int, int]
+) -> None:
+    program, counts = program_of(name)
+    images = [kernels.compiled("fold", program, counts, dtype, "simt", (9, 0), owned)]
+    images += [
+        kernels.compiled_row_gradient(program, counts, of_columns, True, (), dtype, owned, (9, 0))
+        for of_columns in (False, True)
+    ]
+    assert [len(image.names) for image in images] == [2, 1, 1]
+    for image in images:
+        spills = [int(bytes) for bytes in SPILLS.findall(image.log)]
+        assert len(spills) == len(image.names)
+        assert max(spills) <= 64, image.log
+
+
+@pytest.mark.parametrize(
     ("dtype", "capability"),
     ((torch.float64, (8, 6)), (torch.float32, (12, 0)), (torch.float16, (99, 0))),
     ids=str,

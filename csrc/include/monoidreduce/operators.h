@@ -51,6 +51,7 @@ Plan plan(const ModifiedAttentionFold& x, const DeviceFacts& gpu, const Launch& 
 Plan plan(const ModifiedAttentionPull& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const StatisticsFold& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const StatisticsLocalGradient& x, const DeviceFacts& gpu, const Launch& launch);
+Plan plan(const StatisticsRowGradient& x, const DeviceFacts& gpu, const Launch& launch);
 // What a GPU that is there has. Throws where the build is CPU-only.
 const DeviceFacts& facts_of(int cuda_device);
 
@@ -101,6 +102,7 @@ void distillation_local_gradient(const DistillationLocalGradient& x, const Launc
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
 void log_probs_local_gradient(const LogProbsLocalGradient& x, const Launch& launch, const Plan* plan);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Launch& launch, const Plan* plan);
+void statistics_row_gradient(const StatisticsRowGradient& x, const Launch& launch, const Plan* plan);
 // Kernels that were compiled while the process runs: machine code, and the names of some. Returns the number of the first.
 std::int64_t load_kernels(const std::string& image, const std::vector<std::string>& names);
 // Gathers, multiplies or scatters rows for the products with local gradients.

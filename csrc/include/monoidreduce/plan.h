@@ -118,8 +118,12 @@ struct Plan {
   std::int64_t scratch = 0;   // elements of the accumulation type that the call needs
   bool adds_rows = true;      // d_q, d_x: added to; false: written in the inputs' type
   GradientSet computed = {};  // attention's backward pass on tensor cores: what is written, wanted or not
-  bool narrow =
-      false;  // logsumexp_matmul: forward keeps the mean of b, and gradients are folds (LogSumExpBackward)
+  // logsumexp_matmul: forward keeps the mean of b, and gradients are folds (LogSumExpBackward). A program without tensor cores:
+  // threads own rows (StatisticsRowGradient).
+  bool narrow = false;
+  // A narrow program's: parts of the columns, which different blocks fold; and lanes that share a row's width.
+  std::int64_t parts = 1;
+  int lanes = 0;
   // What a block, or a cluster, computes at a time, on Hopper: rows and columns of scores. Backward above a width of 128, where each
   // gradient has a pass: lines that stay and lines that stream. Hidden values where an MLP comes in parts. 0: not told.
   TileSize tile = {};

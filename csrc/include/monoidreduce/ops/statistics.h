@@ -92,6 +92,24 @@ constexpr auto describe(const X*) {
                    option("scale", &X::scale), workspace(&X::workspace));
 }
 
+// Where threads own rows (Plan::narrow): the gradients of rows by their operands, and by their data that the program names.
+// Those of columns are the same call with rows and columns exchanged. Each of Plan::parts parts of the columns has its own sum.
+struct StatisticsRowGradient {
+  TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
+  TensorView d_a, d_other_a, sums;
+  std::int64_t kernels = 0;
+  double scale = 1;
+  std::int64_t workspace = 0;  // bytes for the parts' sums
+};
+template <std::same_as<StatisticsRowGradient> X>
+constexpr auto describe(const X*) {
+  return cuda_call("statistics_row_gradient", statistics_operands<X>(),
+                   result("da", &X::d_a, "S N D", Type::kAccumulation).maybe(),
+                   result("dother_a", &X::d_other_a, "S N E", Type::kAccumulation).maybe(),
+                   result("sums", &X::sums, "S G N", Type::kAccumulation).maybe(),
+                   option("kernels", &X::kernels), option("scale", &X::scale), workspace(&X::workspace));
+}
+
 template <class Call>
 [[gnu::always_inline]] inline FoldProblem statistics_problem(const Call& x) {
   return {.a = as_rows(x.a),

@@ -6,6 +6,8 @@
 //   kRowData, kRowIndices, kColumnData, kColumnIndices  how many numbers it reads of a row and of a column
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   its statistics; means of each softmax
 //   statistics(element)                                 -> ElementStatistics<P>
+// Of gradients it has instead gradient(element) -> Gradient<Real>, or, where threads own rows, kOperands, kSums and
+// pulled(element) -> ElementGradients<P>.
 #pragma once
 
 #include <cstdint>
@@ -76,6 +78,14 @@ struct ElementStatistics {
   Numbers<R, P::kTotals> total;
   Numbers<R, P::kLargest> largest;
   Numbers<bool, P::kCounts> counted;
+};
+
+// The gradients by the scores, and by kSums numbers of the row's data.
+template <class P>
+struct ElementGradients {
+  using R = typename P::Real;
+  R score, other;
+  Numbers<R, P::kSums> sums;
 };
 
 // Whether x is larger than y. NaN is the largest.
