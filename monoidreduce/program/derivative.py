@@ -19,9 +19,19 @@ from functools import lru_cache, partial
 
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
-from monoidreduce.program.program import Program, parse
+from monoidreduce.program.program import Program, operands, parse, reachable
 
-__all__ = ["Gradient", "Sums", "column_sums", "exchanged", "gradient", "modified_sums", "row_sums", "slopes"]
+__all__ = [
+    "Gradient",
+    "Sums",
+    "column_sums",
+    "exchanged",
+    "gradient",
+    "key_step",
+    "modified_sums",
+    "row_sums",
+    "slopes",
+]
 
 
 @dataclass(frozen=True)
@@ -182,6 +192,44 @@ def slopes(
     pull_back(graph, nodes, adjoint)
     of_leaf = {nodes[number]: of for number, of in adjoint.items()}
     return graph, score, kept[0] if kept else None, of_leaf.get(("score",), graph.constant(0.0))
+
+
+def key_step(graph: Graph, score: Expression) -> Expression | None:
+    """How much larger a key's score is than that of the key before, as ALiBi's, where all keys of a row agree.
+
+    None where they do not, and where the score is not that without the function plus a number of the element.
+    """
+    of_score, step = (_along(graph, leaf, score) for leaf in ("score", "position"))
+    if of_score is None or of_score.constant != 1.0 or step is None:
+        return None
+    leaves = {graph.nodes[i][0] for i in reachable(graph.nodes, [step.number])}
+    return None if {"score", "position"} & leaves else graph.real(step)
+
+
+def _along(graph: Graph, leaf: str, of: Expression) -> Expression | None:
+    """The derivative of a sum by a leaf, which some of its terms have as a factor; else None."""
+    slope: dict[int, Expression] = {}  # of what depends on the leaf
+    for number in reachable(graph.nodes, [of.number]):
+        name, *_ = node = graph.nodes[number]
+        arguments = [Expression(graph, i) for i in operands(node)]
+        by = [slope.get(x.number) for x in arguments]
+        if name == leaf:
+            slope[number] = graph.constant(1.0 if leaf == "score" else 1)
+        elif all(x is None for x in by):
+            continue
+        elif name in ("neg", "to_real") and by[0] is not None:
+            slope[number] = -by[0] if name == "neg" else by[0]
+        elif name in ("add", "index_add", "sub", "index_sub"):
+            left, right = (graph.constant(0) if x is None else x for x in by)
+            slope[number] = left + right if name.endswith("add") else left - right
+        elif name in ("mul", "index_mul") and None in by:
+            factor = next(x for x, of_x in zip(arguments, by, strict=True) if of_x is None)
+            slope[number] = factor * next(x for x in by if x is not None)
+        elif name == "div" and by[0] is not None and by[1] is None:
+            slope[number] = by[0] / arguments[1]
+        else:
+            return None
+    return slope.get(of.number)
 
 
 @lru_cache(256)

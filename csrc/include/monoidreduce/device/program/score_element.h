@@ -1,11 +1,13 @@
 // What functions that modify scores see of an element. They are a generated type P (monoidreduce/program/cuda_source.py):
 //
-//   Real               float or double, or ElementReal
+//   Real               float or double, or ScoreReal
 //   kMasked            may elements be absent
 //   kOfSequences       are rows and columns those of packed sequences
+//   kSteps             is the new score the score, a number of the row, and a step of the row times the position
 //   score(element)     the new score
 //   keeps(element)     is it kept
 //   slope(element)     the derivative of the new score by the score
+//   step(element)      the step
 #pragma once
 
 #include <cstdint>

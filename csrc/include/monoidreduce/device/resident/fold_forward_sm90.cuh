@@ -241,7 +241,15 @@ struct Consumer {
     arch::commit_products();
   }
 
-  __device__ __forceinline__ void fold(const Job& job, int tile) {
+  // The scores of a tile that is being multiplied. A function's loads are in flight until its products are there.
+  __device__ __forceinline__ decltype(auto) scores_of_tile(const Job& job, int tile) const {
+    if constexpr (SkipsBlocks<Scores>)
+      return scores_of.of_tile(job.batch, job.head, job.row0 + warpgroup * kFragmentRows, tile * kColumns, step.whole);
+    else
+      return (scores_of);
+  }
+  template <class TileScores>
+  __device__ __forceinline__ void fold(const Job& job, int tile, const TileScores& scores_of) {
     arch::pin(scores);
     const auto fold = [&](const auto& scores_of) {
       fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
@@ -250,8 +258,6 @@ struct Consumer {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
       fold(scores_of.folded(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
       memory.biases.release(warpgroup, bias_at);
-    } else if constexpr (SkipsBlocks<Scores>) {
-      fold(scores_of.of_head(job.batch, job.head, step.whole));
     } else {
       fold(scores_of);
     }
@@ -282,9 +288,10 @@ struct Consumer {
     wait_turn();
     multiply_scores();
     end_turn();
+    const auto& first_scores = scores_of_tile(job, job.first_tile);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
-    fold(job, job.first_tile);
+    fold(job, job.first_tile, first_scores);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
     for (int tile = after(job.first_tile); tile < job.first_tile + job.tiles; tile = after(tile)) {
@@ -294,9 +301,10 @@ struct Consumer {
       multiply_scores();
       multiply_payload(before);
       end_turn();
+      const auto& tile_scores = scores_of_tile(job, tile);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
-      fold(job, tile);
+      fold(job, tile, tile_scores);
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);
