@@ -18,13 +18,7 @@ struct ModifiedScores {
   ModifiedScoresData data;
 
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {
-    return data.kinds == nullptr ||
-           data.kinds_of(batch, head, row0, row_count, column0, column_count).most != 0;
-  }
-  // Do all rows of a tile keep all columns, so that nobody need ask the mask.
-  MR_HD bool whole(int batch, int head, int row0, int row_count, int column0, int column_count) const {
-    return data.kinds != nullptr &&
-           data.kinds_of(batch, head, row0, row_count, column0, column_count).least == 2;
+    return data.blocks == nullptr || data.touches(batch, head, row0, row_count, column0, column_count);
   }
   MR_HD BlockStrip strip_of_rows(int batch, int head, int row0, int row_count) const {
     return data.strip_of_rows(batch, head, row0, row_count);

@@ -114,11 +114,13 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
   for (; index < schedule.jobs(); index = schedule.next(index)) {
     auto job = schedule(index);
     const int end_tile = job.first_tile + job.tiles;
+    const auto strip = [&] {
+      if constexpr (kSkips) return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows);
+    };
     // The first tile from this one on that holds a score.
     const auto held = [&](int tile) {
       if constexpr (kSkips)
-        return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows)
-            .template next<Tile::kColumns>(tile, end_tile);
+        return strip().template next<Tile::kColumns>(tile, end_tile);
       else
         return tile;
     };
@@ -128,8 +130,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
     const auto load_columns = [&](int tile) {
       TileStep step{held(tile + 1), false};
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
-      if constexpr (kSkips)
-        step.whole = scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row, Tile::kColumns);
+      if constexpr (kSkips) step.whole = strip().template whole<Tile::kColumns>(tile);
       arch::Mbarrier* const arrived = memory.column_ring.acquire(at, ColumnsTile::kBytes, [&] {
         if constexpr (kSkips) memory.steps[at.stage] = step;
       });
