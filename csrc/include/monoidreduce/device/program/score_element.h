@@ -68,10 +68,18 @@ struct BlockStrip {
   }
 };
 
+// The tables of a call: its integers fit the program's.
+struct ScoreTables : ProgramTables {
+  template <class I>
+  MR_HD I index_gather(I i) const {
+    return static_cast<I>(integer[within(i, integers)]);
+  }
+};
+
 // Of a call; the same for all functions.
 struct ModifiedScoresData {
   static constexpr int kMostSizes = 24;
-  ProgramTables tables;
+  ScoreTables tables;
   const std::int64_t* blocks;  // their words; or null
   std::int64_t block_stride[4];
   int block_rows, block_columns, rows, columns;
@@ -121,7 +129,7 @@ struct ScoreElement {
   R score;  // scaled
   Index<R> batch, head, query, position;
   R real_query, real_position, real_distance;
-  const ProgramTables& tables;
+  const ScoreTables& tables;
   const int* size;
 };
 
