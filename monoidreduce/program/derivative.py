@@ -212,20 +212,19 @@ def _along(graph: Graph, leaf: str, of: Expression) -> Expression | None:
     for number in reachable(graph.nodes, [of.number]):
         name, *_ = node = graph.nodes[number]
         arguments = [Expression(graph, i) for i in operands(node)]
-        by = [slope.get(x.number) for x in arguments]
+        moved = [x.number in slope for x in arguments]
+        by = [slope.get(x.number, graph.constant(0)) for x in arguments]
         if name == leaf:
             slope[number] = graph.constant(1.0 if leaf == "score" else 1)
-        elif all(x is None for x in by):
+        elif not any(moved):
             continue
-        elif name in ("neg", "to_real") and by[0] is not None:
+        elif name in ("neg", "to_real"):
             slope[number] = -by[0] if name == "neg" else by[0]
         elif name in ("add", "index_add", "sub", "index_sub"):
-            left, right = (graph.constant(0) if x is None else x for x in by)
-            slope[number] = left + right if name.endswith("add") else left - right
-        elif name in ("mul", "index_mul") and None in by:
-            factor = next(x for x, of_x in zip(arguments, by, strict=True) if of_x is None)
-            slope[number] = factor * next(x for x in by if x is not None)
-        elif name == "div" and by[0] is not None and by[1] is None:
+            slope[number] = by[0] + by[1] if name.endswith("add") else by[0] - by[1]
+        elif name in ("mul", "index_mul") and not all(moved):
+            slope[number] = by[0] * arguments[1] if moved[0] else arguments[0] * by[1]
+        elif name == "div" and not moved[1]:
             slope[number] = by[0] / arguments[1]
         else:
             return None

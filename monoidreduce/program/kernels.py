@@ -99,7 +99,14 @@ def compiled(
 
 
 def scores_kernel(
-    program: str, which: str, packed: bool, dtype: torch.dtype, width: int, tier: str, scale: float, device: int
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    scale: float,
+    device: int,
 ) -> int:
     """The number of the kernel that folds attention of modified scores, or pulls its gradients.
 

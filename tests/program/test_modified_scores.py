@@ -166,7 +166,9 @@ def test_tiles_of_strips(block: tuple[int, int], tmp_path: Path) -> None:
         torch.manual_seed(seed)
         kinds = torch.randint(1, 3, shape) * (torch.rand(shape) < (0.05, 0.3, 0.0, 0.9)[seed])
         data = of_blocks(kinds, block, rows, columns)
-        of_elements = kinds[1, 0].repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns]
+        of_elements = (
+            kinds[1, 0].repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns]
+        )
         for find, is_whole, found in (
             (library.next_column_tile, library.whole_column_tile, of_elements),
             (library.next_row_tile, library.whole_row_tile, of_elements.T),
