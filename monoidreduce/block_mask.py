@@ -107,7 +107,7 @@ def _kinds(kept: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def linked(kinds: Tensor) -> Tensor:
-    """BlockWord of device/program/score_element.h: the kind in 2 bits, then in 31 and in 30 the next blocks."""
+    """The words of blocks for kernels: BlockWord of device/program/score_element.h."""
 
     def following(axis: int) -> Tensor:
         """The number of the next block along an axis, itself counted, of a kind other than 0."""

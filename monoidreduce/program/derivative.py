@@ -195,9 +195,9 @@ def slopes(
 
 
 def key_step(graph: Graph, score: Expression) -> Expression | None:
-    """How much larger a key's score is than that of the key before, as ALiBi's, where all keys of a row agree.
+    """How much larger a score is than that of the key before, where all keys of a row agree, as in ALiBi.
 
-    None where they do not, and where the score is not that without the function plus a number of the element.
+    None where they do not, or where the score is not that without the function plus another number.
     """
     of_score, step = (_along(graph, leaf, score) for leaf in ("score", "position"))
     if of_score is None or of_score.constant != 1.0 or step is None:

@@ -20,7 +20,7 @@ import monoidreduce as mr
 from monoidreduce.block_mask import linked
 from monoidreduce.program import compiler, kernels
 from monoidreduce.program.cuda_source import scores_source
-from monoidreduce.program.derivative import modified_sums
+from monoidreduce.program.derivative import key_step, modified_sums, slopes
 from monoidreduce.program.kernels import BACKWARD, BACKWARD_IN_TURN, FORWARD
 from monoidreduce.program.mods import LINES, mods_of, tables
 from monoidreduce.program.program import parse
@@ -158,7 +158,7 @@ def test_tiles_of_blocks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", ((20, 12), (3, 5), (8, 16), (8, 8), (200, 100)), ids=str)
 def test_tiles_of_strips(block: tuple[int, int], tmp_path: Path) -> None:
-    """The next tile of a few rows, or of a few columns, that holds a score, and whether it holds all: by a search."""
+    """The next tile of a few rows, or of a few columns, that holds a score; and does a tile hold all."""
     rows, columns, size = 75, 70, 8
     shape = (2, 1, -(-rows // block[0]), -(-columns // block[1]))
     library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
@@ -190,6 +190,32 @@ def test_indices_are_not_converted() -> None:
     text = mods_of(lambda score, b, h, i, j: score + slopes[h] * (j - i + 3) * 0.5, None).text
     assert "(e.real_distance + R(3))" in scores_source(text).text
     assert "to_real(x" not in scores_source(text).text
+
+
+SLOPES, OF_KEYS = torch.rand(4), torch.rand(60)
+STEPS = {
+    "alibi": (lambda s, b, h, i, j: s + SLOPES[h] * (j - i), "gather"),
+    "negative": (lambda s, b, h, i, j: s - SLOPES[h] * (i - j) / 2, "neg"),
+    "of_rows": (lambda s, b, h, i, j: OF_KEYS[i] * j + s + OF_KEYS[i], "gather"),
+    "constant": (lambda s, b, h, i, j: s - (3 * i - 3 * j) * 0.5, 1.5),
+    "none": (lambda s, b, h, i, j: s + SLOPES[h] * i, None),
+    "distance": (lambda s, b, h, i, j: s - (i - j).abs(), None),
+    "of_keys": (lambda s, b, h, i, j: s + OF_KEYS[j], None),
+    "product": (lambda s, b, h, i, j: s * j, None),
+    "square": (lambda s, b, h, i, j: s + j * j, None),
+    "jump": (lambda s, b, h, i, j: torch.where(s > 0, s, s + 1.0) + j, None),
+    "scaled": (lambda s, b, h, i, j: 2.0 * s + j, None),
+    "rounded": (lambda s, b, h, i, j: s + j // 2, None),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step_from_key_to_key(name: str) -> None:
+    """It is found where all keys of a row have the same one, and the score is only added to."""
+    score_mod, expected = STEPS[name]
+    graph, score, *_ = slopes(mods_of(score_mod, None).text, None)
+    step = key_step(graph, score)
+    assert (None if step is None else step.constant or graph.nodes[step.number][0]) == expected
 
 
 def test_sums_of_packed_sequences_are_compiled_once() -> None:
@@ -225,7 +251,8 @@ def test_compiles_and_hardly_spills(
     case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
     text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
     capability = (9, 0) if tier == "sm90" else (8, 0)
-    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability)
+    steps = tier == "sm90" and which == FORWARD
+    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, steps)
     assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
     # Decision 60: a function of four tensors beside three consumers; a bias by gathered positions.
     kernel = (make, tier, width, packed)

@@ -115,8 +115,8 @@ __device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&s
 }
 
 template <TileMonoid M, FragmentScores<M> Scores, int kSize>
-__device__ __forceinline__ void weigh_elements(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
-                                               const Scores& scores) {
+__device__ __forceinline__ void weigh_elements(const M& m, typename M::State (&state)[2],
+                                               float (&tile)[kSize], const Scores& scores) {
   using R = typename M::Real;
   with_named(m, [&](const auto& m) {
 #pragma unroll

@@ -67,8 +67,8 @@ struct ModifiedScores {
             distances{real_column - real_rows[0], real_column - real_rows[1]} {}
       __device__ __forceinline__ ScoreElement<R> operator()(int i, float dot) const {
         const int r = row_of_element(i), column = i / 4 * 8 + i % 2;
-        return of.all.element(dot, of.batch, of.head, rows[r], 0, first_column, column, real_rows[r], real_column,
-                              distances[r]);
+        return of.all.element(dot, of.batch, of.head, rows[r], 0, first_column, column, real_rows[r],
+                              real_column, distances[r]);
       }
     };
     template <int kSize>
@@ -128,7 +128,8 @@ struct ModifiedScores {
         tile[i] = __fmaf_rn(float(i / 4 * 8 + i % 2), step[row_of_element(i)], tile[i]);
       if (!is_finite(0) || !is_finite(1)) {  // a frame cannot take these
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
+        for (int i = 0; i < kSize; ++i)
+          tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
       }
       of_head.mask(tile, row0, column0);
     }

@@ -91,8 +91,8 @@ struct ModifiedScoresData {
     const int last_row = (row0 + row_count < rows ? row0 + row_count : rows) - 1,
               last_column = (column0 + column_count < columns ? column0 + column_count : columns) - 1;
     for (int y = row0 / block_rows; y <= last_row / block_rows; ++y) {
-      const std::int64_t word = blocks[batch * block_stride[0] + head * block_stride[1] + y * block_stride[2] +
-                                       column0 / block_columns * block_stride[3]];
+      const std::int64_t word = blocks[batch * block_stride[0] + head * block_stride[1] +
+                                       y * block_stride[2] + column0 / block_columns * block_stride[3]];
       if (BlockWord{word}.next(BlockWord::kAcross) <= last_column / block_columns) return true;
     }
     return false;

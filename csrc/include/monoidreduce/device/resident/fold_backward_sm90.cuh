@@ -154,9 +154,7 @@ struct HeldRows {
     ++tile;
     find();
   }
-  __device__ __forceinline__ bool whole() const {
-    return strip().template whole<Tile::kRows>(tile);
-  }
+  __device__ __forceinline__ bool whole() const { return strip().template whole<Tile::kRows>(tile); }
 
  private:
   __device__ __forceinline__ auto strip() const {

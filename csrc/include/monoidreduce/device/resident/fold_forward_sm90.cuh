@@ -245,7 +245,8 @@ struct Consumer {
   // The scores of a tile that is being multiplied. A function's loads are in flight until its products are there.
   __device__ __forceinline__ decltype(auto) scores_of_tile(const Job& job, int tile) const {
     if constexpr (SkipsBlocks<Scores>)
-      return scores_of.of_tile(job.batch, job.head, job.row0 + warpgroup * kFragmentRows, tile * kColumns, step.whole);
+      return scores_of.of_tile(job.batch, job.head, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
+                               step.whole);
     else
       return (scores_of);
   }
