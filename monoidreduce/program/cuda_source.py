@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monoidreduce.program.derivative import gradient, key_step, slopes
+from monoidreduce.program.derivative import gradient, is_of_distance, key_step, slopes
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import Program, operands, parse
@@ -222,16 +222,20 @@ def scores_source(text: str, packed: bool = False, steps: bool = False) -> Sourc
             ("R", "step", step),
         )
     )
-    masked, of_sequences, stepped = (
-        str(holds).lower() for holds in (keep is not None, packed, found is not None)
-    )
+    constants = {
+        "kMasked": keep is not None,
+        "kOfSequences": packed,
+        "kSteps": found is not None,
+        "kOfDistance": steps and is_of_distance(graph, score),
+    }
+    listed = ", ".join(f"{name} = {str(holds).lower()}" for name, holds in constants.items())
     return Source(
         f"""\
 template <class R>
 struct Program {{
   using Real = R;
   using I = Index<R>;
-  static constexpr bool kMasked = {masked}, kOfSequences = {of_sequences}, kSteps = {stepped};
+  static constexpr bool {listed};
   MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
 {functions}}};
 """,

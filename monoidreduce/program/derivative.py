@@ -27,6 +27,7 @@ __all__ = [
     "column_sums",
     "exchanged",
     "gradient",
+    "is_of_distance",
     "key_step",
     "modified_sums",
     "row_sums",
@@ -204,6 +205,16 @@ def key_step(graph: Graph, score: Expression) -> Expression | None:
         return None
     leaves = {graph.nodes[i][0] for i in reachable(graph.nodes, [step.number])}
     return None if {"score", "position"} & leaves else graph.real(step)
+
+
+def is_of_distance(graph: Graph, score: Expression) -> bool:
+    """Has the score a `key_step`, and sees of query and key only their difference."""
+    both = {"position", "query"}
+    for number in reachable(graph.nodes, [score.number]):
+        of = {graph.nodes[i][0] for i in operands(graph.nodes[number])}
+        if of & both and (graph.nodes[number][0], of) != ("index_sub", both):
+            return False
+    return key_step(graph, score) is not None
 
 
 def _along(graph: Graph, leaf: str, of: Expression) -> Expression | None:

@@ -114,7 +114,7 @@ def scores_kernel(
     """
     at_most = next(size for size in _WIDTHS if width <= size)
     capability = torch.cuda.get_device_capability(device)
-    steps = tier == "sm90" and which == FORWARD and scale >= _LEAST_SCALE
+    steps = tier == "sm90" and scale >= _LEAST_SCALE
     return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps)
 
 
@@ -154,7 +154,7 @@ def compiled_scores(
         width: 64, 128 or 256; on sm90 backward at most 128.
         tier: "sm80" or "sm90", of the plan.
         capability: of the GPU, as (9, 0).
-        steps: of sm90's forward pass, may scores be found key by key. Their steps are divided by the scale.
+        steps: of sm90, may scores be found key by key. The forward pass divides their steps by the scale.
     """
     found = compiler.find()
     assert found is not None

@@ -20,7 +20,7 @@ import monoidreduce as mr
 from monoidreduce.block_mask import linked
 from monoidreduce.program import compiler, kernels
 from monoidreduce.program.cuda_source import scores_source
-from monoidreduce.program.derivative import key_step, modified_sums, slopes
+from monoidreduce.program.derivative import is_of_distance, key_step, modified_sums, slopes
 from monoidreduce.program.kernels import BACKWARD, BACKWARD_IN_TURN, FORWARD
 from monoidreduce.program.mods import LINES, mods_of, tables
 from monoidreduce.program.program import parse
@@ -198,6 +198,7 @@ STEPS = {
     "negative": (lambda s, b, h, i, j: s - SLOPES[h] * (i - j) / 2, "neg"),
     "of_rows": (lambda s, b, h, i, j: OF_KEYS[i] * j + s + OF_KEYS[i], "gather"),
     "constant": (lambda s, b, h, i, j: s - (3 * i - 3 * j) * 0.5, 1.5),
+    "of_queries": (lambda s, b, h, i, j: s + SLOPES[h] * (j - 2 * i), "gather"),
     "none": (lambda s, b, h, i, j: s + SLOPES[h] * i, None),
     "distance": (lambda s, b, h, i, j: s - (i - j).abs(), None),
     "of_keys": (lambda s, b, h, i, j: s + OF_KEYS[j], None),
@@ -209,6 +210,9 @@ STEPS = {
 }
 
 
+OF_DISTANCE = ("alibi", "negative")
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_step_from_key_to_key(name: str) -> None:
     """It is found where all keys of a row have the same one, and the score is only added to."""
@@ -216,6 +220,7 @@ def test_step_from_key_to_key(name: str) -> None:
     graph, score, *_ = slopes(mods_of(score_mod, None).text, None)
     step = key_step(graph, score)
     assert (None if step is None else step.constant or graph.nodes[step.number][0]) == expected
+    assert is_of_distance(graph, score) == (name in OF_DISTANCE)
 
 
 def test_sums_of_packed_sequences_are_compiled_once() -> None:
@@ -251,7 +256,7 @@ def test_compiles_and_hardly_spills(
     case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
     text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
     capability = (9, 0) if tier == "sm90" else (8, 0)
-    steps = tier == "sm90" and which == FORWARD
+    steps = tier == "sm90"
     image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, steps)
     assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
     # Decision 60: a function of four tensors beside three consumers; a bias by gathered positions.

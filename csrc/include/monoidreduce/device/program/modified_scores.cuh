@@ -184,10 +184,30 @@ struct ModifiedScores {
       }
     }
   };
-  __device__ __forceinline__ Pulled pulled(int batch, int head, int row0, int column0,
-                                           bool whole = false) const {
+  // The same where P::kOfDistance: two multiply-adds an element, the second of which elements of the same distance share.
+  struct PulledByDistance : Pulled {
+    float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0
+
+    __device__ __forceinline__ explicit PulledByDistance(const Pulled& tile)
+        : Pulled(tile), units(tile.all.data.scale * float(kLog2E)) {
+      const auto first = tile.element(Bits(0), 0);
+      step = P::step(first).x * float(kLog2E), rest = P::score(first).x * float(kLog2E);
+    }
+    __device__ __forceinline__ Bits value(Bits dot, int i) const {
+      const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);
+      return __fmaf_rn(dot.x, units, __fmaf_rn(float(down - row), step, rest));
+    }
+    __device__ __forceinline__ Bits chain(Bits g, Bits, int) const { return g; }
+  };
+  __device__ __forceinline__ auto pulled(int batch, int head, int row0, int column0,
+                                         bool whole = false) const {
     const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
-    return {*this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
+    const Pulled tile{
+        *this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
+    if constexpr (P::kOfDistance)
+      return PulledByDistance(tile);
+    else
+      return tile;
   }
 };
 template <class P>

@@ -4,6 +4,7 @@
 //   kMasked            may elements be absent
 //   kOfSequences       are rows and columns those of packed sequences
 //   kSteps             is the new score the score, a number of the row, and a step of the row times the position
+//   kOfDistance        and does it see of query and position only their distance
 //   score(element)     the new score
 //   keeps(element)     is it kept
 //   slope(element)     the derivative of the new score by the score
