@@ -115,13 +115,13 @@ def _call(
     for name, function in (("score_mod", score_mod), ("mask_mod", mask_mod)):
         if function is not None and not callable(function):
             raise TypeError(mismatch(name, "a function of one element", repr(function)))
-    kinds, block, listed = None, (1, 1), None
+    kinds, words, block, listed = None, None, (1, 1), None
     if block_mask is not None:
         if mask_mod is not None:
             raise ValueError(mismatch("mask_mod", "None beside block_mask, which has one", repr(mask_mod)))
         blocks = as_block_mask(block_mask)
         kinds, mask_mod, block = _checked(blocks, q, sizes), blocks.mask_mod, blocks.block
-        listed = block if blocks.listed else None
+        words, listed = blocks.links if q.is_cuda else kinds, block if blocks.listed else None
     given = (score_mod, mask_mod, listed, weights, starts is not None)
     lines = None if starts is None else line_numbers(*starts, max(sizes["M"], sizes["N"], 1))
     of_call = (kinds, lines)
@@ -139,7 +139,7 @@ def _call(
     compensated = compensated or shows
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
-        q, k, v, table, table_index, kinds, *(starts or (None, None)), *options
+        q, k, v, table, table_index, words, *(starts or (None, None)), *options
     )
     return out, lse, low
 

@@ -25,6 +25,7 @@ class BlockMask:
     Attributes:
         kinds: [B or 1, H or 1, blocks of queries, blocks of keys] int64: 0 where nothing is kept, 1 where
             mask_mod says what is, 2 where all is.
+        links: the same with the numbers of the next blocks, as kernels on a GPU read them (`linked`).
         mask_mod: the function of one element.
         lengths: how many queries and keys there are.
         block: how many queries and keys a block has.
@@ -32,6 +33,7 @@ class BlockMask:
     """
 
     kinds: Tensor
+    links: Tensor
     mask_mod: Callable[..., Any]
     lengths: tuple[int, int]
     block: tuple[int, int]
@@ -88,7 +90,7 @@ def block_mask(
     kinds = (
         torch.cat(parts, 2) if parts else empty.to(torch.get_default_device() if device is None else device)
     )
-    return BlockMask(kinds, mask_mod, (rows, columns), block)
+    return BlockMask(kinds, linked(kinds), mask_mod, (rows, columns), block)
 
 
 def _kinds(kept: Tensor, block: tuple[int, int]) -> Tensor:
@@ -102,6 +104,19 @@ def _kinds(kept: Tensor, block: tuple[int, int]) -> Tensor:
 
     any_kept = blocks(False).amax((3, 5)).long()
     return any_kept + any_kept * blocks(True).amin((3, 5)).long()
+
+
+def linked(kinds: Tensor) -> Tensor:
+    """The words of blocks for kernels: BlockWord of device/program/score_element.h."""
+
+    def following(axis: int) -> Tensor:
+        """The number of the next block along an axis, itself counted, of a kind other than 0."""
+        count = kinds.shape[axis]
+        numbers = torch.arange(count, device=kinds.device).view(-1, *[1] * (-1 - axis))
+        held = torch.where(kinds != NOTHING, numbers, count).flip(axis)
+        return held.cummin(axis).values.flip(axis) if held.numel() else held
+
+    return kinds | following(-1) << 2 | following(-2) << 33
 
 
 def as_block_mask(mask: Any) -> BlockMask:
@@ -120,7 +135,8 @@ def as_block_mask(mask: Any) -> BlockMask:
     if mask.full_kv_num_blocks is not None:
         kinds = kinds.maximum(_listed(mask.full_kv_num_blocks, mask.full_kv_indices, WHOLLY))
     rows, columns = mask.BLOCK_SIZE
-    return BlockMask(kinds, mask.mask_mod, tuple(mask.seq_lengths), (rows, columns), listed=True)
+    lengths = tuple(mask.seq_lengths)
+    return BlockMask(kinds, linked(kinds), mask.mask_mod, lengths, (rows, columns), listed=True)
 
 
 def _listed(counts: Tensor, indices: Tensor, kind: int) -> Tensor:

@@ -15,8 +15,8 @@ ModifiedScoresData scores_of(const Call& x) {
   const auto count = [](const TensorView& t) { return t.present() ? t.size[0] : std::int64_t{0}; };
   ModifiedScoresData scores{
       .tables = {x.table.data, data<std::int64_t>(x.table_index), count(x.table), count(x.table_index)},
-      .kinds = data<std::int64_t>(x.blocks),
-      .kinds_stride = {x.blocks.stride[0], x.blocks.stride[1], x.blocks.stride[2], x.blocks.stride[3]},
+      .blocks = data<std::int64_t>(x.blocks),
+      .block_stride = {x.blocks.stride[0], x.blocks.stride[1], x.blocks.stride[2], x.blocks.stride[3]},
       .block_rows = static_cast<int>(x.options.block_rows),
       .block_columns = static_cast<int>(x.options.block_columns),
       .rows = static_cast<int>(x.q.size[2]),

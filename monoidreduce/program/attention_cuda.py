@@ -18,7 +18,9 @@ Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of block
 NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block_rows", "block_columns")
 
 
-def kernel_of(program: str, which: str, q: Tensor, v: Tensor, spans: Spans, plan: _C.Plan) -> int:
+def kernel_of(
+    program: str, which: str, q: Tensor, v: Tensor, spans: Spans, scale: float, plan: _C.Plan
+) -> int:
     """The number of the kernel of a pass. which: as of `kernels.compiled_scores`."""
     if not kernels.is_available():
         raise RuntimeError(
@@ -28,7 +30,7 @@ def kernel_of(program: str, which: str, q: Tensor, v: Tensor, spans: Spans, plan
 
     width = max(q.shape[3], v.shape[3])
     packed = spans[0] is not None
-    return kernels.scores_kernel(program, which, packed, q.dtype, width, plan.tier, q.device.index)
+    return kernels.scores_kernel(program, which, packed, q.dtype, width, plan.tier, scale, q.device.index)
 
 
 def is_empty(q: Tensor, k: Tensor) -> bool:
@@ -96,7 +98,7 @@ def forward(
     q, k, v = readable(q, v, q, k, v)
     out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
     out_low = low_words(out, compensated)
-    kernel = kernel_of(program, kernels.FORWARD, q, v, spans, plan)
+    kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options[0], plan)
     filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
     arguments: Any = (q, k, v, *tables, blocks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_fold(*arguments)
@@ -132,7 +134,7 @@ def backward(
     grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
     found = [accumulator(q), new(k), new(v)]
     which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
-    kernel = kernel_of(program, which, q, v, spans, plan)
+    kernel = kernel_of(program, which, q, v, spans, options[0], plan)
     arguments: Any = (
         q,
         k,

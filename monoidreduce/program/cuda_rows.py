@@ -75,8 +75,8 @@ def _sums(
     scale: float,
     workspace: int,
 ) -> list[Tensor | None]:
-    """Of what belongs to rows: by the operands [rows, width], and by the data that `by` numbers [len(by), rows]."""
-    a, _, other_a, _ = operands
+    """Of what belongs to rows: by operands [rows, width], and by the data that `by` numbers [len(by), rows]."""
+    a = operands[0]
     by = by if needed[2] else ()
     of_operands = needed[0] or needed[1]
     plan = _C.plan_statistics_row_gradient(*operands, workspace=workspace)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from monoidreduce.program.derivative import exchanged, gradient, slopes
+from monoidreduce.program.derivative import exchanged, gradient, is_of_distance, key_step, slopes
 from monoidreduce.program.graph import Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
 from monoidreduce.program.program import Program, operands, parse
@@ -237,27 +237,40 @@ def state_words(text: str) -> int:
 
 
 @lru_cache(256)
-def scores_source(text: str, packed: bool = False) -> Source:
+def scores_source(text: str, packed: bool = False, steps: bool = False) -> Source:
     """The functions that modify scores of attention (device/program/score_element.h).
 
-    packed: of packed sequences, whose kernels read listed spans.
+    packed: of packed sequences, whose kernels read listed spans. steps: may scores be found key by key.
     """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
+    found = key_step(graph, score) if steps else None
+    step = graph.constant(0.0) if found is None else found
     functions = "".join(
         f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n"
         + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], modify_scores=True))
         + f"    return x{value.number};\n  }}\n"
-        for kind, name, value in (("R", "score", score), ("bool", "keeps", kept), ("R", "slope", slope))
+        for kind, name, value in (
+            ("R", "score", score),
+            ("bool", "keeps", kept),
+            ("R", "slope", slope),
+            ("R", "step", step),
+        )
     )
-    masked, of_sequences = (str(holds).lower() for holds in (keep is not None, packed))
+    constants = {
+        "kMasked": keep is not None,
+        "kOfSequences": packed,
+        "kSteps": found is not None,
+        "kOfDistance": steps and is_of_distance(graph, score),
+    }
+    listed = ", ".join(f"{name} = {str(holds).lower()}" for name, holds in constants.items())
     return Source(
         f"""\
 template <class R>
 struct Program {{
   using Real = R;
   using I = Index<R>;
-  static constexpr bool kMasked = {masked}, kOfSequences = {of_sequences};
+  static constexpr bool {listed};
   MR_HD static R to_real(I x) {{ return R(static_cast<Scalar<R>>(x)); }}
 {functions}}};
 """,

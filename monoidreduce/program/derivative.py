@@ -19,9 +19,20 @@ from functools import lru_cache, partial
 
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.operations import LEAVES, OPERATIONS
-from monoidreduce.program.program import Program, parse
+from monoidreduce.program.program import Program, operands, parse, reachable
 
-__all__ = ["Gradient", "Sums", "column_sums", "exchanged", "gradient", "modified_sums", "row_sums", "slopes"]
+__all__ = [
+    "Gradient",
+    "Sums",
+    "column_sums",
+    "exchanged",
+    "gradient",
+    "is_of_distance",
+    "key_step",
+    "modified_sums",
+    "row_sums",
+    "slopes",
+]
 
 
 @dataclass(frozen=True)
@@ -182,6 +193,53 @@ def slopes(
     pull_back(graph, nodes, adjoint)
     of_leaf = {nodes[number]: of for number, of in adjoint.items()}
     return graph, score, kept[0] if kept else None, of_leaf.get(("score",), graph.constant(0.0))
+
+
+def key_step(graph: Graph, score: Expression) -> Expression | None:
+    """How much larger a score is than that of the key before, where all keys of a row agree, as in ALiBi.
+
+    None where they do not, or where the score is not that without the function plus another number.
+    """
+    of_score, step = (_along(graph, leaf, score) for leaf in ("score", "position"))
+    if of_score is None or of_score.constant != 1.0 or step is None:
+        return None
+    leaves = {graph.nodes[i][0] for i in reachable(graph.nodes, [step.number])}
+    return None if {"score", "position"} & leaves else graph.real(step)
+
+
+def is_of_distance(graph: Graph, score: Expression) -> bool:
+    """Has the score a `key_step`, and sees of query and key only their difference."""
+    both = {"position", "query"}
+    for number in reachable(graph.nodes, [score.number]):
+        of = {graph.nodes[i][0] for i in operands(graph.nodes[number])}
+        if of & both and (graph.nodes[number][0], of) != ("index_sub", both):
+            return False
+    return key_step(graph, score) is not None
+
+
+def _along(graph: Graph, leaf: str, of: Expression) -> Expression | None:
+    """The derivative of a sum by a leaf, which some of its terms have as a factor; else None."""
+    slope: dict[int, Expression] = {}  # of what depends on the leaf
+    for number in reachable(graph.nodes, [of.number]):
+        name, *_ = node = graph.nodes[number]
+        arguments = [Expression(graph, i) for i in operands(node)]
+        moved = [x.number in slope for x in arguments]
+        by = [slope.get(x.number, graph.constant(0)) for x in arguments]
+        if name == leaf:
+            slope[number] = graph.constant(1.0 if leaf == "score" else 1)
+        elif not any(moved):
+            continue
+        elif name in ("neg", "to_real"):
+            slope[number] = -by[0] if name == "neg" else by[0]
+        elif name in ("add", "index_add", "sub", "index_sub"):
+            slope[number] = by[0] + by[1] if name.endswith("add") else by[0] - by[1]
+        elif name in ("mul", "index_mul") and not all(moved):
+            slope[number] = by[0] * arguments[1] if moved[0] else arguments[0] * by[1]
+        elif name == "div" and not moved[1]:
+            slope[number] = by[0] / arguments[1]
+        else:
+            return None
+    return slope.get(of.number)
 
 
 @lru_cache(256)

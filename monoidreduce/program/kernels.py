@@ -65,6 +65,7 @@ _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT = "fold", "gradient"
 FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
 _WIDTHS = (64, 128, 256)  # of the tiles of modified scores
+_LEAST_SCALE = 2.0**-32  # that steps are divided by
 
 
 def is_available() -> bool:
@@ -75,7 +76,7 @@ def is_available() -> bool:
 def fold_kernels(
     program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, widths: Widths, device: int
 ) -> int:
-    """The number of the first kernel that folds rows; a second one, where there is one, combines partial states."""
+    """The number of the first kernel that folds rows; where there is a second, it combines partial states."""
     owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
     capability = torch.cuda.get_device_capability(device)
     return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
@@ -97,7 +98,7 @@ def row_gradient_kernel(
     widths: Widths,
     device: int,
 ) -> int:
-    """The number of the kernel that sums gradients of rows. The arguments are those of `compiled_row_gradient`."""
+    """The number of the kernel that sums gradients of rows. Arguments: as of `compiled_row_gradient`."""
     owned = _owned(widths, plan.lanes, dtype)
     capability = torch.cuda.get_device_capability(device)
     return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
@@ -198,15 +199,23 @@ def _compiled_narrow(
 
 
 def scores_kernel(
-    program: str, which: str, packed: bool, dtype: torch.dtype, width: int, tier: str, device: int
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    width: int,
+    tier: str,
+    scale: float,
+    device: int,
 ) -> int:
     """The number of the kernel that folds attention of modified scores, or pulls its gradients.
 
-    As of `compiled_scores`; width: the larger one of the operands.
+    As of `compiled_scores`; width: the larger one of the operands. scale: of dot products.
     """
     at_most = next(size for size in _WIDTHS if width <= size)
     capability = torch.cuda.get_device_capability(device)
-    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability)
+    steps = tier == "sm90" and scale >= _LEAST_SCALE
+    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps)
 
 
 @lru_cache(1024)
@@ -218,8 +227,9 @@ def _loaded_scores(
     width: int,
     tier: str,
     capability: tuple[int, int],
+    steps: bool,
 ) -> int:
-    image = compiled_scores(program, which, packed, dtype, width, tier, capability)
+    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps)
     return _C.load_kernels(image.code, list(image.names))
 
 
@@ -231,6 +241,7 @@ def compiled_scores(
     width: int,
     tier: str,
     capability: tuple[int, int],
+    steps: bool = False,
 ) -> Image:
     """The kernel of a pass of attention of modified scores.
 
@@ -243,13 +254,14 @@ def compiled_scores(
         width: 64, 128 or 256; on sm90 backward at most 128.
         tier: "sm80" or "sm90", of the plan.
         capability: of the GPU, as (9, 0).
+        steps: of sm90, may scores be found key by key. The forward pass divides their steps by the scale.
     """
     found = compiler.find()
     assert found is not None
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
-        program=scores_source(program, packed).text,
-        real="ElementReal",
+        program=scores_source(program, packed, steps).text,
+        real="ScoreReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
     here, family = _HERE, f"{_HERE}{tier}::"

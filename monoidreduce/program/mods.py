@@ -37,6 +37,7 @@ INDICES = ("batch", "head", "query", "position")
 KINDS, LINES = torch.zeros(1, 1, 1, 1, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
 STAND_INS = (KINDS, LINES)
 Mod = Callable[..., Any]
+_INT32 = torch.iinfo(torch.int32).min, torch.iinfo(torch.int32).max
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,11 @@ class _Trace(Trace):
             if index.kind != "index":
                 raise TraceError(f"an index: expected an integer, got a value that is {index.kind}")
             size = self.leaf("size", first + 1 + axis)
-            index = index.where(index < 0, index + size, index)
+            counts = self.nodes[index.number][0] in INDICES  # from 0 on
+            index = index if counts else index.where(index < 0, index + size, index)
             index = index.where(index < size, index, size - 1)
-            at = at * size + index.where(index < 0, 0, index) if axis else index.where(index < 0, 0, index)
+            index = index if counts else index.where(index < 0, 0, index)
+            at = at * size + index if axis else index
         at = at + self.leaf("size", first)
         names = {self.nodes[i][0] for i in reachable(self.nodes, [at.number])}
         if "score" in names:
@@ -207,6 +210,8 @@ def tables(
             )
         sizes += [sum(t.numel() for t in into), *tensor.shape]
         into.append(tensor)
+    if like.is_cuda:  # kernels there read the low halves
+        integers = [t.clamp(*_INT32) if t.dtype == torch.int64 else t for t in integers]
     dtype = accumulation_dtype(like.dtype)
     return _joined(reals, dtype), _joined(integers, torch.int64), sizes
 

@@ -166,7 +166,7 @@ def test_accuracy_without_tensor_cores(
     ),
 )
 def test_parts_of_columns(rows: int, columns: int, workspace: int, gpu: torch.device) -> None:
-    """Of one block or several, a part of one stage, and of so many columns that gradients are added to memory."""
+    """Of one block or several; a part of one stage, and of so many that gradients are added to memory."""
     before = row_gradients(torch.float32)
 
     def draw() -> tuple[Any, Call]:

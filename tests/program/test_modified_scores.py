@@ -17,9 +17,10 @@ import torch
 from mods import CASES
 
 import monoidreduce as mr
+from monoidreduce.block_mask import linked
 from monoidreduce.program import compiler, kernels
 from monoidreduce.program.cuda_source import scores_source
-from monoidreduce.program.derivative import modified_sums
+from monoidreduce.program.derivative import is_of_distance, key_step, modified_sums, slopes
 from monoidreduce.program.kernels import BACKWARD, BACKWARD_IN_TURN, FORWARD
 from monoidreduce.program.mods import LINES, mods_of, tables
 from monoidreduce.program.program import parse
@@ -46,9 +47,14 @@ extern "C" void run(const double* scores, ModifiedScoresData data, int batch, in
     }
   }
 }
-extern "C" int kinds(ModifiedScoresData data, int row0, int rows, int column0, int columns) {
-  const auto found = data.kinds_of(1, 0, row0, rows, column0, columns);
-  return 10 * found.least + found.most;
+extern "C" bool touches(ModifiedScoresData data, int row0, int rows, int column0, int columns) {
+  return data.touches(1, 0, row0, rows, column0, columns);
+}
+extern "C" bool whole_column_tile(ModifiedScoresData data, int row0, int rows, int tile) {
+  return data.strip_of_rows(1, 0, row0, rows).whole<8>(tile);
+}
+extern "C" bool whole_row_tile(ModifiedScoresData data, int column0, int columns, int tile) {
+  return data.strip_of_columns(1, 0, column0, columns).whole<8>(tile);
 }
 extern "C" int next_column_tile(ModifiedScoresData data, int row0, int rows, int tile, int end) {
   return data.strip_of_rows(1, 0, row0, rows).next<8>(tile, end);
@@ -65,8 +71,8 @@ class Data(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("real", "integer")),
         *((name, ctypes.c_int64) for name in ("reals", "integers")),
-        ("kinds", ctypes.c_void_p),
-        ("kinds_stride", ctypes.c_int64 * 4),
+        ("blocks", ctypes.c_void_p),
+        ("block_stride", ctypes.c_int64 * 4),
         *((name, ctypes.c_int) for name in ("block_rows", "block_columns", "rows", "columns")),
         ("scale", ctypes.c_float),
         ("size", ctypes.c_int * 24),
@@ -90,7 +96,10 @@ def on_host(text: str, folder: Path) -> Any:
     subprocess.run(
         [os.environ.get("CXX", "c++"), *flags, "-I", mr.get_include(), unit, "-o", library], check=True
     )
-    return ctypes.CDLL(str(library))
+    found = ctypes.CDLL(str(library))
+    for name in ("touches", "whole_column_tile", "whole_row_tile"):
+        getattr(found, name).restype = ctypes.c_bool
+    return found
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
@@ -125,39 +134,54 @@ def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(slope, slopes, rtol=1e-13, atol=1e-13)
 
 
+def of_blocks(kinds: torch.Tensor, block: tuple[int, int], rows: int, columns: int) -> Data:
+    """Of a call whose blocks have these kinds."""
+    links = linked(kinds)
+    data = Data(
+        None, None, 0, 0, links.data_ptr(), (ctypes.c_int64 * 4)(*links.stride()), *block, rows, columns
+    )
+    data.kept = links  # alive as long as the pointer
+    return data
+
+
 def test_tiles_of_blocks(tmp_path: Path) -> None:
-    """The least and the largest kind of the blocks that a tile meets; blocks of any size."""
+    """Does a tile meet a block that keeps anything; blocks of any size."""
     kinds = torch.randint(3, (2, 1, 4, 6)) * (torch.rand(2, 1, 4, 6) < 0.3)
     library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
-    data = Data(None, None, 0, 0, kinds.data_ptr(), (ctypes.c_int64 * 4)(*kinds.stride()), 20, 12, 75, 70)
+    data = of_blocks(kinds, (20, 12), 75, 70)
     kept = kinds[1, 0].repeat_interleave(20, 0).repeat_interleave(12, 1)[:75, :70]
     for row0 in range(0, 75, 16):
         for column0 in range(0, 70, 8):
             part = kept[row0 : row0 + 16, column0 : column0 + 8]
-            assert library.kinds(data, row0, 16, column0, 8) == 10 * int(part.min()) + int(part.max())
+            assert library.touches(data, row0, 16, column0, 8) == bool(part.any())
 
 
-@pytest.mark.parametrize("block", ((20, 12), (3, 5), (8, 16), (200, 100)), ids=str)
+@pytest.mark.parametrize("block", ((20, 12), (3, 5), (8, 16), (8, 8), (200, 100)), ids=str)
 def test_tiles_of_strips(block: tuple[int, int], tmp_path: Path) -> None:
-    """The next tile of a few rows, or of a few columns, that holds a score: that which a search finds."""
+    """The next tile of a few rows, or of a few columns, that holds a score; and does a tile hold all."""
     rows, columns, size = 75, 70, 8
     shape = (2, 1, -(-rows // block[0]), -(-columns // block[1]))
     library = on_host(mods_of(None, lambda b, h, i, j: i >= j).text, tmp_path)
-    for seed in range(3):
+    for seed in range(4):
         torch.manual_seed(seed)
-        kinds = torch.randint(1, 3, shape) * (torch.rand(shape) < (0.05, 0.3, 0.0)[seed])
-        data = Data(
-            None, None, 0, 0, kinds.data_ptr(), (ctypes.c_int64 * 4)(*kinds.stride()), *block, rows, columns
+        kinds = torch.randint(1, 3, shape) * (torch.rand(shape) < (0.05, 0.3, 0.0, 0.9)[seed])
+        data = of_blocks(kinds, block, rows, columns)
+        of_elements = (
+            kinds[1, 0].repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns]
         )
-        held = kinds[1, 0].repeat_interleave(block[0], 0).repeat_interleave(block[1], 1)[:rows, :columns] != 0
-        for find, kept in ((library.next_column_tile, held), (library.next_row_tile, held.T)):
-            end = -(-kept.shape[1] // size)
-            for first in range(0, kept.shape[0], 16):
-                tiles = [n for n in range(end) if kept[first : first + 16, n * size : (n + 1) * size].any()]
+        for find, is_whole, found in (
+            (library.next_column_tile, library.whole_column_tile, of_elements),
+            (library.next_row_tile, library.whole_row_tile, of_elements.T),
+        ):
+            end = -(-found.shape[1] // size)
+            for first in range(0, found.shape[0], 16):
+                tiles = [found[first : first + 16, n * size : (n + 1) * size] for n in range(end)]
                 for tile in range(end + 1):
                     for last in (end, max(end - 3, tile)):
-                        expected = min((n for n in tiles if tile <= n < last), default=last)
-                        assert find(data, first, 16, tile, last) == expected
+                        held = (n for n in range(tile, last) if tiles[n].any())
+                        assert find(data, first, 16, tile, last) == next(held, last)
+                    if tile < end:
+                        assert is_whole(data, first, 16, tile) == bool((tiles[tile] == 2).all())
 
 
 def test_indices_are_not_converted() -> None:
@@ -166,6 +190,37 @@ def test_indices_are_not_converted() -> None:
     text = mods_of(lambda score, b, h, i, j: score + slopes[h] * (j - i + 3) * 0.5, None).text
     assert "(e.real_distance + R(3))" in scores_source(text).text
     assert "to_real(x" not in scores_source(text).text
+
+
+SLOPES, OF_KEYS = torch.rand(4), torch.rand(60)
+STEPS = {
+    "alibi": (lambda s, b, h, i, j: s + SLOPES[h] * (j - i), "gather"),
+    "negative": (lambda s, b, h, i, j: s - SLOPES[h] * (i - j) / 2, "neg"),
+    "of_rows": (lambda s, b, h, i, j: OF_KEYS[i] * j + s + OF_KEYS[i], "gather"),
+    "constant": (lambda s, b, h, i, j: s - (3 * i - 3 * j) * 0.5, 1.5),
+    "of_queries": (lambda s, b, h, i, j: s + SLOPES[h] * (j - 2 * i), "gather"),
+    "none": (lambda s, b, h, i, j: s + SLOPES[h] * i, None),
+    "distance": (lambda s, b, h, i, j: s - (i - j).abs(), None),
+    "of_keys": (lambda s, b, h, i, j: s + OF_KEYS[j], None),
+    "product": (lambda s, b, h, i, j: s * j, None),
+    "square": (lambda s, b, h, i, j: s + j * j, None),
+    "jump": (lambda s, b, h, i, j: torch.where(s > 0, s, s + 1.0) + j, None),
+    "scaled": (lambda s, b, h, i, j: 2.0 * s + j, None),
+    "rounded": (lambda s, b, h, i, j: s + j // 2, None),
+}
+
+
+OF_DISTANCE = ("alibi", "negative")
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_step_from_key_to_key(name: str) -> None:
+    """It is found where all keys of a row have the same one, and the score is only added to."""
+    score_mod, expected = STEPS[name]
+    graph, score, *_ = slopes(mods_of(score_mod, None).text, None)
+    step = key_step(graph, score)
+    assert (None if step is None else step.constant or graph.nodes[step.number][0]) == expected
+    assert is_of_distance(graph, score) == (name in OF_DISTANCE)
 
 
 def test_sums_of_packed_sequences_are_compiled_once() -> None:
@@ -201,7 +256,8 @@ def test_compiles_and_hardly_spills(
     case = make(2, 4, 37, 53, dtype=torch.float32, device=CPU)
     text = mods_of(case.score_mod, case.mask_mod, packed=packed).text
     capability = (9, 0) if tier == "sm90" else (8, 0)
-    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability)
+    steps = tier == "sm90"
+    image = kernels.compiled_scores(text, which, packed, torch.bfloat16, width, tier, capability, steps)
     assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
     # Decision 60: a function of four tensors beside three consumers; a bias by gathered positions.
     kernel = (make, tier, width, packed)

@@ -212,8 +212,8 @@ def random_folds(draw: Any) -> Fold:
     """A function of one or two scores, numbers and data of a row and a column; and how many scores.
 
     All weights and totals depend on the score. If they did not, all rows had the same sums, and the largest
-    error of a call would be that of one number. And data are multiplied by a function of it. If they were not,
-    gradients by data were sums of equal terms, which torch adds in pairs and so nearly without an error.
+    error of a call would be that of one number. And data are multiplied by a function of it. If they were
+    not, gradients by data were sums of equal terms, which torch adds in pairs, nearly without an error.
     """
     scores = draw(st.sampled_from((1, 1, 2)))
     real = ("score", "other", "t", "w") if scores == 2 else ("score", "t", "w")

@@ -156,13 +156,14 @@ template <class S>
 inline constexpr bool kMayBeListed<S> = S::kOfSequences;
 
 // Scores that may be absent from whole blocks (device/program/score_element.h): s.touches(...) says whether a tile holds any
-// score, s.whole(...) whether it holds all. The strips say which tiles of some rows, or of some columns, hold any.
+// score. The strips say which tiles of some rows, or of some columns, hold any, and which hold all.
 template <class S>
 concept SkipsBlocks = requires(const S s) {
   { s.touches(0, 0, 0, 0, 0, 0) } -> std::same_as<bool>;
-  { s.whole(0, 0, 0, 0, 0, 0) } -> std::same_as<bool>;
   { s.strip_of_rows(0, 0, 0, 0).template next<64>(0, 0) } -> std::same_as<int>;
+  { s.strip_of_rows(0, 0, 0, 0).template whole<64>(0) } -> std::same_as<bool>;
   { s.strip_of_columns(0, 0, 0, 0).template next<64>(0, 0) } -> std::same_as<int>;
+  { s.strip_of_columns(0, 0, 0, 0).template whole<64>(0) } -> std::same_as<bool>;
 };
 
 // ---- Epilogues of the contraction.

@@ -86,6 +86,8 @@ struct LogSumExp {
   MR_HD R frame_of(State s) const { return s.frame; }
   MR_HD R join(R f, R g) const { return max(g, f); }
   MR_HD State reframe(State s, R f) const { return {f, s.mass * rescale(s.frame, f)}; }
+  // The same mass, of scores measured from elsewhere.
+  MR_HD State measured_from(State s, R f) const { return {f, s.mass}; }
   MR_HD State add(State a, State b) const { return {a.frame, a.mass + b.mass}; }
   MR_HD State accumulate(State s, Element<R> e) const { return {s.frame, s.mass + weight(e, s.frame)}; }
 

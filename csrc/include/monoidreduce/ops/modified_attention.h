@@ -12,7 +12,7 @@
 namespace monoidreduce {
 
 // table, table_index: what the program gathers from, reals and integers. blocks: 0 for blocks of rows and columns in which no
-// row keeps a column, else another number. row_spans, column_spans: as of attention.
+// row keeps a column, else another number; on a GPU BlockWord (device/program/score_element.h). row_spans, column_spans: as of attention.
 template <class Call>
 constexpr auto modified_operands() {
   return fields(

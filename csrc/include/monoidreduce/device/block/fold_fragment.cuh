@@ -55,6 +55,19 @@ __device__ __forceinline__ bool is_finite(const float (&tile)[kSize]) {
 // From here on it matters that a frame is a rounded score, and the scores in a multiply-add are not.
 inline constexpr float kFarScore = 1 << 22;
 
+// Scores that are those of the policy plus an offset, the same for all elements of a row that a thread has.
+template <class Scores>
+concept OffsetScores = requires(const Scores s) { s.offset(0); };
+
+// A rounded score.
+template <class R, class Scores>
+__device__ __forceinline__ R rounded_score(const Scores& scores, float x, int row) {
+  if constexpr (OffsetScores<Scores>)
+    return scores.rounded(R(x)) + scores.offset(row);
+  else
+    return scores.rounded(R(x));
+}
+
 // The largest scores of the thread's two rows, whole rows of the tile. Returns whether they are so large that all scores
 // must be rounded.
 //
@@ -71,8 +84,8 @@ __device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kS
   }
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const R dot(reduce_lanes<kLanesOfRow>(largest[row], [](float a, float b) { return fmaxf(a, b); }));
-    top[row] = scores.rounded(dot);
+    const R own = rounded_score<R>(scores, largest[row], row);
+    top[row] = R(reduce_lanes<kLanesOfRow>(own.x, [](float a, float b) { return fmaxf(a, b); }));
     far |= fabsf(top[row].x) >= kFarScore && top[row].x != -INFINITY;
   }
   return __any_sync(0xffffffffu, far);
@@ -101,10 +114,8 @@ __device__ __forceinline__ bool frame_fragment(const M& m, typename M::State (&s
   }
 }
 
-// Turns a tile into the payload's weights in the frames of its rows, and adds their mass: a state holds that of the thread's
-// own columns.
 template <TileMonoid M, FragmentScores<M> Scores, int kSize>
-__device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
+__device__ __forceinline__ void weigh_elements(const M& m, typename M::State (&state)[2],
                                                float (&tile)[kSize], const Scores& scores) {
   using R = typename M::Real;
   with_named(m, [&](const auto& m) {
@@ -118,12 +129,30 @@ __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&s
   });
 }
 
+// Turns a tile into the payload's weights in the frames of its rows, and adds their mass: a state holds that of the thread's
+// own columns.
+template <TileMonoid M, FragmentScores<M> Scores, int kSize>
+__device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
+                                               float (&tile)[kSize], const Scores& scores) {
+  // An offset is taken from the frame once, not added to each score.
+  if constexpr (OffsetScores<Scores>) {
+    const typename M::Frame frame[2] = {m.frame_of(state[0]), m.frame_of(state[1])};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) state[r] = m.measured_from(state[r], frame[r] - scores.offset(r));
+    weigh_elements(m, state, tile, scores);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) state[r] = m.measured_from(state[r], frame[r]);
+  } else {
+    weigh_elements(m, state, tile, scores);
+  }
+}
+
 // Dot products become rounded scores, where scores grow with them: all others are scores already.
 template <class R, class Scores, int kSize>
 __device__ __forceinline__ void round_scores(float (&tile)[kSize], const Scores& scores) {
   if constexpr (Scores::kMonotone) {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) tile[i] = scores.rounded(R(tile[i])).x;
+    for (int i = 0; i < kSize; ++i) tile[i] = rounded_score<R>(scores, tile[i], row_of_element(i)).x;
   }
 }
 // The policy of a tile after that, if it was rounded.

@@ -1,5 +1,5 @@
 // Scores that a user's functions make of dot products, for the resident kernels: the functions of score_element.h, of
-// ElementReal, in natural units.
+// ScoreReal, in natural units.
 #pragma once
 
 #include <cmath>
@@ -18,13 +18,7 @@ struct ModifiedScores {
   ModifiedScoresData data;
 
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {
-    return data.kinds == nullptr ||
-           data.kinds_of(batch, head, row0, row_count, column0, column_count).most != 0;
-  }
-  // Do all rows of a tile keep all columns, so that nobody need ask the mask.
-  MR_HD bool whole(int batch, int head, int row0, int row_count, int column0, int column_count) const {
-    return data.kinds != nullptr &&
-           data.kinds_of(batch, head, row0, row_count, column0, column_count).least == 2;
+    return data.blocks == nullptr || data.touches(batch, head, row0, row_count, column0, column_count);
   }
   MR_HD BlockStrip strip_of_rows(int batch, int head, int row0, int row_count) const {
     return data.strip_of_rows(batch, head, row0, row_count);
@@ -58,29 +52,43 @@ struct ModifiedScores {
     bool whole;
     float unit = float(kLog2E);
 
+    // The elements of a thread: element(i), of a dot product.
+    struct Elements {
+      const OfHead& of;
+      int rows[2], first_column;
+      R real_rows[2], real_column, distances[2];
+
+      __device__ __forceinline__ Elements(const OfHead& of, int row0, int column0)
+          : of(of),
+            rows{row0 + fragment_row(0), row0 + fragment_row(1)},
+            first_column(column0 + fragment_column(0)),
+            real_rows{R(rows[0]), R(rows[1])},
+            real_column(first_column),
+            distances{real_column - real_rows[0], real_column - real_rows[1]} {}
+      __device__ __forceinline__ ScoreElement<R> operator()(int i, float dot) const {
+        const int r = row_of_element(i), column = i / 4 * 8 + i % 2;
+        return of.all.element(dot, of.batch, of.head, rows[r], 0, first_column, column, real_rows[r],
+                              real_column, distances[r]);
+      }
+    };
     template <int kSize>
     __device__ __forceinline__ void prepare(float (&tile)[kSize], int row0, int column0) const {
-      const int rows[2] = {row0 + fragment_row(0), row0 + fragment_row(1)},
-                first_column = column0 + fragment_column(0);
-      const R real_rows[2] = {R(rows[0]), R(rows[1])}, real_column(first_column);
-      const R distances[2] = {real_column - real_rows[0], real_column - real_rows[1]};
-      const auto element = [&](int i) {
-        const int r = row_of_element(i), column = i / 4 * 8 + i % 2;
-        return all.element(tile[i], batch, head, rows[r], 0, first_column, column, real_rows[r], real_column,
-                           distances[r]);
-      };
+      const Elements element(*this, row0, column0);
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        const auto e = element(i);
+        const auto e = element(i, tile[i]);
         tile[i] = P::score(e).x;
         if (P::kMasked && !kKnown && !P::keeps(e)) tile[i] = -INFINITY;
       }
-      if constexpr (P::kMasked && kKnown) {
-        if (whole) return;
+      if constexpr (kKnown) mask(tile, row0, column0);
+    }
+    template <int kSize>
+    __device__ __forceinline__ void mask(float (&tile)[kSize], int row0, int column0) const {
+      if (!P::kMasked || whole) return;
+      const Elements element(*this, row0, column0);
 #pragma unroll
-        for (int i = 0; i < kSize; ++i) {
-          if (!P::keeps(element(i))) tile[i] = -INFINITY;
-        }
+      for (int i = 0; i < kSize; ++i) {
+        if (!P::keeps(element(i, 0.f))) tile[i] = -INFINITY;
       }
     }
     __device__ __forceinline__ Bits value(Bits score, int) const { return score * Bits(unit); }
@@ -94,8 +102,53 @@ struct ModifiedScores {
   __device__ __forceinline__ OfHead<false> of_head(int batch, int head) const {
     return {*this, batch, head, false};
   }
-  __device__ __forceinline__ OfHead<true> of_head(int batch, int head, bool whole) const {
-    return {*this, batch, head, whole};
+
+  // The same of a tile, where scores go up from key to key by a step (P::kSteps). A fragment holds dot products plus the steps
+  // from the thread's first column, in their unit: one multiply-add an element. What else a row's scores have is an offset, which
+  // frames take instead. data.scale is positive.
+  struct SteppedTile {
+    static constexpr bool kMonotone = true;
+    OfHead<true> of_head;
+    float unit, step[2], rest[2];  // rest: the scores of the thread's first column, for dot products of 0
+
+    __device__ __forceinline__ SteppedTile(const OfHead<true>& of_head, int row0, int column0)
+        : of_head(of_head), unit(of_head.all.data.scale * float(kLog2E)) {
+      const typename OfHead<true>::Elements element(of_head, row0, column0);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const auto first = element(2 * r, 0.f);
+        step[r] = (P::step(first) / R(of_head.all.data.scale)).x, rest[r] = P::score(first).x * float(kLog2E);
+      }
+    }
+    __device__ __forceinline__ bool is_finite(int r) const { return fabsf(rest[r]) < INFINITY; }
+    template <int kSize>
+    __device__ __forceinline__ void prepare(float (&tile)[kSize], int row0, int column0) const {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i)
+        tile[i] = __fmaf_rn(float(i / 4 * 8 + i % 2), step[row_of_element(i)], tile[i]);
+      if (!is_finite(0) || !is_finite(1)) {  // a frame cannot take these
+#pragma unroll
+        for (int i = 0; i < kSize; ++i)
+          tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
+      }
+      of_head.mask(tile, row0, column0);
+    }
+    __device__ __forceinline__ Bits offset(int r) const { return is_finite(r) ? rest[r] : 0.f; }
+    __device__ __forceinline__ Bits value(Bits x, int) const { return x * Bits(unit); }
+    __device__ __forceinline__ Bits rounded(Bits x) const { return __fmul_rn(x.x, unit); }
+    __device__ __forceinline__ SteppedTile of_scores(bool held) const {
+      SteppedTile policy = *this;
+      if (held) policy.unit = 1.f, policy.rest[0] = policy.rest[1] = 0.f;
+      return policy;
+    }
+  };
+  // Of a tile whose lines begin with row0, and its columns with column0.
+  __device__ __forceinline__ auto of_tile(int batch, int head, int row0, int column0, bool whole) const {
+    const OfHead<true> of_head{*this, batch, head, whole};
+    if constexpr (P::kSteps)
+      return SteppedTile(of_head, row0, column0);
+    else
+      return of_head;
   }
 
   // Scores of a tile with absent ones among them, which finish_transposed clears.
@@ -131,10 +184,30 @@ struct ModifiedScores {
       }
     }
   };
-  __device__ __forceinline__ Pulled pulled(int batch, int head, int row0, int column0,
-                                           bool whole = false) const {
+  // The same where P::kOfDistance: two multiply-adds an element, the second of which elements of the same distance share.
+  struct PulledByDistance : Pulled {
+    float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0
+
+    __device__ __forceinline__ explicit PulledByDistance(const Pulled& tile)
+        : Pulled(tile), units(tile.all.data.scale * float(kLog2E)) {
+      const auto first = tile.element(Bits(0), 0);
+      step = P::step(first).x * float(kLog2E), rest = P::score(first).x * float(kLog2E);
+    }
+    __device__ __forceinline__ Bits value(Bits dot, int i) const {
+      const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);
+      return __fmaf_rn(dot.x, units, __fmaf_rn(float(down - row), step, rest));
+    }
+    __device__ __forceinline__ Bits chain(Bits g, Bits, int) const { return g; }
+  };
+  __device__ __forceinline__ auto pulled(int batch, int head, int row0, int column0,
+                                         bool whole = false) const {
     const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
-    return {*this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
+    const Pulled tile{
+        *this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
+    if constexpr (P::kOfDistance)
+      return PulledByDistance(tile);
+    else
+      return tile;
   }
 };
 template <class P>

@@ -39,7 +39,7 @@ struct ProgramTables {
     return saturated<I>(integer[within(i, integers)]);
   }
 
- private:
+ protected:
   // In the index's own bits: 64 take twice the registers.
   template <class I>
   MR_HD static I within(I i, std::int64_t count) {

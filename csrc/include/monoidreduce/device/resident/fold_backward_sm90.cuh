@@ -154,17 +154,17 @@ struct HeldRows {
     ++tile;
     find();
   }
-  __device__ __forceinline__ bool whole() const {
-    return scores.whole(job.batch, head, tile * Tile::kRows, Tile::kRows, job.column0, Tile::kColumns);
-  }
+  __device__ __forceinline__ bool whole() const { return strip().template whole<Tile::kRows>(tile); }
 
  private:
+  __device__ __forceinline__ auto strip() const {
+    return scores.strip_of_columns(job.batch, head, job.column0, Tile::kColumns);
+  }
   // From the tile on.
   __device__ __forceinline__ void find() {
     const int end = job.first_tile + job.tiles;
     for (; !done(); ++head, tile = job.first_tile) {
-      tile = scores.strip_of_columns(job.batch, head, job.column0, Tile::kColumns)
-                 .template next<Tile::kRows>(tile, end);
+      tile = strip().template next<Tile::kRows>(tile, end);
       if (tile < end) return;
     }
   }

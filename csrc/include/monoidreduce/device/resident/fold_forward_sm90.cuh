@@ -114,11 +114,13 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
   for (; index < schedule.jobs(); index = schedule.next(index)) {
     auto job = schedule(index);
     const int end_tile = job.first_tile + job.tiles;
+    const auto strip = [&] {
+      if constexpr (kSkips) return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows);
+    };
     // The first tile from this one on that holds a score.
     const auto held = [&](int tile) {
       if constexpr (kSkips)
-        return scores.strip_of_rows(job.batch, job.head, job.row0, Tile::kRows)
-            .template next<Tile::kColumns>(tile, end_tile);
+        return strip().template next<Tile::kColumns>(tile, end_tile);
       else
         return tile;
     };
@@ -128,8 +130,7 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
     const auto load_columns = [&](int tile) {
       TileStep step{held(tile + 1), false};
       const arch::Box box{0, tile * Tile::kColumns, column_head, job.batch};
-      if constexpr (kSkips)
-        step.whole = scores.whole(job.batch, job.head, job.row0, Tile::kRows, box.row, Tile::kColumns);
+      if constexpr (kSkips) step.whole = strip().template whole<Tile::kColumns>(tile);
       arch::Mbarrier* const arrived = memory.column_ring.acquire(at, ColumnsTile::kBytes, [&] {
         if constexpr (kSkips) memory.steps[at.stage] = step;
       });
@@ -241,7 +242,16 @@ struct Consumer {
     arch::commit_products();
   }
 
-  __device__ __forceinline__ void fold(const Job& job, int tile) {
+  // The scores of a tile that is being multiplied. A function's loads are in flight until its products are there.
+  __device__ __forceinline__ decltype(auto) scores_of_tile(const Job& job, int tile) const {
+    if constexpr (SkipsBlocks<Scores>)
+      return scores_of.of_tile(job.batch, job.head, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
+                               step.whole);
+    else
+      return (scores_of);
+  }
+  template <class TileScores>
+  __device__ __forceinline__ void fold(const Job& job, int tile, const TileScores& scores_of) {
     arch::pin(scores);
     const auto fold = [&](const auto& scores_of) {
       fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
@@ -250,8 +260,6 @@ struct Consumer {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
       fold(scores_of.folded(Biases(memory.biases.wait(warpgroup, bias_at), scores_of.rows_share)));
       memory.biases.release(warpgroup, bias_at);
-    } else if constexpr (SkipsBlocks<Scores>) {
-      fold(scores_of.of_head(job.batch, job.head, step.whole));
     } else {
       fold(scores_of);
     }
@@ -282,9 +290,10 @@ struct Consumer {
     wait_turn();
     multiply_scores();
     end_turn();
+    const auto& first_scores = scores_of_tile(job, job.first_tile);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
-    fold(job, job.first_tile);
+    fold(job, job.first_tile, first_scores);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
     for (int tile = after(job.first_tile); tile < job.first_tile + job.tiles; tile = after(tile)) {
@@ -294,9 +303,10 @@ struct Consumer {
       multiply_scores();
       multiply_payload(before);
       end_turn();
+      const auto& tile_scores = scores_of_tile(job, tile);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
-      fold(job, tile);
+      fold(job, tile, tile_scores);
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);
