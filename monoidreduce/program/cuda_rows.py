@@ -75,7 +75,7 @@ def _sums(
     scale: float,
     workspace: int,
 ) -> list[Tensor | None]:
-    """Of what belongs to rows: by operands [rows, width], and by the data that `by` numbers [len(by), rows]."""
+    """Of what belongs to rows: by operands [rows, width], and by data that `by` numbers [len(by), rows]."""
     a = operands[0]
     by = by if needed[2] else ()
     of_operands = needed[0] or needed[1]

@@ -37,8 +37,8 @@ PYTHON = """
     plan/planner.py plan/ranks.py plan/roofline.py plan/shards.py plan/strategies.py
     plan/tensor_lines.py plan/topology.py plan/transformer.py
     program/__init__.py program/arguments.py program/attention.py program/attention_cuda.py
-    program/bytecode.py program/cache.py program/chunked.py
-    program/compiler.py program/cuda.py program/cuda_source.py program/derivative.py program/errors.py
+    program/bytecode.py program/cache.py program/chunked.py program/compiler.py program/cuda.py
+    program/cuda_rows.py program/cuda_source.py program/derivative.py program/errors.py
     program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
     program/passes.py program/program.py program/reader.py program/sequences.py program/tracing.py
     program/vocabulary.py
@@ -77,7 +77,8 @@ HEADERS = """
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
-    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/program_simt.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/program_narrow.cuh
+    device/simt/program_simt.cuh
     device/simt/row_prologue.cuh
     device/warp/lanes.cuh
     launch/combine_splits.cuh launch/contraction_schedule.h launch/contraction_sm80.cuh
