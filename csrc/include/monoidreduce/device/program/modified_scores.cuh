@@ -41,7 +41,10 @@ struct ModifiedScores {
             data.size};
   }
 
-  // A fragment holds scores in natural units. kKnown: does the kernel know of a tile whether it is whole. Then the mask has a
+  // In bits.
+  MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
+
+  // A fragment holds scores in natural units, or dot products where functions leave scores as they are. kKnown: does the kernel know of a tile whether it is whole. Then the mask has a
   // loop of its own, behind a branch. In kernels of sm80 that spilled 88 bytes for a function of four tensors, with both in one
   // loop 4; in those of Hopper, two copies of such a loop spilled 172 bytes, and this none (NVRTC 13.0).
   template <bool kKnown>
@@ -50,7 +53,7 @@ struct ModifiedScores {
     const ModifiedScores& all;
     int batch, head;
     bool whole;
-    float unit = float(kLog2E);
+    float unit;  // of what the fragment holds
 
     // The elements of a thread: element(i), of a dot product.
     struct Elements {
@@ -73,12 +76,14 @@ struct ModifiedScores {
     };
     template <int kSize>
     __device__ __forceinline__ void prepare(float (&tile)[kSize], int row0, int column0) const {
-      const Elements element(*this, row0, column0);
+      if constexpr (!P::kPlain) {
+        const Elements element(*this, row0, column0);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        const auto e = element(i, tile[i]);
-        tile[i] = P::score(e).x;
-        if (P::kMasked && !kKnown && !P::keeps(e)) tile[i] = -INFINITY;
+        for (int i = 0; i < kSize; ++i) {
+          const auto e = element(i, tile[i]);
+          tile[i] = P::score(e).x;
+          if (P::kMasked && !kKnown && !P::keeps(e)) tile[i] = -INFINITY;
+        }
       }
       if constexpr (kKnown) mask(tile, row0, column0);
     }
@@ -100,7 +105,7 @@ struct ModifiedScores {
     }
   };
   __device__ __forceinline__ OfHead<false> of_head(int batch, int head) const {
-    return {*this, batch, head, false};
+    return {*this, batch, head, false, float(kLog2E)};
   }
 
   // The same of a tile, where scores go up from key to key by a step (P::kSteps). A fragment holds dot products plus the steps
@@ -112,7 +117,7 @@ struct ModifiedScores {
     float unit, step[2], rest[2];  // rest: the scores of the thread's first column, for dot products of 0
 
     __device__ __forceinline__ SteppedTile(const OfHead<true>& of_head, int row0, int column0)
-        : of_head(of_head), unit(of_head.all.data.scale * float(kLog2E)) {
+        : of_head(of_head), unit(of_head.all.unit_of_dots()) {
       const typename OfHead<true>::Elements element(of_head, row0, column0);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -144,7 +149,7 @@ struct ModifiedScores {
   };
   // Of a tile whose lines begin with row0, and its columns with column0.
   __device__ __forceinline__ auto of_tile(int batch, int head, int row0, int column0, bool whole) const {
-    const OfHead<true> of_head{*this, batch, head, whole};
+    const OfHead<true> of_head{*this, batch, head, whole, P::kPlain ? unit_of_dots() : float(kLog2E)};
     if constexpr (P::kSteps)
       return SteppedTile(of_head, row0, column0);
     else
@@ -165,7 +170,10 @@ struct ModifiedScores {
     template <int kSize>
     __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int, int) const {}
     __device__ __forceinline__ Bits value(Bits dot, int i) const {
-      return P::score(element(dot, i)).x * float(kLog2E);
+      if constexpr (P::kPlain)
+        return dot * Bits(all.unit_of_dots());
+      else
+        return P::score(element(dot, i)).x * float(kLog2E);
     }
     __device__ __forceinline__ Bits unit() const { return Bits(all.data.scale); }
     // An absent score has g = 0, and its slope may not be finite.
@@ -189,7 +197,7 @@ struct ModifiedScores {
     float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0
 
     __device__ __forceinline__ explicit PulledByDistance(const Pulled& tile)
-        : Pulled(tile), units(tile.all.data.scale * float(kLog2E)) {
+        : Pulled(tile), units(tile.all.unit_of_dots()) {
       const auto first = tile.element(Bits(0), 0);
       step = P::step(first).x * float(kLog2E), rest = P::score(first).x * float(kLog2E);
     }
