@@ -44,16 +44,18 @@ struct ModifiedScores {
   // In bits.
   MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
 
-  // A fragment holds scores in natural units, or dot products where functions leave scores as they are. kKnown: does the kernel know of a tile whether it is whole. Then the mask has a
-  // loop of its own, behind a branch. In kernels of sm80 that spilled 88 bytes for a function of four tensors, with both in one
-  // loop 4; in those of Hopper, two copies of such a loop spilled 172 bytes, and this none (NVRTC 13.0).
-  template <bool kKnown>
+  // A fragment holds scores in natural units, or dot products where functions leave scores as they are. kWords: of bits that say
+  // which elements are kept. With 0 of them, the mask is asked beside the scores. That is for kernels of sm80, which do not know
+  // of a tile whether it is whole: a loop of its own spilled 88 bytes there for a function of four tensors, this one 4 (NVRTC
+  // 13.0).
+  template <int kWords>
   struct OfHead {
     static constexpr bool kMonotone = true;
     const ModifiedScores& all;
     int batch, head;
     bool whole;
     float unit;  // of what the fragment holds
+    Numbers<std::uint32_t, kWords> kept{};
 
     // The elements of a thread: element(i), of a dot product.
     struct Elements {
@@ -82,18 +84,29 @@ struct ModifiedScores {
         for (int i = 0; i < kSize; ++i) {
           const auto e = element(i, tile[i]);
           tile[i] = P::score(e).x;
-          if (P::kMasked && !kKnown && !P::keeps(e)) tile[i] = -INFINITY;
+          if (P::kMasked && kWords == 0 && !P::keeps(e)) tile[i] = -INFINITY;
         }
       }
-      if constexpr (kKnown) mask(tile, row0, column0);
+      if constexpr (kWords > 0) mask(tile);
     }
-    template <int kSize>
-    __device__ __forceinline__ void mask(float (&tile)[kSize], int row0, int column0) const {
+    // While the tile is multiplied: a mask may load, and takes as long as the products.
+    __device__ __forceinline__ void find_kept(int row0, int column0) {
       if (!P::kMasked || whole) return;
       const Elements element(*this, row0, column0);
 #pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        kept[word] = 0;
+#pragma unroll
+        for (int n = 0; n < 32; ++n) kept[word] |= P::keeps(element(32 * word + n, 0.f)) ? 1u << n : 0u;
+      }
+    }
+    template <int kSize>
+    __device__ __forceinline__ void mask(float (&tile)[kSize]) const {
+      static_assert(kSize == 32 * kWords);
+      if (!P::kMasked || whole) return;
+#pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        if (!P::keeps(element(i, 0.f))) tile[i] = -INFINITY;
+        if (!(kept[i / 32] >> i % 32 & 1)) tile[i] = -INFINITY;
       }
     }
     __device__ __forceinline__ Bits value(Bits score, int) const { return score * Bits(unit); }
@@ -104,21 +117,22 @@ struct ModifiedScores {
       return policy;
     }
   };
-  __device__ __forceinline__ OfHead<false> of_head(int batch, int head) const {
+  __device__ __forceinline__ OfHead<0> of_head(int batch, int head) const {
     return {*this, batch, head, false, float(kLog2E)};
   }
 
   // The same of a tile, where scores go up from key to key by a step (P::kSteps). A fragment holds dot products plus the steps
   // from the thread's first column, in their unit: one multiply-add an element. What else a row's scores have is an offset, which
   // frames take instead. data.scale is positive.
+  template <int kWords>
   struct SteppedTile {
     static constexpr bool kMonotone = true;
-    OfHead<true> of_head;
+    OfHead<kWords> of_head;
     float unit, step[2], rest[2];  // rest: the scores of the thread's first column, for dot products of 0
 
-    __device__ __forceinline__ SteppedTile(const OfHead<true>& of_head, int row0, int column0)
+    __device__ __forceinline__ SteppedTile(const OfHead<kWords>& of_head, int row0, int column0)
         : of_head(of_head), unit(of_head.all.unit_of_dots()) {
-      const typename OfHead<true>::Elements element(of_head, row0, column0);
+      const typename OfHead<kWords>::Elements element(of_head, row0, column0);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const auto first = element(2 * r, 0.f);
@@ -136,7 +150,7 @@ struct ModifiedScores {
         for (int i = 0; i < kSize; ++i)
           tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
       }
-      of_head.mask(tile, row0, column0);
+      of_head.mask(tile);
     }
     __device__ __forceinline__ Bits offset(int r) const { return is_finite(r) ? rest[r] : 0.f; }
     __device__ __forceinline__ Bits value(Bits x, int) const { return x * Bits(unit); }
@@ -147,11 +161,14 @@ struct ModifiedScores {
       return policy;
     }
   };
-  // Of a tile whose lines begin with row0, and its columns with column0.
+  // Of a tile of kColumns whose lines begin with row0, and its columns with column0. Before its products are there.
+  template <int kColumns>
   __device__ __forceinline__ auto of_tile(int batch, int head, int row0, int column0, bool whole) const {
-    const OfHead<true> of_head{*this, batch, head, whole, P::kPlain ? unit_of_dots() : float(kLog2E)};
+    constexpr int kWords = kColumns / 2 / 32;
+    OfHead<kWords> of_head{*this, batch, head, whole, P::kPlain ? unit_of_dots() : float(kLog2E)};
+    of_head.find_kept(row0, column0);
     if constexpr (P::kSteps)
-      return SteppedTile(of_head, row0, column0);
+      return SteppedTile<kWords>(of_head, row0, column0);
     else
       return of_head;
   }
