@@ -173,13 +173,31 @@ struct ModifiedScores {
       return of_head;
   }
 
-  // Scores of a tile with absent ones among them, which finish_transposed clears.
+  // Scores of a tile with absent ones among them, which finish_transposed clears. kWords: as of OfHead.
+  template <int kWords>
   struct Pulled {
     const ModifiedScores& all;
     const int batch, head, first_row, column;
     const R real_row, real_column, distance;
     const bool whole;
+    Numbers<std::uint32_t, kWords> kept{};
 
+    // While the tile is multiplied.
+    __device__ __forceinline__ void find_kept() {
+      if (!P::kMasked || whole) return;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        kept[word] = 0;
+#pragma unroll
+        for (int n = 0; n < 32; ++n) kept[word] |= P::keeps(element(Bits(0), 32 * word + n)) ? 1u << n : 0u;
+      }
+    }
+    __device__ __forceinline__ bool keeps(int i) const {
+      if constexpr (kWords > 0)
+        return kept[i / 32] >> i % 32 & 1;
+      else
+        return P::keeps(element(Bits(0), i));
+    }
     __device__ __forceinline__ ScoreElement<R> element(Bits dot, int i) const {
       const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);
       return all.element(dot.x, batch, head, first_row, row, column, down, real_row, real_column, distance);
@@ -204,17 +222,18 @@ struct ModifiedScores {
         if (whole) return;
 #pragma unroll
         for (int i = 0; i < kSize; ++i) {
-          if (!P::keeps(element(Bits(0), i))) weights[i] = g[i] = 0.f;
+          if (!keeps(i)) weights[i] = g[i] = 0.f;
         }
       }
     }
   };
   // The same where P::kOfDistance: two multiply-adds an element, the second of which elements of the same distance share.
-  struct PulledByDistance : Pulled {
+  template <int kWords>
+  struct PulledByDistance : Pulled<kWords> {
     float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0
 
-    __device__ __forceinline__ explicit PulledByDistance(const Pulled& tile)
-        : Pulled(tile), units(tile.all.unit_of_dots()) {
+    __device__ __forceinline__ explicit PulledByDistance(const Pulled<kWords>& tile)
+        : Pulled<kWords>(tile), units(tile.all.unit_of_dots()) {
       const auto first = tile.element(Bits(0), 0);
       step = P::step(first).x * float(kLog2E), rest = P::score(first).x * float(kLog2E);
     }
@@ -224,15 +243,27 @@ struct ModifiedScores {
     }
     __device__ __forceinline__ Bits chain(Bits g, Bits, int) const { return g; }
   };
-  __device__ __forceinline__ auto pulled(int batch, int head, int row0, int column0,
-                                         bool whole = false) const {
-    const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
-    const Pulled tile{
-        *this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
+  __device__ __forceinline__ Pulled<0> pulled(int batch, int head, int row0, int column0) const {
+    return pulled<0>(batch, head, row0, column0, false);
+  }
+  // Of a tile of kRows. Before its products are there.
+  template <int kRows>
+  __device__ __forceinline__ auto pulled_tile(int batch, int head, int row0, int column0, bool whole) const {
+    constexpr int kWords = kRows / 2 / 32;
+    Pulled<kWords> tile = pulled<kWords>(batch, head, row0, column0, whole);
+    tile.find_kept();
     if constexpr (P::kOfDistance)
-      return PulledByDistance(tile);
+      return PulledByDistance<kWords>(tile);
     else
       return tile;
+  }
+
+ private:
+  template <int kWords>
+  __device__ __forceinline__ Pulled<kWords> pulled(int batch, int head, int row0, int column0,
+                                                   bool whole) const {
+    const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
+    return {*this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
   }
 };
 template <class P>
