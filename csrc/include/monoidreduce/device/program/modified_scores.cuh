@@ -246,7 +246,7 @@ struct ModifiedScores {
   __device__ __forceinline__ Pulled<0> pulled(int batch, int head, int row0, int column0) const {
     return pulled<0>(batch, head, row0, column0, false);
   }
-  // Of a tile of kRows. Before its products are there.
+  // Of a tile of kRows, before its products are there; or of any where nobody asks the mask before, with 0.
   template <int kRows>
   __device__ __forceinline__ auto pulled_tile(int batch, int head, int row0, int column0, bool whole) const {
     constexpr int kWords = kRows / 2 / 32;
