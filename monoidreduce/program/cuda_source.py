@@ -240,7 +240,8 @@ def state_words(text: str) -> int:
 def scores_source(text: str, packed: bool = False, steps: bool = False) -> Source:
     """The functions that modify scores of attention (device/program/score_element.h).
 
-    packed: of packed sequences, whose kernels read listed spans. steps: may scores be found key by key.
+    packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
+    place of scores.
     """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
@@ -260,6 +261,7 @@ def scores_source(text: str, packed: bool = False, steps: bool = False) -> Sourc
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
+        "kPlain": steps and graph.nodes[score.number] == ("score",),
         "kSteps": found is not None,
         "kOfDistance": steps and is_of_distance(graph, score),
     }

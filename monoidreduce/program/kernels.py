@@ -254,7 +254,7 @@ def compiled_scores(
         width: 64, 128 or 256; on sm90 backward at most 128.
         tier: "sm80" or "sm90", of the plan.
         capability: of the GPU, as (9, 0).
-        steps: of sm90, may scores be found key by key. The forward pass divides their steps by the scale.
+        steps: of sm90, may kernels add to dot products in place of scores, which are divided by the scale.
     """
     found = compiler.find()
     assert found is not None

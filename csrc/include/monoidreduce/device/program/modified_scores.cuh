@@ -41,16 +41,21 @@ struct ModifiedScores {
             data.size};
   }
 
-  // A fragment holds scores in natural units. kKnown: does the kernel know of a tile whether it is whole. Then the mask has a
-  // loop of its own, behind a branch. In kernels of sm80 that spilled 88 bytes for a function of four tensors, with both in one
-  // loop 4; in those of Hopper, two copies of such a loop spilled 172 bytes, and this none (NVRTC 13.0).
-  template <bool kKnown>
+  // In bits.
+  MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
+
+  // A fragment holds scores in natural units, or dot products where functions leave scores as they are. kWords: of bits that say
+  // which elements are kept. With 0 of them, the mask is asked beside the scores. That is for kernels of sm80, which do not know
+  // of a tile whether it is whole: a loop of its own spilled 88 bytes there for a function of four tensors, this one 4 (NVRTC
+  // 13.0).
+  template <int kWords>
   struct OfHead {
     static constexpr bool kMonotone = true;
     const ModifiedScores& all;
     int batch, head;
     bool whole;
-    float unit = float(kLog2E);
+    float unit;  // of what the fragment holds
+    Numbers<std::uint32_t, kWords> kept{};
 
     // The elements of a thread: element(i), of a dot product.
     struct Elements {
@@ -73,22 +78,35 @@ struct ModifiedScores {
     };
     template <int kSize>
     __device__ __forceinline__ void prepare(float (&tile)[kSize], int row0, int column0) const {
-      const Elements element(*this, row0, column0);
+      if constexpr (!P::kPlain) {
+        const Elements element(*this, row0, column0);
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) {
-        const auto e = element(i, tile[i]);
-        tile[i] = P::score(e).x;
-        if (P::kMasked && !kKnown && !P::keeps(e)) tile[i] = -INFINITY;
+        for (int i = 0; i < kSize; ++i) {
+          const auto e = element(i, tile[i]);
+          tile[i] = P::score(e).x;
+          if (P::kMasked && kWords == 0 && !P::keeps(e)) tile[i] = -INFINITY;
+        }
       }
-      if constexpr (kKnown) mask(tile, row0, column0);
+      if constexpr (kWords > 0) mask(tile);
     }
-    template <int kSize>
-    __device__ __forceinline__ void mask(float (&tile)[kSize], int row0, int column0) const {
+    // While the tile is multiplied: a mask may load, and takes as long as the products.
+    __device__ __forceinline__ void find_kept(int row0, int column0) {
       if (!P::kMasked || whole) return;
       const Elements element(*this, row0, column0);
 #pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        kept[word] = 0;
+#pragma unroll
+        for (int n = 0; n < 32; ++n) kept[word] |= P::keeps(element(32 * word + n, 0.f)) ? 1u << n : 0u;
+      }
+    }
+    template <int kSize>
+    __device__ __forceinline__ void mask(float (&tile)[kSize]) const {
+      static_assert(kSize == 32 * kWords);
+      if (!P::kMasked || whole) return;
+#pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        if (!P::keeps(element(i, 0.f))) tile[i] = -INFINITY;
+        if (!(kept[i / 32] >> i % 32 & 1)) tile[i] = -INFINITY;
       }
     }
     __device__ __forceinline__ Bits value(Bits score, int) const { return score * Bits(unit); }
@@ -99,21 +117,22 @@ struct ModifiedScores {
       return policy;
     }
   };
-  __device__ __forceinline__ OfHead<false> of_head(int batch, int head) const {
-    return {*this, batch, head, false};
+  __device__ __forceinline__ OfHead<0> of_head(int batch, int head) const {
+    return {*this, batch, head, false, float(kLog2E)};
   }
 
   // The same of a tile, where scores go up from key to key by a step (P::kSteps). A fragment holds dot products plus the steps
   // from the thread's first column, in their unit: one multiply-add an element. What else a row's scores have is an offset, which
   // frames take instead. data.scale is positive.
+  template <int kWords>
   struct SteppedTile {
     static constexpr bool kMonotone = true;
-    OfHead<true> of_head;
+    OfHead<kWords> of_head;
     float unit, step[2], rest[2];  // rest: the scores of the thread's first column, for dot products of 0
 
-    __device__ __forceinline__ SteppedTile(const OfHead<true>& of_head, int row0, int column0)
-        : of_head(of_head), unit(of_head.all.data.scale * float(kLog2E)) {
-      const typename OfHead<true>::Elements element(of_head, row0, column0);
+    __device__ __forceinline__ SteppedTile(const OfHead<kWords>& of_head, int row0, int column0)
+        : of_head(of_head), unit(of_head.all.unit_of_dots()) {
+      const typename OfHead<kWords>::Elements element(of_head, row0, column0);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const auto first = element(2 * r, 0.f);
@@ -131,7 +150,7 @@ struct ModifiedScores {
         for (int i = 0; i < kSize; ++i)
           tile[i] += is_finite(row_of_element(i)) ? 0.f : rest[row_of_element(i)];
       }
-      of_head.mask(tile, row0, column0);
+      of_head.mask(tile);
     }
     __device__ __forceinline__ Bits offset(int r) const { return is_finite(r) ? rest[r] : 0.f; }
     __device__ __forceinline__ Bits value(Bits x, int) const { return x * Bits(unit); }
@@ -142,22 +161,43 @@ struct ModifiedScores {
       return policy;
     }
   };
-  // Of a tile whose lines begin with row0, and its columns with column0.
+  // Of a tile of kColumns whose lines begin with row0, and its columns with column0. Before its products are there.
+  template <int kColumns>
   __device__ __forceinline__ auto of_tile(int batch, int head, int row0, int column0, bool whole) const {
-    const OfHead<true> of_head{*this, batch, head, whole};
+    constexpr int kWords = kColumns / 2 / 32;
+    OfHead<kWords> of_head{*this, batch, head, whole, P::kPlain ? unit_of_dots() : float(kLog2E)};
+    of_head.find_kept(row0, column0);
     if constexpr (P::kSteps)
-      return SteppedTile(of_head, row0, column0);
+      return SteppedTile<kWords>(of_head, row0, column0);
     else
       return of_head;
   }
 
-  // Scores of a tile with absent ones among them, which finish_transposed clears.
+  // Scores of a tile with absent ones among them, which finish_transposed clears. kWords: as of OfHead.
+  template <int kWords>
   struct Pulled {
     const ModifiedScores& all;
     const int batch, head, first_row, column;
     const R real_row, real_column, distance;
     const bool whole;
+    Numbers<std::uint32_t, kWords> kept{};
 
+    // While the tile is multiplied.
+    __device__ __forceinline__ void find_kept() {
+      if (!P::kMasked || whole) return;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        kept[word] = 0;
+#pragma unroll
+        for (int n = 0; n < 32; ++n) kept[word] |= P::keeps(element(Bits(0), 32 * word + n)) ? 1u << n : 0u;
+      }
+    }
+    __device__ __forceinline__ bool keeps(int i) const {
+      if constexpr (kWords > 0)
+        return kept[i / 32] >> i % 32 & 1;
+      else
+        return P::keeps(element(Bits(0), i));
+    }
     __device__ __forceinline__ ScoreElement<R> element(Bits dot, int i) const {
       const int row = i / 4 * 8 + i % 2, down = 8 * row_of_element(i);
       return all.element(dot.x, batch, head, first_row, row, column, down, real_row, real_column, distance);
@@ -165,7 +205,10 @@ struct ModifiedScores {
     template <int kSize>
     __device__ __forceinline__ void prepare_transposed(float (&)[kSize], int, int) const {}
     __device__ __forceinline__ Bits value(Bits dot, int i) const {
-      return P::score(element(dot, i)).x * float(kLog2E);
+      if constexpr (P::kPlain)
+        return dot * Bits(all.unit_of_dots());
+      else
+        return P::score(element(dot, i)).x * float(kLog2E);
     }
     __device__ __forceinline__ Bits unit() const { return Bits(all.data.scale); }
     // An absent score has g = 0, and its slope may not be finite.
@@ -179,17 +222,18 @@ struct ModifiedScores {
         if (whole) return;
 #pragma unroll
         for (int i = 0; i < kSize; ++i) {
-          if (!P::keeps(element(Bits(0), i))) weights[i] = g[i] = 0.f;
+          if (!keeps(i)) weights[i] = g[i] = 0.f;
         }
       }
     }
   };
   // The same where P::kOfDistance: two multiply-adds an element, the second of which elements of the same distance share.
-  struct PulledByDistance : Pulled {
+  template <int kWords>
+  struct PulledByDistance : Pulled<kWords> {
     float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0
 
-    __device__ __forceinline__ explicit PulledByDistance(const Pulled& tile)
-        : Pulled(tile), units(tile.all.data.scale * float(kLog2E)) {
+    __device__ __forceinline__ explicit PulledByDistance(const Pulled<kWords>& tile)
+        : Pulled<kWords>(tile), units(tile.all.unit_of_dots()) {
       const auto first = tile.element(Bits(0), 0);
       step = P::step(first).x * float(kLog2E), rest = P::score(first).x * float(kLog2E);
     }
@@ -199,15 +243,27 @@ struct ModifiedScores {
     }
     __device__ __forceinline__ Bits chain(Bits g, Bits, int) const { return g; }
   };
-  __device__ __forceinline__ auto pulled(int batch, int head, int row0, int column0,
-                                         bool whole = false) const {
-    const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
-    const Pulled tile{
-        *this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
+  __device__ __forceinline__ Pulled<0> pulled(int batch, int head, int row0, int column0) const {
+    return pulled<0>(batch, head, row0, column0, false);
+  }
+  // Of a tile of kRows, before its products are there; or of any where nobody asks the mask before, with 0.
+  template <int kRows>
+  __device__ __forceinline__ auto pulled_tile(int batch, int head, int row0, int column0, bool whole) const {
+    constexpr int kWords = kRows / 2 / 32;
+    Pulled<kWords> tile = pulled<kWords>(batch, head, row0, column0, whole);
+    tile.find_kept();
     if constexpr (P::kOfDistance)
-      return PulledByDistance(tile);
+      return PulledByDistance<kWords>(tile);
     else
       return tile;
+  }
+
+ private:
+  template <int kWords>
+  __device__ __forceinline__ Pulled<kWords> pulled(int batch, int head, int row0, int column0,
+                                                   bool whole) const {
+    const int first_row = row0 + fragment_column(0), column = column0 + fragment_row(0);
+    return {*this, batch, head, first_row, column, R(first_row), R(column), R(column) - R(first_row), whole};
   }
 };
 template <class P>

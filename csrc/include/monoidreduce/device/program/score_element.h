@@ -3,6 +3,7 @@
 //   Real               float or double, or ScoreReal
 //   kMasked            may elements be absent
 //   kOfSequences       are rows and columns those of packed sequences
+//   kPlain             is the new score the score
 //   kSteps             is the new score the score, a number of the row, and a step of the row times the position
 //   kOfDistance        and does it see of query and position only their distance
 //   score(element)     the new score

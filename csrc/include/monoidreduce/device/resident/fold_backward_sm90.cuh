@@ -426,6 +426,17 @@ struct BackwardConsumer {
       return p.shape.without_spans();
   }
 
+  // The scores of a tile that is being multiplied: what of them does not depend on the products is computed meanwhile. In turn
+  // the mask is asked afterwards: no tile is known to be whole, and without a branch its answers spilled 256 bytes (NVRTC 13.0).
+  static constexpr int kAsked = Tile::kInTurn ? 0 : kRows;
+  __device__ __forceinline__ decltype(auto) scores_of_tile(const ColumnJob& job, int head, int row0,
+                                                           int column0, bool whole) const {
+    if constexpr (SkipsBlocks<Scores>)
+      return scores.template pulled_tile<kAsked>(job.batch, head, row0, column0, whole);
+    else
+      return (scores);
+  }
+
   // One tile of rows of one head. whole: do these keep all columns of the job, as far as blocks are concerned.
   __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0,
                                            [[maybe_unused]] bool whole) {
@@ -437,6 +448,7 @@ struct BackwardConsumer {
     multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
     memory.grad_ring.wait(at);
     multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[at.stage]);
+    [[maybe_unused]] const auto& own_scores = scores_of_tile(job, head, row0, own_column0, whole);
     arch::wait_products<0>();
     arch::pin(dots);
     arch::pin(u);
@@ -464,20 +476,18 @@ struct BackwardConsumer {
     };
     if constexpr (kBiasedByTile<Scores>) {
       using Biases = typename decltype(Memory::biases)::Tile::OfColumns;
-      const auto own_scores =
+      const auto biased_scores =
           scores.pulled(Biases(memory.biases.wait(warpgroup, bias_at), scores.rows_share));
       if (scores.d_bias.data) {
         BiasGradient gradient(scores, p.shape, job.batch, head, row0, own_column0);
-        pull(own_scores, gradient);
+        pull(biased_scores, gradient);
         gradient.finish();
       } else {
-        pull(own_scores, Unseen{});
+        pull(biased_scores, Unseen{});
       }
       memory.biases.release(warpgroup, bias_at);
-    } else if constexpr (kScoresOfElements<Scores>) {
-      pull(scores.pulled(job.batch, head, row0, own_column0, whole), Unseen{});
     } else {
-      pull(scores, Unseen{});
+      pull(own_scores, Unseen{});
     }
     if (bias_wanted()) {
 #pragma unroll

@@ -242,11 +242,11 @@ struct Consumer {
     arch::commit_products();
   }
 
-  // The scores of a tile that is being multiplied. A function's loads are in flight until its products are there.
+  // The scores of a tile that is being multiplied: what of them does not depend on the products is computed meanwhile.
   __device__ __forceinline__ decltype(auto) scores_of_tile(const Job& job, int tile) const {
     if constexpr (SkipsBlocks<Scores>)
-      return scores_of.of_tile(job.batch, job.head, job.row0 + warpgroup * kFragmentRows, tile * kColumns,
-                               step.whole);
+      return scores_of.template of_tile<kColumns>(job.batch, job.head, job.row0 + warpgroup * kFragmentRows,
+                                                  tile * kColumns, step.whole);
     else
       return (scores_of);
   }
