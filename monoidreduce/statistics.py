@@ -246,7 +246,7 @@ class Statistics:
 
 
 def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
-    """[..., D], [V, D], and [..., E], [V, E] or none -> [rows, D] and [rows, E] in place of the leading axes."""
+    """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score."""
     shape = check_tensor("a", a).shape
     a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
     sizes: dict[str, int] = {}

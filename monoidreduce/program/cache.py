@@ -1,4 +1,4 @@
-"""Compiled kernels and facts about them on disk: each file is named after the hash of all that it was made from.
+"""Compiled kernels and facts about them on disk: files named after the hash of all that they are made from.
 
 The environment variable MONOIDREDUCE_CACHE_DIR names the folder; `off` keeps nothing. A file is written under
 another name and renamed, so processes may write the same one at once. Machine code is run, so only a folder

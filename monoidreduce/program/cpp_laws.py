@@ -1,12 +1,13 @@
-"""The law check of a monoid in C++, before its first use: random elements, a kernel that tries the laws, a verdict.
+"""The law check of a monoid in C++, before its first use.
 
-The kernel writes pairs of numbers that ought to agree (device/program/law_claims.h). The verdict is kept on disk.
+A kernel tries the laws on random elements: it writes pairs of numbers that ought to agree
+(device/program/law_claims.h). The verdict is kept on disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from monoidreduce._ops.memory import launch
 from monoidreduce.laws import MonoidLawError
 from monoidreduce.program import cache
 from monoidreduce.program.cpp_kernels import LAWS, key_of_verdict, loaded
+from monoidreduce.program.cpp_passes import no_operands, simt_plan
 from monoidreduce.program.cpp_source import CppSource, parse
 
 __all__ = ["Samples", "check", "count_of_numbers", "draw", "judge"]
@@ -52,14 +54,13 @@ class Samples(NamedTuple):
 def draw(monoid: CppSource) -> Samples:
     """On the CPU. Scores keep clear of each other and of multiples of 1/8, where there may be kinks."""
     generator = torch.Generator().manual_seed(0)
-    shape = (_ELEMENTS, monoid.scores, _SAMPLES)
-    spread = torch.where(torch.arange(_SAMPLES) % 2 == 0, 3.0, 30.0)
-    eighths = (
-        8 * spread * torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
-    ).floor()
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64, device="cpu")
+    wide = torch.arange(_SAMPLES, device="cpu") % 2 == 0
+    spread = torch.where(wide, 30.0, 3.0)
+    eighths = (8 * spread * normal((_ELEMENTS, monoid.scores, _SAMPLES))).floor()
     places = torch.arange(_ELEMENTS, dtype=torch.float64, device="cpu").view(-1, 1, 1)
     scores = (eighths + (2 * places + 1) / 8) / 8
-    g = torch.randn((monoid.count("real"), _SAMPLES), generator=generator, dtype=torch.float64, device="cpu")
+    g = normal((monoid.count("real"), _SAMPLES))
     label = torch.randint(-1, _ELEMENTS, (1, _SAMPLES), generator=generator, device="cpu")
     return Samples(torch.cat((scores.flatten(0, 1), g)), label)
 
@@ -109,8 +110,6 @@ def _text(numbers: list[float]) -> str:
 
 def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
     """The verdict, by the kernel on a GPU."""
-    from monoidreduce.program.cpp_passes import no_operands, simt_plan
-
     of = parse(monoid)
     samples = draw(of)
     operands = no_operands(_SAMPLES, device)

@@ -1,4 +1,4 @@
-"""A monoid that a user wrote in C++, as data; the unit that is compiled for it; and the compiler's errors at the user's lines.
+"""A monoid that a user wrote in C++: as data, as the unit that is compiled, and errors at the user's lines.
 
 The text of a `CppSource` is what the op carries, as that of a program is for `statistics`.
 """
@@ -19,9 +19,6 @@ KINDS = ("real", "index", "kept")
 
 _USER, _OWN = "monoid of the user", "unit of monoidreduce"
 _UNIT = """\
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 {includes}
 namespace mr = monoidreduce;
 namespace monoidreduce::user {{
@@ -48,7 +45,7 @@ struct CppFieldsOf {{
   using Output = typename M::Output;
   using Upstream = typename M::Upstream;
   static constexpr int kGradients = {gradients}, kReals = {reals}, kIndices = {indices};
-  static_assert(M::kScores == {scores}, "kScores is not the argument scores of cpp_monoid, which is {scores}");
+  static_assert(M::kScores == {scores}, "kScores is not {scores}, the argument scores of cpp_monoid");
   static_assert(sizeof(Upstream) == kGradients * sizeof(R),
                 "Upstream is not one number for each result that is real, of which there are {gradients}");
   static_assert(!std::is_same_v<Output, R> || (kReals == 1 && kIndices == 0),
@@ -110,8 +107,8 @@ def parse(text: str) -> CppSource:
 def unit(monoid: CppSource, real: str, includes: str, more: str = "") -> str:
     """What is compiled: the library's headers, the user's text, and what says how its results are stored.
 
-    The text stands in a namespace within the library's, so it calls the library's functions by their names. Lines
-    of files are not in the unit, so text that moves is not compiled again.
+    The text stands in a namespace within the library's, so it calls the library's functions by their names.
+    Lines of files are not in the unit, so text that moves is not compiled again.
 
     Args:
         real: "float" or "double".

@@ -120,10 +120,10 @@ def backward(
 def multiplied_by_torch(
     operands: Operands, store: Callable[..., None], bytes: int, needed: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients by the operands where there are no tensor cores: torch multiplies in the accumulation dtype.
+    """The gradients by the operands where there are no tensor cores.
 
-    store(part, out, other_out) writes the gradients by the scores, [rows, columns of the part]. bytes: that each
-    of these may take. needed: by each operand.
+    Torch multiplies in the accumulation dtype. store(part, out, other_out) writes the gradients by the
+    scores, [rows, columns of the part]. bytes: that each of these may take. needed: by each operand.
     """
     a, b, *_ = operands
     dtype, (rows, columns) = accumulation_dtype(a.dtype), (len(a), len(b))

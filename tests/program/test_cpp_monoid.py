@@ -1,0 +1,234 @@
+"""Monoids that users write in C++, as far as a compiler shows: kernels, errors, laws and verdicts."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cpp_monoids import BAD, FIRST, GOOD, NOISY_OR, tried_on_the_host
+
+import monoidreduce as mr
+from monoidreduce.program import compiler, cpp_kernels, cpp_laws
+from monoidreduce.program.cpp_source import CppSource, parse
+
+A, B = torch.randn(3, 4), torch.randn(5, 4)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def nvrtc() -> None:
+    if compiler.find() is None:
+        pytest.skip("no NVRTC: pip install --group nvrtc")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def source_of(source: str, **options: Any) -> CppSource:
+    return parse(mr.cpp_monoid(source, **options)._text)
+
+
+def good(name: str) -> CppSource:
+    return source_of(GOOD[name].source, **GOOD[name].options)
+
+
+def bad(name: str) -> CppSource:
+    law, source = BAD[name]
+    framed = {"results": {"value": "real", "count": "kept"}} if law == "tile fold" else {}
+    return source_of(source, **framed)
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize("which", (cpp_kernels.FOLD, cpp_kernels.GRADIENT, cpp_kernels.LAWS))
+def test_compiles_without_spills(nvrtc: None, name: str, which: str) -> None:
+    for dtype in (torch.bfloat16, torch.float64):
+        image = cpp_kernels.compiled(which, good(name).text, dtype, (9, 0))
+        assert image.code.startswith(b"\x7fELF") and image.names[0].encode() in image.code
+        assert re.findall(r"(\d+) bytes spill stores", image.log) == ["0"], image.log
+
+
+def test_code_that_moves_is_not_compiled_again(nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monoid = good("noisy or")
+    image = cpp_kernels.compiled(cpp_kernels.FOLD, monoid.text, torch.float32, (9, 0))
+    monkeypatch.setattr(compiler.Compiler, "compile", lambda *_: pytest.fail("it is in the cache"))
+    moved = monoid._replace(file="elsewhere.py", line=1234)
+    assert cpp_kernels.compiled(cpp_kernels.FOLD, moved.text, torch.float32, (9, 0)) == image
+
+
+def refused(monoid: CppSource) -> mr.CppMonoidError:
+    with pytest.raises(mr.CppMonoidError) as caught:
+        cpp_kernels.compiled(cpp_kernels.FOLD, monoid.text, torch.float32, (9, 0))
+    return caught.value
+
+
+def test_errors_are_at_lines_of_the_file_of_the_call(nvrtc: None) -> None:
+    monoid = source_of("""
+template <class R>
+struct Misspelt {
+  using Real = R;
+  using Output = R;
+  using Upstream = R;
+  static constexpr int kScores = 1;
+  struct State { R sum; };
+  MR_HD State identity() const { return {R(-0.f)}; }
+  MR_HD State lift(mr::Element<R> e) const { return {e.scores}; }
+  MR_HD State combine(State a, State b) const { return {a.sum + b.sum}; }
+  MR_HD R project(State s) const { return s.sum; }
+  MR_HD mr::Gradient<R> local_gradient(mr::Element<R> e, R p, R g) const { return {g, R(0)}; }
+};
+""")
+    error = refused(monoid)
+    lines = Path(__file__).read_text().splitlines()
+    wrong = next(number for number, text in enumerate(lines, 1) if "{e.scores}" in text)
+    assert (error.file, error.line) == (__file__, wrong)
+    assert str(error) == (
+        "the monoid Misspelt does not compile\n"
+        f'{__file__}:{wrong}: class "monoidreduce::Element<float>" has no member "scores"\n'
+        f"    {lines[wrong - 1].strip()}"
+    )
+    assert "unit of monoidreduce" not in str(error) and "monoid of the user" in error.log
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error) and copy.line == error.line
+
+
+def test_errors_of_a_file_and_of_a_text_from_elsewhere(nvrtc: None) -> None:
+    wrong = NOISY_OR.replace("a.log_none", "a.log")
+    line = wrong[: wrong.index("a.log ")].count("\n") + 1
+    assert f"fold.h:{line}: " in str(refused(source_of(wrong, filename="fold.h")))
+    error = refused(source_of(wrong))
+    assert re.fullmatch(rf"<cpp_monoid of {re.escape(__file__)}:\d+>", error.file) and error.line == line
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    (
+        (NOISY_OR.replace("combine(", "join("), {}, "it has neither combine nor the members of a Framed"),
+        (NOISY_OR.replace("project(", "output("), {}, "it has not the members of every monoid"),
+        (NOISY_OR.replace("struct State", "R t = 1;\n  struct State"), {}, "it has members: write its"),
+        (NOISY_OR, {"scores": 2}, "kScores is not 2, the argument scores of cpp_monoid"),
+        (NOISY_OR, {"results": {"p": "real", "at": "index"}}, "Output is one real"),
+        (GOOD["largest"].source, {"results": {"p": "real", "at": "real"}}, "result at is no R in Output"),
+        (GOOD["pair"].source, {"results": {"p": "real", "q": "kept"}, "scores": 2}, "Upstream is not one"),
+        (NOISY_OR, {"name": "Other"}, 'has no member "Other"'),
+    ),
+)  # fmt: skip
+def test_errors_of_what_the_struct_lacks(
+    nvrtc: None, source: str, options: dict[str, Any], said: str
+) -> None:
+    error = refused(source_of(source, filename="fold.h", **options))
+    assert said in str(error), error.log
+    assert error.line == (1 if "name" in options else 1 + source[: source.index("struct ")].count("\n"))
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_laws_hold(name: str, tmp_path: Path) -> None:
+    monoid = good(name)
+    samples = cpp_laws.draw(monoid)
+    numbers = tried_on_the_host(monoid, samples, tmp_path)
+    assert numbers.isfinite().all()
+    assert cpp_laws.judge(monoid, samples, numbers) is None
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_broken_laws_are_named(name: str, tmp_path: Path) -> None:
+    monoid, law = bad(name), BAD[name][0]
+    samples = cpp_laws.draw(monoid)
+    verdict = cpp_laws.judge(monoid, samples, tried_on_the_host(monoid, samples, tmp_path))
+    assert verdict is not None and verdict["law"] == law
+    first = verdict["message"].splitlines()[0]
+    assert f": {monoid.name} breaks the law of {law}: " in first
+    assert first.startswith(f"{monoid.file}:{monoid.struct_line}: ")
+    assert verdict["counterexample"]["found"] != verdict["counterexample"]["expected"]
+
+
+def test_a_verdict_is_kept(nvrtc: None, tmp_path: Path) -> None:
+    tries = []
+
+    def tried(text: str, device: torch.device) -> Any:
+        tries.append(text)
+        monoid = parse(text)
+        samples = cpp_laws.draw(monoid)
+        return cpp_laws.judge(monoid, samples, tried_on_the_host(monoid, samples, tmp_path))
+
+    for monoid, law in ((good("noisy or"), None), (bad("first"), "commutativity")):
+        for _ in range(2):
+            cpp_laws.check.cache_clear()  # as in another process
+            if law is None:
+                cpp_laws.check(monoid.text, CPU, tried)
+            else:
+                with pytest.raises(mr.MonoidLawError, match="breaks the law of commutativity") as caught:
+                    cpp_laws.check(monoid.text, CPU, tried)
+                assert caught.value.law == law and "found" in caught.value.counterexample
+        assert tries.count(monoid.text) == 1
+    other = monoid._replace(source=FIRST.replace("COMBINED", "b"))
+    with pytest.raises(mr.MonoidLawError):
+        cpp_laws.check(other.text, CPU, tried)
+    assert other.text in tries
+
+
+def test_without_a_gpu() -> None:
+    monoid = mr.cpp_monoid(NOISY_OR)
+    for call in (monoid, monoid.explain, lambda *ab: mr.explain(monoid, *ab)):
+        with pytest.raises(RuntimeError, match="expected tensors on a CUDA device, got one on cpu"):
+            call(A, B)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    (
+        ({"source": 3}, TypeError, "source: expected C\\+\\+ as text, got 3"),
+        ({"source": "struct A {};"}, ValueError, "source: expected template <class R> struct"),
+        ({"scores": 3}, ValueError, "scores: expected 1 or 2, got 3"),
+        ({"name": "a b"}, ValueError, "name: expected the name of a struct"),
+        ({"results": ["a"]}, TypeError, "results: expected a dict"),
+        ({"results": {"a": "float"}}, ValueError, r"results\['a'\]: expected one of real, index, kept"),
+        ({"results": {"a": "index"}}, ValueError, 'results: expected a result that is "real"'),
+        ({"results": {"_a": "real"}}, ValueError, "results: expected names"),
+    ),
+)
+def test_definitions_are_checked(options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        mr.cpp_monoid(**{"source": NOISY_OR, **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    (
+        ({"a": None}, TypeError, "a: expected a tensor"),
+        ({"b": torch.randn(5, 3)}, ValueError, "b: expected"),
+        ({"other_a": A, "other_b": B}, ValueError, "other_a, other_b: expected 0 tensors, since scores is 1"),
+        ({"label": torch.zeros(2, dtype=torch.int64)}, ValueError, r"label: expected shape \[3\]"),
+        ({"label": torch.zeros(3)}, TypeError, "label: expected an integer dtype"),
+        ({"scale": float("inf")}, ValueError, "scale: expected a finite number"),
+        ({"workspace": -1}, ValueError, "workspace: expected None or an int >= 0"),
+    ),
+)
+def test_calls_are_checked(call: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        mr.cpp_monoid(NOISY_OR)(**{"a": A, "b": B, **call})
+
+
+def test_shapes_of_results() -> None:
+    """Of the op on tensors without memory, as torch.compile sees it."""
+    monoid = mr.cpp_monoid(GOOD["log mean exp"].source, **GOOD["log mean exp"].options)
+    with torch._subclasses.FakeTensorMode():
+        found = monoid(torch.empty(2, 3, 4, dtype=torch.bfloat16), torch.empty(5, 4, dtype=torch.bfloat16))
+    assert found._fields == ("value",) and type(found).__name__ == "LogMeanExp"
+    assert found.value.shape == (2, 3) and found.value.dtype == torch.float32
+
+
+def test_the_last_struct_is_the_monoid() -> None:
+    assert source_of(f"{NOISY_OR}\n{FIRST}").name == "First"
+    monoid = mr.cpp_monoid(f"{NOISY_OR}\n{FIRST}", name="NoisyOr")
+    assert repr(monoid) == "<cpp_monoid NoisyOr>"
+    assert repr(pickle.loads(pickle.dumps(monoid))) == repr(monoid)
+    indented = textwrap.indent(NOISY_OR, "    ")
+    assert source_of(indented).name == "NoisyOr"
