@@ -13,7 +13,7 @@ from torch import Tensor
 
 from monoidreduce._validate import check_choice, check_factor, check_int, mismatch
 from monoidreduce.functional import _like_rows, workspace_bytes
-from monoidreduce.program.cpp_source import KINDS, CppSource, parse
+from monoidreduce.program.cpp_source import KINDS, CppSource
 from monoidreduce.program.program import named
 from monoidreduce.statistics import checked_label, checked_operands
 
@@ -101,15 +101,18 @@ class CppMonoid:
     """What `cpp_monoid` makes of a text; see there."""
 
     def __init__(self, source: CppSource) -> None:
-        self._text = source.text
-        returned = tuple(name for name, kind in source.results if kind != "kept")
-        self._result = named(source.name.rpartition("::")[2], returned)
+        self._source, self._text = source, source.text
+        returned = [(name, kind) for name, kind in source.results if kind != "kept"]
+        self._result = named(source.name.rpartition("::")[2], tuple(name for name, _ in returned))
+        # Of each result, is it an index, and its number among its like.
+        kinds = [kind for _, kind in returned]
+        self._places = [(kind == "index", kinds[:at].count(kind)) for at, kind in enumerate(kinds)]
 
     def __repr__(self) -> str:
-        return f"<cpp_monoid {parse(self._text).name}>"
+        return f"<cpp_monoid {self._source.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (parse(self._text),)
+        return type(self), (self._source,)
 
     def __call__(
         self,
@@ -147,13 +150,8 @@ class CppMonoid:
         values, _, indices = torch.ops.monoidreduce.cpp_monoid.default(
             *operands, labels, self._text, check_factor("scale", scale), workspace_bytes(workspace)
         )
-        reals, integers = iter(values.unbind()), iter(indices.unbind())
         return self._result(
-            *[
-                _like_rows(next(reals if kind == "real" else integers), a)
-                for _, kind in parse(self._text).results
-                if kind != "kept"
-            ]
+            *[_like_rows((indices if index else values).select(0, at), a) for index, at in self._places]
         )
 
     def explain(
@@ -179,9 +177,10 @@ class CppMonoid:
     def _operands(
         self, a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None
     ) -> tuple[Any, ...]:
-        wanted = 2 * (parse(self._text).scores - 1)
+        scores = self._source.scores
+        wanted = 2 * (scores - 1)
         given = sum(t is not None for t in (other_a, other_b))
         if given != wanted:
-            scores = f"since scores is {parse(self._text).scores}"
-            raise ValueError(mismatch("other_a, other_b", f"{wanted} tensors, {scores}", given))
+            expected = f"{wanted} tensors, since scores is {scores}"
+            raise ValueError(mismatch("other_a, other_b", expected, given))
         return checked_operands(a, b, other_a, other_b)

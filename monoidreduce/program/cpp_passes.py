@@ -93,7 +93,17 @@ def forward(
     operands = (a, b, other_a, other_b)
     folded = _results(parse(monoid), a)
     plan = simt_plan(operands)
-    given: Any = (*operands, None, None, _labels(label, a), None, None, None, *folded, a.new_empty(0))
+    given: Any = (
+        *operands,
+        None,
+        None,
+        _labels(label, a),
+        None,
+        None,
+        None,
+        *folded,
+        statistics(a, plan.scratch),
+    )
     given += (loaded(FOLD, monoid, a.dtype, a.device.index), 1, scale, *launch(a), plan)
     _C.statistics_fold(*given)
     return folded

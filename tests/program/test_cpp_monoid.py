@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from cpp_monoids import BAD, FIRST, GOOD, NOISY_OR, tried_on_the_host
+from cpp_monoids import BAD, FIRST, GOOD, NONE_FIRES, options_of_bad, tried_on_the_host
 
 import monoidreduce as mr
-from monoidreduce.program import compiler, cpp_kernels, cpp_laws
+from monoidreduce import _C
+from monoidreduce.program import compiler, cpp_kernels, cpp_laws, cpp_passes
 from monoidreduce.program.cpp_source import CppSource, parse
 
 A, B = torch.randn(3, 4), torch.randn(5, 4)
@@ -33,7 +34,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def source_of(source: str, **options: Any) -> CppSource:
-    return parse(mr.cpp_monoid(source, **options)._text)
+    monoid = mr.cpp_monoid(source, **options)._source
+    assert parse(monoid.text) == monoid
+    return monoid
 
 
 def good(name: str) -> CppSource:
@@ -41,9 +44,7 @@ def good(name: str) -> CppSource:
 
 
 def bad(name: str) -> CppSource:
-    law, source = BAD[name]
-    framed = {"results": {"value": "real", "count": "kept"}} if law == "tile fold" else {}
-    return source_of(source, **framed)
+    return source_of(BAD[name][1], **options_of_bad(name))
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -56,7 +57,7 @@ def test_compiles_without_spills(nvrtc: None, name: str, which: str) -> None:
 
 
 def test_code_that_moves_is_not_compiled_again(nvrtc: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monoid = good("noisy or")
+    monoid = good("none fires")
     image = cpp_kernels.compiled(cpp_kernels.FOLD, monoid.text, torch.float32, (9, 0))
     monkeypatch.setattr(compiler.Compiler, "compile", lambda *_: pytest.fail("it is in the cache"))
     moved = monoid._replace(file="elsewhere.py", line=1234)
@@ -100,7 +101,7 @@ struct Misspelt {
 
 
 def test_errors_of_a_file_and_of_a_text_from_elsewhere(nvrtc: None) -> None:
-    wrong = NOISY_OR.replace("a.log_none", "a.log")
+    wrong = NONE_FIRES.replace("a.log_none", "a.log")
     line = wrong[: wrong.index("a.log ")].count("\n") + 1
     assert f"fold.h:{line}: " in str(refused(source_of(wrong, filename="fold.h")))
     error = refused(source_of(wrong))
@@ -110,14 +111,14 @@ def test_errors_of_a_file_and_of_a_text_from_elsewhere(nvrtc: None) -> None:
 @pytest.mark.parametrize(
     ("source", "options", "said"),
     (
-        (NOISY_OR.replace("combine(", "join("), {}, "it has neither combine nor the members of a Framed"),
-        (NOISY_OR.replace("project(", "output("), {}, "it has not the members of every monoid"),
-        (NOISY_OR.replace("struct State", "R t = 1;\n  struct State"), {}, "it has members: write its"),
-        (NOISY_OR, {"scores": 2}, "kScores is not 2, the argument scores of cpp_monoid"),
-        (NOISY_OR, {"results": {"p": "real", "at": "index"}}, "Output is one real"),
+        (NONE_FIRES.replace("combine(", "join("), {}, "it has neither combine nor the members of a Framed"),
+        (NONE_FIRES.replace("project(", "output("), {}, "it has not the members of every monoid"),
+        (NONE_FIRES.replace("struct State", "R t = 1;\n  struct State"), {}, "it has members: write its"),
+        (NONE_FIRES, {"scores": 2}, "kScores is not 2, the argument scores of cpp_monoid"),
+        (NONE_FIRES, {"results": {"p": "real", "at": "index"}}, "Output is one real"),
         (GOOD["largest"].source, {"results": {"p": "real", "at": "real"}}, "result at is no R in Output"),
         (GOOD["pair"].source, {"results": {"p": "real", "q": "kept"}, "scores": 2}, "Upstream is not one"),
-        (NOISY_OR, {"name": "Other"}, 'has no member "Other"'),
+        (NONE_FIRES, {"name": "Other"}, 'has no member "Other"'),
     ),
 )  # fmt: skip
 def test_errors_of_what_the_struct_lacks(
@@ -158,7 +159,7 @@ def test_a_verdict_is_kept(nvrtc: None, tmp_path: Path) -> None:
         samples = cpp_laws.draw(monoid)
         return cpp_laws.judge(monoid, samples, tried_on_the_host(monoid, samples, tmp_path))
 
-    for monoid, law in ((good("noisy or"), None), (bad("first"), "commutativity")):
+    for monoid, law in ((good("none fires"), None), (bad("first"), "commutativity")):
         for _ in range(2):
             cpp_laws.check.cache_clear()  # as in another process
             if law is None:
@@ -175,7 +176,7 @@ def test_a_verdict_is_kept(nvrtc: None, tmp_path: Path) -> None:
 
 
 def test_without_a_gpu() -> None:
-    monoid = mr.cpp_monoid(NOISY_OR)
+    monoid = mr.cpp_monoid(NONE_FIRES)
     for call in (monoid, monoid.explain, lambda *ab: mr.explain(monoid, *ab)):
         with pytest.raises(RuntimeError, match="expected tensors on a CUDA device, got one on cpu"):
             call(A, B)
@@ -196,7 +197,7 @@ def test_without_a_gpu() -> None:
 )
 def test_definitions_are_checked(options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        mr.cpp_monoid(**{"source": NOISY_OR, **options})
+        mr.cpp_monoid(**{"source": NONE_FIRES, **options})
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ def test_definitions_are_checked(options: dict[str, Any], error: Any, message: s
 )
 def test_calls_are_checked(call: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
-        mr.cpp_monoid(NOISY_OR)(**{"a": A, "b": B, **call})
+        mr.cpp_monoid(NONE_FIRES)(**{"a": A, "b": B, **call})
 
 
 def test_shapes_of_results() -> None:
@@ -226,9 +227,68 @@ def test_shapes_of_results() -> None:
 
 
 def test_the_last_struct_is_the_monoid() -> None:
-    assert source_of(f"{NOISY_OR}\n{FIRST}").name == "First"
-    monoid = mr.cpp_monoid(f"{NOISY_OR}\n{FIRST}", name="NoisyOr")
-    assert repr(monoid) == "<cpp_monoid NoisyOr>"
+    assert source_of(f"{NONE_FIRES}\n{FIRST}").name == "First"
+    monoid = mr.cpp_monoid(f"{NONE_FIRES}\n{FIRST}", name="NoneFires")
+    assert repr(monoid) == "<cpp_monoid NoneFires>"
     assert repr(pickle.loads(pickle.dumps(monoid))) == repr(monoid)
-    indented = textwrap.indent(NOISY_OR, "    ")
-    assert source_of(indented).name == "NoisyOr"
+    indented = textwrap.indent(NONE_FIRES, "    ")
+    assert source_of(indented).name == "NoneFires"
+
+
+class PairByTorch:
+    """What the kernels of the monoid Pair do with their arguments, by torch (device/simt/monoid_simt.cuh)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.parts: list[int] = []
+        monkeypatch.setattr(cpp_passes, "_C", self)
+        monkeypatch.setattr(cpp_passes, "check_device", lambda a: None)
+        monkeypatch.setattr(cpp_laws, "check", lambda *_: None)
+        monkeypatch.setattr(cpp_kernels, "loaded", lambda *_: 7)
+        self.DeviceFacts, self.plan_statistics_fold = _C.DeviceFacts, _C.plan_statistics_fold
+        self.plan_statistics_local_gradient = _C.plan_statistics_local_gradient
+
+    def statistics_fold(self, *given: Any) -> None:
+        *operands, row, column, label, column_index, table, table_index, values, low, indices = given[:13]
+        scratch, kernels, _, scale, *_, plan = given[13:]
+        assert [row, column, column_index, table, table_index] == [None] * 5
+        assert plan.tier == "simt" and len(scratch) == plan.scratch and kernels == 7
+        assert low.shape == indices.shape == (0, len(operands[0])) and label.shape == (1, len(operands[0]))
+        score, other = (scale * operands[i] @ operands[i + 1].T for i in (0, 2))
+        values.copy_(torch.stack(GOOD["pair"].reference(score, other, label[0])))
+
+    def statistics_local_gradient(self, *given: Any) -> None:
+        a, b, other_a, other_b, known, column, integers, column_index, table, table_index = given[:10]
+        out, other_out, kernels, first, scale, _, *_, plan = given[10:]
+        assert [column, column_index, table, table_index] == [None] * 4
+        assert plan.tier == "simt" and kernels == 7 and known.shape == (4, len(a))
+        (_, _, g, of_target), (label,) = known[:, :, None], integers[:, :, None]
+        score, t = scale * a @ b.T, (scale * other_a @ other_b.T).tanh()
+        hit = first + torch.arange(len(b)) == label
+        out.copy_(scale * (g * t + torch.where(hit, of_target, 0.0)))
+        other_out.copy_(scale * g * score * (1 - t * t))
+        self.parts.append(first)
+
+
+def test_passes_give_kernels_what_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = PairByTorch(monkeypatch)
+    monoid = mr.cpp_monoid(GOOD["pair"].source, **GOOD["pair"].options)
+    sizes = ((2, 30, 5), (600, 5), (2, 30, 4), (600, 4))
+    operands = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    label = torch.randint(-1, 601, (2, 30))
+    found = monoid(*operands, label=label, scale=0.5, workspace=0)
+    a, b, other_a, other_b = operands
+    scores = ((0.5 * x.flatten(0, 1) @ y.T) for x, y in ((a, b), (other_a, other_b)))
+    expected = [t.view(2, 30) for t in GOOD["pair"].reference(*scores, label.flatten())]
+    upstream = [torch.randn(2, 30, dtype=torch.float64) for _ in expected]
+    torch.testing.assert_close(list(found), expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found, operands, upstream), torch.autograd.grad(expected, operands, upstream)
+    )
+    assert engine.parts == [0, 256, 512]
+    compiled = torch.compile(
+        lambda *given: tuple(monoid(*given, label=label, scale=0.5)), fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(list(compiled(*operands)), expected)
+    # No gradient for what does not ask for it.
+    some = monoid(a.detach(), *operands[1:], label=label)
+    assert len(torch.autograd.grad(some.product.sum(), [b, other_b])) == 2

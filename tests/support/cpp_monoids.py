@@ -17,23 +17,23 @@ from monoidreduce.program import cache
 from monoidreduce.program.cpp_laws import Samples, count_of_numbers
 from monoidreduce.program.cpp_source import CppSource, unit
 
-# The probability that at least one of many causes fires, that of a column with sigmoid(score). No frame.
-NOISY_OR = """
+# The log-probability that none of many causes fires; that of a column fires with sigmoid(score). No frame.
+NONE_FIRES = """
 template <class R>
-struct NoisyOr {
+struct NoneFires {
   using Real = R;
   using Output = R;
   using Upstream = R;
   static constexpr int kScores = 1;
   struct State {
-    R log_none;  // the logarithm of the probability that none fires
+    R log_none;
   };
   MR_HD State identity() const { return {R(-0.f)}; }
   MR_HD State lift(mr::Element<R> e) const { return {-max(e.score, R(0)) - log(R(1) + exp(-abs(e.score)))}; }
   MR_HD State combine(State a, State b) const { return {a.log_none + b.log_none}; }
-  MR_HD R project(State s) const { return R(1) - exp(s.log_none); }
-  MR_HD mr::Gradient<R> local_gradient(mr::Element<R> e, R p, R g) const {
-    return {g * (R(1) - p) * sigmoid(e.score), R(0)};
+  MR_HD R project(State s) const { return s.log_none; }
+  MR_HD mr::Gradient<R> local_gradient(mr::Element<R> e, R, R g) const {
+    return {-g * sigmoid(e.score), R(0)};
   }
 };
 """
@@ -121,6 +121,8 @@ struct First {
 };
 """
 
+OF_LOG_MEAN_EXP = {"results": {"value": "real", "count": "kept"}}
+
 
 class Specimen(NamedTuple):
     """A monoid, how it is called, and its results of scores [N, V], of other scores and of labels [N]."""
@@ -136,10 +138,10 @@ def _target(score: Tensor, label: Tensor) -> Tensor:
 
 
 GOOD = {
-    "noisy or": Specimen(NOISY_OR, {}, lambda s, o, label: (1 - torch.sigmoid(-s).prod(1),)),
+    "none fires": Specimen(NONE_FIRES, {}, lambda s, o, label: (torch.nn.functional.logsigmoid(-s).sum(1),)),
     "log mean exp": Specimen(
         LOG_MEAN_EXP,
-        {"results": {"value": "real", "count": "kept"}},
+        OF_LOG_MEAN_EXP,
         lambda s, o, label: (s.logsumexp(1) - torch.tensor(s.shape[1]).to(s).log(),),
     ),
     "largest": Specimen(
@@ -156,7 +158,7 @@ GOOD = {
 
 # The law that each breaks, and the text.
 BAD = {
-    "identity": ("identity", NOISY_OR.replace("{R(-0.f)}", "{R(1e-3f)}")),
+    "identity": ("identity", NONE_FIRES.replace("{R(-0.f)}", "{R(1e-3f)}")),
     "first": ("commutativity", FIRST.replace("COMBINED", "a.count == R(0) ? b : a")),
     "average": (
         "associativity",
@@ -165,9 +167,8 @@ BAD = {
             "a.count == R(0) ? b : b.count == R(0) ? a : State{(a.value + b.value) / R(2), R(1)}",
         ),
     ),
-    "gradient": ("local gradient", NOISY_OR.replace("sigmoid(e.score)", "sigmoid(-e.score)")),
-    # Right for a fold of any two elements that it was derived for, wrong where there are more.
-    "gradient without the product": ("local gradient", NOISY_OR.replace("* (R(1) - p)", "")),
+    "gradient": ("local gradient", NONE_FIRES.replace("sigmoid(e.score)", "sigmoid(-e.score)")),
+    "gradient without the count": ("local gradient", LOG_MEAN_EXP.replace(" / p.count", "")),
     "accumulate": (
         "tile fold",
         LOG_MEAN_EXP.replace("s.mass + weight(e.score, s.frame)", "s.mass + weight(s.frame, e.score)"),
@@ -213,3 +214,8 @@ def tried_on_the_host(monoid: CppSource, samples: Samples, folder: Path) -> Tens
     given = [ctypes.c_void_p(t.data_ptr()) for t in (samples.real, samples.label)]
     ctypes.CDLL(str(library)).run(*given, ctypes.c_int64(count), ctypes.c_void_p(numbers.data_ptr()))
     return numbers
+
+
+def options_of_bad(name: str) -> dict[str, Any]:
+    """Arguments of cpp_monoid for a text of BAD."""
+    return OF_LOG_MEAN_EXP if "struct LogMeanExp" in BAD[name][1] else {}
