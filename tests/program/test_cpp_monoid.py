@@ -138,6 +138,19 @@ def test_laws_hold(name: str, tmp_path: Path) -> None:
     assert cpp_laws.judge(monoid, samples, numbers) is None
 
 
+def test_laws_of_the_monoid_of_the_docs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/statistics.md").read_text("utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
+    (block,) = (text for text in blocks if "mr.cpp_monoid" in text)
+    defined: dict[str, Any] = {"mr": mr}
+    exec(block.partition("if torch.cuda")[0], defined)
+    monoid = defined["top_two"]._source
+    samples = cpp_laws.draw(monoid)
+    assert cpp_laws.judge(monoid, samples, tried_on_the_host(monoid, samples, tmp_path)) is None
+    if compiler.find() is not None:
+        cpp_kernels.compiled(cpp_kernels.FOLD, monoid.text, torch.float32, (9, 0))
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_broken_laws_are_named(name: str, tmp_path: Path) -> None:
     monoid, law = bad(name), BAD[name][0]
