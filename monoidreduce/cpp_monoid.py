@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from monoidreduce._validate import check_choice, check_factor, check_int, mismatch
 from monoidreduce.functional import _like_rows, workspace_bytes
 from monoidreduce.program.cpp_source import KINDS, CppSource
-from monoidreduce.program.program import named
 from monoidreduce.statistics import checked_label, checked_operands
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ def _results(results: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     if not isinstance(results, Mapping):
         raise TypeError(mismatch("results", "a dict of names and kinds", repr(results)))
     for name, kind in results.items():
-        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_"):
-            raise ValueError(mismatch("results", "names that are Python's, without _ in front", repr(name)))
+        if not isinstance(name, str) or not name.isidentifier() or name.startswith("_") or iskeyword(name):
+            raise ValueError(mismatch("results", "names of attributes, without _ in front", repr(name)))
         check_choice(f"results[{name!r}]", kind, KINDS)
     if "real" not in results.values():
         raise ValueError(mismatch("results", 'a result that is "real"', dict(results)))
@@ -101,6 +101,8 @@ class CppMonoid:
     """What `cpp_monoid` makes of a text; see there."""
 
     def __init__(self, source: CppSource) -> None:
+        from monoidreduce.program.program import named
+
         self._source, self._text = source, source.text
         returned = [(name, kind) for name, kind in source.results if kind != "kept"]
         self._result = named(source.name.rpartition("::")[2], tuple(name for name, _ in returned))

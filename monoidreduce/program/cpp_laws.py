@@ -92,7 +92,7 @@ def judge(monoid: CppSource, samples: Samples, numbers: Tensor) -> dict[str, Any
                 "found": found[:, sample].tolist(),
                 "expected": expected[:, sample].tolist(),
             }
-            lines = [f"{monoid.file}:{monoid.struct_line}: {monoid.name} breaks the law of {law}: {claim}"]
+            lines = [f"{monoid.name} breaks the law of {law}: {claim}"]
             lines += [f"  {name:<8} = {_text(value)}" for name, value in shown.items()]
             return {"message": "\n".join(lines), "law": law, "counterexample": shown}
     return None
@@ -146,5 +146,6 @@ def check(
         known = {"broken": tried(monoid, device)}
         cache.store_fact(key, known)
     if known["broken"] is not None:
-        broken = known["broken"]
-        raise MonoidLawError(broken["message"], broken["law"], broken["counterexample"])
+        broken, of = known["broken"], parse(monoid)
+        message = f"{of.file}:{of.struct_line}: {broken['message']}"
+        raise MonoidLawError(message, broken["law"], broken["counterexample"])

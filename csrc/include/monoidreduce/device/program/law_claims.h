@@ -7,6 +7,13 @@
 #include "monoidreduce/device/program/statistics.h"
 #include "monoidreduce/monoid.h"
 
+// A monoid is inlined at each of its uses, so loops over elements keep one copy.
+#if defined(__CUDACC__)
+#define MR_ROLLED _Pragma("unroll 1")
+#else
+#define MR_ROLLED
+#endif
+
 namespace monoidreduce {
 
 // Fields says how a P_i is made of reals and integers (monoidreduce/program/cpp_source.py).
@@ -37,22 +44,18 @@ class LawClaims {
     both(combine(m, combine(m, x, y), z), combine(m, x, combine(m, y, z)));
     both(combine(m, combine(m, x, none), z), combine(m, x, z));
     both(fold_tile(m, y, 2, [&](int i) { return e[3 * i]; }), combine(m, combine(m, y, x), z));
-#pragma unroll 1
-    for (int count = kElements / 2; count <= kElements; count += kElements / 2) {
-      const Gradient<R> found =
-          m.local_gradient(e[0], m.project(fold(m, e, count)), Fields::upstream(g));
+    MR_ROLLED for (int count = kElements / 2; count <= kElements; count += kElements / 2) {
+      const Gradient<R> found = m.local_gradient(e[0], m.project(fold(m, e, count)), Fields::upstream(g));
       write(found.score);
       if constexpr (M::kScores == 2) write(found.other);
-#pragma unroll 1
-      for (int score = 0; score < M::kScores; ++score) write(difference(m, e, count, score, g));
+      MR_ROLLED for (int score = 0; score < M::kScores; ++score) write(difference(m, e, count, score, g));
     }
   }
 
  private:
   MR_HD static State fold(const M& m, const Element<R> (&e)[kElements], int count) {
     State state = m.lift(e[0]);
-#pragma unroll 1
-    for (int i = 1; i < count; ++i) state = combine(m, state, m.lift(e[i]));
+    MR_ROLLED for (int i = 1; i < count; ++i) state = combine(m, state, m.lift(e[i]));
     return state;
   }
 
@@ -70,8 +73,7 @@ class LawClaims {
                             const Upstream& g) {
     constexpr R h = R(1e-3);
     R total = R(0);
-#pragma unroll 1
-    for (int steps = -2; steps <= 2; ++steps) {
+    MR_ROLLED for (int steps = -2; steps <= 2; ++steps) {
       Element<R> moved[kElements] = {e[0], e[1], e[2], e[3]};
       (score == 0 ? moved[0].score : moved[0].other) += R(steps) * h;
       Numbers<R, Fields::kReals> real;

@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kThreads)
     int at = 0;
     Element<R> e[Claims::kElements];
     for (int i = 0; i < Claims::kElements; ++i) {
-      const R score = real_of<R>(data, at++, row), other = M::kScores == 2 ? real_of<R>(data, at++, row) : R(0);
+      const R score = real_of<R>(data, at++, row),
+              other = M::kScores == 2 ? real_of<R>(data, at++, row) : R(0);
       e[i] = {score, other, static_cast<Index<R>>(i), index_of<R>(data, 0, row)};
     }
     Numbers<R, Fields::kGradients> g;
