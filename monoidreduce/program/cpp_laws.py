@@ -32,6 +32,7 @@ _DIFFERENCES = 1e-6  # of central differences: a wrong derivative is off by far 
 _OF_STATES = (
     ("identity", "combine(identity, y) = y", _EXACT),
     ("identity", "combine(y, identity) = y", _EXACT),
+    ("identity", "combine(combine(identity, identity), y) = y", _EXACT),
     ("commutativity", "combine(x, y) = combine(y, x)", _ROUNDED),
     ("commutativity", "combine(combine(x, y), z) = combine(combine(y, x), z)", _ROUNDED),
     ("associativity", "combine(combine(x, y), z) = combine(x, combine(y, z))", _ROUNDED),

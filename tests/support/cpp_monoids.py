@@ -159,6 +159,10 @@ GOOD = {
 # The law that each breaks, and the text.
 BAD = {
     "identity": ("identity", NONE_FIRES.replace("{R(-0.f)}", "{R(1e-3f)}")),
+    "frame of nothing": (
+        "identity",
+        LOG_MEAN_EXP.replace("x - select(f == -infinity<R>(), R(0), f)", "x - f"),
+    ),
     "first": ("commutativity", FIRST.replace("COMBINED", "a.count == R(0) ? b : a")),
     "average": (
         "associativity",

@@ -26,7 +26,7 @@ class LawClaims {
   using Upstream = Numbers<R, Fields::kGradients>;
   static constexpr int kElements = 4;
   // Numbers of all claims: of each those that were found, then those expected.
-  static constexpr int kNumbers = 2 * (7 * (Fields::kReals + Fields::kIndices) + 2 * M::kScores);
+  static constexpr int kNumbers = 2 * (8 * (Fields::kReals + Fields::kIndices) + 2 * M::kScores);
 
   // write(number) is called for each number, in this order. g: the gradient with respect to the results that have one.
   template <class Write>
@@ -39,6 +39,7 @@ class LawClaims {
     };
     both(combine(m, none, y), y);
     both(combine(m, y, none), y);
+    both(combine(m, combine(m, none, none), y), y);  // as lanes without an element
     both(combine(m, x, y), combine(m, y, x));
     both(combine(m, combine(m, x, y), z), combine(m, combine(m, y, x), z));
     both(combine(m, combine(m, x, y), z), combine(m, x, combine(m, y, z)));
