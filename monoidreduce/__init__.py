@@ -15,6 +15,7 @@ from monoidreduce.attend import attend
 from monoidreduce.backend import backend_info, explain
 from monoidreduce.block_mask import block_mask
 from monoidreduce.costs import Cost, cost
+from monoidreduce.cpp_monoid import cpp_monoid
 from monoidreduce.functional import (
     LogProbs,
     attention,
@@ -28,7 +29,7 @@ from monoidreduce.functional import (
 from monoidreduce.laws import MonoidLawError, check_monoid
 from monoidreduce.map_reduce import fold, map_reduce
 from monoidreduce.monoids import Monoid
-from monoidreduce.program.errors import TraceError
+from monoidreduce.program.errors import CppMonoidError, TraceError
 from monoidreduce.statistics import statistics
 from monoidreduce.varlen import attention_varlen
 from monoidreduce.workspace import get_workspace, set_workspace, workspace
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cost",
+    "CppMonoidError",
     "LogProbs",
     "Monoid",
     "MonoidLawError",
@@ -50,6 +52,7 @@ __all__ = [
     "block_mask",
     "check_monoid",
     "cost",
+    "cpp_monoid",
     "distributed",
     "explain",
     "fold",

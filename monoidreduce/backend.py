@@ -19,6 +19,7 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
+from monoidreduce.cpp_monoid import CppMonoid
 from monoidreduce.hardware import find
 from monoidreduce.workspace import get_workspace
 
@@ -161,7 +162,8 @@ def explain(
 
     Args:
         op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp"; a module of
-            `monoidreduce.nn`; or a `functools.partial` of one of them.
+            `monoidreduce.nn`; a `functools.partial` of one of them; or, without hardware, what
+            `monoidreduce.cpp_monoid` returns.
         arguments, options: those of the call, tensors by position or by name.
         hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
             need not be there, and the tensors may be on any device, "meta" too. A build without
@@ -172,6 +174,8 @@ def explain(
             a CPU or a GPU.
         RuntimeError: the tensors are on a GPU and this build is CPU-only.
     """
+    if isinstance(op, CppMonoid) and hardware is None:
+        return op.explain(*arguments, **options)
     operator, call = resolved(op, arguments, options)
     if operator == "linear_distillation" and functional.distils_by_statistics(
         *(call[name] for name in ("loss", "bias", "teacher_bias", "target", "hard_weight"))
@@ -403,6 +407,32 @@ def _explain_statistics_on_cuda(
         workspace=workspace,
         deterministic=found is not None,
         reasons=(*how, *shared),
+    )
+
+
+def explain_cpp_monoid(name: str, a: torch.Tensor, workspace: int | None) -> Explanation:
+    """What a call of a monoid in C++ would run; RuntimeError where none can. workspace: bytes, or None."""
+    from monoidreduce.program import compiler
+    from monoidreduce.program.cpp_passes import check_device
+
+    check_device(a)
+    found, dtype = compiler.find(), _name(a.dtype)
+    assert found is not None
+    return Explanation(
+        operator=name,
+        forward=f"statistics_fold/cuda/simt/{dtype}",
+        backward=f"statistics_local_gradient/cuda/simt/{dtype}",
+        architecture=_architecture(a.device),
+        tiles=None,
+        workspace=get_workspace() if workspace is None else workspace,
+        deterministic=True,
+        reasons=(
+            "a monoid in C++ runs on the kernels for any GPU, which use no tensor cores",
+            f"NVRTC {'.'.join(map(str, found.version))} compiles it, {found.path}",
+            "its laws are tried before the first call, once for all processes with the same cache of kernels",
+            "torch multiplies the gradients by the scores, of some columns at a time, with the operands",
+            f"the inputs are {dtype}, sums and statistics {_name(accumulation_dtype(a.dtype))}",
+        ),
     )
 
 

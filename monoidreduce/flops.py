@@ -149,6 +149,16 @@ def statistics_backward(
     return of_operands + statistics(a, b, other_a) * (any(needed[:4]) + sum(needed[4:6]))
 
 
+def cpp_monoid(*args: Any, **options: Any) -> int:
+    """Those of statistics."""
+    return statistics(*args, **options)
+
+
+def cpp_monoid_backward(*args: Any, **options: Any) -> int:
+    """The same: labels have no gradient."""
+    return statistics_backward(*args, **options)
+
+
 def attention_varlen(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
     """Those of attention of all queries to all keys: the lengths of sequences are on the device."""
     return attention(q, k, v)
@@ -192,6 +202,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
         logsumexp_matmul_backward,
         statistics,
         statistics_backward,
+        cpp_monoid,
+        cpp_monoid_backward,
     )
 }
 

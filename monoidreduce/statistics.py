@@ -245,6 +245,33 @@ class Statistics:
         return traced
 
 
+def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
+    """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score."""
+    shape = check_tensor("a", a).shape
+    a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
+    sizes: dict[str, int] = {}
+    rows = _rows("a", a, "D")
+    check_axes("a", rows, ("rows", "D"), sizes)
+    check_axes("b", b, ("V", "D"), sizes)
+    if other_a is None or other_b is None:
+        return rows, b, None, None
+    if other_a.shape[:-1] != shape[:-1]:
+        expected = f"the leading axes of a, which is {list(shape)}"
+        raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
+    other = _rows("other_a", other_a, "E")
+    check_axes("other_a", other, ("rows", "E"), sizes)
+    check_axes("other_b", other_b, ("V", "E"), sizes)
+    return rows, b, other, other_b
+
+
+def checked_label(label: Tensor, a: Tensor) -> Tensor:
+    """[...] integers, the leading axes of a -> [rows] int64."""
+    check_tensor("label", label)
+    if label.dtype not in INTEGERS:
+        raise TypeError(mismatch("label", "an integer dtype", label.dtype))
+    return torch.Tensor.long(_per_row("label", label, a))
+
+
 class _Call:
     """The arguments of a call, checked."""
 
@@ -269,20 +296,8 @@ class _Call:
             )
             given = " and ".join("none" if t is None else "a tensor" for t in (other_a, other_b))
             raise ValueError(mismatch("other_a, other_b", expected, given))
-        a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
-        sizes: dict[str, int] = {}
-        self.a, self.b = _rows("a", a, "D"), b
-        check_axes("a", self.a, ("rows", "D"), sizes)
-        check_axes("b", b, ("V", "D"), sizes)
-        self.operands: tuple[Any, ...] = (self.a, b, None, None)
-        if other_a is not None and other_b is not None:
-            if other_a.shape[:-1] != a.shape[:-1]:
-                expected = f"the leading axes of a, which is {list(a.shape)}"
-                raise ValueError(mismatch("other_a", expected, list(other_a.shape)))
-            other = _rows("other_a", other_a, "E")
-            check_axes("other_a", other, ("rows", "E"), sizes)
-            check_axes("other_b", other_b, ("V", "E"), sizes)
-            self.operands = (self.a, b, other, other_b)
+        self.operands: tuple[Any, ...] = checked_operands(a, b, other_a, other_b)
+        self.a, self.b = self.operands[:2]
         self.scale = check_factor("scale", scale)
         self.label = self._label(label, "label" in names)
         self.row = {name: self._datum("row", name, t, a.shape[:-1]) for name, t in row.items()}
@@ -302,10 +317,7 @@ class _Call:
             raise ValueError(mismatch("label", expected, "none" if label is None else "a tensor"))
         if label is None:
             return None
-        check_tensor("label", label)
-        if label.dtype not in INTEGERS:
-            raise TypeError(mismatch("label", "an integer dtype", label.dtype))
-        return torch.Tensor.long(_per_row("label", label, self.given))
+        return checked_label(label, self.given)
 
     def _datum(self, which: str, name: str, tensor: Tensor, shape: Any) -> Tensor:
         named = f"{which}[{name!r}]"

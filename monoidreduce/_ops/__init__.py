@@ -3,6 +3,7 @@
 from monoidreduce._ops import (
     attention,
     attention_varlen,
+    cpp_monoid,
     gated_mlp,
     log_probs,
     losses,
@@ -15,6 +16,7 @@ from monoidreduce.flops import register_when_counted
 __all__ = [
     "attention",
     "attention_varlen",
+    "cpp_monoid",
     "gated_mlp",
     "log_probs",
     "losses",

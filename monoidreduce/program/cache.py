@@ -1,4 +1,4 @@
-"""Compiled kernels on disk: a folder of files, each named after the hash of all that it was made from.
+"""Compiled kernels and facts about them on disk: files named after the hash of all that they are made from.
 
 The environment variable MONOIDREDUCE_CACHE_DIR names the folder; `off` keeps nothing. A file is written under
 another name and renamed, so processes may write the same one at once. Machine code is run, so only a folder
@@ -14,10 +14,11 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from monoidreduce.program.compiler import Image
 
-__all__ = ["folder", "key", "load", "store"]
+__all__ = ["folder", "key", "load", "load_fact", "store", "store_fact"]
 
 _MOST_BYTES = 256 << 20
 
@@ -44,33 +45,59 @@ def key(*parts: str) -> str:
 
 
 def load(key: str) -> Image | None:
-    """What was stored under the key, if all of it is there."""
-    path = folder()
-    if path is None:
-        return None
+    """The kernels that were stored under the key, if all of them are there."""
     try:
-        head, _, code = (path / key[:2] / key).read_bytes().partition(b"\n")
+        head, _, code = _read(key).partition(b"\n")
         facts = json.loads(head)
         if facts["sha256"] != hashlib.sha256(code).hexdigest():
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path / key[:2] / key)  # used now: the oldest go first
         return Image(code, tuple(facts["names"]), facts["log"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
 def store(key: str, image: Image) -> None:
     """Keep an image, as far as there is a folder that can be written."""
+    facts = {"sha256": hashlib.sha256(image.code).hexdigest(), "names": image.names, "log": image.log}
+    _write(key, json.dumps(facts).encode() + b"\n" + image.code)
+
+
+def load_fact(key: str) -> Any:
+    """What was stored under the key, as JSON has it; None where nothing is."""
+    try:
+        return json.loads(_read(key))
+    except ValueError:
+        return None
+
+
+def store_fact(key: str, fact: Any) -> None:
+    """Keep what JSON can write, as far as there is a folder that can be written."""
+    _write(key, json.dumps(fact).encode())
+
+
+def _read(key: str) -> bytes:
+    """The content of a file, nothing where there is none."""
+    path = folder()
+    if path is None:
+        return b""
+    try:
+        content = (path / key[:2] / key).read_bytes()
+    except OSError:
+        return b""
+    with contextlib.suppress(OSError):
+        os.utime(path / key[:2] / key)  # used now: the oldest go first
+    return content
+
+
+def _write(key: str, content: bytes) -> None:
     path = folder()
     if path is None:
         return
-    facts = {"sha256": hashlib.sha256(image.code).hexdigest(), "names": image.names, "log": image.log}
     try:
         place = path / key[:2]
         place.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=place, prefix=".", delete=False) as file:
-            file.write(json.dumps(facts).encode() + b"\n" + image.code)
+            file.write(content)
         os.replace(file.name, place / key)
         _make_room(path)
     except OSError:

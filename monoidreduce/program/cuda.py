@@ -27,7 +27,7 @@ from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.program.passes import Data, Operands, Tables
 
-__all__ = ["backward", "contiguous", "fold", "widths_of"]
+__all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "widths_of"]
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -109,7 +109,7 @@ def backward(
         _C.statistics_local_gradient(*arguments)
 
     if not plan.tensor_cores:
-        return _by_torch(operands, store, workspace // scores, needed)
+        return multiplied_by_torch(operands, store, workspace // scores, needed)
     heads = [Head(a, b, columns_in(workspace // scores, len(a)), [*needed[:2], False], plan.clusters)]
     if other_a is not None and other_b is not None:
         own = columns_in(workspace // scores, len(a))
@@ -123,10 +123,14 @@ def backward(
     return [*found, *[None] * (4 - len(found))]
 
 
-def _by_torch(
+def multiplied_by_torch(
     operands: Operands, store: Callable[..., None], bytes: int, needed: list[bool]
 ) -> list[Tensor | None]:
-    """The same where there are no tensor cores: torch multiplies in the accumulation dtype."""
+    """The gradients by the operands where there are no tensor cores.
+
+    Torch multiplies in the accumulation dtype. store(part, out, other_out) writes the gradients by the
+    scores, [rows, columns of the part]. bytes: that each of these may take. needed: by each operand.
+    """
     a, b, *_ = operands
     dtype, (rows, columns) = accumulation_dtype(a.dtype), (len(a), len(b))
     at_once = max(bytes // (dtype.itemsize * max(rows, 1)), _LEAST_COLUMNS)

@@ -1,14 +1,15 @@
-"""Errors of functions that are traced: they name the user's line."""
+"""Errors of what users write, functions and monoids: they name the user's line."""
 
 from __future__ import annotations
 
 import linecache
 import os
 import sys
+from typing import Any
 
 import torch
 
-__all__ = ["TraceError", "user_line"]
+__all__ = ["CppMonoidError", "TraceError", "user_line"]
 
 # What lies between a traced function and this file.
 _OURS = tuple(os.path.dirname(path) + os.sep for path in (os.path.dirname(__file__), torch.__file__))
@@ -34,3 +35,22 @@ class TraceError(TypeError):
         self.file, self.line = user_line() if at is None else at
         self.source = linecache.getline(self.file, self.line).strip()
         super().__init__(f"{self.file}:{self.line}: {message}\n    {self.source}".rstrip())
+
+
+class CppMonoidError(TypeError):
+    """The text of a monoid of `cpp_monoid` is not C++, or not a monoid of the library's concepts.
+
+    Attributes:
+        file, line: where the first mistake is.
+        log: all that the compiler said.
+    """
+
+    def __init__(self, found: list[tuple[int, str, str]], file: str, name: str, log: str) -> None:
+        """found: lines of the file, what is said of each, and their text."""
+        self.found, self.file, self.name, self.log = found, file, name, log
+        self.line = found[0][0]
+        said = (f"{file}:{line}: {text}\n    {quoted}".rstrip() for line, text, quoted in found)
+        super().__init__("\n".join((f"the monoid {name} does not compile", *said)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.found, self.file, self.name, self.log)

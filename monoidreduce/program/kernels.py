@@ -37,8 +37,10 @@ __all__ = [
     "compiled",
     "compiled_row_gradient",
     "compiled_scores",
+    "compiled_unit",
     "fold_kernels",
     "gradient_kernels",
+    "hash_of_headers",
     "is_available",
     "row_gradient_kernel",
     "scores_kernel",
@@ -158,7 +160,7 @@ def compiled(
         names = [f"fold<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
         return _compiled_narrow(source, [_state_check(program)], names, dtype, capability)
     text = unit(which, program, source, tier, dtype)
-    return _compiled(found, text, _instances(which, source, tier, dtype), tier, capability)
+    return compiled_unit(found, text, _instances(which, source, tier, dtype), tier, capability)
 
 
 def compiled_row_gradient(
@@ -276,15 +278,15 @@ def compiled_scores(
     name = "forward" if which == FORWARD else "backward"
     tile_type = f"{family}Modified{name.capitalize()}Tile<{', '.join(tile)}>"
     kernel = f"{family}fold_{name}_kernel<{', '.join((_ELEMENTS[dtype], tile_type, *types))}>"
-    return _compiled(found, text, [kernel], tier, capability)
+    return compiled_unit(found, text, [kernel], tier, capability)
 
 
-def _compiled(
+def compiled_unit(
     found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
 ) -> Image:
     """The kernels of a unit with these names, from the cache or the compiler."""
     architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures(), capability)
-    key = cache.key(text, *names, architecture, str(found.version), _hash_of_headers())
+    key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
     image = cache.load(key)
     if image is None:
         include = Path(get_include())
@@ -343,7 +345,8 @@ def _architecture(known: list[int], capability: tuple[int, int]) -> str:
 
 
 @lru_cache(1)
-def _hash_of_headers() -> str:
+def hash_of_headers() -> str:
+    """A hash of all that a unit may include."""
     include = Path(get_include()) / "monoidreduce"
     total = hashlib.sha256()
     for header in sorted(path for path in include.rglob("*") if path.is_file()):

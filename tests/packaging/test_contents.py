@@ -9,13 +9,14 @@ import monoidreduce as mr
 
 PYTHON = """
     _C.pyi __init__.py __main__.py _command_line.py _interrupt.py _keywords.py _paths.py _requirements.py
-    _torch_private.py _validate.py _version.py attend.py backend.py block_mask.py distillation.py
+    _torch_private.py _validate.py _version.py attend.py backend.py block_mask.py cpp_monoid.py
+    distillation.py
     flops.py functional.py
     hardware.py
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     varlen.py workspace.py
-    _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/engine.py _ops/gated_mlp.py
-    _ops/local_gradients.py _ops/log_probs.py
+    _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/cpp_monoid.py _ops/engine.py
+    _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
     _ops/slices.py _ops/statistics.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
@@ -37,8 +38,9 @@ PYTHON = """
     plan/planner.py plan/ranks.py plan/roofline.py plan/shards.py plan/strategies.py
     plan/tensor_lines.py plan/topology.py plan/transformer.py
     program/__init__.py program/arguments.py program/attention.py program/attention_cuda.py
-    program/bytecode.py program/cache.py program/chunked.py program/compiler.py program/cuda.py
-    program/cuda_rows.py program/cuda_source.py program/derivative.py program/errors.py
+    program/bytecode.py program/cache.py program/chunked.py program/compiler.py program/cpp_kernels.py
+    program/cpp_laws.py program/cpp_passes.py program/cpp_source.py program/cuda.py program/cuda_rows.py
+    program/cuda_source.py program/derivative.py program/errors.py
     program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
     program/passes.py program/program.py program/reader.py program/sequences.py program/tracing.py
     program/vocabulary.py
@@ -66,7 +68,8 @@ HEADERS = """
     device/contraction/program_sm90.cuh
     device/contraction/row_order.cuh device/contraction/slab_stores_sm90.cuh
     device/contraction/weights_to_gradients.cuh
-    device/program/element_real.cuh device/program/functions.h device/program/modified_scores.cuh
+    device/program/element_real.cuh device/program/functions.h device/program/law_claims.h
+    device/program/modified_scores.cuh
     device/program/score_element.h device/program/statistics.h device/resident/attention_rows.cuh
     device/resident/combine_splits.cuh device/resident/fold_backward_pass_sm90.cuh
     device/resident/fold_backward_sm80.cuh device/resident/fold_backward_sm90.cuh
@@ -77,7 +80,8 @@ HEADERS = """
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
-    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/program_narrow.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/monoid_simt.cuh
+    device/simt/program_narrow.cuh
     device/simt/program_simt.cuh
     device/simt/row_prologue.cuh
     device/warp/lanes.cuh

@@ -75,6 +75,14 @@ EVERY_GPU = {
     "simt programs": Kernel(
         "program_simt", ("simt::fold_program<Program<float>>", "simt::pull_program<Program<double>>")
     ),
+    "simt monoids": Kernel(
+        "monoid_simt",
+        (
+            "simt::fold_monoid<LogMeanExp<float>, LogMeanExpFields<float>>",
+            "simt::pull_monoid<LogMeanExp<double>, LogMeanExpFields<double>>",
+            "simt::try_laws<LogMeanExp<double>, LogMeanExpFields<double>>",
+        ),
+    ),
     "simt centre of rows": Kernel("row_prologue", ("simt::row_centre<float>",)),
     "centre of rows": Kernel("row_residuals", ("prepare_rows<E, 16>", "clear_marks")),
     "repair": Kernel(

@@ -18,7 +18,7 @@ def test_code() -> None:
     torch.manual_seed(0)
     variables: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     for block in blocks:
         exec(compile(block, "docs/statistics.md", "exec"), variables)
     for name in ("hidden", "head", "temperature"):

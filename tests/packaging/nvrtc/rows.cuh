@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "monoidreduce/math.h"
+#include "monoids.cuh"
 
 namespace user {
 
@@ -17,6 +18,16 @@ struct Rows {
   MR_HD void store(std::int64_t row, typename M::Output p) const { products[row] = p; }
   MR_HD typename M::Output product(std::int64_t row) const { return products[row]; }
   MR_HD typename M::Upstream upstream(std::int64_t row) const { return upstreams[row]; }
+};
+
+// P_i as numbers, of kernels of monoids.
+template <class R>
+struct LogMeanExpFields {
+  using Output = typename LogMeanExp<R>::Output;
+  static constexpr int kGradients = 1, kReals = 2, kIndices = 0;
+  MR_HD static void unpack(const Output& p, auto& real, auto&) { real[0] = p.value, real[1] = p.count; }
+  MR_HD static Output pack(const auto& real, const auto&) { return {real[0], real[1]}; }
+  MR_HD static R upstream(const auto& g) { return g[0]; }
 };
 
 // Of the resident kernels' forward pass.
