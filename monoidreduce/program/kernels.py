@@ -197,7 +197,7 @@ def _compiled_narrow(
         real=_real(dtype),
         checks="".join(checks),
     )
-    return _compiled(found, text, [f"{_HERE}simt::narrow::{name}" for name in names], "simt", capability)
+    return compiled_unit(found, text, [f"{_HERE}simt::narrow::{name}" for name in names], "simt", capability)
 
 
 def scores_kernel(

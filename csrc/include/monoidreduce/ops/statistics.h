@@ -61,9 +61,8 @@ constexpr auto describe(const X*) {
 struct StatisticsFold {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView values, low, indices;
-  TensorView scratch;  // size: Plan::scratch
-  // The first kernel's number; the size of a state in numbers, 0: its kernels take tiles alone (a user's monoid in C++).
-  std::int64_t kernels = 0, state_words = 0;
+  TensorView scratch;                         // size: Plan::scratch
+  std::int64_t kernels = 0, state_words = 0;  // the first kernel's; numbers of a state, 0: of a user's monoid
   double scale = 1;
 };
 template <std::same_as<StatisticsFold> X>
