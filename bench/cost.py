@@ -43,8 +43,6 @@ MARKS = "<!-- bench: python bench/cost.py -->", "<!-- /bench -->"
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
 # At these commits a workspace was 128 MiB by default.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
-# At this commit a narrow logsumexp_matmul multiplied local gradients, as wide ones do.
-BEFORE_NARROW = "a7f1d91"
 SHORTEST = 0.1  # milliseconds: below, launches and latencies that the model has not take most of the time
 MODES = {"deterministic", "compensated"}  # which the model does not know
 
@@ -60,7 +58,6 @@ class Measured:
         workspace: bytes.
         milliseconds: of "forward" and "backward".
         peak: bytes, of either pass or of both, whichever are more.
-        earlier: was it measured with another schedule.
     """
 
     name: str
@@ -72,7 +69,6 @@ class Measured:
     workspace: int
     milliseconds: dict[str, float]
     peak: int
-    earlier: bool
 
 
 @cache
@@ -100,8 +96,6 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
             continue
         default = WORKSPACES.get(environment["commit"][:7], 352 << 20)
         workspace = _workspace(mode, row["parameters"], default)
-        commit, half = environment["commit"], row["dtype"] in ("bfloat16", "float16")
-        narrow = row["op"] == "logsumexp" and half and row["parameters"]["F"] <= 128
         yield Measured(
             name=f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}{', ' * bool(mode)}{mode}",
             hardware=DEVICES[environment["device"]],
@@ -114,7 +108,6 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
                 phase: phases[phase]["milliseconds"][contender]["median"] for phase in ("forward", "backward")
             },
             peak=row["peak_bytes"][contender],
-            earlier=commit.startswith(BEFORE_NARROW) and narrow,
         )
 
 
@@ -261,6 +254,12 @@ FITS = (
         (_teacher(""), _teacher("unbounded")),
     ),
     Fit(("distillation_local_gradient",), 0, "backward", (_teacher(""),)),
+    Fit(("log_probs_forward",), 0, "forward", ("log_probs, N 8192, V 128256, D 4096, bfloat16",)),
+    Fit(("log_probs_local_gradient",), 0, "backward", ("log_probs, N 8192, V 128256, D 4096, bfloat16",)),
+    *(
+        Fit((f"logsumexp_{phase}/narrow/128x128",), 64, phase, ("logsumexp, M 32768, N 32768, F 64, bfloat16",))
+        for phase in ("forward", "backward")
+    ),
     *(
         Fit((f"attention_{phase}/sm80/bfloat16",), d, phase, (_attention(2, 2048 // d, 8192, d) + ", sm80",))
         for phase in ("forward", "backward")
@@ -370,8 +369,8 @@ class Prediction:
 
     @property
     def counts(self) -> bool:
-        """Is it held out, of the present schedule, and longer than what launches take."""
-        return not self.fitted and not self.case.earlier and self.case.milliseconds[self.phase] >= SHORTEST
+        """Is it held out, and longer than what launches take."""
+        return not self.fitted and self.case.milliseconds[self.phase] >= SHORTEST
 
 
 @cache
@@ -406,7 +405,7 @@ def every_case() -> str:
         case = phases[0].case
         times = [p.in_words() for p in phases]
         memory = f"{cost_of(case).peak_memory / 2**20:.1f}, {case.peak / 2**20:.1f}"
-        rows.append([name + " *" * case.earlier, *times, memory])
+        rows.append([name, *times, memory])
     return table(["case", "forward, ms", "backward, ms", "peak, MiB"], rows)
 
 

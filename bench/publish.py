@@ -70,8 +70,9 @@ HEADLINES = (
 
 def committed() -> list[Row]:
     """The runs in bench/results; a later one of a device replaces what it measured again."""
-    files = sorted(RESULTS.glob("*.json"))
-    return without_what_was_measured_again([json.loads(file.read_text("utf-8")) for file in files])
+    documents = [json.loads(file.read_text("utf-8")) for file in sorted(RESULTS.glob("*.json"))]
+    in_time = sorted(documents, key=lambda document: str(document["environment"]["date"]))
+    return without_what_was_measured_again(in_time)
 
 
 def find(documents: list[Row], headline: Headline) -> Row:

@@ -169,9 +169,10 @@ Plan plan(const LogProbsBackward& x, const DeviceFacts& gpu, const Launch& launc
 Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& launch) {
   const StatisticsFold x = padded(given);
   const FoldProblem p = problem_of(x);
-  Plan plan = plan_of(given, x, choose_contraction(p, gpu), launch);
-  const bool two = p.other_a.present();
-  if (x.state_words > 0) plan_narrow(plan, p, gpu, std::numeric_limits<std::int64_t>::max());
+  const bool of_program = x.state_words > 0, two = p.other_a.present();
+  const Choice choice = of_program ? choose_contraction(p, gpu) : Choice{.both = {Why::kUserMonoid}};
+  Plan plan = plan_of(given, x, choice, launch);
+  if (of_program) plan_narrow(plan, p, gpu, std::numeric_limits<std::int64_t>::max());
   if (plan.parts > 1) plan.scratch = plan.parts * p.rows() * x.state_words;
   if (plan.choice.family == Family::kSm80)
     plan.scratch = fold_floats(two ? tiles::kSm80Distillation : tiles::kSm80Loss, x.state_words, p, gpu);

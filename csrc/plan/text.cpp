@@ -63,6 +63,8 @@ std::string text(const Reason& r) {
       return "functions modify scores, and a width is more than 128";
     case Why::kBlocksInOrder:
       return "blocks are skipped, and the deterministic mode is asked for";
+    case Why::kUserMonoid:
+      return "a user's monoid in C++ has no kernels with them";
   }
   return "";
 }

@@ -18,7 +18,7 @@ from monoidreduce._ops.memory import launch
 from monoidreduce.laws import MonoidLawError
 from monoidreduce.program import cache
 from monoidreduce.program.cpp_kernels import LAWS, key_of_verdict, loaded
-from monoidreduce.program.cpp_passes import no_operands, simt_plan
+from monoidreduce.program.cpp_passes import fold_plan, no_operands
 from monoidreduce.program.cpp_source import CppSource, parse
 
 __all__ = ["Samples", "check", "count_of_numbers", "draw", "judge"]
@@ -118,7 +118,7 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
     numbers = a.new_empty((count_of_numbers(of), _SAMPLES))
     real, label = samples.real.to(device), samples.label.to(device)
     none = a.new_empty((0, _SAMPLES))
-    plan = simt_plan(operands)
+    plan = fold_plan(operands)
     given: Any = (*operands, real, None, label, None, None, None, numbers, none, none.long(), a.new_empty(0))
     given += (loaded(LAWS, monoid, a.dtype, a.device.index), 1, 1.0, *launch(a), plan)
     _C.statistics_fold(*given)

@@ -12,7 +12,7 @@ from monoidreduce._ops.memory import launch, rounded, statistics
 from monoidreduce.program.cpp_source import CppSource, parse
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "check_device", "forward", "no_operands", "results", "simt_plan"]
+__all__ = ["backward", "check_device", "fold_plan", "forward", "no_operands", "results"]
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
@@ -31,15 +31,14 @@ def check_device(a: Tensor) -> None:
         raise RuntimeError(f"{needs}expected NVRTC, found none: pip install nvidia-cuda-nvrtc")
 
 
-def simt_plan(operands: Operands, workspace: int | None = None) -> _C.Plan:
-    """That of a GPU without tensor cores: the kernels of a monoid use none, whatever the dtype.
+def fold_plan(operands: Operands) -> _C.Plan:
+    """Without tensor cores, which the kernels of a monoid do not use, whatever the dtype."""
+    return _C.plan_statistics_fold(*operands, state_words=0)
 
-    workspace: bytes for local gradients, of which it is then a plan.
-    """
-    gpu = _C.DeviceFacts(7, 0, multiprocessors=1, cache_bytes=0, shared_bytes=0)
-    if workspace is None:
-        return _C.plan_statistics_fold(*operands, state_words=0, gpu=gpu)
-    return _C.plan_statistics_local_gradient(*operands, workspace=workspace, gpu=gpu)
+
+def gradient_plan(operands: Operands) -> _C.Plan:
+    """The same of local gradients: a workspace of nothing holds none for tensor cores."""
+    return _C.plan_statistics_local_gradient(*operands, workspace=0)
 
 
 def no_operands(rows: int, device: torch.device) -> Operands:
@@ -92,7 +91,7 @@ def forward(
     check(monoid, a.device)
     operands = (a, b, other_a, other_b)
     folded = _results(parse(monoid), a)
-    plan = simt_plan(operands)
+    plan = fold_plan(operands)
     given: Any = (
         *operands,
         None,
@@ -134,7 +133,7 @@ def backward(
     known = torch.cat((values, kept, grad_values))
     integers = torch.cat((_labels(label, a), indices))
     bytes = (get_workspace() if workspace is None else workspace) // parse(monoid).scores
-    plan = simt_plan(operands, bytes)
+    plan = gradient_plan(operands)
     kernel = loaded(GRADIENT, monoid, a.dtype, a.device.index)
 
     def store(part: slice, out: Tensor | None, other_out: Tensor | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,8 +261,9 @@ class PairByTorch:
         monkeypatch.setattr(cpp_passes, "check_device", lambda a: None)
         monkeypatch.setattr(cpp_laws, "check", lambda *_: None)
         monkeypatch.setattr(cpp_kernels, "loaded", lambda *_: 7)
-        self.DeviceFacts, self.plan_statistics_fold = _C.DeviceFacts, _C.plan_statistics_fold
-        self.plan_statistics_local_gradient = _C.plan_statistics_local_gradient
+        hopper = _C.DeviceFacts(9, 0, multiprocessors=132, cache_bytes=50 << 20, shared_bytes=232448)
+        self.plan_statistics_fold = partial(_C.plan_statistics_fold, gpu=hopper)
+        self.plan_statistics_local_gradient = partial(_C.plan_statistics_local_gradient, gpu=hopper)
 
     def statistics_fold(self, *given: Any) -> None:
         *operands, row, column, label, column_index, table, table_index, values, low, indices = given[:13]

@@ -72,6 +72,7 @@ enum class Why : std::int8_t {
   kTopOfLogits,    // with a bias or a softcap
   kWideModified,   // by functions, and a width of more than 128
   kBlocksInOrder,  // blocks of modified scores are skipped, in the deterministic mode
+  kUserMonoid,     // in C++
 };
 struct Reason {
   Why why = Why::kNothing;

@@ -183,7 +183,7 @@ __device__ __forceinline__ void fold_staged(StatisticsState<P> (&state)[kRows / 
                                             std::int64_t end) {
   using T = typename P::Real;
   using R = Rows<P, kWidth, kOther, kLanes>;
-  constexpr int kOwn = kRows / kLanes, kCount = 8 / kOwn;  // columns whose elements are folded at a time
+  constexpr int kOwn = kRows / kLanes, kCount = kOwn == 1 ? 8 : 4;  // columns that are folded at a time
 #pragma unroll 1
   for (int first = 0; first < kColumns; first += kCount) {
     T score[kCount][kOwn], second[kCount][kOwn] = {};
@@ -210,7 +210,7 @@ __device__ __forceinline__ void fold_staged(StatisticsState<P> (&state)[kRows / 
 
 // partial: [parts, rows] states, if there are several parts.
 template <class P, int kWidth, int kOther, int kLanes>
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)  // four rows of states, or one
     fold(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
          const __grid_constant__ StatisticsResults results, const __grid_constant__ Parts parts,
          void* partial) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 2)
          const __grid_constant__ RowGradients to, const __grid_constant__ Parts parts) {
   using T = typename P::Real;
   using R = Rows<P, kWidth, kOther, kLanes>;
-  constexpr int kOwn = kRows / kLanes;
+  constexpr int kOwn = kRows / kLanes, kCount = 2;  // columns at a time
   // Columns after which gradients are added to memory: sums of sums lose less.
   constexpr std::int64_t kFlushed = 1024;
   __shared__ Stage<P, kWidth, kOther> stage;
@@ -324,28 +324,37 @@ __global__ void __launch_bounds__(kThreads, 2)
     stage.load(p, data, column0);
     __syncthreads();
     Numbers<T, P::kSums> staged[kOwn] = {};
-#pragma unroll 2
-    for (int c = 0; c < kColumns; ++c) {
-      typename R::First column;
-      typename R::Second other;
-      T score[kOwn], second[kOwn] = {};
-      column.load(stage.operand[c], rows.lane);
-      rows.scores(score, rows.operand, column);
-      if constexpr (kOther > 0) {
-        other.load(stage.other[c], rows.lane);
-        rows.scores(second, rows.other, other);
+#pragma unroll 1
+    for (int first = 0; first < kColumns; first += kCount) {
+      typename R::First column[kCount];
+      typename R::Second other[kCount];
+      T score[kCount][kOwn], second[kCount][kOwn] = {};
+#pragma unroll
+      for (int n = 0; n < kCount; ++n) {
+        column[n].load(stage.operand[first + n], rows.lane);
+        rows.scores(score[n], rows.operand, column[n]);
+        if constexpr (kOther > 0) {
+          other[n].load(stage.other[first + n], rows.lane);
+          rows.scores(second[n], rows.other, other[n]);
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        ElementGradients<P> pulled = P::pulled(rows.element(stage, score[i], second[i], i, c, column0));
-        if (column0 + c >= work.end) pulled = {};
-        score[i] = pulled.score, second[i] = pulled.other;
+      for (int n = 0; n < kCount; ++n)
 #pragma unroll
-        for (int k = 0; k < P::kSums; ++k) staged[i][k] += pulled.sums[k];
-      }
+        for (int i = 0; i < kOwn; ++i) {
+          ElementGradients<P> pulled =
+              P::pulled(rows.element(stage, score[n][i], second[n][i], i, first + n, column0));
+          if (column0 + first + n >= work.end) pulled = {};
+          score[n][i] = pulled.score, second[n][i] = pulled.other;
+#pragma unroll
+          for (int k = 0; k < P::kSums; ++k) staged[i][k] += pulled.sums[k];
+        }
       if constexpr (P::kOperands) {
-        gradient.template add<kLanes>(score, column);
-        if constexpr (kOther > 0) other_gradient.template add<kLanes>(second, other);
+#pragma unroll
+        for (int n = 0; n < kCount; ++n) {
+          gradient.template add<kLanes>(score[n], column[n]);
+          if constexpr (kOther > 0) other_gradient.template add<kLanes>(second[n], other[n]);
+        }
       }
     }
 #pragma unroll
