@@ -257,7 +257,12 @@ FITS = (
     Fit(("log_probs_forward",), 0, "forward", ("log_probs, N 8192, V 128256, D 4096, bfloat16",)),
     Fit(("log_probs_local_gradient",), 0, "backward", ("log_probs, N 8192, V 128256, D 4096, bfloat16",)),
     *(
-        Fit((f"logsumexp_{phase}/narrow/128x128",), 64, phase, ("logsumexp, M 32768, N 32768, F 64, bfloat16",))
+        Fit(
+            (f"logsumexp_{phase}/narrow/128x128",),
+            64,
+            phase,
+            ("logsumexp, M 32768, N 32768, F 64, bfloat16",),
+        )
         for phase in ("forward", "backward")
     ),
     *(

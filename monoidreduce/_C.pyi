@@ -34,6 +34,8 @@ class Plan:
     part: tuple[int, int]
     computed: tuple[bool, bool, bool]
     narrow: bool
+    parts: int
+    lanes: int
     clusters: int
     tier: str
     tensor_cores: bool

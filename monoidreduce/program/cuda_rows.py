@@ -90,7 +90,8 @@ def _sums(
             program, counts, of_columns, of_operands, by, a.dtype, plan, widths_of(operands), a.device.index
         )
         arguments: Any = (*operands, *contiguous(data), None, None, *found)
-        _C.statistics_row_gradient(*arguments, kernel, scale, workspace, *launch(a), plan)
+        arguments += (kernel, scale, workspace, *launch(a), plan)
+        _C.statistics_row_gradient(*arguments)
     return [None if t is None else t[0] if plan.parts == 1 else t.sum(0) for t in found]
 
 

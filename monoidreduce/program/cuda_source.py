@@ -214,9 +214,7 @@ def pulled_source(
     known = (rows + 2 * program.values + len(program.softmaxes), row_indices + len(program.largest))
     counts = (columns, column_indices + 1, *known) if of_columns else (*known, columns, column_indices)
     by_data = of.columns if of_columns else of.rows
-    results = {}
-    if operands:
-        results |= {"score": of.score, "other": of.other}
+    results: dict[str, int | None] = {"score": of.score, "other": of.other} if operands else {}
     results |= {f"sums[{k}]": by_data[number] for k, number in enumerate(data)}
     wanted = {name: number for name, number in results.items() if number is not None}
     body = [*_lines(nodes, wanted.values()), "ElementGradients<Program> to{};"]

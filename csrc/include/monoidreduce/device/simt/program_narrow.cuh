@@ -2,8 +2,7 @@
 // what belongs to rows. By columns the same kernels run with rows and columns exchanged.
 //
 // A thread, or four lanes that share its width, own four rows and walk the columns, which a block stages in shared memory
-// kColumns at a time. A number from shared memory takes part in four multiply-adds: with one row a thread, reading 64 numbers
-// took 2.6 times as long as their multiply-adds. If rows are few, several blocks share their columns.
+// kColumns at a time. A number from shared memory takes part in four multiply-adds. If rows are few, several blocks share their columns.
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"
