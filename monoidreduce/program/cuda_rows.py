@@ -16,7 +16,7 @@ from monoidreduce._ops.memory import launch, statistics
 from monoidreduce.program.cuda import contiguous, widths_of
 from monoidreduce.program.derivative import gradient
 from monoidreduce.program.kernels import Counts, row_gradient_kernel
-from monoidreduce.program.passes import Data, Operands
+from monoidreduce.program.passes import Data, Operands, place
 
 __all__ = ["backward", "takes"]
 
@@ -98,5 +98,5 @@ def _sums(
 def _placed(sums: Tensor, by: tuple[int, ...], count: int) -> Tensor:
     """The gradients by all data; those that nothing depends on are 0."""
     gradients = sums.new_zeros(count, sums.shape[1])
-    gradients[list(by)] = sums
+    place(sums, by, gradients)
     return gradients

@@ -6,6 +6,7 @@ total over the rows. So both are forward passes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from monoidreduce.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.program.program import Program, parse
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "forward", "results", "totals"]
+__all__ = ["backward", "forward", "place", "results", "totals"]
 
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -177,7 +178,7 @@ def totals(
     if sums is None:
         return gradients
     row, column, row_index, column_index = (
-        None if t is None or not sums.kept[kind] else t[sums.kept[kind]]
+        None if t is None or not sums.kept[kind] else _chosen(t, sums.kept[kind])
         for kind, t in zip(("row", "column", "row_index", "column_index"), data, strict=True)
     )
     a, b, other_a, other_b = operands
@@ -185,5 +186,16 @@ def totals(
         other_a = other_b = None
     kept = (row, column, row_index, column_index)
     found, _, _ = _fold(sums.text, (a, b, other_a, other_b), kept, scale, tables)
-    gradients[list(sums.of)] = found
+    place(found, sums.of, gradients)
     return gradients
+
+
+def _chosen(t: Tensor, numbers: Sequence[int]) -> Tensor:
+    """The lines of t with these numbers. A list as an index is copied to a GPU, which the host waits for."""
+    return t if list(numbers) == [*range(len(t))] else torch.stack([t[number] for number in numbers])
+
+
+def place(lines: Tensor, numbers: Sequence[int], to: Tensor) -> None:
+    """Write lines to those of `to` with these numbers."""
+    for line, number in zip(lines, numbers, strict=True):
+        to[number] = line

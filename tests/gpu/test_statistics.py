@@ -191,7 +191,7 @@ def test_random_functions(part: int, tier: str, gpu: torch.device) -> None:
     @settings(
         max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,)
     )
-    @given(fold=random_folds(), seed=st.integers(0, 1000))
+    @given(fold=random_folds(scaled_data=True), seed=st.integers(0, 1000))
     def run(fold: Any, seed: int) -> None:
         if zlib.crc32(f"{fold} {seed}".encode()) % PARTS != part:
             return
@@ -261,6 +261,25 @@ def test_graph_and_streams(tier: str, gpu: torch.device) -> None:
         found = fold(**call)
     torch.cuda.current_stream().wait_stream(side)
     torch.testing.assert_close(outputs_of(found), outputs_of(expected), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
+def test_a_step_in_a_graph(dtype: torch.dtype, gpu: torch.device, deterministic: None) -> None:
+    """With gradients by data of rows and of columns: nothing is copied from the host."""
+    fold, call = fold_inputs("distances", (300,), 500, 16, dtype)
+    call = moved(call, gpu)
+    leaves = leaves_of(call)
+
+    def step() -> list[Tensor]:
+        totals = [t.sum() for t in outputs_of(fold(**call)) if t.requires_grad]
+        return list(torch.autograd.grad(totals, leaves))
+
+    expected = step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    graph.replay()
+    torch.testing.assert_close(captured, expected, rtol=0, atol=0)
 
 
 def test_no_rows_and_no_columns(gpu: torch.device) -> None:

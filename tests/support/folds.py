@@ -208,12 +208,14 @@ class Fold:
 
 
 @st.composite
-def random_folds(draw: Any) -> Fold:
+def random_folds(draw: Any, scaled_data: bool = False) -> Fold:
     """A function of one or two scores, numbers and data of a row and a column; and how many scores.
 
     All weights and totals depend on the score. If they did not, all rows had the same sums, and the largest
-    error of a call would be that of one number. And data are multiplied by a function of it. If they were
-    not, gradients by data were sums of equal terms, which torch adds in pairs, nearly without an error.
+    error of a call would be that of one number.
+
+    scaled_data: are data multiplied by a function of the score. If they are not, some gradients by data are
+    sums of equal terms, which torch adds in pairs, nearly without an error.
     """
     scores = draw(st.sampled_from((1, 1, 2)))
     real = ("score", "other", "t", "w") if scores == 2 else ("score", "t", "w")
@@ -239,14 +241,15 @@ def random_folds(draw: Any) -> Fold:
         }
         return found
 
+    def scaled(data: Any, score: Any) -> Any:
+        return data * (1 + score / 64) if scaled_data else data
+
     def one(score, row, column, label, t, w):  # type: ignore[no-untyped-def]
-        factor = 1 + score / 64
         arguments = {"score": score, "row_number": row, "column": column, "label": label}
-        return build({**arguments, "t": t * factor, "w": w * factor})
+        return build({**arguments, "t": scaled(t, score), "w": scaled(w, score)})
 
     def two(score, other, row, column, label, t, w):  # type: ignore[no-untyped-def]
-        factor = 1 + score / 64
         arguments = {"score": score, "other": other, "row_number": row, "column": column, "label": label}
-        return build({**arguments, "t": t * factor, "w": w * factor})
+        return build({**arguments, "t": scaled(t, score), "w": scaled(w, score)})
 
     return Fold(two if scores == 2 else one, scores)
