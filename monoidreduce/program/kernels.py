@@ -157,7 +157,7 @@ def compiled(
     assert found is not None
     source = (fold_source if which == _FOLD else gradient_source)(program, *counts)
     if owned is not None:
-        names = [f"fold<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
+        names = [f"fold_narrow<{_HERE}P, {', '.join(map(str, owned))}>", f"combine_parts<{_HERE}P>"]
         return _compiled_narrow(source, [_state_check(program)], names, dtype, capability)
     text = unit(which, program, source, tier, dtype)
     return compiled_unit(found, text, _instances(which, source, tier, dtype), tier, capability)
@@ -182,7 +182,7 @@ def compiled_row_gradient(
         capability: of the GPU, as (9, 0).
     """
     source = pulled_source(program, *counts, of_columns, operands, data)
-    names = [f"pull<{_HERE}P, {', '.join(map(str, owned))}>"]
+    names = [f"pull_narrow<{_HERE}P, {', '.join(map(str, owned))}>"]
     return _compiled_narrow(source, [], names, dtype, capability)
 
 

@@ -75,6 +75,14 @@ EVERY_GPU = {
     "simt programs": Kernel(
         "program_simt", ("simt::fold_program<Program<float>>", "simt::pull_program<Program<double>>")
     ),
+    "simt programs, narrow": Kernel(
+        "program_narrow",
+        (
+            "simt::narrow::fold_narrow<Program<float>, 64, 0, 4>",
+            "simt::narrow::combine_parts<Program<float>>",
+            "simt::narrow::pull_narrow<Program<double>, 32, 0, 4>",
+        ),
+    ),
     "simt monoids": Kernel(
         "monoid_simt",
         (

@@ -14,6 +14,7 @@ struct Program {
   static constexpr int kScores = 1, kRowData = 1, kRowIndices = 0, kColumnData = 0, kColumnIndices = 0;
   static constexpr int kSoftmaxes = 1, kTotals = 0, kLargest = 1, kCounts = 0;
   static constexpr int kMeans[] = {1};
+  static constexpr int kOperands = 1, kSums = 1;
   MR_HD static ElementStatistics<Program> statistics(const ProgramElement<Program>& e) {
     ElementStatistics<Program> to{};
     to.log_weight[0] = to.mean[0] = e.score, to.largest[0] = e.score * e.row.data[0];
@@ -21,6 +22,9 @@ struct Program {
   }
   MR_HD static Gradient<R> gradient(const ProgramElement<Program>& e) {
     return {e.row.data[0] * e.score, R(0)};
+  }
+  MR_HD static ElementGradients<Program> pulled(const ProgramElement<Program>& e) {
+    return {e.row.data[0] * e.score, R(0), {e.score}};
   }
 };
 

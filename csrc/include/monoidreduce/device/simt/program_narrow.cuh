@@ -207,12 +207,12 @@ __device__ __forceinline__ void fold_staged(StatisticsState<P> (&state)[kRows / 
   }
 }
 
-// partial: [parts, rows] states, if there are several parts.
+// partial: [parts, rows] states, if there are several parts. A thread has the states of four rows, or of one.
 template <class P, int kWidth, int kOther, int kLanes>
-__global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)  // four rows of states, or one
-    fold(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
-         const __grid_constant__ StatisticsResults results, const __grid_constant__ Parts parts,
-         void* partial) {
+__global__ void __launch_bounds__(kThreads, kLanes == 1 ? 2 : 3)
+    fold_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
+                const __grid_constant__ StatisticsResults results, const __grid_constant__ Parts parts,
+                void* partial) {
   constexpr int kOwn = kRows / kLanes;
   __shared__ Stage<P, kWidth, kOther> stage;
   const StatisticsSum<P> sum;
@@ -303,8 +303,8 @@ struct OperandGradient {
 // operands wanted.
 template <class P, int kWidth, int kOther, int kLanes>
 __global__ void __launch_bounds__(kThreads, 2)
-    pull(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
-         const __grid_constant__ RowGradients to, const __grid_constant__ Parts parts) {
+    pull_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
+                const __grid_constant__ RowGradients to, const __grid_constant__ Parts parts) {
   using T = typename P::Real;
   using R = Rows<P, kWidth, kOther, kLanes>;
   constexpr int kOwn = kRows / kLanes, kCount = 2;  // columns at a time
