@@ -75,7 +75,8 @@ def turn(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     import fcntl  # Unix's, as all machines are that run these tests
 
-    with (Path(tempfile.gettempdir()) / "monoidreduce_gpu_tests.lock").open("w") as lock:
+    gpu = torch.cuda.get_device_properties(0).uuid
+    with (Path(tempfile.gettempdir()) / f"monoidreduce_tests_{gpu}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if "memory" in request.fixturenames else fcntl.LOCK_SH)
         yield
         if torch.cuda.memory_reserved() > _CACHED_BYTES:
