@@ -24,6 +24,7 @@ def line_numbers(of_queries: Tensor, of_keys: Tensor, lines: int) -> Tensor:
 
     Args:
         of_queries, of_keys: [sequences + 1], `cu_seqlens`. What is behind the last sequence is of one more.
+            Whatever they hold, numbers are at least 0, as programs that gather by them take for granted.
         lines: as many as the queries and as the keys.
     """
     line = torch.arange(lines, device=of_queries.device)
@@ -31,7 +32,7 @@ def line_numbers(of_queries: Tensor, of_keys: Tensor, lines: int) -> Tensor:
     for given in (of_queries, of_keys):
         starts = given.to(torch.int64).contiguous()
         sequence = torch.searchsorted(starts[1:], line, right=True)
-        numbers += [sequence, line - starts[sequence]]
+        numbers += [sequence, (line - starts[sequence]).clamp(min=0)]
     return torch.stack(numbers, 1)
 
 
