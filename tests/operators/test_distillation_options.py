@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +22,12 @@ LOSSES = ("cross_entropy", "forward_kl", "reverse_kl", "jsd")
 
 def check(inputs: Inputs, options: dict[str, Any], **how: Any) -> dict[str, Tensor]:
     return check_operator("linear_distillation", inputs, options, function=mr.linear_distillation, **how)
+
+
+def check_draws_of(draw: Callable[[], Inputs], options: dict[str, Any]) -> None:
+    """Of float32 results few elements have the largest errors: four draws together."""
+    draws = 4 if draw()["x"].dtype == torch.float32 else 1
+    check_pooled("linear_distillation", draw, options, function=mr.linear_distillation, draws=draws)
 
 
 def inputs_with(dtype: torch.dtype, device: torch.device, *more: str, **sizes: Any) -> Inputs:
@@ -41,14 +49,15 @@ def inputs_with(dtype: torch.dtype, device: torch.device, *more: str, **sizes: A
     "more", (("bias",), ("teacher_bias", "mask"), ("bias", "teacher_bias", "target")), ids="-".join
 )
 def test_biases(more: tuple[str, ...], loss: str, dtype: torch.dtype, device: torch.device) -> None:
-    check(inputs_with(dtype, device, *more), PER_TOKEN | {"loss": loss, "temperature": 1.5})
+    options = PER_TOKEN | {"loss": loss, "temperature": 1.5}
+    check_draws_of(partial(inputs_with, dtype, device, *more), options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 @pytest.mark.parametrize("beta", (0.1, 0.5, 0.9))
 def test_jsd(beta: float, dtype: torch.dtype, device: torch.device) -> None:
     options = PER_TOKEN | {"loss": "jsd", "beta": beta, "temperature": 0.7}
-    check(inputs_with(dtype, device, "mask"), options)
+    check_draws_of(partial(inputs_with, dtype, device, "mask"), options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
@@ -56,7 +65,7 @@ def test_jsd(beta: float, dtype: torch.dtype, device: torch.device) -> None:
 @pytest.mark.parametrize("hard_weight", (0.0, 0.3, 1.0))
 def test_hard_labels(hard_weight: float, loss: str, dtype: torch.dtype, device: torch.device) -> None:
     options = PER_TOKEN | {"loss": loss, "hard_weight": hard_weight, "temperature": 2.0}
-    check(inputs_with(dtype, device, "target"), options)
+    check_draws_of(partial(inputs_with, dtype, device, "target"), options)
 
 
 @pytest.mark.parametrize("reduction", ("none", "sum", "mean"))
@@ -92,8 +101,7 @@ def test_levels_of_logits(level: int, teacher_level: int, loss: str, device: tor
             inputs |= {name: raised[name] for name in ("teacher_x", "teacher_weight")}
         return inputs | {"bias": torch.zeros(300, device=device)}
 
-    options = PER_TOKEN | {"loss": loss}
-    check_pooled("linear_distillation", draw, options, function=mr.linear_distillation, draws=4)
+    check_draws_of(draw, PER_TOKEN | {"loss": loss})
 
 
 @pytest.mark.parametrize("loss", LOSSES)
