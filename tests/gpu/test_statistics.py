@@ -13,7 +13,7 @@ from folds import FOLDS, fold_inputs, leaves_of, outputs_of, random_folds
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from specimens import name_of
-from tolerance import MayBeLuck, Unlucky, accuracy_failures, check_draws
+from tolerance import accuracy_failures, check_draws, raise_failures
 from torch import Tensor
 
 import monoidreduce as mr
@@ -97,9 +97,7 @@ def assert_accurate(
     for name in draws[0]:
         y, ref, base = map(torch.stack, zip(*(found[name] for found in draws), strict=True))
         failures += accuracy_failures(name, y, ref, base, dtype, pooled * rows, generated=True)
-    if failures and all(isinstance(text, MayBeLuck) for text in failures):
-        raise Unlucky("\n".join(failures))
-    assert not failures, "\n".join(failures)
+    raise_failures(f"{pooled} draws", failures)
 
 
 @pytest.mark.tiers(*TENSOR_CORES)
