@@ -23,7 +23,7 @@ FUNCTIONS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
     "folds": ({"N": 1024, "V": 4096, "D": 256}, ("lse_target", "token_stats")),
     "mods": ({"B": 1, "H": 4, "L": 1024, "d": 64}, ("score_mod alibi",)),
 }
-PROCESSES = 3
+PROCESSES = 2
 LIMIT_MS = {"forward": 2500.0, "forward + backward": 4000.0, "forward, cached": 60.0}
 
 

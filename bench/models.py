@@ -1,5 +1,7 @@
 """A training step of a Llama of transformers: as it is, after `apply`, and with all of Liger's patches.
 
+The first two also with their layers compiled by torch, as `apply(model, compile_layers=True)` does.
+
 The contenders are copies of one model with random weights, which they share, in one process. They take turns.
 Each turn begins with an empty cache of memory and an untimed step. Liger also replaces functions of
 transformers' module: they are there in its turns alone.
@@ -24,6 +26,7 @@ from bench.harness import Stopwatch, dtype_name, in_turn, run_once, summary
 from monoidreduce.demo.memory import Problem, peak, start_peak
 
 OURS, THEIRS, LIGER = "monoidreduce", "transformers", "Liger"
+COMPILED, THEIRS_COMPILED = "monoidreduce, compiled layers", "transformers, compiled layers"
 BY_POSITIONS = "monoidreduce, position_ids"
 FLASH = "transformers, flash-attn"
 DTYPE = torch.bfloat16
@@ -52,7 +55,8 @@ class Step:
 
     def names(self) -> list[str]:
         """Who is measured: lengths of packed sequences can be told in two ways, and flash-attn knows one."""
-        return [OURS, THEIRS, LIGER] + ([] if self.sequences is None else [BY_POSITIONS, FLASH])
+        everyone = [OURS, COMPILED, THEIRS, THEIRS_COMPILED, LIGER]
+        return everyone + ([] if self.sequences is None else [BY_POSITIONS, FLASH])
 
 
 class Scale(NamedTuple):
@@ -133,6 +137,7 @@ class Contender(NamedTuple):
                 "loss": [self.model.loss_function],
                 "norm": [norm.forward for norm in (*norms, inner.norm)],
                 "mlp": [layer.mlp.forward for layer in inner.layers],
+                "layers": [layer.forward for layer in inner.layers],
                 "rope": [sys.modules[type(self.model).__module__].apply_rotary_pos_emb],
             }
         named = {
@@ -152,6 +157,21 @@ def ours(model: Any) -> Contender:
     from monoidreduce.integrations.transformers import apply
 
     return Contender(apply(model), {})
+
+
+def ours_compiled(model: Any) -> Contender:
+    """With `apply`, which also lets torch compile the layers."""
+    from monoidreduce.integrations.transformers import apply
+
+    return Contender(apply(model, compile_layers=True), {})
+
+
+def theirs_compiled(model: Any) -> Contender:
+    """As transformers makes it, its layers compiled in the same way."""
+    from monoidreduce.integrations._layers import compile_layers, layers_of
+
+    compile_layers(layers_of(model))
+    return Contender(model, {})
 
 
 def liger(model: Any) -> Contender:
@@ -180,7 +200,9 @@ def flash(model: Any) -> Contender:
 
 BUILD: dict[str, Callable[[Any], Contender]] = {
     OURS: ours,
+    COMPILED: ours_compiled,
     THEIRS: plain,
+    THEIRS_COMPILED: theirs_compiled,
     LIGER: liger,
     BY_POSITIONS: ours,
     FLASH: flash,
@@ -230,7 +252,7 @@ def problems_of(step: Step, contenders: dict[str, Contender], device: torch.devi
     batch, told = batch_of(step, contenders[THEIRS].model.config.vocab_size, device)
 
     def problem(name: str) -> Problem:
-        model, arguments = contenders[name].model, batch | (told if name in (OURS, FLASH) else {})
+        model, arguments = contenders[name].model, batch | (told if name in (OURS, COMPILED, FLASH) else {})
         if step.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         else:
@@ -295,6 +317,7 @@ def measure_step(
     step: Step, contenders: dict[str, Contender], device: torch.device, rounds: int
 ) -> dict[str, Any]:
     """Times a step of all contenders in turn, and on a GPU measures its memory."""
+    torch.compiler.reset()  # layers are compiled for the lengths of this step
     watch = Stopwatch(device)
     problems = problems_of(step, contenders, device)
     differences, absent = compare(problems, contenders, watch)

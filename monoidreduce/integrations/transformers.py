@@ -4,8 +4,8 @@
 
     model = apply(AutoModelForCausalLM.from_pretrained(name))
 
-`apply` patches one model: its attention, and its loss in training. `register` makes the attention known by
-name, for `from_pretrained(name, attn_implementation="monoidreduce")`.
+`apply` patches one model: its attention, its loss in training, and if asked its layers. `register` makes the
+attention known by name, for `from_pretrained(name, attn_implementation="monoidreduce")`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from monoidreduce._validate import check_bool, mismatch
 from monoidreduce.integrations._attention import attention_forward, attention_mask
+from monoidreduce.integrations._layers import compile_layers as compile_in_training
+from monoidreduce.integrations._layers import layers_of
 from monoidreduce.integrations._loss import check_fusible, fuse_loss
 
 __all__ = ["apply", "register"]
@@ -37,7 +39,7 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, attention_mask)
 
 
-def apply(model: Model, attention: bool = True, loss: bool = True) -> Model:
+def apply(model: Model, attention: bool = True, loss: bool = True, compile_layers: bool = False) -> Model:
     """Let a model of transformers compute its attention and its training loss by MonoidReduce, in place.
 
     Args:
@@ -47,14 +49,16 @@ def apply(model: Model, attention: bool = True, loss: bool = True) -> Model:
             calls with labels return a loss by `monoidreduce.linear_cross_entropy` and None for logits. Calls
             without labels, or in evaluation, are as before. The argument `skip_logits` of the model's call
             overrides this: False for logits in training, True for none in evaluation.
+        compile_layers: let torch.compile fuse, in training, what its layers do between matrix products. The
+            first step then takes seconds more, and so may one of another length.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: the model is none of transformers, or has no such attention or loss. A call of the model
-            raises if it does something else with its logits than scale and cap them, or if its head is no
-            linear layer.
+        TypeError: the model is none of transformers, or has no such attention, loss or layers. A call of the
+            model raises if it does something else with its logits than scale and cap them, or if its head is
+            no linear layer.
     """
     unwrapped = getattr(model, "get_base_model", None)  # of PEFT
     base = model if unwrapped is None else unwrapped()
@@ -62,6 +66,7 @@ def apply(model: Model, attention: bool = True, loss: bool = True) -> Model:
         raise TypeError(mismatch("model", "a PreTrainedModel or PEFT's model of one", type(base).__name__))
     if check_bool("loss", loss):
         check_fusible(base)
+    layers = layers_of(base) if check_bool("compile_layers", compile_layers) else []
     if check_bool("attention", attention):
         register()
         base.set_attn_implementation(NAME)
@@ -71,4 +76,5 @@ def apply(model: Model, attention: bool = True, loss: bool = True) -> Model:
                 raise TypeError(mismatch("model", expected, type(part).__name__))
     if loss:
         fuse_loss(base)
+    compile_in_training(layers)
     return model

@@ -28,6 +28,7 @@ import monoidreduce as mr
 transformers = pytest.importorskip("transformers", minversion="5.4")
 
 from monoidreduce.integrations import _attention  # noqa: E402
+from monoidreduce.integrations._layers import layers_of  # noqa: E402
 from monoidreduce.integrations.transformers import apply, register  # noqa: E402
 
 # 5.4 has ModernBERT and T5 without its AttentionInterface, and experts that torch.compile does not take.
@@ -614,6 +615,38 @@ def test_compiled_without_graph_breaks(family: str) -> None:
     expected = step(eager, **inputs)
     for _ in range(2):
         assert_same_step(step(ours, compiled, **inputs), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["plain", "padded", "packed"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_compiled_layers(checkpointing: bool, case: str) -> None:
+    """Both layers are compiled once, a copy has its own, and generation compiles nothing."""
+    eager = made("llama")
+    ours = copy.deepcopy(applied(eager, compile_layers=True))
+    if checkpointing:
+        ours.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    inputs = batch(case)
+    torch.compiler.reset()
+    expected = step(eager, **inputs)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(2):
+            assert_same_step(step(ours, **inputs), expected)
+        prompt, options = inputs["input_ids"][:, :5], {"max_new_tokens": 3, "do_sample": False}
+        with torch.no_grad():
+            torch.testing.assert_close(
+                ours.eval().generate(prompt, **options), eager.eval().generate(prompt, **options)
+            )
+
+
+def test_layers_that_are_not_compiled() -> None:
+    model = made("llama")
+    with pytest.raises(TypeError, match=r"model: .*that transformers can checkpoint.*got Linear"):
+        layers_of(torch.nn.Linear(2, 2))
+    model.model.layers[1].forward = lambda *args, **kwargs: args[0]  # as a hook does
+    with pytest.raises(TypeError, match="with the forward of its class"):
+        apply(model, compile_layers=True)
+    assert model.config._attn_implementation == "eager"
 
 
 def test_autocast() -> None:

@@ -1,0 +1,57 @@
+"""Layers of transformers' models compiled by torch, in training.
+
+torch fuses what lies between matrix products: norms, rotary embeddings, activations, residual sums. Layers
+of one class share what is compiled. Evaluation and generation run as before: their caches and lengths change
+from call to call, and each change would be compiled again.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from monoidreduce._validate import mismatch
+
+__all__ = ["compile_layers", "layers_of"]
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that the model can recompute, which it repeats.
+
+    Raises:
+        TypeError: it has none, or something else has replaced the forward of one.
+    """
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    expected = "layers that transformers can checkpoint (compile_layers=False leaves them)"
+    if not layers:
+        raise TypeError(mismatch("model", expected, type(model).__name__))
+    for layer in layers:
+        replaced = vars(layer).get("forward")
+        if replaced is not None and getattr(replaced, "__func__", None) is not _forward:
+            name = type(layer).__name__
+            raise TypeError(
+                mismatch("model", f"{name} with the forward of its class", f"one with {replaced}")
+            )
+    return layers
+
+
+def compile_layers(layers: list[nn.Module]) -> None:
+    """Compile layers when they first run in training, in place."""
+    for layer in layers:
+        layer.forward = MethodType(_forward, layer)
+
+
+def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    kind: Any = type(layer)
+    trains = layer.training and torch.is_grad_enabled()
+    return (_compiled(kind) if trains else kind.forward)(layer, *args, **kwargs)
+
+
+@functools.cache
+def _compiled(kind: Any) -> Any:
+    return torch.compile(kind.forward)
