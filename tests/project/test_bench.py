@@ -250,12 +250,12 @@ def test_first_calls_are_of_the_operators_that_are_asked_for(
     assert list(dict.fromkeys(started)) == [
         (op, name, phase) for op, name in functions for phase in ("forward", "forward + backward")
     ]
-    # The least of three processes, which are the later ones here.
+    # The least of two processes, which are the later ones here.
     assert rows[0]["milliseconds"] == {
-        "forward": 1.0,
-        "forward, cached": 0.0,
-        "forward + backward": -1.0,
-        "forward + backward, cached": -2.0,
+        "forward": 5.0,
+        "forward, cached": 4.0,
+        "forward + backward": 3.0,
+        "forward + backward, cached": 2.0,
     }
 
 
