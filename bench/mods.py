@@ -234,14 +234,13 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In bfloat16; on a GPU without attend, which has kernels for CPUs alone."""
+    """In bfloat16."""
     if device.type == "cuda" and not quick:
         long = {"B": 2, "H": 16, "L": 8192}
         return [
             case(torch.bfloat16, device, **long, d=d, name=name)
-            for name in KINDS
-            for d in ((64, 128) if name == "score_mod alibi" else (128,))
+            for name in (*KINDS, *WEIGHTS)
+            for d in ((64, 128) if name in ("score_mod alibi", *WEIGHTS) else (128,))
         ]
-    names = [*KINDS] if device.type == "cuda" else [*KINDS, *WEIGHTS]
     size = {"B": 1, "H": 2, "L": 256, "d": 64} if quick else {"B": 1, "H": 8, "L": 2048, "d": 64}
-    return [case(torch.bfloat16, device, **size, name=name) for name in names]
+    return [case(torch.bfloat16, device, **size, name=name) for name in (*KINDS, *WEIGHTS)]

@@ -107,8 +107,6 @@ def _call(
     from monoidreduce.program.sequences import line_numbers
 
     q, k, v, sizes = attention_operands(q, k, v)
-    if weights and q.is_cuda:
-        raise ValueError(mismatch("q", "a tensor on the CPU: attend has no kernels for GPUs", q.device))
     if scale is not None:
         scale = check_factor("scale", scale)
     score_mod, mask_mod, block_mask = mods

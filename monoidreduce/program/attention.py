@@ -72,9 +72,9 @@ def forward(
         from monoidreduce.program import attention_cuda
 
         given = (_expanded(blocks, q), spans, program, sizes, options, compensated)
-        found = attention_cuda.forward(q, k, v, (table, table_index), *given)
-        undefine(spans, *found[:2])
-        return found
+        out, lse, lse_low, out_low = attention_cuda.forward(q, k, v, (table, table_index), *given)
+        undefine(spans, out, lse)
+        return (out, lse.new_empty(0), lse.new_empty(0), out_low) if weights else (out, lse, lse_low, out_low)
     out, lse, lse_low, out_low = found = results(q, k, v, weights, compensated)
     rows = (None, None) if weights else (lse, lse_low)
     arguments: Any = (

@@ -19,18 +19,19 @@ NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block
 
 
 def kernel_of(
-    program: str, which: str, q: Tensor, v: Tensor, spans: Spans, scale: float, plan: _C.Plan
+    program: str, which: str, q: Tensor, v: Tensor, spans: Spans, options: Options, plan: _C.Plan
 ) -> int:
     """The number of the kernel of a pass. which: as of `kernels.compiled_scores`."""
     if not kernels.is_available():
         raise RuntimeError(
-            "score_mod, mask_mod: on a GPU their kernels are compiled by NVRTC, and there is none: "
+            "score_mod, mask_mod, weight: on a GPU their kernels are compiled by NVRTC, and there is none: "
             "pip install nvidia-cuda-nvrtc"
         )
 
     width = max(q.shape[3], v.shape[3])
     packed = spans[0] is not None
-    return kernels.scores_kernel(program, which, packed, q.dtype, width, plan.tier, scale, q.device.index)
+    scale, weights, device = options[0], options[-1], q.device.index
+    return kernels.scores_kernel(program, which, packed, q.dtype, width, plan.tier, scale, weights, device)
 
 
 def is_empty(q: Tensor, k: Tensor) -> bool:
@@ -41,8 +42,8 @@ def check(plan: _C.Plan) -> None:
     """Raises where a call has no kernels."""
     if not plan.tensor_cores:
         raise ValueError(
-            "score_mod, mask_mod: on a GPU expected q, k and v of float16 or bfloat16, at most 256 wide, got "
-            f"a call that tensor cores do not take ({plan}): cast them, or move them to the CPU"
+            "score_mod, mask_mod, weight: on a GPU expected q, k and v of float16 or bfloat16, at most 256 "
+            f"wide, got a call that tensor cores do not take ({plan}): cast them, or move them to the CPU"
         )
 
 
@@ -98,7 +99,7 @@ def forward(
     q, k, v = readable(q, v, q, k, v)
     out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
     out_low = low_words(out, compensated)
-    kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options[0], plan)
+    kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options, plan)
     filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
     arguments: Any = (q, k, v, *tables, blocks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_fold(*arguments)
@@ -125,16 +126,18 @@ def backward(
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
     out, lse, lse_low, low = residuals
+    if options[-1]:  # weights have none, and the kernels read none
+        lse = lse_low = statistics(q, *q.shape[:3]).zero_()
     plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
     check(plan)
-    if low is None and k.shape[2] <= FEW_KEYS:
+    if low is None and k.shape[2] <= FEW_KEYS and not options[-1]:
         out, _, _, low = forward(q, k, v, tables, blocks, spans, program, sizes, options, True)
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
     low = None if low is None else next(readable(q, v, low))
     grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
     found = [accumulator(q), new(k), new(v)]
     which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
-    kernel = kernel_of(program, which, q, v, spans, options[0], plan)
+    kernel = kernel_of(program, which, q, v, spans, options, plan)
     arguments: Any = (
         q,
         k,

@@ -235,11 +235,11 @@ def state_words(text: str) -> int:
 
 
 @lru_cache(256)
-def scores_source(text: str, packed: bool = False, steps: bool = False) -> Source:
+def scores_source(text: str, packed: bool = False, steps: bool = False, weights: bool = False) -> Source:
     """The functions that modify scores of attention (device/program/score_element.h).
 
     packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
-    place of scores.
+    place of scores. weights: are the scores weights, those of attend; then without steps.
     """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
@@ -259,6 +259,7 @@ def scores_source(text: str, packed: bool = False, steps: bool = False) -> Sourc
     constants = {
         "kMasked": keep is not None,
         "kOfSequences": packed,
+        "kWeights": weights,
         "kPlain": steps and graph.nodes[score.number] == ("score",),
         "kSteps": found is not None,
         "kOfDistance": steps and is_of_distance(graph, score),

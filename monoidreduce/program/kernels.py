@@ -208,6 +208,7 @@ def scores_kernel(
     width: int,
     tier: str,
     scale: float,
+    weights: bool,
     device: int,
 ) -> int:
     """The number of the kernel that folds attention of modified scores, or pulls its gradients.
@@ -216,8 +217,8 @@ def scores_kernel(
     """
     at_most = next(size for size in _WIDTHS if width <= size)
     capability = torch.cuda.get_device_capability(device)
-    steps = tier == "sm90" and scale >= _LEAST_SCALE
-    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps)
+    steps = tier == "sm90" and scale >= _LEAST_SCALE and not weights
+    return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights)
 
 
 @lru_cache(1024)
@@ -230,8 +231,9 @@ def _loaded_scores(
     tier: str,
     capability: tuple[int, int],
     steps: bool,
+    weights: bool,
 ) -> int:
-    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps)
+    image = compiled_scores(program, which, packed, dtype, width, tier, capability, steps, weights)
     return _C.load_kernels(image.code, list(image.names))
 
 
@@ -244,6 +246,7 @@ def compiled_scores(
     tier: str,
     capability: tuple[int, int],
     steps: bool = False,
+    weights: bool = False,
 ) -> Image:
     """The kernel of a pass of attention of modified scores.
 
@@ -257,20 +260,22 @@ def compiled_scores(
         tier: "sm80" or "sm90", of the plan.
         capability: of the GPU, as (9, 0).
         steps: of sm90, may kernels add to dot products in place of scores, which are divided by the scale.
+        weights: are the scores weights, those of `attend`.
     """
     found = compiler.find()
     assert found is not None
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
-        program=scores_source(program, packed, steps).text,
-        real="ScoreReal",
+        program=scores_source(program, packed, steps, weights).text,
+        real="WeightReal" if weights else "ScoreReal",
         checks="static_assert(sizeof(ModifiedScores<P>) == sizeof(ModifiedScoresData));\n",
     )
     here, family = _HERE, f"{_HERE}{tier}::"
     tile = [str(width)]
-    types = [f"{here}LogSumExp<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
+    monoid, rows = ("WeightSum", "AttendRows") if weights else ("LogSumExp", "AttentionRows")
+    types = [f"{here}{monoid}<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
     if which == FORWARD:
-        types.append(f"{here}AttentionRows")
+        types.append(f"{here}{rows}")
     if tier == "sm90":
         tile.append(str(packed).lower())
         if which != FORWARD:

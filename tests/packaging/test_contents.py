@@ -27,7 +27,8 @@ PYTHON = """
     distributed/attention_varlen.py distributed/collectives.py distributed/dtensor.py distributed/fold.py
     distributed/group.py distributed/once.py distributed/operators.py distributed/split.py
     distributed/states.py distributed/statistics.py
-    integrations/__init__.py integrations/_attention.py integrations/_divergence.py integrations/_loss.py
+    integrations/__init__.py integrations/_attention.py integrations/_divergence.py integrations/_layers.py
+    integrations/_loss.py
     integrations/gkd.py integrations/megatron.py integrations/torchtitan.py integrations/transformers.py
     integrations/trl.py integrations/verl.py
     io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
@@ -70,7 +71,8 @@ HEADERS = """
     device/contraction/weights_to_gradients.cuh
     device/program/element_real.cuh device/program/functions.h device/program/law_claims.h
     device/program/modified_scores.cuh
-    device/program/score_element.h device/program/statistics.h device/resident/attention_rows.cuh
+    device/program/score_element.h device/program/statistics.h device/resident/attend.cuh
+    device/resident/attention_rows.cuh
     device/resident/combine_splits.cuh device/resident/fold_backward_pass_sm90.cuh
     device/resident/fold_backward_sm80.cuh device/resident/fold_backward_sm90.cuh
     device/resident/fold_few_rows_sm90.cuh device/resident/fold_forward_sm80.cuh

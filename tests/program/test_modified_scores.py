@@ -263,3 +263,19 @@ def test_compiles_and_hardly_spills(
     most = 128 if (make, tier, width, packed) == (mods.relative_position, "sm90", 128, True) else 64
     assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= most, image.log
     assert "C75" not in image.log  # products that wait for each other
+
+
+WEIGHTS = (lambda s: torch.sigmoid(s - 5.0), lambda s: torch.relu(s) ** 2, lambda s: s**4)
+
+
+@pytest.mark.parametrize(("tier", "which", "width"), KERNELS)
+@pytest.mark.parametrize("weight", WEIGHTS, ids=("sigmoid", "relu2", "power"))
+def test_weights_compile_and_hardly_spill(
+    nvrtc: None, weight: Any, tier: str, which: str, width: int
+) -> None:
+    mask = (lambda b, h, i, j: i >= j) if width == 128 else None
+    text = mods_of(weight, mask, weights=True).text
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    image = kernels.compiled_scores(text, which, False, torch.bfloat16, width, tier, capability, weights=True)
+    assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+    assert "C75" not in image.log

@@ -15,6 +15,9 @@ template <class P>
 struct ModifiedScores {
   using R = typename P::Real;
   static constexpr bool kOfSequences = P::kOfSequences;
+  // What the kernels take: scores in bits, or weights (attend). And that of an element that a row does not keep.
+  static constexpr float kUnit = P::kWeights ? 1.f : float(kLog2E);
+  static constexpr float kAbsent = P::kWeights ? 0.f : -INFINITY;
   ModifiedScoresData data;
 
   MR_HD bool touches(int batch, int head, int row0, int row_count, int column0, int column_count) const {
@@ -84,7 +87,7 @@ struct ModifiedScores {
         for (int i = 0; i < kSize; ++i) {
           const auto e = element(i, tile[i]);
           tile[i] = P::score(e).x;
-          if (P::kMasked && kWords == 0 && !P::keeps(e)) tile[i] = -INFINITY;
+          if (P::kMasked && kWords == 0 && !P::keeps(e)) tile[i] = kAbsent;
         }
       }
       if constexpr (kWords > 0) mask(tile);
@@ -106,7 +109,7 @@ struct ModifiedScores {
       if (!P::kMasked || whole) return;
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
-        if (!(kept[i / 32] >> i % 32 & 1)) tile[i] = -INFINITY;
+        if (!(kept[i / 32] >> i % 32 & 1)) tile[i] = kAbsent;
       }
     }
     __device__ __forceinline__ Bits value(Bits score, int) const { return score * Bits(unit); }
@@ -118,7 +121,7 @@ struct ModifiedScores {
     }
   };
   __device__ __forceinline__ OfHead<0> of_head(int batch, int head) const {
-    return {*this, batch, head, false, float(kLog2E)};
+    return {*this, batch, head, false, kUnit};
   }
 
   // The same of a tile, where scores go up from key to key by a step (P::kSteps). A fragment holds dot products plus the steps
@@ -165,7 +168,7 @@ struct ModifiedScores {
   template <int kColumns>
   __device__ __forceinline__ auto of_tile(int batch, int head, int row0, int column0, bool whole) const {
     constexpr int kWords = kColumns / 2 / 32;
-    OfHead<kWords> of_head{*this, batch, head, whole, P::kPlain ? unit_of_dots() : float(kLog2E)};
+    OfHead<kWords> of_head{*this, batch, head, whole, P::kPlain ? unit_of_dots() : kUnit};
     of_head.find_kept(row0, column0);
     if constexpr (P::kSteps)
       return SteppedTile<kWords>(of_head, row0, column0);
@@ -208,7 +211,7 @@ struct ModifiedScores {
       if constexpr (P::kPlain)
         return dot * Bits(all.unit_of_dots());
       else
-        return P::score(element(dot, i)).x * float(kLog2E);
+        return P::score(element(dot, i)).x * kUnit;
     }
     __device__ __forceinline__ Bits unit() const { return Bits(all.data.scale); }
     // An absent score has g = 0, and its slope may not be finite.

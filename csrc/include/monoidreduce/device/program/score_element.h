@@ -1,6 +1,7 @@
 // What functions that modify scores see of an element. They are a generated type P (monoidreduce/program/cuda_source.py):
 //
-//   Real               float or double, or ScoreReal
+//   Real               float or double, or ScoreReal, or WeightReal
+//   kWeights           is the new score a weight (attend)
 //   kMasked            may elements be absent
 //   kOfSequences       are rows and columns those of packed sequences
 //   kPlain             is the new score the score

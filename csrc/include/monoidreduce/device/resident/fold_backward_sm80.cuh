@@ -142,7 +142,7 @@ struct BackwardWorker {
                        kFragments = Tile::kFragments, kHalfRows = Tile::kHalfRows,
                        kHalfWidth = Tile::kHalfWidth;
   static constexpr bool kResiduals = !std::is_empty_v<typename M::Frame>;
-  static constexpr bool kInTurn = kResiduals;  // the MLP's deterministic mode has other kernels
+  static constexpr bool kInTurn = MaskableMonoid<M>;  // the MLP's deterministic mode has other kernels
   // What a warp makes of d_rows at a time: the words of floats, and biases, leave registers for less.
   static constexpr int kShareWidth =
       std::min(Tile::kWarpWidth, sizeof(E) == 4 || kScoresOfElements<Scores> ? 32 : 64);

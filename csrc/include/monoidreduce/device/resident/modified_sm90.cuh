@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "monoidreduce/device/program/modified_scores.cuh"
-#include "monoidreduce/device/resident/attention_rows.cuh"
+#include "monoidreduce/device/resident/attend.cuh"
 #include "monoidreduce/device/resident/fold_backward_sm90.cuh"
 #include "monoidreduce/device/resident/fold_forward_sm90.cuh"
 

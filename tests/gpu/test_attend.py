@@ -1,0 +1,171 @@
+"""attend on a GPU: sums of weights, against dense torch in float64, and in the same dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from calls import HALVES
+from mods import dense
+from specimens import name_of
+from tolerance import accuracy_failures, upstream_gradient
+from torch import Tensor
+
+import monoidreduce as mr
+
+pytestmark = pytest.mark.tiers("sm80", "sm90")
+# B, H, Hkv, M, N, F, D
+SHAPES = (
+    (2, 4, 2, 200, 333, 64, 64),
+    (1, 2, 2, 130, 257, 128, 96),
+    (1, 2, 1, 100, 140, 256, 160),
+    (1, 3, 1, 5, 70, 59, 8),
+)
+WEIGHTS: dict[str, Callable[[Any], Any]] = {
+    "sigmoid": lambda s: torch.sigmoid(s - 2.0),
+    "relu2": lambda s: torch.relu(s) ** 2,
+    "power": lambda s: s**4,
+    "negative": lambda s: 1.0 + torch.tanh(s) - 0.5 * s,  # not 0 where a column is beyond the last
+    "exp": lambda s: torch.exp(s - 1.0),
+}
+
+
+def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> list[Tensor]:
+    B, H, Hkv, M, N, F, D = shape
+    q, k, v = torch.randn(B, M, H, F), torch.randn(B, Hkv, N, F), torch.randn(B, N, Hkv, D)
+    placed = (q.transpose(1, 2), k, v.transpose(1, 2))
+    return [t.to(gpu, dtype).detach().requires_grad_() for t in placed]
+
+
+def of_torch(weight: Any, mask_mod: Any, options: dict[str, Any]) -> Callable[..., Tensor]:
+    """Scores and weights in float32 or more, weights rounded before they multiply values."""
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def of(score: Tensor) -> Tensor:
+            wide = score if score.dtype == torch.float64 else score.float()
+            return weight(wide).to(score.dtype)
+
+        return dense(q, k, v, None, mask_mod, weight=of, **options)[0]
+
+    return call
+
+
+def check(
+    weight: Any,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    gpu: torch.device,
+    mask_mod: Any = None,
+    blocked: bool = False,
+    **options: Any,
+) -> None:
+    B, H, _, M, N, *_ = shape
+    leaves = operands(shape, dtype, gpu)
+    masks: dict[str, Any] = {"mask_mod": mask_mod}
+    if blocked:
+        masks = {"block_mask": mr.block_mask(mask_mod, B, H, M, N, device=gpu, block_size=64)}
+    before = mr._C.path_counts()
+    out = mr.attend(*leaves, weight=weight, **masks, **options)
+    upstream = upstream_gradient(out)
+    found = [out, *torch.autograd.grad(out, leaves, upstream)]
+    after = mr._C.path_counts()
+    taken = {path.split("/")[0] for path in after if after[path] > before.get(path, 0)}
+    assert {"modified_attention_fold", "modified_attention_pull"} <= taken
+
+    composed = of_torch(weight, mask_mod, options)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = composed(*wide)
+    truth = [exact, *torch.autograd.grad(exact, wide, upstream.double())]
+    base = composed(*leaves)
+    bases = [base, *torch.autograd.grad(base, leaves, upstream)]
+    failures: list[str] = []
+    for name, y, ref, torchs in zip(("out", "d_q", "d_k", "d_v"), found, truth, bases, strict=True):
+        failures += accuracy_failures(name, y, ref, torchs, dtype, max(M, N))
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(WEIGHTS[name], SHAPES[0], dtype, gpu)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ("sigmoid", "negative"))
+def test_widths(name: str, shape: tuple[int, ...], gpu: torch.device) -> None:
+    check(WEIGHTS[name], shape, torch.bfloat16, gpu)
+
+
+@pytest.mark.parametrize("options", ({"causal": True}, {"window": (40, 3), "scale": -0.2}), ids=str)
+def test_bands(options: dict[str, Any], gpu: torch.device) -> None:
+    check(WEIGHTS["negative"], SHAPES[0], torch.float16, gpu, **options)
+
+
+@pytest.mark.parametrize("blocked", (False, True))
+def test_masks(blocked: bool, gpu: torch.device) -> None:
+    """Of elements, and of whole blocks that are skipped, one head keeping nothing."""
+    mask = lambda b, h, i, j: ((i // 64 - j // 64) % 3 == 1) & (h != 1) & ((i + j) % 7 != 0)  # noqa: E731
+    check(WEIGHTS["negative"], SHAPES[0], torch.bfloat16, gpu, mask, blocked)
+    check(WEIGHTS["sigmoid"], (1, 4, 1, 700, 900, 128, 128), torch.bfloat16, gpu, mask, blocked, causal=True)
+
+
+def test_normalized(gpu: torch.device) -> None:
+    check(WEIGHTS["relu2"], SHAPES[0], torch.bfloat16, gpu, normalized=True, causal=True)
+
+
+def test_deterministic(deterministic: None, gpu: torch.device) -> None:
+    """Two runs give the same bits, and right ones."""
+    leaves = operands((2, 4, 2, 500, 700, 128, 128), torch.bfloat16, gpu)
+    upstream = torch.randn(2, 4, 500, 128, device=gpu, dtype=torch.bfloat16)
+    call = partial(mr.attend, weight=WEIGHTS["sigmoid"])
+    first, second = (torch.autograd.grad(call(*leaves), leaves, upstream) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    check(WEIGHTS["sigmoid"], SHAPES[0], torch.bfloat16, gpu)
+
+
+def test_gradient_by_a_captured_tensor(gpu: torch.device) -> None:
+    shift = torch.tensor(-0.4, device=gpu, requires_grad=True)
+    leaves = operands(SHAPES[0], torch.bfloat16, gpu)
+    out = mr.attend(*leaves, weight=lambda s: torch.sigmoid(s + shift))
+    upstream = upstream_gradient(out)
+    (found,) = torch.autograd.grad(out, shift, upstream)
+    wide, exact = [t.detach().double() for t in leaves], shift.detach().double().requires_grad_()
+    expected = dense(*wide, weight=lambda s: torch.sigmoid(s + exact))[0]
+    (truth,) = torch.autograd.grad(expected, exact, upstream.double())
+    assert abs(float(found) - float(truth)) < 2e-3 * abs(float(truth))
+
+
+def test_no_key(gpu: torch.device) -> None:
+    leaves = operands((1, 2, 1, 3, 0, 8, 8), torch.bfloat16, gpu)
+    out = mr.attend(*leaves, weight=torch.sigmoid)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_refused(gpu: torch.device) -> None:
+    leaves = operands(SHAPES[0], torch.float32, gpu)
+    with pytest.raises(ValueError, match="weight: on a GPU expected q, k and v of float16"):
+        mr.attend(*leaves, weight=torch.sigmoid)
+
+
+def test_graph(deterministic: None, gpu: torch.device) -> None:
+    """A CUDA graph of a step replays it on new inputs."""
+    leaves = operands(SHAPES[0], torch.bfloat16, gpu)
+    upstream = torch.randn(2, 4, 200, 64, device=gpu, dtype=torch.bfloat16)
+
+    def step() -> list[Tensor]:
+        out = mr.attend(*leaves, weight=WEIGHTS["relu2"])
+        return [out.detach(), *torch.autograd.grad(out, leaves, upstream)]
+
+    step()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    with torch.no_grad():
+        leaves[0].normal_()
+    graph.replay()
+    for replayed, expected in zip(found, step(), strict=True):
+        assert torch.equal(replayed, expected)
