@@ -143,15 +143,22 @@ def _call(
 
 
 def traced_mods(
-    score_mod: ScoreMod | None, mask_mod: MaskMod | None, block_mask: Any, *, packed: bool
+    score_mod: ScoreMod | None,
+    mask_mod: MaskMod | None,
+    block_mask: Any,
+    *,
+    weight: Callable[[Any], Any] | None = None,
+    packed: bool = False,
 ) -> tuple[Traced, BlockMask | None]:
-    """The program of a call, and its blocks. packed: of `attention_varlen`."""
+    """The program of a call, and its blocks. weight: of `attend`. packed: of `attention_varlen`."""
     from monoidreduce.program.mods import mods_of
 
     blocks = None if block_mask is None else as_block_mask(block_mask)
-    if blocks is None:
-        return mods_of(score_mod, mask_mod, packed=packed), None
-    return mods_of(score_mod, blocks.mask_mod, blocks.block if blocks.listed else None), blocks
+    listed = None
+    if blocks is not None:
+        mask_mod, listed = blocks.mask_mod, blocks.block if blocks.listed else None
+    of_score = score_mod if weight is None else weight
+    return mods_of(of_score, mask_mod, listed, weight is not None, packed), blocks
 
 
 def _given(tensor: Tensor, stand_ins: Sequence[Tensor], of_call: Sequence[Tensor | None]) -> Tensor | None:

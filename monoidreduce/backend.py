@@ -19,6 +19,7 @@ from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
+from monoidreduce.attend import attend, traced_mods
 from monoidreduce.cpp_monoid import CppMonoid
 from monoidreduce.hardware import find
 from monoidreduce.workspace import get_workspace
@@ -29,6 +30,7 @@ __all__ = ["Explanation", "backend_info", "explain"]
 KERNELS = {
     "attention": "attention",
     "attention_varlen": "attention",
+    "attend": "attention",
     "linear_cross_entropy": "cross_entropy",
     "linear_distillation": "distillation",
     "linear_log_probs": "log_probs",
@@ -36,7 +38,8 @@ KERNELS = {
     "logsumexp_matmul": "logsumexp",
 }
 FUNCTIONS: dict[str, Any] = {
-    name: getattr(varlen if name == "attention_varlen" else functional, name) for name in KERNELS
+    name: attend if name == "attend" else getattr(varlen if name == "attention_varlen" else functional, name)
+    for name in KERNELS
 }
 # Operators whose gradients are products of local gradients on tensor cores; an MLP in parts is another.
 OF_PRODUCTS = ("linear_cross_entropy", "linear_distillation", "linear_log_probs", "logsumexp_matmul")
@@ -45,7 +48,7 @@ MODULES = {
     nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
     nn.LinearDistillationLoss.forward: functional.linear_distillation,
 }
-# Arguments of attention that make its kernels those of programs.
+# Arguments of attention that make its kernels those of programs, as attend's are.
 MODS = ("score_mod", "mask_mod", "block_mask")
 # What tensor-core kernels read without a copy.
 LINES = "rows of adjacent elements, on 16-byte boundaries"
@@ -53,6 +56,7 @@ LINES = "rows of adjacent elements, on 16-byte boundaries"
 OPERANDS = {
     "attention": {"a": "q", "b": "k", "payload": "v"},
     "attention_varlen": {"a": "q", "b": "k", "payload": "v"},
+    "attend": {"a": "q", "b": "k", "payload": "v"},
     "linear_cross_entropy": {"a": "x", "b": "weight"},
     "linear_distillation": {"a": "x", "b": "weight", "other_a": "teacher_x", "other_b": "teacher_weight"},
     "linear_log_probs": {"a": "x", "b": "weight"},
@@ -135,6 +139,7 @@ def backend_info() -> dict[str, Any]:
                 "cuda": _paths(operator, "cuda") if build["cuda"] and count else None,
             }
             for operator in KERNELS
+            if operator != "attend"  # attention's
         },
     }
 
@@ -182,7 +187,7 @@ def explain(
     ):
         return _explain_distillation(call, hardware)
     dtype = _checked_dtype(operator, call)
-    modified = any(call.get(name) is not None for name in MODS)
+    modified = is_modified(operator, call)
     passes = ["forward", "backward"]
     device, tiles, in_parts = _leading(call).device, None, False
     if hardware is None and device.type not in ("cpu", "cuda"):
@@ -233,7 +238,7 @@ def explain(
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     if modified:
-        reasons += _of_mods(call, tiles is None)
+        reasons += _of_mods(operator, call, tiles is None)
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
     if call.get("sinks") is not None:
         reasons.append("torch adds the sinks: it reads and writes the output once more in each direction")
@@ -304,16 +309,20 @@ def _explain_gated_mlp(
     )
 
 
-def _of_mods(call: dict[str, Any], compiles: bool) -> list[str]:
+def is_modified(operator: str, call: dict[str, Any]) -> bool:
+    """Are the kernels of a call those of a program."""
+    return operator == "attend" or any(call.get(name) is not None for name in MODS)
+
+
+def _of_mods(operator: str, call: dict[str, Any], compiles: bool) -> list[str]:
     """What there is to say of functions that modify scores. compiles: for a GPU."""
-    from monoidreduce.attend import traced_mods
     from monoidreduce.program.program import parse
 
-    traced, blocks = traced_mods(*(call.get(name) for name in MODS), packed="cu_seqlens_q" in call)
+    weight, mods = call.get("weight"), (call.get(name) for name in MODS)
+    traced, blocks = traced_mods(*mods, weight=weight, packed="cu_seqlens_q" in call)
     how = "kernels are compiled for, at the first call" if compiles else "the CPU engine interprets"
-    reasons = [
-        f"score_mod and mask_mod are a program of {len(parse(traced.text).nodes)} operations, which {how}"
-    ]
+    functions = "score_mod and mask_mod" if operator != "attend" else "weight and mask_mod"
+    reasons = [f"{functions} are a program of {len(parse(traced.text).nodes)} operations, which {how}"]
     if blocks is not None:
         reasons.append(f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped")
     return reasons
@@ -518,18 +527,20 @@ def _plans(
     mode: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
     tensors = {name: t.detach().to(dtype) for name, t in call.items() if name in OPERANDS[operator].values()}
     needed = [call[name].requires_grad for name in OPERANDS[operator].values()]
-    if operator == "attention":
+    if operator in ("attention", "attend"):
         q, k, v = tensors.values()
-        bias, scale = call["bias"], call["scale"]
+        bias, scale = call.get("bias"), call["scale"]
         bias = None if bias is not None and functional.raises_rows(bias) else bias
         sums = bias is not None and bias.requires_grad and attention.sums_bias_gradient(q, k, bias)
         bias = None if bias is None else bias.detach().expand(*q.shape[:3], k.shape[2])
         options = (
             attention.score_scale(q, None if scale is None else float(scale)),
-            functional.softcap_value(call["softcap"]),
+            functional.softcap_value(call.get("softcap")),
             *functional.bounds(call["causal"], call["window"]),
         )
-        if any(call[name] is not None for name in MODS):
+        if is_modified(operator, call):
+            if call.get("normalized"):  # with a column of ones
+                v = v.new_empty((*v.shape[:3], v.shape[3] + 1))
             blocks, of_call = call["block_mask"], (options[0], *options[2:])
             forward, backward = _modified_plans((q, k, v), of_call, gpu, block_mask=blocks)
             return forward, backward, _copies(forward, backward, tensors)
@@ -547,7 +558,7 @@ def _plans(
         scale, softcap = call["scale"], functional.softcap_value(call["softcap"])
         unbounded = (attention.score_scale(q, None if scale is None else float(scale)), softcap, -1, -1)
         grad_out = v.new_empty(()).expand(*q.shape[:3], v.shape[3])
-        if any(call.get(name) is not None for name in MODS):
+        if is_modified(operator, call):
             forward, backward = _modified_plans((q, k, v), (unbounded[0], *unbounded[2:]), gpu, spans)
         else:
             forward = attention.plan_forward(q, k, v, None, *unbounded, gpu, spans)

@@ -484,3 +484,18 @@ def test_transforms_and_modules() -> None:
     (gradient,) = torch.autograd.grad(out, leaf, create_graph=True)
     with pytest.raises(RuntimeError, match=r"can be differentiated once.*Do without create_graph=True\."):
         gradient.sum().backward()
+
+
+def test_explain_attend() -> None:
+    leaves = operands((1, 2, 1, 64, 64, 8, 8), torch.float32)
+    before = mr._C.path_counts()
+    mr.attend(*leaves, weight=torch.sigmoid).sum().backward()
+    after = mr._C.path_counts()
+    explained = mr.explain("attend", *leaves, weight=torch.sigmoid)
+    assert {explained.forward, explained.backward} == {n for n in after if after[n] > before.get(n, 0)}
+    assert any("weight and mask_mod are a program" in reason for reason in explained.reasons)
+    wide = [torch.empty(1, 2, 64, 128, dtype=torch.bfloat16, device="meta") for _ in range(3)]
+    for normalized, tier in ((False, "sm90"), (True, "sm80")):  # a column of ones beside the values
+        planned = mr.explain(mr.attend, *wide, weight=torch.sigmoid, normalized=normalized, hardware="h100")
+        assert planned.forward == f"modified_attention_fold/cuda/{tier}/bfloat16"
+        assert planned.backward == f"modified_attention_pull/cuda/{tier}/bfloat16"
