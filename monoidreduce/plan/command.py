@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def _compare(found: list[Plan]) -> None:
-    strategies = [axis.strategy for axis in found[0].mesh.axes] if found else []
+    strategies = [axis.strategy for axis in found[0].mesh.axes]
     print("".join(f"{name:>8}" for name in strategies) + f"{'step':>11}{'links':>11}{'memory':>13}")
     for plan in found[:SHOWN]:
         sizes = "".join(f"{axis.size:>8}" for axis in plan.mesh.axes)

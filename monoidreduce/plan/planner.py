@@ -13,6 +13,7 @@ from monoidreduce.plan.mesh import Mesh, meshes
 from monoidreduce.plan.operators import STATE_BYTES
 from monoidreduce.plan.roofline import Work
 from monoidreduce.plan.strategies import Phases
+from monoidreduce.plan.topology import PODS, is_slice
 from monoidreduce.plan.transformer import Model
 
 __all__ = ["Batch", "Memory", "Plan", "Precision", "best", "plans"]
@@ -272,10 +273,19 @@ class Plan:
                 f"{self.batch.tokens / self.batch.sequence:.0f} sequences of {self.batch.sequence:g} tokens "
                 f"for {replicas} shards of the batch: shorten them, or shard them too (context)"
             )
-        if self.memory.total > self.mesh.hardware.memory:
+        hardware = self.mesh.hardware
+        if (pod := PODS.get(hardware.name)) and not is_slice(self.mesh.joined, pod):
+            shape, cube = (" x ".join(map(str, sizes)) for sizes in pod)
             found.append(
-                f"{self.memory.total:.3g} bytes a chip, where {self.mesh.hardware.name} has "
-                f"{self.mesh.hardware.memory:.3g}"
+                f"{self.mesh.joined} chips are no slice of {hardware.name}: cubes of {cube} in a pod of "
+                f"{shape}"
+            )
+        for axis in self.mesh.axes:
+            if 1 < axis.size < 2 ** int(axis.links):
+                found.append(f"{axis.strategy}: {axis.size} chips do not lie along {axis.links:g} axes")
+        if self.memory.total > hardware.memory:
+            found.append(
+                f"{self.memory.total:.3g} bytes a chip, where {hardware.name} has {hardware.memory:.3g}"
             )
         return tuple(found)
 
@@ -327,9 +337,18 @@ def plans(
 
     links: the strategies, with the physical axes of each. Meshes whose tp does not divide the heads and the
     hidden width are left out. Other arguments are those of `Plan`.
+
+    Raises TypeError or ValueError for an argument that is not as above, and if no mesh is left.
     """
     tp_divides = (mesh for mesh in meshes(hardware, chips, links) if _divides(mesh.size("tp"), model))
     found = [Plan(model, batch, mesh, precision or Precision(), mfu, remat) for mesh in tp_divides]
+    if not found:
+        strategies = ",".join(f"{name}:{of:g}" for name, of in links.items())
+        expected = (
+            f"strategies that share the chips: links of {hardware.name} join at most {hardware.joined}, "
+            f"and tp divides {model.heads} heads and a hidden width of {model.hidden}"
+        )
+        raise ValueError(mismatch("mesh", expected, f"{strategies or 'none'} of {chips} chips"))
     return sorted(found, key=lambda plan: (plan.step_seconds, plan.communication_seconds))
 
 
@@ -340,17 +359,19 @@ def _divides(tp: int, model: Model) -> bool:
 def best(candidates: Iterable[Plan], memory: float | None = None) -> Plan:
     """The plan of the shortest step that fits into `memory` bytes a chip; None: into what the chip has.
 
-    Raises ValueError if none does.
+    Raises ValueError if none does, or if there is none.
     """
     found = list(candidates)
+    if not found:
+        raise ValueError(mismatch("candidates", "at least one plan", "none"))
     fit = [
         plan
         for plan in found
         if plan.memory.total <= (plan.mesh.hardware.memory if memory is None else memory)
     ]
     if not fit:
-        least = min((plan.memory.total for plan in found), default=float("nan"))
-        raise ValueError(
-            mismatch("memory", f"room for a plan, of which the least needs {least:.3g} bytes", memory)
-        )
+        least = min(found, key=lambda plan: plan.memory.total)
+        room = least.mesh.hardware.memory if memory is None else memory
+        expected = f"at least {least.memory.total:.3g} bytes, which {least.mesh} needs"
+        raise ValueError(mismatch("memory", expected, f"{room:.3g}"))
     return min(fit, key=lambda plan: (plan.step_seconds, plan.communication_seconds))

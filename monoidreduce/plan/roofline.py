@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from monoidreduce._validate import mismatch
 from monoidreduce.hardware import Hardware
-from monoidreduce.plan._positive import check_numbers
+from monoidreduce.plan._positive import check_amounts, check_numbers
 
 __all__ = ["Roofline", "Work", "interconnect", "on_device"]
 
@@ -16,10 +17,14 @@ class Work:
     """What a kernel, a layer or a phase of a step does: n_F FLOPs, and n_B or n_I bytes that it moves.
 
     Works add, and `3 * work` is three times the work: a batch of products has the intensity of one (A.1.3).
+    Raises TypeError or ValueError unless both are finite numbers, 0 or above.
     """
 
     flops: float
     bytes: float
+
+    def __post_init__(self) -> None:
+        check_amounts(flops=self.flops, bytes=self.bytes)
 
     @property
     def intensity(self) -> float:
@@ -75,6 +80,11 @@ def on_device(hardware: Hardware) -> Roofline:
 
 
 def interconnect(hardware: Hardware, axes: float = 1) -> Roofline:
-    """The roofline of a device and its links along `axes` physical axes, of I*_I / m (equation 7)."""
+    """The roofline of a device and its links along `axes` physical axes, of I*_I / m (equation 7).
+
+    Raises TypeError or ValueError unless the device has so many axes. A fraction is a part of one.
+    """
     check_numbers(axes=axes)
+    if axes > hardware.axes:
+        raise ValueError(mismatch("axes", f"at most the {hardware.axes} of {hardware.name}", f"{axes:g}"))
     return Roofline(hardware.peak, axes * hardware.link)

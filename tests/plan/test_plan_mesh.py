@@ -148,9 +148,34 @@ def test_the_best_mesh() -> None:
     small = plan.best(found, memory=6.5e9)
     assert small.memory.total <= 6.5e9 and small.mesh.size("tp") == 1
     with pytest.raises(
-        ValueError, match=r"memory: expected room for a plan, of which the least needs .* got 1"
+        ValueError, match=r"memory: expected at least \S+ bytes, which 8960 x v5p: fsdp 8960 .* needs, got 1$"
     ):
         plan.best(found, memory=1)
+    with pytest.raises(ValueError, match="candidates: expected at least one plan, got none"):
+        plan.best([])
+
+
+def test_meshes_of_which_none_can_be() -> None:
+    model, batch = MODELS["llama3-8b"], Batch(1e6, 4096)
+    shares = "mesh: expected strategies that share the chips: links of h100 join at most 8, and tp divides 32"
+    for chips, links, got in ((7, {"tp": 1}, "tp:1 of 7"), (16, {"vocab": 1}, "vocab:1 of 16")):
+        with pytest.raises(ValueError, match=f"{shares} heads .* got {got} chips$"):
+            plan.plans(model, batch, H100, chips, links)
+    with pytest.raises(ValueError, match="links: expected at most the 1 of h100 in all, got 2"):
+        plan.plans(model, batch, H100, 64, {"fsdp": 1, "tp": 1})
+
+
+def test_notes_of_meshes_that_no_torus_has() -> None:
+    model, batch = MODELS["llama3-8b"], Batch(1e9, 4096)
+
+    def notes(*axes: Axis) -> tuple[str, ...]:
+        return tuple(note for note in Plan(model, batch, Mesh(V5P, axes)).notes if "bytes" not in note)
+
+    assert notes(axis("fsdp", 8959, 3)) == (
+        "8959 chips are no slice of v5p: cubes of 4 x 4 x 4 in a pod of 16 x 20 x 28",
+    )
+    assert notes(axis("tp", 4, 3)) == ("tp: 4 chips do not lie along 3 axes",)
+    assert notes(axis("tp", 8, 3)) == notes(axis("fsdp", 2240, 2), axis("tp", 4)) == ()
 
 
 def test_meshes_have_every_factorisation_once() -> None:
@@ -191,6 +216,13 @@ def test_str_has_the_numbers() -> None:
         (lambda: tiny_plan(axis("tp", 3)), "tp: expected a divisor of heads 4, got 3"),
         (lambda: tiny_plan(axis("tp", 128)), "tp: expected a divisor of heads 4, got 128"),
         (lambda: tiny_plan(mfu=1.5), r"mfu: expected a number above 0, at most 1, got 1\.5"),
+        (lambda: plan.sent("all-gather", -2), "bytes: expected a finite number >= 0, got -2"),
+        (lambda: plan.Work(-1, 0), "flops: expected a finite number >= 0, got -1"),
+        (lambda: plan.interconnect(V5P, 4), "axes: expected at most the 3 of v5p, got 4"),
+        (
+            lambda: plan.sharded_layers(2**22, 8192, 28672, 8, V5P, 3, 1),
+            "links: expected at most the 3 of v5p in all, got 4",
+        ),
         (lambda: Batch(0, 1), "tokens: expected a finite number > 0, got 0"),
         (lambda: plan.Precision(weights=-1), "weights: expected a finite number > 0, got -1"),
         (lambda: tiny_plan().days(0), "tokens: expected a finite number > 0, got 0"),
