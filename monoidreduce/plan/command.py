@@ -51,6 +51,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--mfu", type=positive_number, default=1, help="of the arithmetic by itself (%(default)s)"
     )
+    parser.add_argument(
+        "--cost",
+        action="store_true",
+        help="attention, feedforward layers and the loss take what mr.cost says, other products by --mfu",
+    )
     parser.add_argument("--remat", action="store_true", help="layers run again in backward")
     options = parser.parse_args(argv)
 
@@ -59,17 +64,18 @@ def main(argv: list[str]) -> int:
         parser.error("argument --chips: expected only if --mesh has no sizes")
     if not options.chips and not all(sizes):
         parser.error("argument --mesh: expected the sizes of all strategies, or none and --chips")
+    how = {"mfu": options.mfu, "remat": options.remat, "cost": options.cost}
     model, hardware = MODELS[options.model], HARDWARE[options.hardware]
     try:
         batch = Batch(options.batch, options.sequence)
         if options.chips:
             links = {name: axes for name, (_, axes) in options.mesh.items()}
-            found = plans(model, batch, hardware, options.chips, links, mfu=options.mfu, remat=options.remat)
+            found = plans(model, batch, hardware, options.chips, links, **how)
             _compare(found)
             plan = best(found)
         else:
             axes = tuple(Axis(name, size, links) for name, (size, links) in options.mesh.items())
-            plan = Plan(model, batch, Mesh(hardware, axes), mfu=options.mfu, remat=options.remat)
+            plan = Plan(model, batch, Mesh(hardware, axes), **how)
     except ValueError as error:
         parser.error(str(error))
     print(f"{options.model}, {model.parameters:.4g} parameters, on {plan}")

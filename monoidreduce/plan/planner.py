@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import check_bool, mismatch
 from monoidreduce.hardware import Hardware
 from monoidreduce.plan._positive import check_numbers
 from monoidreduce.plan.collectives import sent
 from monoidreduce.plan.mesh import Mesh, meshes
+from monoidreduce.plan.on_chip import Taken, check_operators, operators_of
 from monoidreduce.plan.operators import STATE_BYTES
 from monoidreduce.plan.roofline import Work
 from monoidreduce.plan.strategies import Phases
@@ -64,6 +65,7 @@ class Memory:
         gathered: FSDP's whole weights of the largest layer, the least that section 2.3 allows.
         activations: what the backward reads; with remat, one input a layer. Hidden values of feedforward
             layers, scores and logits are not among them: the operators of this library do not store these.
+        workspace: the most that one of these operators holds besides, by `mr.cost`; 0 of a plan without it.
     """
 
     weights: float
@@ -71,10 +73,12 @@ class Memory:
     optimizer: float
     gathered: float
     activations: float
+    workspace: float = 0
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.gathered + self.activations
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.gathered + self.activations + self.workspace
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,11 @@ class Plan:
         precision: bytes of elements.
         mfu: the share of the peak that arithmetic reaches by itself, from above 0 to 1.
         remat: layers run again in backward, with their all-reduces; only their inputs are kept.
+        cost: attention, feedforward layers and the loss take what `mr.cost` says of the chip's part of them;
+            mfu is that of the other products, and memory has the workspace of these operators.
 
-    Raises TypeError or ValueError if mfu is out of range, or if the chips of tp do not divide the heads and
-    the hidden width.
+    Raises TypeError or ValueError if mfu is out of range, if the chips of tp do not divide the heads and the
+    hidden width, or if `cost` is set where `mr.cost` has no model of the chip or of the activations' bytes.
     """
 
     model: Model
@@ -109,8 +115,12 @@ class Plan:
     precision: Precision = field(default_factory=Precision)
     mfu: float = 1.0
     remat: bool = False
+    cost: bool = False
 
     def __post_init__(self) -> None:
+        check_bool("remat", self.remat)
+        if check_bool("cost", self.cost):
+            check_operators(self.mesh.hardware, self.precision.activations)
         check_numbers(mfu=self.mfu)
         if self.mfu > 1:
             raise ValueError(mismatch("mfu", "a number above 0, at most 1", self.mfu))
@@ -149,6 +159,7 @@ class Plan:
             * self.tokens
             * model.layers
             * (model.width if self.remat else kept),
+            workspace=max((taken.memory for taken in self._operators.values()), default=0),
         )
 
     # What a chip does
@@ -204,11 +215,36 @@ class Plan:
     # How long it takes
 
     @property
+    def _operators(self) -> dict[str, Taken]:
+        """Of a layer, and the loss; none without `cost`."""
+        if not self.cost:
+            return {}
+        length, activations = self.batch.sequence, self.precision.activations
+        return operators_of(self.model, self.mesh, self.tokens, length, activations)
+
+    @property
+    def operator_seconds(self) -> dict[str, tuple[float, float]]:
+        """Forward and backward, what `compute_seconds` has of each operator and of "products"; with `cost`."""
+        found = {}
+        for name, (forward, backward, _) in self._operators.items():
+            of_layers = name != "loss"
+            times, again = self.model.layers if of_layers else 1, forward if self.remat and of_layers else 0
+            found[name] = times * forward, times * (backward + again)
+        if found:
+            parameters = self.model.layers * self.model.projection_parameters / self.mesh.size("tp")
+            seconds = 2 * self.tokens * parameters / (self.mesh.hardware.peak * self.mfu)
+            found["products"] = seconds, (3 if self.remat else 2) * seconds
+        return found
+
+    @property
     def compute_seconds(self) -> tuple[float, float]:
         """Of the arithmetic alone, forward and backward."""
-        forward, backward = self.compute
-        rate = self.mesh.hardware.peak * self.mfu
-        return forward / rate, backward / rate
+        if found := self.operator_seconds:
+            forward, backward = (sum(times) for times in zip(*found.values(), strict=True))
+        else:
+            rate = self.mesh.hardware.peak * self.mfu
+            forward, backward = (flops / rate for flops in self.compute)
+        return forward, backward
 
     @property
     def send_seconds(self) -> dict[str, tuple[float, float]]:
@@ -299,10 +335,13 @@ class Plan:
             f"{'':<10}{'forward':>26}{'backward':>26}{'intensity':>13}{'needed':>9}",
             f"{'compute':<10}{_columns('FLOP', self.compute, self.compute_seconds)}",
         ]
+        for name, (forward, backward) in self.operator_seconds.items():
+            lines.append(f"  {name:<11}{forward:>21.3g} s{backward:>24.3g} s")
+        rate = max(flops / of for flops, of in zip(self.compute, self.compute_seconds, strict=True))
         for axis in self.mesh.axes:
             name = axis.strategy
             intensity = self.phases(name).intensity
-            needed = hardware.peak * self.mfu / (axis.links * hardware.link)
+            needed = rate / (axis.links * hardware.link)
             sends = _columns("B", self.sends[name], self.send_seconds[name])
             lines.append(f"{name:<10}{sends}{intensity:>13.0f}{needed:>9.0f}")
         memory = ", ".join(f"{name} {size:.3g}" for name, size in vars(self.memory).items() if size)
@@ -332,6 +371,7 @@ def plans(
     precision: Precision | None = None,
     mfu: float = 1.0,
     remat: bool = False,
+    cost: bool = False,
 ) -> list[Plan]:
     """Plans for every mesh of `chips`, the shortest step first; of equal steps, the least communication.
 
@@ -341,7 +381,7 @@ def plans(
     Raises TypeError or ValueError for an argument that is not as above, and if no mesh is left.
     """
     tp_divides = (mesh for mesh in meshes(hardware, chips, links) if _divides(mesh.size("tp"), model))
-    found = [Plan(model, batch, mesh, precision or Precision(), mfu, remat) for mesh in tp_divides]
+    found = [Plan(model, batch, mesh, precision or Precision(), mfu, remat, cost) for mesh in tp_divides]
     if not found:
         strategies = ",".join(f"{name}:{of:g}" for name, of in links.items())
         expected = (

@@ -22,7 +22,7 @@ def test_examples() -> None:
 
 
 def test_there_are_commands() -> None:
-    assert len(COMMANDS) == 2
+    assert len(COMMANDS) == 3
 
 
 @pytest.mark.parametrize(("command", "printed"), COMMANDS)

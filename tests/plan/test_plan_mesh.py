@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from monoidreduce import plan
+from monoidreduce.costs.cost import cost, cost_of_shard
+from monoidreduce.costs.sizes import call_of
 from monoidreduce.plan import HARDWARE, MODELS, Axis, Batch, Mesh, Model, Plan
 
 V5P, H100 = HARDWARE["v5p"], HARDWARE["h100"]
@@ -231,6 +234,81 @@ def test_str_has_the_numbers() -> None:
 def test_plans_that_are_refused(call: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         call()
+
+
+# Beside the operators' own model
+
+LLAMA = MODELS["llama3-8b"]
+
+
+def seconds(operator: str, of: Any = cost, **sizes: int) -> tuple[float, float, int]:
+    """Forward, backward and peak memory of a call on an H100."""
+    tensors, options = call_of(operator, sizes, torch.bfloat16)
+    found = of(operator, *tensors, hardware=H100, **options)
+    backward = sum(each.seconds for each in found.passes if each.backward)
+    return found.seconds - backward, backward, found.peak_memory
+
+
+def on_h100(*axes: Axis, **options: Any) -> Plan:
+    return Plan(LLAMA, Batch(8 * 4096, 4096), Mesh(H100, axes), mfu=0.5, cost=True, **options)
+
+
+def test_operators_take_what_cost_says() -> None:
+    found = on_h100(axis("fsdp", 4, 0.11), axis("tp", 2))
+    attention = seconds("attention", B=2, H=16, Hkv=4, L=4096, N=4096, d=128, causal=True)
+    feedforward = seconds("mlp", cost_of_shard, B=8192, K=7168, d=4096, gated=True)
+    loss = seconds("linear_cross_entropy", cost_of_shard, N=8192, V=64128, D=4096)
+    products = 2 * 8192 * 32 * LLAMA.projection_parameters / 2 / (0.5 * H100.peak)
+    assert found.operator_seconds == {
+        "attention": pytest.approx([32 * each for each in attention[:2]], rel=1e-12),
+        "feedforward": pytest.approx([32 * each for each in feedforward[:2]], rel=1e-12),
+        "loss": pytest.approx(loss[:2], rel=1e-12),
+        "products": pytest.approx((products, 2 * products), rel=1e-12),
+    }
+    for phase in (0, 1):
+        in_all = 32 * (attention[phase] + feedforward[phase]) + loss[phase] + (1 + phase) * products
+        assert found.compute_seconds[phase] == pytest.approx(in_all, rel=1e-12)
+    without = Plan(LLAMA, found.batch, found.mesh, mfu=0.5).memory
+    assert without.workspace == 0
+    assert found.memory.workspace == max(attention[2], feedforward[2], loss[2]) > 0
+    assert found.memory.total == without.total + found.memory.workspace
+    assert "\n  feedforward " in str(found) and ", workspace " in str(found)
+
+
+def test_remat_runs_the_operators_of_layers_again() -> None:
+    plain, remat = (on_h100(axis("tp", 8), remat=again).operator_seconds for again in (False, True))
+    for name, (forward, backward) in plain.items():
+        again = 0 if name == "loss" else forward
+        assert remat[name] == pytest.approx((forward, backward + again), rel=1e-12)
+
+
+def test_chips_share_a_sequence_and_a_head_of_keys() -> None:
+    """A zigzag of 4096 positions over 2 chips: the last chunk of 1024 sees all, the first itself."""
+    found = on_h100(axis("context", 2, 0.11), axis("tp", 8)).operator_seconds["attention"]
+    parts = [
+        seconds("attention", B=8, H=4, Hkv=1, L=1024, N=keys, d=128, causal=True) for keys in (1024, 4096)
+    ]
+    assert found == pytest.approx([32 * sum(part[phase] for part in parts) for phase in (0, 1)], rel=1e-12)
+    shared = Plan(replace(LLAMA, kv_heads=4), Batch(4096, 4096), Mesh(H100, (axis("tp", 8),)), cost=True)
+    one = seconds("attention", B=1, H=4, Hkv=1, L=4096, N=4096, d=128, causal=True)
+    assert shared.operator_seconds["attention"] == pytest.approx([32 * each for each in one[:2]], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: tiny_plan(cost=True), "hardware: expected a GPU of NVIDIA's, got v5p"),
+        (
+            lambda: on_h100(precision=plan.Precision(activations=1)),
+            "precision: expected activations of 2 or 4 bytes beside cost, got 1",
+        ),
+    ],
+)
+def test_plans_that_cost_does_not_know(call: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        call()
+    with pytest.raises(TypeError, match="cost: expected True or False, got 1"):
+        tiny_plan(cost=1)
 
 
 def test_a_network_beside_the_links_takes_no_axis_of_theirs() -> None:
