@@ -224,7 +224,7 @@ class Plan:
 
     @property
     def operator_seconds(self) -> dict[str, tuple[float, float]]:
-        """Forward and backward, what `compute_seconds` has of each operator and of "products"; with `cost`."""
+        """With `cost`: of each operator and of "products", what `compute_seconds` has, forward and backward."""
         found = {}
         for name, (forward, backward, _) in self._operators.items():
             of_layers = name != "loss"
