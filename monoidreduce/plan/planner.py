@@ -224,7 +224,7 @@ class Plan:
 
     @property
     def operator_seconds(self) -> dict[str, tuple[float, float]]:
-        """With `cost`: of each operator and of "products", what `compute_seconds` has, forward and backward."""
+        """With `cost`, of each operator and of "products" what `compute_seconds` has, in both phases."""
         found = {}
         for name, (forward, backward, _) in self._operators.items():
             of_layers = name != "loss"
