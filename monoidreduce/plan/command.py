@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 
-from monoidreduce._command_line import Parser, positive_number, whole_number
+from monoidreduce._command_line import Parser, plot_file, positive_number, whole_number
 from monoidreduce.hardware import HARDWARE
+from monoidreduce.plan.figure import save_figure
 from monoidreduce.plan.mesh import STRATEGIES, Axis, Mesh
 from monoidreduce.plan.planner import Batch, Plan, best, plans
 from monoidreduce.plan.transformer import MODELS
@@ -57,6 +58,12 @@ def main(argv: list[str]) -> int:
         help="attention, feedforward layers and the loss take what mr.cost says, other products by --mfu",
     )
     parser.add_argument("--remat", action="store_true", help="layers run again in backward")
+    parser.add_argument(
+        "--plot",
+        type=plot_file,
+        metavar="FILE",
+        help="draw what arithmetic and each strategy's links take, of each mesh; needs matplotlib",
+    )
     options = parser.parse_args(argv)
 
     sizes = [size for size, _ in options.mesh.values()]
@@ -71,13 +78,19 @@ def main(argv: list[str]) -> int:
         if options.chips:
             links = {name: axes for name, (_, axes) in options.mesh.items()}
             found = plans(model, batch, hardware, options.chips, links, **how)
-            _compare(found)
             plan = best(found)
         else:
             axes = tuple(Axis(name, size, links) for name, (size, links) in options.mesh.items())
             plan = Plan(model, batch, Mesh(hardware, axes), **how)
+            found = [plan]
+        if options.plot:
+            save_figure(options.plot, found[:SHOWN])
     except ValueError as error:
         parser.error(str(error))
+    except ImportError:
+        parser.error("argument --plot: matplotlib is not installed: pip install matplotlib")
+    if options.chips:
+        _compare(found)
     print(f"{options.model}, {model.parameters:.4g} parameters, on {plan}")
     if options.tokens:
         print(f"training  {options.tokens:.3g} tokens in {plan.days(options.tokens):.1f} days")
