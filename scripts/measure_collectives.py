@@ -174,11 +174,12 @@ def main(argv: list[str]) -> int:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     if (ranks := dist.get_world_size()) < 2:
         parser.error("one rank, expected two or more: torchrun --nproc-per-node 2")
+    command = " ".join(["torchrun", f"--nproc-per-node {ranks}", "scripts/measure_collectives.py", *argv])
+    first = dist.get_rank() == 0
+    machine = environment(device, command) if first else {}  # while the others wait for it
     link, rows = measure(dist.group.WORLD, device, sizes, options.rounds)
     found = [*rows]
-    if dist.get_rank() == 0:
-        command = " ".join(["torchrun", f"--nproc-per-node {ranks}", "scripts/measure_collectives.py", *argv])
-        machine = environment(device, command)
+    if first:
         document = {"environment": machine, "backend": dist.get_backend(), "link": link}
         document |= {"speed": [], "memory": [], "overhead": [], "collectives": found}
         print(tables(document))

@@ -31,18 +31,15 @@ def save_figure(path: Path, plans: Sequence[Plan]) -> None:
         parts[f"links of {name}"] = [sum(plan.send_seconds[name]) for plan in plans]
     width = 0.8 / len(parts)
     for at, (name, seconds) in enumerate(parts.items()):
-        axes.bar(
-            [place - 0.4 + (at + 0.5) * width for place in range(len(plans))], seconds, width, label=name
-        )
+        begin = (at + 0.5) * width - 0.4
+        axes.bar([place + begin for place in range(len(plans))], seconds, width, label=name)
     for place, plan in enumerate(plans):
         label = {"label": "step"} if place == 0 else {}
         axes.hlines(plan.step_seconds, place - 0.45, place + 0.45, color="black", **label)
     names = [", ".join(f"{axis.strategy} {axis.size}" for axis in plan.mesh.axes) for plan in plans]
     axes.set_xticks(range(len(plans)), names, fontsize="small")
-    mesh = first.mesh
-    axes.set(
-        title=f"{first.batch.tokens:.4g} tokens on {mesh.chips} x {mesh.hardware.name}", ylabel="seconds"
-    )
+    chips = f"{first.mesh.chips} x {first.mesh.hardware.name}"
+    axes.set(title=f"A step of {first.batch.tokens:.4g} tokens on {chips}", ylabel="seconds")
     figure.legend(loc="outside right upper", fontsize="small")
     axes.grid(axis="y", alpha=0.3)
     with replacing(path) as file:

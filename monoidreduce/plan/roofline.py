@@ -38,6 +38,11 @@ class Work:
         return Work(times * self.flops, times * self.bytes)
 
 
+def _check_intensity(intensity: float) -> None:
+    if not intensity >= 0:  # infinite where nothing is moved
+        raise ValueError(mismatch("intensity", "a number >= 0", intensity))
+
+
 @dataclass(frozen=True)
 class Roofline:
     """A peak rate of arithmetic, FLOP/s, above a path of some bandwidth, bytes/s.
@@ -58,11 +63,16 @@ class Roofline:
         return self.peak / self.bandwidth
 
     def rate(self, intensity: float) -> float:
-        """The most FLOP/s at that intensity, P = min(pi, beta I) (equation 2)."""
+        """The most FLOP/s at that intensity, P = min(pi, beta I) (equation 2); ValueError below 0."""
+        _check_intensity(intensity)
         return min(self.peak, self.bandwidth * intensity)
 
     def mfu(self, intensity: float) -> float:
-        """The most MFU at that intensity, min(1, I / I*) (equation 3): 1 from the critical intensity on."""
+        """The most MFU at that intensity, min(1, I / I*) (equation 3): 1 from the critical intensity on.
+
+        Raises ValueError for an intensity below 0.
+        """
+        _check_intensity(intensity)
         return min(1.0, intensity / self.critical_intensity)
 
     def seconds(self, work: Work) -> float:
