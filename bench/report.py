@@ -21,7 +21,10 @@ OTHERS = (
     "models",
     "traffic",
     "ranks",
+    "collectives",
 )  # what is measured besides speed
+# Of the planner's formulas of collectives: how far they may be off, from which size of the object on.
+COLLECTIVE_TOLERANCE, LEAST_MIB = 0.25, 64
 QUIET = 0.5  # load average, of the threads, above which times are not to be trusted
 
 
@@ -67,6 +70,13 @@ def met_traffic(row: Row) -> bool:
     counted = row["counter"] | {"moved": moved}
     inside = all(low <= counted[part] <= high for part, (low, high) in row["allowed"].items())
     return inside and bool(moved + row["unwritten"] >= row["compulsory"])
+
+
+def met_collective(row: Row) -> bool | None:
+    """Is a collective's time what the planner says? None of small ones, and of what it was fitted to."""
+    if row["fitted"] or row["bytes"] < LEAST_MIB << 20:
+        return None
+    return bool(abs(row["milliseconds"]["median"] / row["predicted"] - 1) <= COLLECTIVE_TOLERANCE)
 
 
 def _met_speed(row: Row, name: str) -> bool:
@@ -387,6 +397,27 @@ def ranks_table(rows: list[Row]) -> str:
     return table(header, [cells(row) for row in rows])
 
 
+def collectives_table(rows: list[Row]) -> str:
+    """Each collective and size: what was measured, beside the planner's formula."""
+
+    def cells(row: Row) -> list[str]:
+        median, met = row["milliseconds"]["median"], met_collective(row)
+        return [
+            row["collective"],
+            str(row["ranks"]),
+            f"{row['bytes'] / 2**20:.4g}",
+            f"{row['sent'] / 2**20:.4g}",
+            f"{median:.3g}",
+            f"{row['sent'] / median / 1e6:.3g}",
+            f"{row['predicted']:.3g}",
+            f"{median / row['predicted']:.2f}",
+            "fitted" if row["fitted"] else "-" if met is None else _verdict(met),
+        ]
+
+    header = ["collective", "ranks", "MiB", "MiB that a rank sends", "ms", "GB/s sent", "formula ms"]
+    return table([*header, "measured / formula", "within 25 %"], [cells(row) for row in rows])
+
+
 def models_table(rows: list[Row]) -> str:
     """Milliseconds of forward + backward, memory, and beside others the ratio of the times to ours."""
 
@@ -456,7 +487,13 @@ def missed(document: Row) -> list[str]:
         for row in models
         if "Liger" in _held_to(row) and not _met_peak(row)
     ]
-    return speed + memory + overhead + steps + peaks
+    links = [
+        f"{row['collective']} of {row['bytes'] / 2**20:.4g} MiB over {row['ranks']} ranks: "
+        f"{row['milliseconds']['median'] / row['predicted']:.2f} of the formula"
+        for row in document.get("collectives", [])
+        if met_collective(row) is False
+    ]
+    return speed + memory + overhead + steps + peaks + links
 
 
 def _short(commit: str) -> str:
@@ -560,6 +597,15 @@ def tables(document: Row) -> str:
             "Median milliseconds of the whole problem on one device, and over ranks; the efficiency "
             "T1 / (W TW) of W ranks; what the planner predicts; and what others take over the same ranks.",
             ranks_table(ranks),
+        ]
+    if collectives := document.get("collectives"):
+        link = document["link"]
+        parts += [
+            "### Collectives",
+            "Median milliseconds of collectives between ranks, and what the planner's formulas say of links "
+            f"with {link['rate'] / 1e9:.3g} GB/s and {1e6 * link['latency']:.3g} us, fitted to the "
+            f"all-gathers. Others of {LEAST_MIB} MiB and more are to be within {COLLECTIVE_TOLERANCE:.0%}.",
+            collectives_table(collectives),
         ]
     phases = [phase for row in document["speed"] for phase in row["phases"].values()]
     held = (

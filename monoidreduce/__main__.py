@@ -5,6 +5,7 @@ demo       train a small language model, or one of transformers, with and withou
            or follow a fold of one's own to its kernels
 bench      speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
 plan       time and memory of a training step of a transformer on many devices, from formulas
+io         words that algorithms for the gradient of attention move, and bounds on them
 cost       FLOPs, bytes, memory and time of a call on a GPU that need not be there
 roofline   results of the benchmarks under the roofs of their GPU, as a picture
 calibrate  rates of this machine's matrix products and copies
@@ -83,6 +84,12 @@ def plan(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def io(argv: list[str]) -> int:
+    from monoidreduce.io import command
+
+    return command.main(argv)
+
+
 def cost(argv: list[str]) -> int:
     from monoidreduce.costs import command
 
@@ -101,7 +108,7 @@ def calibrate(argv: list[str]) -> int:
     return calibrate.main(argv)
 
 
-COMMANDS = {command.__name__: command for command in (info, demo, bench, plan, cost, roofline, calibrate)}
+COMMANDS = {command.__name__: command for command in (info, demo, bench, plan, io, cost, roofline, calibrate)}
 
 
 def main(argv: list[str]) -> int:

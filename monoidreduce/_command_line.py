@@ -6,6 +6,7 @@ import argparse
 import io
 import math
 import os
+import re
 import signal
 import stat
 import sys
@@ -27,10 +28,11 @@ CUDA_TIERS = ("simt", "sm80", "sm90")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that refuses with one line and exit status 2."""
+    """A parser that refuses with one line and exit status 2. "-1e6" is a number, and no option."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # argparse's own leaves out exponents
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {' '.join(message.splitlines())}\n")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import compress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ._torch_private import is_transformed, mark_untraced, transforms_are_active
-from ._validate import check_bool, check_int, check_tensor, mismatch
+from ._validate import check_axes, check_bool, check_int, check_tensor, mismatch
 from .monoids import Checked, Monoid, check_state, layout, maker, versions
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def map_reduce(
     project_fold_backward: Callable[[Any, Any, State], tuple[Any, Any]] | None = None,
     fused_backward: Callable[[Any, Any, State, State], tuple[Any, Any]] | None = None,
     forward_gradient: bool = False,
-    pairs: Callable[[slice, slice], bool] | None = None,
+    pairs: Callable[[slice, slice], bool] | Tensor | None = None,
     a_chunk: int | None = None,
     b_chunk: int | None = None,
     process_group: Ranks = None,
@@ -114,8 +115,9 @@ def map_reduce(
         forward_gradient: fold the gradient of `a` in the forward pass, for states of one floating number a
             row. A row of project_fold's state may depend on that row of a_slice alone; this is not checked.
         pairs: pairs(a_slice, b_slice) -> bool: is this pair of slices folded. The arguments are slices, in
-            Python's sense, of the rows of `a` and of `b`. It leaves out what a mask would. Not with a
-            process_group, since a rank knows only its own rows of `b`.
+            Python's sense, of the rows of `a` and of `b`. It leaves out what a mask would. Or a tensor of the
+            answers: bool [slices of a, slices of b], read on the host, where torch.compile breaks the graph.
+            Not with a process_group, since a rank knows only its own rows of `b`.
         a_chunk, b_chunk: rows of a slice of `a` and of `b`; 1024 unless given.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh over whose ranks the rows of `b` are
             split, in any numbers. Then all ranks call with the same `a` and upstream gradients. The states,
@@ -157,11 +159,7 @@ def map_reduce(
         return map_reduce_over_ranks(process_group, monoid, project_fold, a, b, options)
     _check_monoid(monoid)
     _check_function("project_fold", project_fold)
-    optional = {
-        "project_fold_backward": project_fold_backward,
-        "fused_backward": fused_backward,
-        "pairs": pairs,
-    }
+    optional = {"project_fold_backward": project_fold_backward, "fused_backward": fused_backward}
     for name, function in optional.items():
         if function is not None:
             _check_function(name, function)
@@ -177,7 +175,7 @@ def map_reduce(
         fused_backward,
         visits=_visits(
             pairs,
-            _slices(a_tensors, _check_chunk("a_chunk", a_chunk)),
+            [*_slices(a_tensors, _check_chunk("a_chunk", a_chunk))],
             [*_slices(b_tensors, _check_chunk("b_chunk", b_chunk))],
         ),
         a_is_tensor=isinstance(a, Tensor),
@@ -650,8 +648,18 @@ def _plain_hooks() -> AbstractContextManager[Any]:
     return saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
-def _visits(pairs: Any, of_a: Iterable[slice], of_b: list[slice]) -> Visits:
+def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
     """The slices of a, each with those of b that it is folded with."""
+    if isinstance(pairs, Tensor):
+        if check_tensor("pairs", pairs).dtype is not torch.bool:
+            raise TypeError(mismatch("pairs", "a tensor of torch.bool, or a function", pairs.dtype))
+        sizes = {"slices of a": len(of_a), "slices of b": len(of_b)}
+        check_axes("pairs", pairs, tuple(sizes), sizes)
+        of_each = zip(of_a, pairs.tolist(), strict=True)
+        return [(i, [*compress(of_b, folded)]) for i, folded in of_each]
+    if pairs is not None and not callable(pairs):
+        expected = "a function, or a bool tensor [slices of a, slices of b]"
+        raise TypeError(mismatch("pairs", expected, repr(pairs)))
 
     def is_folded(a_rows: slice, b_rows: slice) -> bool:
         found = pairs(a_rows, b_rows)

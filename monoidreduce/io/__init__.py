@@ -34,6 +34,7 @@ from .large_cache import large_cache
 from .masks import causal, kept_blocks, window
 from .memory import CacheOverflow, Memory
 from .no_cache import no_cache
+from .ours import OurTiles, our_tiles, ours_backward, ours_forward
 from .partition import NotAPartition, check_partition, minimum_set, partition_of, smallest_dominator
 from .pebbles import IllegalMove, Move, optimum, play
 from .problem import attention_problem, reference, simulate
@@ -53,6 +54,7 @@ __all__ = [
     "Memory",
     "Move",
     "NotAPartition",
+    "OurTiles",
     "TracedMemory",
     "attention_backward_graph",
     "attention_forward_graph",
@@ -79,6 +81,9 @@ __all__ = [
     "no_cache",
     "nonzeros",
     "optimum",
+    "our_tiles",
+    "ours_backward",
+    "ours_forward",
     "partition_of",
     "play",
     "product_graph",

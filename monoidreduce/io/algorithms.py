@@ -17,7 +17,7 @@ from .counts import (
 )
 from .flash import flash1_backward, flash2_backward, flash_forward, flash_rows
 from .large_cache import large_cache
-from .memory import check_least
+from .memory import check_least, check_sizes
 from .no_cache import no_cache
 from .small_cache import small_cache
 
@@ -31,7 +31,8 @@ class Algorithm(NamedTuple):
         computes: "g", the paper's gradient (Definition 3.2); or, from a head's Q, K and V, "O" with l, or
             "dQ, dK, dV".
         schedule: what `simulate` runs.
-        words: (n, d, M) -> the words that it moves; ValueError where the cache is too small.
+        words: (n, d, M) -> the words that it moves; ValueError where a size is below 1, or the cache is too
+            small.
         fits: whether it holds at most M words. Where it does not, run it with `strict=False`.
     """
 
@@ -62,7 +63,12 @@ ALGORITHMS = {
 
 
 def words_or_none(name: str, n: int, d: int, words: int) -> int | None:
-    """The words that an algorithm moves, or None where the cache is too small for it."""
+    """The words that an algorithm moves, or None where the cache is too small for it.
+
+    Raises:
+        ValueError: a size is below 1.
+    """
+    check_sizes(n=n, d=d, words=words)
     try:
         return ALGORITHMS[name].words(n, d, words)
     except ValueError:
@@ -73,8 +79,9 @@ def best_algorithm(n: int, d: int, words: int) -> str:
     """The name of the algorithm for g that moves least, of all that hold at most M words.
 
     Raises:
-        ValueError: the cache is too small for any.
+        ValueError: a size is below 1, or the cache is too small for any.
     """
+    check_sizes(n=n, d=d)
     check_least("words", words, 4)  # enough for Algorithm 6
     counts = {
         name: count

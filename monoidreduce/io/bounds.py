@@ -2,6 +2,9 @@
 
 An asymptotic bound is a theorem's expression with every constant set to 1. It says how I/O grows with n, d
 and M. It is no number of words that an algorithm must move; the other bounds are. A word is one element.
+
+Sizes are ints: of a sequence 0 or more, of a head and of the cache 1 or more. Every function raises
+ValueError for smaller ones, and TypeError for what is no int.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ import torch
 from torch import Tensor
 
 from monoidreduce._validate import check_choice
+
+from .memory import check_least, check_sizes
 
 __all__ = [
     "Bound",
@@ -35,6 +40,11 @@ __all__ = [
 Problem = Literal["g", "O", "dQ, dK, dV"]
 
 
+def _check(n: int, d: int, words: int) -> None:
+    check_least("n", n, 0)
+    check_sizes(d=d, words=words)
+
+
 @dataclass(frozen=True)
 class Bound:
     """A bound on I/O.
@@ -52,16 +62,19 @@ class Bound:
 
 def regime(d: int, words: int) -> Literal["small", "large"]:
     """The paper's two scenarios: a small cache has M < d^2 (section 1.1)."""
+    check_sizes(d=d, words=words)
     return "small" if words < d * d else "large"
 
 
 def large_cache_theta(n: int, d: int, words: int) -> Bound:
     """(n^2 d^2 + n d^3) / M: Theorems 4.1 and 4.2 (D.5, E.9), for M >= d^2. FlashAttention's in figure 1."""
+    _check(n, d, words)
     return Bound("large_cache_theta", (n**2 * d**2 + n * d**3) / words, asymptotic=True)
 
 
 def small_cache_theta(n: int, d: int, words: int) -> Bound:
     """(n^2 d + n d^2) / sqrt(M): Theorems 4.3 and 4.4 (C.12, E.10), for M < d^2."""
+    _check(n, d, words)
     return Bound("small_cache_theta", (n**2 * d + n * d**2) / math.sqrt(words), asymptotic=True)
 
 
@@ -73,6 +86,7 @@ def theta(n: int, d: int, words: int) -> Bound:
 
 def theta_forward(n: int, d: int, words: int) -> Bound:
     """Table 1, the I/O of the forward pass: min{n^2 d^2 / M, n^2 d / sqrt(M)}."""
+    _check(n, d, words)
     return Bound("theta_forward", min(n**2 * d**2 / words, n**2 * d / math.sqrt(words)), asymptotic=True)
 
 
@@ -97,8 +111,11 @@ def sparse_theta(
             minimum for each product: their sum is "safe". The minimum of the sums may be larger.
 
     Raises:
-        ValueError: `form` is neither.
+        ValueError: `form` is neither, or a number of entries is below 0.
     """
+    for name, count in {"z_a": z_a, "z_x": z_x, "z_ax": z_ax, "z_axa": z_axa}.items():
+        check_least(name, count, 0)
+    check_sizes(words=words)
     check_choice("form", form, ("as_stated", "safe"))
     root = math.sqrt(words)
     if form == "as_stated":
@@ -112,6 +129,9 @@ def sparse_theta(
 
 def sparse_theta_informal(z_input: int, z_qk: int, words: int) -> Bound:
     """Theorem 1.2: min{Z_input^2 / M, Z_input sqrt(Z_QK) / sqrt(M)}."""
+    check_least("z_input", z_input, 0)
+    check_least("z_qk", z_qk, 0)
+    check_sizes(words=words)
     least = min(z_input**2 / words, z_input * math.sqrt(z_qk) / math.sqrt(words))
     return Bound("sparse_theta_informal", least, asymptotic=True)
 
@@ -120,7 +140,9 @@ def dividing_point(z_a: int, z_x: int, z_ax: int, z_axa: int) -> float:
     """The M at which the two sides of Theorem 4.5 meet (Remark 4.7): d^2 for dense inputs.
 
     The remark prints sqrt(Z_A Z_X) Z_AX where Lemma F.2's proof has sqrt(Z_A Z_X Z_AX), which is used here.
+    Each number of entries is 1 or more: without entries there is nothing to divide.
     """
+    check_sizes(z_a=z_a, z_x=z_x, z_ax=z_ax, z_axa=z_axa)
     return ((z_a**2 + z_a * z_x) / (z_a * math.sqrt(z_axa) + math.sqrt(z_a * z_x * z_ax))) ** 2
 
 
@@ -133,6 +155,8 @@ def compulsory(n: int, d: int, problem: Problem = "g") -> Bound:
     Raises:
         ValueError: `problem` is none of these.
     """
+    check_least("n", n, 0)
+    check_sizes(d=d)
     words = {"g": 4 * n * d + 3 * d * d, "O": 4 * n * d + n, "dQ, dK, dV": 7 * n * d}
     check_choice("problem", problem, tuple(words))
     return Bound("compulsory", words[problem], asymptotic=False)
@@ -157,6 +181,9 @@ def segment(n: int, d: int, words: int, pairs: int | None = None) -> Bound:
         words: M.
         pairs: the entries of the product that are computed, where a mask leaves some out (default: n^2).
     """
+    _check(n, d, words)
+    if pairs is not None:
+        check_least("pairs", pairs, 0)
     multiplications = (n * n if pairs is None else pairs) * d
     return Bound(
         "segment", words * math.floor(multiplications / (words**2 / d + words**1.5)), asymptotic=False
@@ -169,6 +196,9 @@ def matmul(rows: int, columns: int, depth: int, words: int) -> Bound:
     The constant is that of Smith, Lowery, Langou and van de Geijn, A Tight I/O Lower Bound for Matrix
     Multiplication, arXiv:1702.02017.
     """
+    for name, size in {"rows": rows, "columns": columns, "depth": depth}.items():
+        check_least(name, size, 0)
+    check_sizes(words=words)
     return Bound("matmul", 2 * rows * columns * depth / math.sqrt(words) - 2 * words, asymptotic=False)
 
 

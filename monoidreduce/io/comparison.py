@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 from .algorithms import ALGORITHMS, best_algorithm, words_or_none
 from .bounds import lower_bounds
-from .memory import check_least
+from .memory import check_sizes
 
 __all__ = ["Comparison", "compare"]
 
@@ -67,8 +67,7 @@ def compare(n: int, d: int, cache: Sequence[int]) -> Comparison:
     Raises:
         ValueError: a size is below 1.
     """
-    for name, least in (("n", n), ("d", d), ("cache", min(cache, default=1))):
-        check_least(name, least, 1)
+    check_sizes(n=n, d=d, **{f"cache[{place}]": words for place, words in enumerate(cache)})
     algorithms = {name: tuple(words_or_none(name, n, d, words) for words in cache) for name in ALGORITHMS}
     by_size = [lower_bounds(n, d, words) for words in cache]
     bounds = {row[0].name: tuple(bound.words for bound in row) for row in zip(*by_size, strict=True)}

@@ -1,10 +1,13 @@
-"""The words that each schedule moves, in closed form: equal to the simulator's count, at any size."""
+"""The words that each schedule moves, in closed form: equal to the simulator's count, at any size.
+
+Each raises ValueError where a size is below 1, or the cache too small for the schedule.
+"""
 
 from __future__ import annotations
 
 from .flash import backward_block, forward_block, rows_block
 from .large_cache import Order, Policy, block_rows, phase_1_rows
-from .memory import check_least
+from .memory import check_least, check_sizes
 from .products import Tile, largest_tile
 from .small_cache import block_size
 
@@ -31,11 +34,8 @@ def product_words(rows: int, columns: int, depth: int, tile: Tile) -> int:
 
 
 def no_cache_words(n: int, d: int, words: int) -> int:
-    """`no_cache`, Algorithm 1.
-
-    Raises:
-        ValueError: the cache does not hold f, q and p.
-    """
+    """`no_cache`, Algorithm 1. The cache holds f, q and p."""
+    check_sizes(n=n, d=d)
     check_least("words", words, 3 * n * n + 2 * n * d + n)
     return 4 * n * d + 3 * d * d
 
@@ -45,6 +45,7 @@ def small_cache_words(n: int, d: int, words: int) -> int:
 
     6 (n^2 d + n d^2) / B + 9 n^2 + 3 n d + d^2.
     """
+    check_sizes(n=n, d=d)
     size = block_size(words)
     cube = Tile(size, size, size)
     inner, scores = product_words(n, d, d, cube), product_words(n, n, d, cube)
@@ -68,6 +69,7 @@ def large_cache_words(
 
     8 n d + n + d^2 + ceil(n / B_r) (2 n d + 2 d^2) with B_r = min(ceil(M / 4d), d).
     """
+    check_sizes(n=n, d=d, words=words)
     first = phase_1_rows(n, d, words, policy, order, sum_first)
     size = block_rows(n, d, words, policy, order, sum_first)
     s_and_h = 2 * (n * d + _ceil(n, first.rows) * d * d + n * d)
@@ -79,23 +81,27 @@ def large_cache_words(
 
 def flash_forward_words(n: int, d: int, words: int) -> int:
     """`flash_forward`: Q read, O and l written, and K and V read for each block of rows."""
+    check_sizes(n=n, d=d)
     return 2 * n * d + n + _ceil(n, forward_block(n, d, words)) * 2 * n * d
 
 
 def flash1_backward_words(n: int, d: int, words: int) -> int:
     """`flash1_backward`: Q, O, dO and l read for each block of columns, dQ read and written."""
+    check_sizes(n=n, d=d)
     turns = _ceil(n, backward_block(n, d, words))
     return 4 * n * d + turns * (3 * n * d + n) + (2 * turns - 1) * n * d
 
 
 def flash2_backward_words(n: int, d: int, words: int) -> int:
     """`flash2_backward`: v first, then Q, dO, l and v read for each block of columns, dQ read and written."""
+    check_sizes(n=n, d=d)
     turns = _ceil(n, backward_block(n, d, words))
     return 2 * n * d + n + 4 * n * d + turns * (2 * n * d + 2 * n) + (2 * turns - 1) * n * d
 
 
 def flash_rows_words(n: int, d: int, words: int) -> int:
     """`flash_rows`: three products, and A2 and h read for each block of rows."""
+    check_sizes(n=n, d=d)
     tile = largest_tile(words)
     products = 2 * product_words(n, d, d, tile) + product_words(d, d, n, tile)
     return products + 4 * n * d + n + _ceil(n, rows_block(n, d, words)) * 2 * n * d

@@ -11,15 +11,17 @@ from torch import Tensor
 from .masks import keeps, masked_exp
 from .memory import COLUMN, Memory, blocks, check_least
 from .products import gemm_tiled
-from .tiles import gradient_of_scores, outer, sum_v, write_v
+from .tiles import gradient_from, gradient_of_scores, outer, probabilities, sum_v, write_v
 
 __all__ = [
     "backward_block",
+    "compute_gradients",
     "flash1_backward",
     "flash2_backward",
     "flash_forward",
     "flash_rows",
     "forward_block",
+    "forward_by_tiles",
     "rows_block",
 ]
 
@@ -50,12 +52,17 @@ def flash_forward(memory: Memory, *, kept: Tensor | None = None) -> None:
     The maximum that floating-point numbers of few bits need is left out; it stays in the cache and moves
     nothing.
     """
+    forward_by_tiles(memory, kept, forward_block(*memory.shape("Q"), memory.words), 1)
+
+
+def forward_by_tiles(memory: Memory, kept: Tensor | None, rows: int, columns: int) -> None:
+    """O and l by tiles of so many rows, which stay, and columns."""
     n, d = memory.shape("Q")
     memory.create("O", n, d)
     memory.create("l", n, 1)
-    for i in blocks(n, forward_block(n, d, memory.words)):
+    for i in blocks(n, rows):
         q, out, sums = memory.read("Q", i), memory.zeros(i, slice(0, d)), memory.zeros(i, COLUMN)
-        for j in blocks(n, 1):
+        for j in blocks(n, columns):
             if not keeps(kept, i, j):
                 continue
             k = memory.read("K", j)
@@ -86,27 +93,36 @@ def flash2_backward(memory: Memory, *, kept: Tensor | None = None) -> None:
     memory.end_phase("dQ, dK, dV")
 
 
-def compute_gradients(memory: Memory, kept: Tensor | None, size: int, *, v_in_memory: bool) -> None:
-    """dQ, dK and dV by blocks of `size` columns, which stay."""
+def compute_gradients(
+    memory: Memory,
+    kept: Tensor | None,
+    columns: int,
+    *,
+    rows: int = 1,
+    v_in_memory: bool,
+    cleared: bool = False,
+) -> None:
+    """dQ, dK and dV by tiles of so many columns, which stay, and rows.
+
+    cleared: dQ is in memory, with zeros. Otherwise the first tile of a row begins with zeros in the cache.
+    """
     n, d = memory.shape("Q")
     width = slice(0, d)
-    for name in ("dQ", "dK", "dV"):
+    for name in ("dK", "dV") if cleared else ("dQ", "dK", "dV"):
         memory.create(name, n, d)
-    begun = set()  # rows whose dQ is in memory: the first tile of a row begins with zeros
-    for j in blocks(n, size):
+    begun = {i.start for i in blocks(n, rows)} if cleared else set()  # rows whose dQ is in memory
+    for j in blocks(n, columns):
         key, value = memory.read("K", j), memory.read("V", j)
         d_key, d_value = memory.zeros(j, width), memory.zeros(j, width)
-        for i in blocks(n, 1):
+        for i in blocks(n, rows):
             if not keeps(kept, i, j):
                 continue
             query, upstream, sums = memory.read("Q", i), memory.read("dO", i), memory.read("l", i)
             v = memory.read("v", i) if v_in_memory else sum_v(memory, upstream, i)
-            f = outer(memory, query, key)
-            memory.update(f, masked_exp(kept, i, j))
-            memory.update(f, torch.div, sums)
+            f = probabilities(memory, query, key, sums, kept, i, j)
             memory.add_product(d_value, f.T, upstream)
             p = outer(memory, upstream, value)
-            memory.update(p, lambda q, f, v: f * (q - v), f, v)
+            gradient_from(memory, p, f, v)
             memory.delete(f, upstream, sums, v)
             d_query = memory.read("dQ", i) if i.start in begun else memory.zeros(i, width)
             begun.add(i.start)

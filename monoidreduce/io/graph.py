@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .memory import check_sizes
+
 __all__ = ["Graph", "attention_backward_graph", "attention_forward_graph", "product_graph"]
 
 
@@ -72,7 +74,8 @@ class Graph:
 
 
 def product_graph(rows: int, columns: int, depth: int) -> Graph:
-    """The product of two matrices of inputs."""
+    """The product of two matrices of inputs. Raises ValueError where a size is below 1."""
+    check_sizes(rows=rows, columns=columns, depth=depth)
     graph = Graph()
     graph.product(graph.matrix(rows, depth), graph.matrix(depth, columns))
     return graph
@@ -80,13 +83,14 @@ def product_graph(rows: int, columns: int, depth: int) -> Graph:
 
 def _softmax(graph: Graph, n: int, d: int) -> tuple[Tensor, Tensor, Tensor]:
     """A1, A2 and f (Definitions B.3 to B.5)."""
+    check_sizes(n=n, d=d)
     a1, a2, x = graph.matrix(n, d), graph.matrix(n, d), graph.matrix(d, d)
     a = graph.map(graph.product(graph.product(a1, x), a2.T))
     return a1, a2, graph.map(a, graph.row_sums(a))
 
 
 def attention_forward_graph(n: int, d: int) -> Graph:
-    """O = f h (Definition 3.1, B.7)."""
+    """O = f h (Definition 3.1, B.7). Raises ValueError where a size is below 1."""
     graph = Graph()
     _, _, f = _softmax(graph, n, d)
     graph.product(f, graph.product(graph.matrix(n, d), graph.matrix(d, d)))
@@ -94,7 +98,10 @@ def attention_forward_graph(n: int, d: int) -> Graph:
 
 
 def attention_backward_graph(n: int, d: int) -> Graph:
-    """g = A1^T p A2 (Definition 3.2, figure 2), by A1 X and A1^T p first."""
+    """g = A1^T p A2 (Definition 3.2, figure 2), by A1 X and A1^T p first.
+
+    Raises ValueError where a size is below 1.
+    """
     graph = Graph()
     a1, a2, f = _softmax(graph, n, d)
     h = graph.product(graph.matrix(n, d), graph.matrix(d, d))

@@ -9,9 +9,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import check_int, mismatch
 
-__all__ = ["ALL", "COLUMN", "CacheOverflow", "Memory", "blocks", "check_least"]
+__all__ = ["ALL", "COLUMN", "CacheOverflow", "Memory", "blocks", "check_least", "check_sizes"]
 
 ALL = slice(None)
 COLUMN = slice(0, 1)  # the columns of a vector: every matrix has two axes
@@ -22,8 +22,15 @@ class CacheOverflow(RuntimeError):
 
 
 def check_least(name: str, value: int, least: int) -> None:
-    if value < least:
+    """Raises TypeError unless `value` is an int, ValueError if it is below `least`."""
+    if check_int(name, value) < least:
         raise ValueError(mismatch(name, f"at least {least}", value))
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raises TypeError or ValueError, naming the argument, unless each is an int of 1 or more."""
+    for name, size in sizes.items():
+        check_least(name, size, 1)
 
 
 def blocks(length: int, size: int) -> list[slice]:

@@ -8,6 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import TypeAlias
 
 from .graph import Graph
+from .memory import check_sizes
 from .pebbles import Move
 
 __all__ = ["NotAPartition", "check_partition", "minimum_set", "partition_of", "smallest_dominator"]
@@ -114,7 +115,9 @@ def partition_of(graph: Graph, moves: Iterable[Move], pebbles: int) -> list[set[
 
     Raises:
         NotAPartition: a part breaks a condition, where red pebbles were placed in vain.
+        ValueError: `pebbles` is below 1.
     """
+    check_sizes(pebbles=pebbles)
     parts: list[set[int]] = [set()]
     seen: set[int] = set()
     transfers = 0

@@ -85,7 +85,7 @@ def optimum(graph: Graph, pebbles: int) -> list[Move]:
     """
     if len(graph) > LARGEST_GRAPH:
         raise ValueError(mismatch("graph", f"at most {LARGEST_GRAPH} nodes", len(graph)))
-    check_least("pebbles", pebbles, 1 + max(map(len, graph.parents)))
+    check_least("pebbles", pebbles, 1 + max(map(len, graph.parents), default=0))
     outputs = frozenset(graph.outputs)
     start = _State(frozenset(), frozenset(graph.inputs))
     came_from: dict[_State, tuple[_State, tuple[Move, ...]]] = {}

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .memory import Memory, check_least
+from monoidreduce._validate import check_axes, check_tensor, mismatch
+
+from .memory import Memory, check_sizes
 
 __all__ = ["attention_problem", "reference", "simulate"]
 
@@ -31,10 +33,12 @@ def attention_problem(n: int, d: int, *, seed: int = 0, kept: Tensor | None = No
         queries, keys and values: Q = A1 X, K = A2 and V = A3 Y.
 
     Raises:
-        ValueError: `n` or `d` is below 1.
+        TypeError: `kept` is no bool tensor.
+        ValueError: `n` or `d` is below 1, or `kept` is not [n, n] or keeps no pair of a row.
     """
-    check_least("n", n, 1)
-    check_least("d", d, 1)
+    check_sizes(n=n, d=d)
+    if kept is not None:
+        _check_kept(kept, n)
     generator = torch.Generator().manual_seed(seed)
 
     def random(rows: int) -> Tensor:
@@ -46,6 +50,14 @@ def attention_problem(n: int, d: int, *, seed: int = 0, kept: Tensor | None = No
     problem |= {"Q": problem["A1"] @ problem["X"], "K": problem["A2"], "V": problem["A3"] @ problem["Y"]}
     results = reference(problem, kept)
     return problem | {"O": results["O"], "l": results["l"]}
+
+
+def _check_kept(kept: Tensor, n: int) -> None:
+    if check_tensor("kept", kept).dtype is not torch.bool:
+        raise TypeError(mismatch("kept", "torch.bool", kept.dtype))
+    check_axes("kept", kept, ("n", "n"), {"n": n})
+    if not (some := kept.any(1)).all():
+        raise ValueError(mismatch("kept", "a pair of every row", f"none of row {int(some.int().argmin())}"))
 
 
 def reference(problem: Mapping[str, Tensor], kept: Tensor | None = None) -> Matrices:
@@ -79,7 +91,7 @@ def simulate(
         options: what the schedule takes; `kept` is the mask of the inputs too.
 
     Raises:
-        ValueError: the cache is too small for the schedule.
+        TypeError, ValueError: as of `attention_problem`; or the cache is too small for the schedule.
         CacheOverflow: the schedule holds more than `words`, and `strict` is set.
     """
     memory = Memory(words, attention_problem(n, d, seed=seed, kept=options.get("kept")), strict=strict)

@@ -8,7 +8,7 @@ from torch import Tensor
 from .masks import masked_exp
 from .memory import COLUMN, Memory, blocks
 
-__all__ = ["gradient_of_scores", "outer", "sum_v", "write_v"]
+__all__ = ["gradient_from", "gradient_of_scores", "outer", "probabilities", "sum_v", "write_v"]
 
 
 def outer(memory: Memory, a: Tensor, b: Tensor) -> Tensor:
@@ -16,6 +16,21 @@ def outer(memory: Memory, a: Tensor, b: Tensor) -> Tensor:
     total = memory.zeros(slice(0, a.shape[0]), slice(0, b.shape[0]))
     memory.add_product(total, a, b.T)
     return total
+
+
+def probabilities(
+    memory: Memory, query: Tensor, key: Tensor, sums: Tensor, kept: Tensor | None, rows: slice, columns: slice
+) -> Tensor:
+    """f = diag(l)^-1 exp(Q K^T) of two blocks (Definition B.5), a new block."""
+    f = outer(memory, query, key)
+    memory.update(f, masked_exp(kept, rows, columns))
+    memory.update(f, torch.div, sums)
+    return f
+
+
+def gradient_from(memory: Memory, q: Tensor, f: Tensor, v: Tensor) -> None:
+    """p = f o (q - v) in the place of q (Definition B.9)."""
+    memory.update(q, lambda q, f, v: f * (q - v), f, v)
 
 
 def sum_v(memory: Memory, upstream: Tensor, rows: slice) -> Tensor:

@@ -1,16 +1,23 @@
-"""The check that formulas share."""
+"""The checks that formulas share."""
 
 from __future__ import annotations
 
-from monoidreduce._validate import check_int, check_positive, mismatch
+from monoidreduce._validate import check_finite, check_int, check_positive, mismatch
 
-__all__ = ["check_counts", "check_numbers"]
+__all__ = ["check_amounts", "check_counts", "check_numbers"]
 
 
 def check_numbers(**values: float) -> None:
     """Raises TypeError or ValueError, naming the argument, unless each is a finite number above 0."""
     for name, value in values.items():
         check_positive(name, value)
+
+
+def check_amounts(**values: float) -> None:
+    """Raises TypeError or ValueError, naming the argument, unless each is a finite number, 0 or above."""
+    for name, value in values.items():
+        if check_finite(name, value, "a finite number >= 0") < 0:
+            raise ValueError(mismatch(name, "a finite number >= 0", value))
 
 
 def check_counts(**values: int) -> None:

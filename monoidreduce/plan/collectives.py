@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from monoidreduce._validate import check_choice, mismatch
-from monoidreduce.plan._positive import check_counts, check_numbers
+from monoidreduce.plan._positive import check_amounts, check_counts, check_numbers
 
 __all__ = ["COLLECTIVES", "Ring", "ring", "seconds", "sent"]
 
@@ -17,9 +17,10 @@ COLLECTIVES = {"all-gather": 1.0, "reduce-scatter": 1.0, "all-reduce": 2.0, "all
 def sent(collective: str, bytes: float) -> float:
     """Bytes that a chip sends for an object of `bytes` (Table 2), of any number of chips.
 
-    Raises ValueError for a name that is not in `COLLECTIVES`.
+    Raises ValueError for a name that is not in `COLLECTIVES`, and for `bytes` below 0.
     """
     check_choice("collective", collective, tuple(COLLECTIVES))
+    check_amounts(bytes=bytes)
     return COLLECTIVES[collective] * bytes
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 
-from monoidreduce._command_line import Parser, positive_number, whole_number
+from monoidreduce._command_line import Parser, plot_file, positive_number, whole_number
 from monoidreduce.hardware import HARDWARE
+from monoidreduce.plan.figure import save_figure
 from monoidreduce.plan.mesh import STRATEGIES, Axis, Mesh
 from monoidreduce.plan.planner import Batch, Plan, best, plans
 from monoidreduce.plan.transformer import MODELS
@@ -51,7 +52,18 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--mfu", type=positive_number, default=1, help="of the arithmetic by itself (%(default)s)"
     )
+    parser.add_argument(
+        "--cost",
+        action="store_true",
+        help="attention, feedforward layers and the loss take what mr.cost says, other products by --mfu",
+    )
     parser.add_argument("--remat", action="store_true", help="layers run again in backward")
+    parser.add_argument(
+        "--plot",
+        type=plot_file,
+        metavar="FILE",
+        help="draw what arithmetic and each strategy's links take, of each mesh; needs matplotlib",
+    )
     options = parser.parse_args(argv)
 
     sizes = [size for size, _ in options.mesh.values()]
@@ -59,19 +71,26 @@ def main(argv: list[str]) -> int:
         parser.error("argument --chips: expected only if --mesh has no sizes")
     if not options.chips and not all(sizes):
         parser.error("argument --mesh: expected the sizes of all strategies, or none and --chips")
+    how = {"mfu": options.mfu, "remat": options.remat, "cost": options.cost}
     model, hardware = MODELS[options.model], HARDWARE[options.hardware]
     try:
         batch = Batch(options.batch, options.sequence)
         if options.chips:
             links = {name: axes for name, (_, axes) in options.mesh.items()}
-            found = plans(model, batch, hardware, options.chips, links, mfu=options.mfu, remat=options.remat)
-            _compare(found)
+            found = plans(model, batch, hardware, options.chips, links, **how)
             plan = best(found)
         else:
             axes = tuple(Axis(name, size, links) for name, (size, links) in options.mesh.items())
-            plan = Plan(model, batch, Mesh(hardware, axes), mfu=options.mfu, remat=options.remat)
+            plan = Plan(model, batch, Mesh(hardware, axes), **how)
+            found = [plan]
+        if options.plot:
+            save_figure(options.plot, found[:SHOWN])
     except ValueError as error:
         parser.error(str(error))
+    except ImportError:
+        parser.error("argument --plot: matplotlib is not installed: pip install matplotlib")
+    if options.chips:
+        _compare(found)
     print(f"{options.model}, {model.parameters:.4g} parameters, on {plan}")
     if options.tokens:
         print(f"training  {options.tokens:.3g} tokens in {plan.days(options.tokens):.1f} days")
@@ -79,7 +98,7 @@ def main(argv: list[str]) -> int:
 
 
 def _compare(found: list[Plan]) -> None:
-    strategies = [axis.strategy for axis in found[0].mesh.axes] if found else []
+    strategies = [axis.strategy for axis in found[0].mesh.axes]
     print("".join(f"{name:>8}" for name in strategies) + f"{'step':>11}{'links':>11}{'memory':>13}")
     for plan in found[:SHOWN]:
         sizes = "".join(f"{axis.size:>8}" for axis in plan.mesh.axes)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from monoidreduce.hardware import Hardware
 from monoidreduce.plan._positive import check_counts, check_numbers
+from monoidreduce.plan.mesh import check_links
 
 __all__ = [
     "ShardedLayer",
@@ -50,9 +51,13 @@ class ShardedLayer:
         fsdp_axes: float = 2,
         tp_axes: float = 1,
     ) -> ShardedLayer:
-        """The times on `hardware`; numbers of chips may be fractions, as K_F* is."""
+        """The times on `hardware`; numbers of chips may be fractions, as K_F* is.
+
+        Raises TypeError or ValueError unless all are finite numbers above 0 and `hardware` has so many axes.
+        """
         check_numbers(tokens=tokens, width=width, hidden=hidden, fsdp_chips=fsdp_chips, tp_chips=tp_chips)
         check_numbers(fsdp_axes=fsdp_axes, tp_axes=tp_axes)
+        check_links(hardware, {"fsdp": fsdp_axes, "tp": tp_axes})
         return cls(
             fsdp_chips,
             tp_chips,

@@ -10,7 +10,7 @@ from monoidreduce._validate import check_choice, mismatch
 from monoidreduce.hardware import Hardware
 from monoidreduce.plan._positive import check_counts, check_numbers
 
-__all__ = ["STRATEGIES", "Axis", "Mesh", "meshes"]
+__all__ = ["STRATEGIES", "Axis", "Mesh", "check_links", "meshes"]
 
 # What each shards: tokens; tokens and state; widths of all layers; classes of the head alone; sequences.
 STRATEGIES = ("dp", "fsdp", "tp", "vocab", "context")
@@ -42,6 +42,15 @@ class Axis:
         return f"{self.strategy} {self.size} over {self.links:g} {'axis' if self.links == 1 else 'axes'}"
 
 
+def check_links(hardware: Hardware, links: Mapping[str, float]) -> None:
+    """Raises ValueError if strategies need more physical axes than a chip has. Fractions need none."""
+    total = sum(of for of in links.values() if of >= 1)
+    if total > hardware.axes:
+        given = ", ".join(f"{name} {of:g}" for name, of in links.items())
+        expected = f"at most the {hardware.axes} of {hardware.name} in all"
+        raise ValueError(mismatch("links", expected, f"{total:g} ({given})"))
+
+
 @dataclass(frozen=True)
 class Mesh:
     """Chips of one kind, as independent logical axes of different strategies.
@@ -57,17 +66,19 @@ class Mesh:
         names = [axis.strategy for axis in self.axes]
         if len(set(names)) < len(names):
             raise ValueError(mismatch("axes", "each strategy once", names))
-        links = sum(axis.links for axis in self.axes if axis.links >= 1)
-        if links > self.hardware.axes:
-            expected = f"at most the {self.hardware.axes} of {self.hardware.name} in all"
-            raise ValueError(mismatch("links", expected, f"{links:g}"))
-        if (joined := _joined(self.axes)) > self.hardware.joined:
+        check_links(self.hardware, {axis.strategy: axis.links for axis in self.axes})
+        if self.joined > self.hardware.joined:
             expected = f"at most the {self.hardware.joined} chips that the links of {self.hardware.name} join"
-            raise ValueError(mismatch("size", expected, joined))
+            raise ValueError(mismatch("size", expected, self.joined))
 
     @property
     def chips(self) -> int:
         return prod(axis.size for axis in self.axes)
+
+    @property
+    def joined(self) -> int:
+        """How many chips the physical axes join, and not another network."""
+        return _joined(self.axes)
 
     def size(self, *strategies: str) -> int:
         """The number of chips along the axes of these strategies; 1 if the mesh has none of them."""
@@ -78,8 +89,12 @@ class Mesh:
 
 
 def meshes(hardware: Hardware, chips: int, links: Mapping[str, float]) -> Iterator[Mesh]:
-    """Every mesh of `chips` that the links join; `links` has the strategies and the physical axes of each."""
+    """Every mesh of `chips` that the links join; `links` has the strategies and the physical axes of each.
+
+    Raises TypeError or ValueError for a strategy or a number that is not as `Axis` and `Mesh` take them.
+    """
     check_counts(chips=chips)
+    check_links(hardware, {name: Axis(name, 1, of).links for name, of in links.items()})
     for sizes in _factors(chips, len(links)):
         axes = tuple(Axis(name, size, m) for (name, m), size in zip(links.items(), sizes, strict=True))
         if _joined(axes) <= hardware.joined:
@@ -87,7 +102,6 @@ def meshes(hardware: Hardware, chips: int, links: Mapping[str, float]) -> Iterat
 
 
 def _joined(axes: tuple[Axis, ...]) -> int:
-    """How many chips the physical axes join, and not another network."""
     return prod(axis.size for axis in axes if axis.links >= 1)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import check_bool, mismatch
 from monoidreduce.hardware import Hardware
 from monoidreduce.plan._positive import check_numbers
 from monoidreduce.plan.collectives import sent
 from monoidreduce.plan.mesh import Mesh, meshes
+from monoidreduce.plan.on_chip import Taken, check_operators, operators_of
 from monoidreduce.plan.operators import STATE_BYTES
 from monoidreduce.plan.roofline import Work
 from monoidreduce.plan.strategies import Phases
+from monoidreduce.plan.topology import PODS, is_slice
 from monoidreduce.plan.transformer import Model
 
 __all__ = ["Batch", "Memory", "Plan", "Precision", "best", "plans"]
@@ -63,6 +65,7 @@ class Memory:
         gathered: FSDP's whole weights of the largest layer, the least that section 2.3 allows.
         activations: what the backward reads; with remat, one input a layer. Hidden values of feedforward
             layers, scores and logits are not among them: the operators of this library do not store these.
+        workspace: the most that one of these operators holds besides, by `mr.cost`; 0 of a plan without it.
     """
 
     weights: float
@@ -70,10 +73,12 @@ class Memory:
     optimizer: float
     gathered: float
     activations: float
+    workspace: float = 0
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.gathered + self.activations
+        state = self.weights + self.gradients + self.optimizer
+        return state + self.gathered + self.activations + self.workspace
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,11 @@ class Plan:
         precision: bytes of elements.
         mfu: the share of the peak that arithmetic reaches by itself, from above 0 to 1.
         remat: layers run again in backward, with their all-reduces; only their inputs are kept.
+        cost: attention, feedforward layers and the loss take what `mr.cost` says of the chip's part of them;
+            mfu is that of the other products, and memory has the workspace of these operators.
 
-    Raises TypeError or ValueError if mfu is out of range, or if the chips of tp do not divide the heads and
-    the hidden width.
+    Raises TypeError or ValueError if mfu is out of range, if the chips of tp do not divide the heads and the
+    hidden width, or if `cost` is set where `mr.cost` has no model of the chip or of the activations' bytes.
     """
 
     model: Model
@@ -108,8 +115,12 @@ class Plan:
     precision: Precision = field(default_factory=Precision)
     mfu: float = 1.0
     remat: bool = False
+    cost: bool = False
 
     def __post_init__(self) -> None:
+        check_bool("remat", self.remat)
+        if check_bool("cost", self.cost):
+            check_operators(self.mesh.hardware, self.precision.activations)
         check_numbers(mfu=self.mfu)
         if self.mfu > 1:
             raise ValueError(mismatch("mfu", "a number above 0, at most 1", self.mfu))
@@ -148,6 +159,7 @@ class Plan:
             * self.tokens
             * model.layers
             * (model.width if self.remat else kept),
+            workspace=max((taken.memory for taken in self._operators.values()), default=0),
         )
 
     # What a chip does
@@ -203,11 +215,36 @@ class Plan:
     # How long it takes
 
     @property
+    def _operators(self) -> dict[str, Taken]:
+        """Of a layer, and the loss; none without `cost`."""
+        if not self.cost:
+            return {}
+        length, activations = self.batch.sequence, self.precision.activations
+        return operators_of(self.model, self.mesh, self.tokens, length, activations)
+
+    @property
+    def operator_seconds(self) -> dict[str, tuple[float, float]]:
+        """With `cost`, of each operator and of "products" what `compute_seconds` has, in both phases."""
+        found = {}
+        for name, (forward, backward, _) in self._operators.items():
+            of_layers = name != "loss"
+            times, again = self.model.layers if of_layers else 1, forward if self.remat and of_layers else 0
+            found[name] = times * forward, times * (backward + again)
+        if found:
+            parameters = self.model.layers * self.model.projection_parameters / self.mesh.size("tp")
+            seconds = 2 * self.tokens * parameters / (self.mesh.hardware.peak * self.mfu)
+            found["products"] = seconds, (3 if self.remat else 2) * seconds
+        return found
+
+    @property
     def compute_seconds(self) -> tuple[float, float]:
         """Of the arithmetic alone, forward and backward."""
-        forward, backward = self.compute
-        rate = self.mesh.hardware.peak * self.mfu
-        return forward / rate, backward / rate
+        if found := self.operator_seconds:
+            forward, backward = (sum(times) for times in zip(*found.values(), strict=True))
+        else:
+            rate = self.mesh.hardware.peak * self.mfu
+            forward, backward = (flops / rate for flops in self.compute)
+        return forward, backward
 
     @property
     def send_seconds(self) -> dict[str, tuple[float, float]]:
@@ -272,10 +309,19 @@ class Plan:
                 f"{self.batch.tokens / self.batch.sequence:.0f} sequences of {self.batch.sequence:g} tokens "
                 f"for {replicas} shards of the batch: shorten them, or shard them too (context)"
             )
-        if self.memory.total > self.mesh.hardware.memory:
+        hardware = self.mesh.hardware
+        if (pod := PODS.get(hardware.name)) and not is_slice(self.mesh.joined, pod):
+            shape, cube = (" x ".join(map(str, sizes)) for sizes in pod)
             found.append(
-                f"{self.memory.total:.3g} bytes a chip, where {self.mesh.hardware.name} has "
-                f"{self.mesh.hardware.memory:.3g}"
+                f"{self.mesh.joined} chips are no slice of {hardware.name}: cubes of {cube} in a pod of "
+                f"{shape}"
+            )
+        for axis in self.mesh.axes:
+            if 1 < axis.size < 2 ** int(axis.links):
+                found.append(f"{axis.strategy}: {axis.size} chips do not lie along {axis.links:g} axes")
+        if self.memory.total > hardware.memory:
+            found.append(
+                f"{self.memory.total:.3g} bytes a chip, where {hardware.name} has {hardware.memory:.3g}"
             )
         return tuple(found)
 
@@ -289,10 +335,13 @@ class Plan:
             f"{'':<10}{'forward':>26}{'backward':>26}{'intensity':>13}{'needed':>9}",
             f"{'compute':<10}{_columns('FLOP', self.compute, self.compute_seconds)}",
         ]
+        for name, (forward, backward) in self.operator_seconds.items():
+            lines.append(f"  {name:<11}{forward:>21.3g} s{backward:>24.3g} s")
+        rate = max(flops / of for flops, of in zip(self.compute, self.compute_seconds, strict=True))
         for axis in self.mesh.axes:
             name = axis.strategy
             intensity = self.phases(name).intensity
-            needed = hardware.peak * self.mfu / (axis.links * hardware.link)
+            needed = rate / (axis.links * hardware.link)
             sends = _columns("B", self.sends[name], self.send_seconds[name])
             lines.append(f"{name:<10}{sends}{intensity:>13.0f}{needed:>9.0f}")
         memory = ", ".join(f"{name} {size:.3g}" for name, size in vars(self.memory).items() if size)
@@ -322,14 +371,24 @@ def plans(
     precision: Precision | None = None,
     mfu: float = 1.0,
     remat: bool = False,
+    cost: bool = False,
 ) -> list[Plan]:
     """Plans for every mesh of `chips`, the shortest step first; of equal steps, the least communication.
 
     links: the strategies, with the physical axes of each. Meshes whose tp does not divide the heads and the
     hidden width are left out. Other arguments are those of `Plan`.
+
+    Raises TypeError or ValueError for an argument that is not as above, and if no mesh is left.
     """
     tp_divides = (mesh for mesh in meshes(hardware, chips, links) if _divides(mesh.size("tp"), model))
-    found = [Plan(model, batch, mesh, precision or Precision(), mfu, remat) for mesh in tp_divides]
+    found = [Plan(model, batch, mesh, precision or Precision(), mfu, remat, cost) for mesh in tp_divides]
+    if not found:
+        strategies = ",".join(f"{name}:{of:g}" for name, of in links.items())
+        expected = (
+            f"strategies that share the chips: links of {hardware.name} join at most {hardware.joined}, "
+            f"and tp divides {model.heads} heads and a hidden width of {model.hidden}"
+        )
+        raise ValueError(mismatch("mesh", expected, f"{strategies or 'none'} of {chips} chips"))
     return sorted(found, key=lambda plan: (plan.step_seconds, plan.communication_seconds))
 
 
@@ -340,17 +399,19 @@ def _divides(tp: int, model: Model) -> bool:
 def best(candidates: Iterable[Plan], memory: float | None = None) -> Plan:
     """The plan of the shortest step that fits into `memory` bytes a chip; None: into what the chip has.
 
-    Raises ValueError if none does.
+    Raises ValueError if none does, or if there is none.
     """
     found = list(candidates)
+    if not found:
+        raise ValueError(mismatch("candidates", "at least one plan", "none"))
     fit = [
         plan
         for plan in found
         if plan.memory.total <= (plan.mesh.hardware.memory if memory is None else memory)
     ]
     if not fit:
-        least = min((plan.memory.total for plan in found), default=float("nan"))
-        raise ValueError(
-            mismatch("memory", f"room for a plan, of which the least needs {least:.3g} bytes", memory)
-        )
+        least = min(found, key=lambda plan: plan.memory.total)
+        room = least.mesh.hardware.memory if memory is None else memory
+        expected = f"at least {least.memory.total:.3g} bytes, which {least.mesh} needs"
+        raise ValueError(mismatch("memory", expected, f"{room:.3g}"))
     return min(fit, key=lambda plan: (plan.step_seconds, plan.communication_seconds))

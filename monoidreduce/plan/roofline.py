@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from monoidreduce._validate import mismatch
 from monoidreduce.hardware import Hardware
-from monoidreduce.plan._positive import check_numbers
+from monoidreduce.plan._positive import check_amounts, check_numbers
 
 __all__ = ["Roofline", "Work", "interconnect", "on_device"]
 
@@ -16,10 +17,14 @@ class Work:
     """What a kernel, a layer or a phase of a step does: n_F FLOPs, and n_B or n_I bytes that it moves.
 
     Works add, and `3 * work` is three times the work: a batch of products has the intensity of one (A.1.3).
+    Raises TypeError or ValueError unless both are finite numbers, 0 or above.
     """
 
     flops: float
     bytes: float
+
+    def __post_init__(self) -> None:
+        check_amounts(flops=self.flops, bytes=self.bytes)
 
     @property
     def intensity(self) -> float:
@@ -31,6 +36,11 @@ class Work:
 
     def __rmul__(self, times: float) -> Work:
         return Work(times * self.flops, times * self.bytes)
+
+
+def _check_intensity(intensity: float) -> None:
+    if not intensity >= 0:  # infinite where nothing is moved
+        raise ValueError(mismatch("intensity", "a number >= 0", intensity))
 
 
 @dataclass(frozen=True)
@@ -53,11 +63,16 @@ class Roofline:
         return self.peak / self.bandwidth
 
     def rate(self, intensity: float) -> float:
-        """The most FLOP/s at that intensity, P = min(pi, beta I) (equation 2)."""
+        """The most FLOP/s at that intensity, P = min(pi, beta I) (equation 2); ValueError below 0."""
+        _check_intensity(intensity)
         return min(self.peak, self.bandwidth * intensity)
 
     def mfu(self, intensity: float) -> float:
-        """The most MFU at that intensity, min(1, I / I*) (equation 3): 1 from the critical intensity on."""
+        """The most MFU at that intensity, min(1, I / I*) (equation 3): 1 from the critical intensity on.
+
+        Raises ValueError for an intensity below 0.
+        """
+        _check_intensity(intensity)
         return min(1.0, intensity / self.critical_intensity)
 
     def seconds(self, work: Work) -> float:
@@ -75,6 +90,11 @@ def on_device(hardware: Hardware) -> Roofline:
 
 
 def interconnect(hardware: Hardware, axes: float = 1) -> Roofline:
-    """The roofline of a device and its links along `axes` physical axes, of I*_I / m (equation 7)."""
+    """The roofline of a device and its links along `axes` physical axes, of I*_I / m (equation 7).
+
+    Raises TypeError or ValueError unless the device has so many axes. A fraction is a part of one.
+    """
     check_numbers(axes=axes)
+    if axes > hardware.axes:
+        raise ValueError(mismatch("axes", f"at most the {hardware.axes} of {hardware.name}", f"{axes:g}"))
     return Roofline(hardware.peak, axes * hardware.link)

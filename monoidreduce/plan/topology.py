@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
+from typing import TypeAlias
 
 from monoidreduce._validate import mismatch
 from monoidreduce.plan._positive import check_counts
 
-__all__ = ["V5P_CUBE", "V5P_POD", "check_slice", "logical_strides"]
+__all__ = ["PODS", "V5P_CUBE", "V5P_POD", "Pod", "check_slice", "is_slice", "logical_strides"]
+
+Pod: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # its shape, and that of the cubes that slices have
 
 V5P_POD = (16, 20, 28)
 V5P_CUBE = (4, 4, 4)
+PODS: dict[str, Pod] = {"v5p": (V5P_POD, V5P_CUBE)}  # by the hardware's name
 
 
 def check_slice(
@@ -26,6 +31,15 @@ def check_slice(
     ):
         raise ValueError(mismatch("shape", f"multiples of {cube}, at most {pod}", shape))
     return prod(shape)
+
+
+def is_slice(chips: int, pod: Pod) -> bool:
+    """Whether so many chips are a slice of whole cubes, or lie within one cube (B.1)."""
+    shape, cube = pod
+    if chips <= prod(cube):
+        return True
+    edges = (range(edge, most + 1, edge) for edge, most in zip(cube, shape, strict=True))
+    return any(prod(sizes) == chips for sizes in product(*edges))
 
 
 def logical_strides(sizes: tuple[int, ...]) -> tuple[int, ...]:

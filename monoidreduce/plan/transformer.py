@@ -55,9 +55,14 @@ class Model:
         return self.width * self.kv_heads // self.heads
 
     @property
+    def projection_parameters(self) -> int:
+        """Of a block's attention: 4 d^2 where keys have as many heads as queries."""
+        return 2 * self.width * (self.width + self.kv_width)
+
+    @property
     def layer_parameters(self) -> int:
-        """Of a block: 4 d^2 + 3 d D where keys have as many heads as queries and the feedforward is gated."""
-        return 2 * self.width * (self.width + self.kv_width) + (2 + self.gated) * self.width * self.hidden
+        """Of a block: with a gated feedforward layer 3 d D more."""
+        return self.projection_parameters + (2 + self.gated) * self.width * self.hidden
 
     @property
     def head_parameters(self) -> int:

@@ -213,6 +213,21 @@ def test_corollary_2_1_2_needs_the_local_gradient_of_each_part(most: int, holds:
     assert agrees.all() if holds else not agrees.any()
 
 
+@pytest.mark.parametrize("monoid", [LogWSum(), WSum(), LogSumExp(), Sum()], ids=repr)
+def test_corollary_2_1_1_holds_for_every_partition(monoid: Any) -> None:
+    """Elements in 1 to 8 random parts: D(P, P_i) is the gradient of one part's fold."""
+    generator = torch.Generator().manual_seed(0)
+    sample = subject_of(type(monoid)).sample
+    *elements, g = (laws._double(sample(generator, (9,))) for _ in range(9))
+    claims = laws._local_gradient_of_a_partition(monoid, g, **{f"x{i}": x for i, x in enumerate(elements)})
+    *by_count, shared = claims
+    for count, claim in enumerate(by_count, 1):
+        assert f"with {count} parts (corollary 2.1.1)" in claim.text
+        agrees, _ = laws._agreement(claim)
+        assert agrees.all(), claim.text
+    assert len(by_count) == 8 and "corollary 2.1.2" in shared.text
+
+
 def test_every_law_has_a_mutation() -> None:
     assert {law for _, _, law in MUTATIONS} == set(LAWS)
 

@@ -124,6 +124,37 @@ def test_pairs_are_asked_once_in_order() -> None:
     assert asked == [(0, 3, 0, 2), (0, 3, 2, 3), (3, 5, 0, 2), (3, 5, 2, 3)]
 
 
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 9), st.integers(1, 9), st.integers(0, 99))
+def test_a_tensor_of_pairs_is_the_function(m: int, n: int, rows: int, columns: int, seed: int) -> None:
+    """The same slice pairs in the same order, so the same bits. The tensor may change before backward."""
+    torch.manual_seed(seed)
+    kept = torch.rand(-(-m // rows), -(-n // columns)) < 0.6
+    answers = kept.clone()
+    q, k, v = rand(m, 4), rand(n, 4), rand(n, 3)
+    found, expected = (
+        mr.map_reduce(LogWSum(), attend, q, (k, v), pairs=pairs, a_chunk=rows, b_chunk=columns)
+        for pairs in (answers, lambda i, j: bool(kept[i.start // rows, j.start // columns]))
+    )
+    answers.logical_not_()
+    for ours, theirs in (
+        (found, expected),
+        (gradients(found, (q, k, v)), gradients(expected, (q, k, v))),
+    ):
+        assert all(torch.equal(f, e) for f, e in zip(ours, theirs, strict=True))
+
+
+def test_a_tensor_of_pairs_under_compile() -> None:
+    a, b = rand(5, 2), rand(4, 2)
+    answers = torch.tensor([[True, False], [True, True]])
+
+    def log_sums(answers: Tensor) -> Tensor:
+        return mr.map_reduce(LogSumExp(), log_sum, a, b, pairs=answers, a_chunk=3, b_chunk=2).lse
+
+    expected, found = log_sums(answers), torch.compile(log_sums, backend="eager")(answers)
+    same([found], [expected])
+    same(gradients([found], (a, b)), gradients([expected], (a, b)))
+
+
 # --- forward_gradient ---
 
 
@@ -385,7 +416,17 @@ def test_all_three_together() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"pairs": 3}, TypeError, "pairs: expected a function, got 3"),
+        ({"pairs": 3}, TypeError, r"pairs: expected a function, or a bool tensor \[slices of a, .* got 3"),
+        (
+            {"pairs": torch.ones(1, 1)},
+            TypeError,
+            r"pairs: expected a tensor of torch\.bool, or a function, got torch\.float32",
+        ),
+        (
+            {"pairs": torch.ones(3, 4, dtype=torch.bool)},
+            ValueError,
+            r"pairs: expected shape \[slices of a=1, slices of b=1\], got \[3, 4\]",
+        ),
         ({"pairs": lambda i, j: None}, TypeError, "pairs: expected a function that returns True or False"),
         ({"forward_gradient": 1}, TypeError, "forward_gradient: expected True or False, got 1"),
         ({"fused_backward": 1}, TypeError, "fused_backward: expected a function, got 1"),

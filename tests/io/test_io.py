@@ -14,6 +14,8 @@ from monoidreduce.io import (
     ALGORITHMS,
     CacheOverflow,
     Memory,
+    attention_backward_graph,
+    attention_forward_graph,
     attention_problem,
     best_algorithm,
     causal,
@@ -30,9 +32,12 @@ from monoidreduce.io import (
     kept_blocks,
     large_cache,
     large_cache_theta,
+    lower_bounds,
     matmul,
     no_cache,
     nonzeros,
+    partition_of,
+    product_graph,
     reference,
     regime,
     segment,
@@ -262,13 +267,65 @@ def test_best_algorithm() -> None:
             "form: expected one of as_stated, safe, got 'printed'",
         ),
         (lambda: compulsory(8, 2, "dX"), "problem: expected one of g, O, dQ, dK, dV, got 'dX'"),
-        (lambda: compare(8, 2, [64, 0]), "cache: expected at least 1, got 0"),
+        (lambda: compare(8, 2, [64, 0]), r"cache\[1\]: expected at least 1, got 0"),
         (lambda: compare(8, 0, [64]), "d: expected at least 1, got 0"),
+        (lambda: theta(8, 2, 0), "words: expected at least 1, got 0"),
+        (lambda: theta(-64, 2, 9), "n: expected at least 0, got -64"),
+        (lambda: theta_forward(8, 0, 9), "d: expected at least 1, got 0"),
+        (lambda: large_cache_theta(8, 2, 0), "words: expected at least 1, got 0"),
+        (lambda: small_cache_theta(8, 2, -4), "words: expected at least 1, got -4"),
+        (lambda: segment(-64, 2, 9), "n: expected at least 0, got -64"),
+        (lambda: segment(8, 2, 0), "words: expected at least 1, got 0"),
+        (lambda: segment(8, 2, 9, pairs=-1), "pairs: expected at least 0, got -1"),
+        (lambda: lower_bounds(8, 2, 0), "words: expected at least 1, got 0"),
+        (lambda: compulsory(-5, 2), "n: expected at least 0, got -5"),
+        (lambda: regime(-5, 2), "d: expected at least 1, got -5"),
+        (lambda: matmul(8, 8, 8, -4), "words: expected at least 1, got -4"),
+        (lambda: matmul(8, -8, 8, 4), "columns: expected at least 0, got -8"),
+        (lambda: sparse_theta(-1, 1, 1, 1, 1), "z_a: expected at least 0, got -1"),
+        (lambda: sparse_theta_informal(1, -1, 1), "z_qk: expected at least 0, got -1"),
+        (lambda: dividing_point(0, 1, 1, 1), "z_a: expected at least 1, got 0"),
+        (lambda: best_algorithm(0, 0, 10), "n: expected at least 1, got 0"),
+        (lambda: product_graph(-1, 1, 1), "rows: expected at least 1, got -1"),
+        (lambda: attention_forward_graph(2, 0), "d: expected at least 1, got 0"),
+        (lambda: attention_backward_graph(0, 2), "n: expected at least 1, got 0"),
+        (lambda: partition_of(product_graph(1, 1, 1), [], 0), "pebbles: expected at least 1, got 0"),
+        (lambda: causal(0), "n: expected at least 1, got 0"),
+        (lambda: window(-5, 2), "n: expected at least 1, got -5"),
+        (lambda: window(8, 0), "size: expected at least 1, got 0"),
+        (lambda: kept_blocks(8, 0, []), "size: expected at least 1, got 0"),
+        (
+            lambda: kept_blocks(8, 3, [(0, 0), (3, 1)]),
+            r"places: expected pairs of ints from 0 to 2, got \(3, 1\)",
+        ),
+        (
+            lambda: attention_problem(8, 2, kept=causal(4)),
+            r"kept: expected shape \[n=8, n=8\], got \[4, 4\]",
+        ),
+        (
+            lambda: attention_problem(8, 2, kept=kept_blocks(8, 4, [(0, 0)])),
+            "kept: expected a pair of every row, got none of row 4",
+        ),
     ],
 )
 def test_refusals(call: Callable[[], object], complaint: str) -> None:
     with pytest.raises(ValueError, match=f"^{complaint}$"):
         call()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_closed_forms_refuse_sizes(name: str) -> None:
+    words = ALGORITHMS[name].words
+    for given, argument, value in (((-8, 2, 9999), "n", -8), ((8, 0, 9999), "d", 0), ((8, 2, 0), "words", 0)):
+        with pytest.raises(ValueError, match=rf"^{argument}: expected at least \d+, got {value}$"):
+            words(*given)
+
+
+def test_types_that_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"^words: expected an int, got 9\.5$"):
+        theta(8, 2, 9.5)
+    with pytest.raises(TypeError, match=r"^kept: expected torch\.bool, got torch\.float32$"):
+        attention_problem(8, 2, kept=torch.ones(8, 8))
 
 
 # Masks

@@ -13,7 +13,7 @@ import pytest
 
 import monoidreduce.io
 from monoidreduce.io import ALGORITHMS, compare, theta
-from monoidreduce.io.__main__ import main
+from monoidreduce.io.command import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "io.md"
 SESSIONS = re.findall(r"^```python\n(.*?)^```$", DOCS.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -72,7 +72,7 @@ def test_refusals_are_one_line(
         main(arguments)
     out, err = capsys.readouterr()
     assert stop.value.code == 2 and out == ""
-    assert err.startswith("python -m monoidreduce.io: error: ") and complaint in err and err.count("\n") == 1
+    assert err.startswith("python -m monoidreduce io: error: ") and complaint in err and err.count("\n") == 1
 
 
 def test_a_figure_without_matplotlib(
@@ -84,7 +84,7 @@ def test_a_figure_without_matplotlib(
     out, err = capsys.readouterr()
     assert stop.value.code == 2 and out == ""
     refusal = "argument --plot: matplotlib is not installed: pip install matplotlib"
-    assert err == f"python -m monoidreduce.io: error: {refusal}\n"
+    assert err == f"python -m monoidreduce io: error: {refusal}\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -97,8 +97,9 @@ def test_the_figure(tmp_path: Path, sizes: list[str]) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_module_runs() -> None:
-    command = [sys.executable, "-m", "monoidreduce.io", "-n", "64", "-d", "8", "--words", "64"]
+@pytest.mark.parametrize("module", [["monoidreduce.io"], ["monoidreduce", "io"]])
+def test_the_module_runs(module: list[str]) -> None:
+    command = [sys.executable, "-m", *module, "-n", "64", "-d", "8", "--words", "64"]
     package = Path(monoidreduce.__file__).resolve().parent.parent
     process = subprocess.run(command, capture_output=True, text=True, cwd=package)
     assert process.returncode == 0 and process.stdout.startswith("words moved / n^2 for n = 64, d = 8\n")

@@ -31,13 +31,13 @@ PYTHON = """
     integrations/_loss.py
     integrations/gkd.py integrations/megatron.py integrations/torchtitan.py integrations/transformers.py
     integrations/trl.py integrations/verl.py
-    io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/comparison.py io/counts.py io/figure.py
-    io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/partition.py
-    io/pebbles.py io/problem.py io/products.py io/small_cache.py io/tiles.py io/trace.py
+    io/__init__.py io/__main__.py io/algorithms.py io/bounds.py io/command.py io/comparison.py io/counts.py
+    io/figure.py io/flash.py io/graph.py io/large_cache.py io/masks.py io/memory.py io/no_cache.py io/ours.py
+    io/partition.py io/pebbles.py io/problem.py io/products.py io/small_cache.py io/tiles.py io/trace.py
     plan/__init__.py plan/_positive.py plan/collectives.py plan/command.py plan/critical_batch.py
-    plan/fsdp_tp.py plan/kernels.py plan/links.py plan/mesh.py plan/noise_scale.py plan/operators.py
-    plan/planner.py plan/ranks.py plan/roofline.py plan/shards.py plan/strategies.py
-    plan/tensor_lines.py plan/topology.py plan/transformer.py
+    plan/figure.py plan/fsdp_tp.py plan/kernels.py plan/links.py plan/mesh.py plan/noise_scale.py
+    plan/on_chip.py plan/operators.py plan/planner.py plan/ranks.py plan/roofline.py plan/shards.py
+    plan/strategies.py plan/tensor_lines.py plan/topology.py plan/transformer.py
     program/__init__.py program/arguments.py program/attention.py program/attention_cuda.py
     program/bytecode.py program/cache.py program/chunked.py program/compiler.py program/cpp_kernels.py
     program/cpp_laws.py program/cpp_passes.py program/cpp_source.py program/cuda.py program/cuda_rows.py

@@ -496,6 +496,8 @@ def test_the_mlp_over_shards_of_its_hidden_width() -> None:
     [
         (lambda: plan.gemm(0, 1, 1), r"d1: expected a finite number > 0, got 0"),
         (lambda: plan.Roofline(1e12, math.nan), r"bandwidth: expected a finite number > 0, got nan"),
+        (lambda: plan.Roofline(1e12, 1e9).rate(-1), r"intensity: expected a number >= 0, got -1"),
+        (lambda: plan.Roofline(1e12, 1e9).mfu(math.nan), r"intensity: expected a number >= 0, got nan"),
         (lambda: plan.data_parallel(1e9, 1e6, -1), r"chips: expected a finite number > 0, got -1"),
         (lambda: plan.Model(1, 8, 8, 8, 3, 1), r"heads: expected a divisor of width 8, got 3"),
         (lambda: plan.Model(1, 8, 8, 8, 4, 3), r"kv_heads: expected a divisor of heads 4, got 3"),

@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from monoidreduce import plan
+from monoidreduce.costs.cost import cost, cost_of_shard
+from monoidreduce.costs.sizes import call_of
 from monoidreduce.plan import HARDWARE, MODELS, Axis, Batch, Mesh, Model, Plan
 
 V5P, H100 = HARDWARE["v5p"], HARDWARE["h100"]
@@ -148,9 +151,34 @@ def test_the_best_mesh() -> None:
     small = plan.best(found, memory=6.5e9)
     assert small.memory.total <= 6.5e9 and small.mesh.size("tp") == 1
     with pytest.raises(
-        ValueError, match=r"memory: expected room for a plan, of which the least needs .* got 1"
+        ValueError, match=r"memory: expected at least \S+ bytes, which 8960 x v5p: fsdp 8960 .* needs, got 1$"
     ):
         plan.best(found, memory=1)
+    with pytest.raises(ValueError, match="candidates: expected at least one plan, got none"):
+        plan.best([])
+
+
+def test_meshes_of_which_none_can_be() -> None:
+    model, batch = MODELS["llama3-8b"], Batch(1e6, 4096)
+    shares = "mesh: expected strategies that share the chips: links of h100 join at most 8, and tp divides 32"
+    for chips, links, got in ((7, {"tp": 1}, "tp:1 of 7"), (16, {"vocab": 1}, "vocab:1 of 16")):
+        with pytest.raises(ValueError, match=f"{shares} heads .* got {got} chips$"):
+            plan.plans(model, batch, H100, chips, links)
+    with pytest.raises(ValueError, match="links: expected at most the 1 of h100 in all, got 2"):
+        plan.plans(model, batch, H100, 64, {"fsdp": 1, "tp": 1})
+
+
+def test_notes_of_meshes_that_no_torus_has() -> None:
+    model, batch = MODELS["llama3-8b"], Batch(1e9, 4096)
+
+    def notes(*axes: Axis) -> tuple[str, ...]:
+        return tuple(note for note in Plan(model, batch, Mesh(V5P, axes)).notes if "bytes" not in note)
+
+    assert notes(axis("fsdp", 8959, 3)) == (
+        "8959 chips are no slice of v5p: cubes of 4 x 4 x 4 in a pod of 16 x 20 x 28",
+    )
+    assert notes(axis("tp", 4, 3)) == ("tp: 4 chips do not lie along 3 axes",)
+    assert notes(axis("tp", 8, 3)) == notes(axis("fsdp", 2240, 2), axis("tp", 4)) == ()
 
 
 def test_meshes_have_every_factorisation_once() -> None:
@@ -191,6 +219,13 @@ def test_str_has_the_numbers() -> None:
         (lambda: tiny_plan(axis("tp", 3)), "tp: expected a divisor of heads 4, got 3"),
         (lambda: tiny_plan(axis("tp", 128)), "tp: expected a divisor of heads 4, got 128"),
         (lambda: tiny_plan(mfu=1.5), r"mfu: expected a number above 0, at most 1, got 1\.5"),
+        (lambda: plan.sent("all-gather", -2), "bytes: expected a finite number >= 0, got -2"),
+        (lambda: plan.Work(-1, 0), "flops: expected a finite number >= 0, got -1"),
+        (lambda: plan.interconnect(V5P, 4), "axes: expected at most the 3 of v5p, got 4"),
+        (
+            lambda: plan.sharded_layers(2**22, 8192, 28672, 8, V5P, 3, 1),
+            "links: expected at most the 3 of v5p in all, got 4",
+        ),
         (lambda: Batch(0, 1), "tokens: expected a finite number > 0, got 0"),
         (lambda: plan.Precision(weights=-1), "weights: expected a finite number > 0, got -1"),
         (lambda: tiny_plan().days(0), "tokens: expected a finite number > 0, got 0"),
@@ -199,6 +234,81 @@ def test_str_has_the_numbers() -> None:
 def test_plans_that_are_refused(call: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         call()
+
+
+# Beside the operators' own model
+
+LLAMA = MODELS["llama3-8b"]
+
+
+def seconds(operator: str, of: Any = cost, **sizes: int) -> tuple[float, float, int]:
+    """Forward, backward and peak memory of a call on an H100."""
+    tensors, options = call_of(operator, sizes, torch.bfloat16)
+    found = of(operator, *tensors, hardware=H100, **options)
+    backward = sum(each.seconds for each in found.passes if each.backward)
+    return found.seconds - backward, backward, found.peak_memory
+
+
+def on_h100(*axes: Axis, **options: Any) -> Plan:
+    return Plan(LLAMA, Batch(8 * 4096, 4096), Mesh(H100, axes), mfu=0.5, cost=True, **options)
+
+
+def test_operators_take_what_cost_says() -> None:
+    found = on_h100(axis("fsdp", 4, 0.11), axis("tp", 2))
+    attention = seconds("attention", B=2, H=16, Hkv=4, L=4096, N=4096, d=128, causal=True)
+    feedforward = seconds("mlp", cost_of_shard, B=8192, K=7168, d=4096, gated=True)
+    loss = seconds("linear_cross_entropy", cost_of_shard, N=8192, V=64128, D=4096)
+    products = 2 * 8192 * 32 * LLAMA.projection_parameters / 2 / (0.5 * H100.peak)
+    assert found.operator_seconds == {
+        "attention": pytest.approx([32 * each for each in attention[:2]], rel=1e-12),
+        "feedforward": pytest.approx([32 * each for each in feedforward[:2]], rel=1e-12),
+        "loss": pytest.approx(loss[:2], rel=1e-12),
+        "products": pytest.approx((products, 2 * products), rel=1e-12),
+    }
+    for phase in (0, 1):
+        in_all = 32 * (attention[phase] + feedforward[phase]) + loss[phase] + (1 + phase) * products
+        assert found.compute_seconds[phase] == pytest.approx(in_all, rel=1e-12)
+    without = Plan(LLAMA, found.batch, found.mesh, mfu=0.5).memory
+    assert without.workspace == 0
+    assert found.memory.workspace == max(attention[2], feedforward[2], loss[2]) > 0
+    assert found.memory.total == without.total + found.memory.workspace
+    assert "\n  feedforward " in str(found) and ", workspace " in str(found)
+
+
+def test_remat_runs_the_operators_of_layers_again() -> None:
+    plain, remat = (on_h100(axis("tp", 8), remat=again).operator_seconds for again in (False, True))
+    for name, (forward, backward) in plain.items():
+        again = 0 if name == "loss" else forward
+        assert remat[name] == pytest.approx((forward, backward + again), rel=1e-12)
+
+
+def test_chips_share_a_sequence_and_a_head_of_keys() -> None:
+    """A zigzag of 4096 positions over 2 chips: the last chunk of 1024 sees all, the first itself."""
+    found = on_h100(axis("context", 2, 0.11), axis("tp", 8)).operator_seconds["attention"]
+    parts = [
+        seconds("attention", B=8, H=4, Hkv=1, L=1024, N=keys, d=128, causal=True) for keys in (1024, 4096)
+    ]
+    assert found == pytest.approx([32 * sum(part[phase] for part in parts) for phase in (0, 1)], rel=1e-12)
+    shared = Plan(replace(LLAMA, kv_heads=4), Batch(4096, 4096), Mesh(H100, (axis("tp", 8),)), cost=True)
+    one = seconds("attention", B=1, H=4, Hkv=1, L=4096, N=4096, d=128, causal=True)
+    assert shared.operator_seconds["attention"] == pytest.approx([32 * each for each in one[:2]], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda: tiny_plan(cost=True), "hardware: expected a GPU of NVIDIA's, got v5p"),
+        (
+            lambda: on_h100(precision=plan.Precision(activations=1)),
+            "precision: expected activations of 2 or 4 bytes beside cost, got 1",
+        ),
+    ],
+)
+def test_plans_that_cost_does_not_know(call: Any, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        call()
+    with pytest.raises(TypeError, match="cost: expected True or False, got 1"):
+        tiny_plan(cost=1)
 
 
 def test_a_network_beside_the_links_takes_no_axis_of_theirs() -> None:

@@ -112,6 +112,19 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
             [*PLAN, "--mesh", "tp:1"],
             "argument --mesh: expected the sizes of all strategies, or none and --chips",
         ),
+        (
+            [*PLAN, "--mesh", "tp:1", "--chips", "7"],
+            "mesh: expected strategies that share the chips: links of v5p join at most 8960, and tp divides "
+            "32 heads and a hidden width of 14336, got tp:1 of 7 chips",
+        ),
+        (
+            [*PLAN, "--hardware", "h100", "--mesh", "fsdp:1,tp:1", "--chips", "64"],
+            "links: expected at most the 1 of h100 in all, got 2 (fsdp 1, tp 1)",
+        ),
+        (
+            [*PLAN, "--mesh", "tp=2", "--tokens", "-15e12"],
+            "argument --tokens: '-15e12', expected a number above 0",
+        ),
         ([*PLAN, "--mesh", "tp=2", "--chips", "8"], "argument --chips: expected only if --mesh has no sizes"),
         (["cost", "mlp", "B=8"], "the following arguments are required: --hardware"),
         ([*COST, "mlp", "B=8", "K=8"], "argument sizes: expected d too"),
