@@ -14,7 +14,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention, gated_mlp, losses, memory, mlp
+from monoidreduce._ops import attention, attention_wide, gated_mlp, losses, memory, mlp
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
@@ -201,6 +201,8 @@ def explain(
         architecture = _architecture(device) if gpu is None else f"sm_{gpu.major}{gpu.minor}"
         if call.get("gate") is not None:
             return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
+        if operator == "attention" and (wide := _wide_plans(call, dtype, gpu)):
+            return _explain_wide_attention(wide, dtype, architecture)
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
@@ -305,6 +307,44 @@ def _explain_gated_mlp(
             "gradients are matrix products of local gradients, added in a fixed order",
             f"the inputs are {_name(dtype)}, hidden values {_name(hidden)}, "
             f"sums {_name(accumulation_dtype(dtype))}",
+        ),
+    )
+
+
+def _wide_plans(
+    call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
+) -> tuple[_C.Plan, _C.Plan] | None:
+    """Of a call whose folds are those of programs, because its heads are wide; else None."""
+    q, k, v = (call[name].detach().to(dtype) for name in "qkv")
+    scale = None if call["scale"] is None else float(call["scale"])
+    options = (
+        attention.score_scale(q, scale),
+        functional.softcap_value(call["softcap"]),
+        *functional.bounds(call["causal"], call["window"]),
+    )
+    if is_modified("attention", call) or not attention_wide.takes(q, k, v, call["bias"], options, False, gpu):
+        return None
+    return attention_wide.plans(q, k, v, gpu)
+
+
+def _explain_wide_attention(
+    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str
+) -> Explanation:
+    forward, backward = plans
+    return Explanation(
+        operator="attention",
+        forward=f"statistics_fold/cuda/{forward.tier}/{_name(dtype)}",
+        backward=f"statistics_local_gradient/cuda/{backward.tier}/{_name(dtype)}",
+        architecture=architecture,
+        tiles=None,
+        workspace=get_workspace(),
+        deterministic=True,
+        reasons=(
+            "heads wider than 256 are folded by contractions, for which NVRTC compiles programs once",
+            f"forward: {forward}",
+            f"backward: {backward}",
+            "weights are stored in 16 bits, of some keys at a time, and multiplied",
+            f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}",
         ),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._ops import attention_wide
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
     accumulation_dtype,
@@ -151,6 +152,10 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
     width, plan, scratch = v.shape[3], None, None
+    if attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
+        found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
+        attention_wide.forward(q, k, v, options[0], found)
+        return found
     if q.is_cuda:
         plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
         if plan.tensor_cores:
@@ -219,6 +224,14 @@ def attention_backward(
         return found
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
     inputs, plan, scratch, low = (q, k, v, bias), None, None, present(out_low)
+    wide = attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS) and not unrounded_gradients
+    if wide and grad_out is not None:
+        of_rows = (in_full(out, out_low), lse, lse_low)
+        return rounded(
+            (*attention_wide.backward(grad_out, grad_lse, q, k, v, of_rows, options[0], needed), None),
+            inputs,
+            needed,
+        )
     gradients: list[Tensor | None]
     if q.is_cuda:
         sums = needed[3] and sums_bias_gradient(q, k, bias)

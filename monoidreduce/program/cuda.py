@@ -26,8 +26,9 @@ from monoidreduce._ops.slices import columns_in
 from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.program.passes import Data, Operands, Tables
+from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "widths_of"]
+__all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -91,6 +92,47 @@ def backward(
     if not any(needed):
         return [None] * 4
     scores = 1 if operands[2] is None else 2
+    plan, store, (a, b, other_a, other_b) = _local_gradients(
+        program, operands, known, counts, scale, workspace
+    )
+    if not plan.tensor_cores:
+        return multiplied_by_torch(operands, store, workspace // scores, needed)
+    heads = [Head(a, b, columns_in(workspace // scores, len(a)), [*needed[:2], False], plan.clusters)]
+    if other_a is not None and other_b is not None:
+        own = columns_in(workspace // scores, len(a))
+        heads.append(Head(other_a, other_b, own, [*needed[2:4], False], plan.clusters))
+
+    def store_for_heads(part: slice) -> None:
+        store(part, heads[0].local(part), heads[1].local(part) if scores == 2 else None)
+
+    multiply_local_gradients(store_for_heads, heads)
+    found = [gradient for head in heads for gradient in (head.rows_gradient(unrounded), head.d_columns)]
+    return [*found, *[None] * (4 - len(found))]
+
+
+def rows_product(program: str, a: Tensor, b: Tensor, known: Tensor, scale: float, payload: Tensor) -> Tensor:
+    """sum_j g_ij payload_j, in float32, where g_ij is the local gradient of a program of one score.
+
+    On tensor cores. known: as of `backward`, without data. payload: [columns, width] of 16 bits; the width is
+    a multiple of 8.
+    """
+    workspace = get_workspace()
+    operands: Operands = (a, b, None, None)
+    plan, store, _ = _local_gradients(
+        program, operands, (known, None, None, None), (0,) * 4, scale, workspace
+    )
+    rows = payload.new_empty((1, payload.shape[1])).expand(len(a), -1)  # whose product with g nobody wants
+    head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
+    multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
+    assert head.row_sums is not None
+    return head.row_sums
+
+
+def _local_gradients(
+    program: str, operands: Operands, known: Data, counts: Counts, scale: float, workspace: int
+) -> tuple[_C.Plan, Callable[[slice, Tensor | None, Tensor | None], None], Operands]:
+    """The plan; store(part, out, other_out), which writes those by both scores; operands as it reads them."""
+    scores = 1 if operands[2] is None else 2
     plan = _C.plan_statistics_local_gradient(
         *operands,
         workspace=workspace // scores,
@@ -108,19 +150,7 @@ def backward(
         arguments += (kernels, part.start, scale, workspace, *launch(a), plan)
         _C.statistics_local_gradient(*arguments)
 
-    if not plan.tensor_cores:
-        return multiplied_by_torch(operands, store, workspace // scores, needed)
-    heads = [Head(a, b, columns_in(workspace // scores, len(a)), [*needed[:2], False], plan.clusters)]
-    if other_a is not None and other_b is not None:
-        own = columns_in(workspace // scores, len(a))
-        heads.append(Head(other_a, other_b, own, [*needed[2:4], False], plan.clusters))
-
-    def store_for_heads(part: slice) -> None:
-        store(part, heads[0].local(part), heads[1].local(part) if scores == 2 else None)
-
-    multiply_local_gradients(store_for_heads, heads)
-    found = [gradient for head in heads for gradient in (head.rows_gradient(unrounded), head.d_columns)]
-    return [*found, *[None] * (4 - len(found))]
+    return plan, store, (a, b, other_a, other_b)
 
 
 def multiplied_by_torch(
