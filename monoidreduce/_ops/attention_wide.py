@@ -79,10 +79,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, results: tuple[Tensor
         found, low, _ = fold(rows, keys, *(None,) * 6, program, scale, None)
         lse[n].copy_(found[0].view_as(lse[n])), lse_low[n].copy_(low[0].view_as(lse[n]))
         known = torch.cat((found, low, torch.full_like(found, factor)))
-        weighted = rows_product(program, rows, keys, known, scale, values) * (1 / UNIT_UPSTREAM)
-        out[n].copy_(weighted.view_as(out[n]))
+        weighted = rows_product(program, rows, keys, known, scale, values).view_as(out[n])
+        torch.mul(weighted, 1 / UNIT_UPSTREAM, out=out[n])
         if out_low is not None:
-            out_low[n].copy_((weighted - out[n].reshape(weighted.shape)).view_as(out[n]))
+            torch.sub(weighted * (1 / UNIT_UPSTREAM), out[n], out=out_low[n])
 
 
 def backward(
