@@ -148,8 +148,8 @@ def cost(
 
     Args:
         op: as `monoidreduce.explain` takes it.
-        arguments, options: those of the call. Values of tensors do not count, and all targets and tokens are
-            taken to count.
+        arguments, options: those of the call; meta, fake or real tensors. Their values do not count, and all
+            targets and tokens are taken to count.
         hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100"; it need not be there. None: that
             of the tensors.
         needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
@@ -157,7 +157,8 @@ def cost(
 
     Raises:
         TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
-            none that `monoidreduce.hardware` has; needed names no floating tensor of the call.
+            none that `monoidreduce.hardware` has; needed names no floating tensor of the call; the call has
+            no model, as one with score_mod (docs/cost.md, "What it does not know").
     """
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
 
@@ -174,8 +175,6 @@ def _cost(
     needed: Iterable[str] | None,
     keeps: bool,
 ) -> Cost:
-    if operator == "attention_varlen":
-        raise ValueError(mismatch("op", "one whose work shapes tell, not lengths", repr(operator)))
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
     run = dry_run(operator, call, names, device.facts(), keeps)

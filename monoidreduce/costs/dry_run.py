@@ -17,8 +17,9 @@ from torch import Tensor
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS
-from monoidreduce._torch_private import DispatchMode, tree_leaves
+from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
 from monoidreduce._validate import mismatch
+from monoidreduce.backend import MODS
 from monoidreduce.flops import FORMULAS
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
@@ -173,6 +174,18 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
     return call
 
 
+def _check_modelled(operator: str, call: dict[str, Any]) -> None:
+    """Refuses a call that has no model."""
+    if operator == "attention_varlen":
+        raise ValueError(mismatch("op", "one whose work shapes tell, not lengths", repr(operator)))
+    for name in MODS:
+        if call.get(name) is not None:
+            raise ValueError(mismatch(name, "None: kernels of modified scores have no model", call[name]))
+    mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
+    if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
+        raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
+
+
 @contextmanager
 def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
     """On this thread, ops call what notes instead of kernels."""
@@ -201,11 +214,9 @@ def dry_run(
         keeps: may a forward pass keep local gradients, as it may unless columns are split over ranks.
 
     Raises:
-        TypeError, ValueError: the call would, or it is a fold of statistics, which have no model.
+        TypeError, ValueError: the call would, or it has no model: docs/cost.md, "What it does not know".
     """
-    mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
-    if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
-        raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
+    _check_modelled(operator, call)
     run = DryRun()
     notes = _Notes(run, needed, keeps)
 
@@ -215,7 +226,7 @@ def dry_run(
         alike = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
         return alike.as_subclass(_OnGpu)
 
-    with _substituted(notes, gpu), torch.no_grad():
+    with _substituted(notes, gpu), torch.no_grad(), without_fakes():
         call = {name: emptied(value) for name, value in call.items()}
         inputs = {t.untyped_storage(): t.nbytes for t in call.values() if isinstance(t, Tensor)}
         notes.known.update(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from bench import cost as bench
+from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce.hardware import HARDWARE
 
 # Errors of held-out times by operator: the median, and the largest. The MLP has two, of one size.
@@ -215,6 +217,46 @@ def test_packed_sequences_are_refused() -> None:
     q, starts = meta(128, 2, 64), torch.tensor([0, 128])
     with pytest.raises(ValueError, match=r"op: expected one whose work shapes tell.*'attention_varlen'"):
         mr.cost("attention_varlen", q, q, q, starts, hardware="h100")
+
+
+def unmodified(score: Tensor, *_: Tensor) -> Tensor:
+    return score
+
+
+def earlier(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return q_idx >= kv_idx
+
+
+@pytest.mark.parametrize("name", ["score_mod", "mask_mod", "block_mask"])
+@pytest.mark.parametrize("place", ["meta", "cpu"])
+def test_modified_scores_are_refused(name: str, place: str) -> None:
+    """`mr.explain` plans them."""
+    q = torch.empty(1, 1, 128, 64, dtype=torch.bfloat16, device=place)
+    options: dict[str, dict[str, Any]] = {
+        "score_mod": {"score_mod": unmodified},
+        "mask_mod": {"mask_mod": earlier},
+        "block_mask": {"block_mask": mr.block_mask(earlier, None, None, 128, 128)},
+    }
+    complaint = f"^{name}: expected None: kernels of modified scores have no model, got "
+    with pytest.raises(ValueError, match=complaint):
+        mr.cost("attention", q, q, q, hardware="h100", **options[name])
+
+
+@pytest.mark.parametrize("op", ["statistics", "attend", "map_reduce"])
+def test_folds_of_ones_own_are_refused(op: str) -> None:
+    with pytest.raises(TypeError, match=rf"^op: expected one of attention.*, got function {op}"):
+        mr.cost(getattr(mr, op), meta(128, 64), meta(128, 64), hardware="h100")
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_fake_tensors_are_as_good_as_any(within: bool) -> None:
+    mode = FakeTensorMode()
+    with mode:
+        fake = torch.empty(1, 8, 1024, 64, dtype=torch.bfloat16)
+    q = meta(1, 8, 1024, 64)
+    with mode if within else nullcontext():
+        found = mr.cost("attention", fake, fake, fake, hardware="h100")
+    assert found == mr.cost("attention", q, q, q, hardware="h100")
 
 
 # bench/results
