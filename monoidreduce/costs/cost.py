@@ -67,7 +67,8 @@ class Cost:
         compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
         lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
             the second-level one: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
-            others. "theta_forward" is asymptotic, its constant set to 1.
+            others. "theta_forward" is no bound in bytes: it is asymptotic, its constant set to 1, its n^2
+            the kept pairs.
         dram: bytes that the passes move.
         peak_memory: the most bytes at a time beyond inputs, outputs and gradients.
         intensity: executed FLOPs a byte of DRAM.
@@ -127,7 +128,11 @@ class Cost:
             "DRAM": f"{self.dram / 1e6:.4g} MB, compulsory {self.compulsory / 1e6:.4g} MB",
             "intensity": f"{self.intensity:.4g} FLOP a byte, balance {self.balance:.4g}",
             "peak memory": f"{self.peak_memory / 2**20:.4g} MiB beyond inputs, outputs and gradients",
-            **{f"at least, {name}": f"{b / 1e6:.4g} MB" for name, b in self.lower_bounds.items() if b},
+            **{
+                f"{'asymptotic' if name == 'theta_forward' else 'at least'}, {name}": f"{b / 1e6:.4g} MB"
+                for name, b in self.lower_bounds.items()
+                if b
+            },
         }
         lines += ["", *(f"{name:<26}{fact}" for name, fact in facts.items())]
         return "\n".join([*lines, *(f"- {sentence}" for sentence in self.advice)])
@@ -300,7 +305,7 @@ def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware
     words = int((measured or hardware.l2 or 0) / size)
     if operator == "attention":
         band, width, heads = _band(run), first.shape[3], first.shape[0] * first.shape[1]
-        n = math.isqrt(band.rows * band.columns)
+        n = math.isqrt(band.pairs())
         found = (bounds.theta_forward(n, width, words), bounds.segment(n, width, words, band.pairs()))
         return {b.name: heads * size * b.words for b in found}
     columns = call[OPERANDS[operator]["b"]]

@@ -66,6 +66,16 @@ def test_compulsory_bytes() -> None:
     assert both.lower_bounds["compulsory"] == both.compulsory <= both.dram
 
 
+def test_bounds_of_a_window_are_those_of_its_pairs() -> None:
+    q = meta(1, 1, 1 << 16, 128)
+    found = mr.cost("attention", q, q, q, window=(99, 0), hardware="h100", needed=())
+    words, pairs = 25_000_000 // 2, 100 * ((1 << 16) - 99) + 99 * 100 // 2
+    assert found.lower_bounds["theta_forward"] == pytest.approx(2 * pairs * 128**2 / words, rel=1e-3)
+    assert found.lower_bounds["segment"] == 0  # all of it fits the cache
+    assert max(found.lower_bounds.values()) <= found.dram
+    assert "asymptotic, theta_forward" in str(found) and "at least, theta" not in str(found)
+
+
 def test_sums_of_passes() -> None:
     found = mlp(128)
     assert found.executed_flops == sum(p.flops for p in found.passes)
