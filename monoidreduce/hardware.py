@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from monoidreduce import _C
-from monoidreduce._validate import check_choice, mismatch
+from monoidreduce._validate import check_choice, check_finite, check_int, mismatch
 
 __all__ = ["HARDWARE", "Hardware", "Link", "Measured", "find", "find_gpu"]
 
 MIB = 1 << 20
+OLDEST = (8, 0)  # compute capability that kernels are built for
+# A contraction's tiles belong to pairs of multiprocessors. No GPU has near the most.
+MULTIPROCESSORS = 2, 1024
+
+
+def _check_rate(name: str, value: object) -> None:
+    expected = "a finite number > 0"
+    if check_finite(name, value, expected) <= 0:
+        raise ValueError(mismatch(name, expected, repr(value)))
+
+
+def _check_count(name: str, value: object, least: int = 1, most: float = math.inf) -> None:
+    expected = f"a whole number from {least}" + (f" to {most}" if most < math.inf else "")
+    if not least <= check_int(name, value, expected) <= most:
+        raise ValueError(mismatch(name, expected, repr(value)))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Rates that were measured on the device.
+    """Rates that were measured on the device; others than finite ones above 0 raise TypeError or ValueError.
 
     Attributes:
         peak: FLOP/s of a large bfloat16 matrix product.
@@ -25,6 +41,10 @@ class Measured:
     peak: float
     bandwidth: float
     l2: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "bandwidth") + ("l2",) * (self.l2 is not None):
+            _check_rate(f"measured.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -62,6 +82,10 @@ class Hardware:
         measured: rates that were measured; None where nobody did.
         within: collectives in a node of `joined` devices; None where nobody measured.
         between: the device's own part of the network between such nodes; None where unknown.
+
+    Raises:
+        TypeError, ValueError: a rate or a size is not finite and above 0; a GPU's compute capability is below
+            8.0, or its l2, shared or multiprocessors (2 to 1024) are missing.
     """
 
     name: str
@@ -80,6 +104,19 @@ class Hardware:
     within: Link | None = None
     between: Link | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("peak", "bandwidth", "memory", "link"):
+            _check_rate(name, getattr(self, name))
+        for name in ("axes", "joined"):
+            _check_count(name, getattr(self, name))
+        if self.capability is None:
+            return
+        if len(self.capability) != 2 or tuple(self.capability) < OLDEST:
+            raise ValueError(mismatch("capability", "two numbers, from 8.0 on", self.capability))
+        for name in ("l2", "shared"):
+            _check_count(name, getattr(self, name))
+        _check_count("multiprocessors", self.multiprocessors, *MULTIPROCESSORS)
+
     @property
     def kept(self) -> float:
         """Bytes that the second-level cache keeps of what all multiprocessors read.
@@ -93,7 +130,8 @@ class Hardware:
         """What plans of kernels depend on. Raises ValueError for what is no GPU of NVIDIA's."""
         if self.capability is None:
             raise ValueError(mismatch("hardware", "a GPU of NVIDIA's", self.name))
-        return _C.DeviceFacts(*self.capability, self.multiprocessors or 0, self.l2 or 0, self.shared or 0)
+        assert self.multiprocessors and self.l2 and self.shared
+        return _C.DeviceFacts(*self.capability, self.multiprocessors, self.l2, self.shared)
 
 
 # A line through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283, (ranks - 1) / ranks of the bytes
@@ -188,6 +226,13 @@ _ENTRIES = (
 )
 
 HARDWARE: dict[str, Hardware] = {entry.name: entry for entry in _ENTRIES}
+# What torch calls the modules of the entries. Others of these chips, as PCIe cards, have other rates.
+_DEVICES = {
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+}
 
 
 def find(name: str) -> Hardware:
@@ -197,5 +242,5 @@ def find(name: str) -> Hardware:
 
 
 def find_gpu(device: str) -> Hardware | None:
-    """The GPU that has this name of torch.cuda.get_device_name; None where the table has none."""
-    return next((entry for entry in _ENTRIES if entry.capability and entry.name in device.lower()), None)
+    """The GPU that torch.cuda.get_device_name calls so; None where the table has none of that name."""
+    return HARDWARE.get(_DEVICES.get(device, ""))

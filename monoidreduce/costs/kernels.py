@@ -242,7 +242,7 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
         fold.jobs(passed, range(some), section),
         _parts(lines, staying, stay // (heads * lines)),
         _parts(others, step, of_head // others),
-        gpu.multiprocessors or 1,
+        gpu.facts().multiprocessors,
     )
     read = sum(size for (operand, *_), size in read_by(steps, gpu.kept).items() if operand == "streams")
     return read * heads // some
@@ -288,7 +288,7 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _clusters(gpu: Hardware) -> int:
-    return (gpu.multiprocessors or 0) // _CLUSTER
+    return gpu.facts().multiprocessors // _CLUSTER
 
 
 def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from monoidreduce._command_line import Parser, check_environment, plot_file, replacing, some_path
 from monoidreduce.costs.cost import cost
 from monoidreduce.costs.sizes import OPERATORS, call_of
-from monoidreduce.hardware import HARDWARE, Hardware, find
+from monoidreduce.hardware import HARDWARE, Hardware, find, find_gpu
 from monoidreduce.plan.roofline import Roofline, on_device
 
 __all__ = ["Point", "main", "points", "save_figure"]
@@ -114,7 +114,7 @@ def main(argv: list[str]) -> int:
             device = document["environment"]["device"]
         except (KeyError, TypeError, ValueError):
             parser.error(f"argument results: {path}: expected a result of bench/run.py")
-        if hardware.name in device.lower():
+        if find_gpu(device) is hardware:
             found += points(document, hardware)
     if not found:
         parser.error(f"argument results: expected 16-bit cases on {hardware.name}, got none")

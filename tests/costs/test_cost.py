@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor
 import monoidreduce as mr
 from bench import cost as bench
 from monoidreduce._torch_private import FakeTensorMode
-from monoidreduce.hardware import HARDWARE
+from monoidreduce.hardware import HARDWARE, Measured, find_gpu
 
 # Errors of held-out times by operator: the median, and the largest. The MLP has two, of one size.
 ERRORS = {
@@ -227,6 +228,55 @@ def test_packed_sequences_are_refused() -> None:
     q, starts = meta(128, 2, 64), torch.tensor([0, 128])
     with pytest.raises(ValueError, match=r"op: expected one whose work shapes tell.*'attention_varlen'"):
         mr.cost("attention_varlen", q, q, q, starts, hardware="h100")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"multiprocessors": 0}, "multiprocessors: expected a whole number from 2 to 1024, got 0"),
+        ({"multiprocessors": None}, "multiprocessors: expected a whole number from 2 to 1024, got None"),
+        ({"l2": None}, "l2: expected a whole number from 1, got None"),
+        ({"shared": -1}, "shared: expected a whole number from 1, got -1"),
+        ({"bandwidth": 0}, "bandwidth: expected a finite number > 0, got 0"),
+        ({"peak": -1e15}, "peak: expected a finite number > 0, got -1000000000000000.0"),
+        ({"capability": (7, 5)}, r"capability: expected two numbers, from 8.0 on, got \(7, 5\)"),
+    ],
+)
+def test_a_gpu_of_ones_own_is_checked(changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{complaint}$"):
+        replace(HARDWARE["h100"], **changes)
+
+
+@pytest.mark.parametrize(
+    ("rates", "complaint"),
+    [
+        ((0, 1e12), r"measured\.peak: expected a finite number > 0, got 0"),
+        ((1e15, float("inf")), r"measured\.bandwidth: expected a finite number > 0, got inf"),
+        ((1e15, 1e12, 0), r"measured\.l2: expected a finite number > 0, got 0"),
+    ],
+)
+def test_measured_rates_are_checked(rates: tuple[float, ...], complaint: str) -> None:
+    with pytest.raises(ValueError, match=f"^{complaint}$"):
+        Measured(*rates)
+
+
+@pytest.mark.parametrize(
+    ("module", "entry"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA A100-SXM4-40GB", "a100"),
+        ("NVIDIA A100-SXM4-80GB", None),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GB200", None),
+    ],
+)
+def test_gpus_by_torchs_names(module: str, entry: str | None) -> None:
+    """A module of another kind has the same chip, and other rates."""
+    assert find_gpu(module) is (None if entry is None else HARDWARE[entry])
 
 
 def unmodified(score: Tensor, *_: Tensor) -> Tensor:
