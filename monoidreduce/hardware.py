@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
 from monoidreduce import _C
 from monoidreduce._validate import check_choice, check_finite, check_int, mismatch
 
-__all__ = ["HARDWARE", "Hardware", "Link", "Measured", "find", "find_gpu"]
+__all__ = ["CPU", "HARDWARE", "Hardware", "Link", "Measured", "Processor", "find", "find_gpu"]
 
 MIB = 1 << 20
 OLDEST = (8, 0)  # compute capability that kernels are built for
@@ -117,6 +119,11 @@ class Hardware:
             _check_count(name, getattr(self, name))
         _check_count("multiprocessors", self.multiprocessors, *MULTIPROCESSORS)
 
+    def reached(self, dtype: torch.dtype) -> tuple[float, float]:
+        """FLOP/s of bfloat16 products, of any dtype, and bytes/s: measured, or the data sheet's."""
+        of = self if self.measured is None else self.measured
+        return of.peak, of.bandwidth
+
     @property
     def kept(self) -> float:
         """Bytes that the second-level cache keeps of what all multiprocessors read.
@@ -133,6 +140,45 @@ class Hardware:
         assert self.multiprocessors and self.l2 and self.shared
         return _C.DeviceFacts(*self.capability, self.multiprocessors, self.l2, self.shared)
 
+
+@dataclass(frozen=True)
+class Processor:
+    """A CPU, by what torch reaches on all threads that it uses there.
+
+    Attributes:
+        name: for people.
+        products: by dtype, as "bfloat16", FLOP/s of a large matrix product.
+        bandwidth: bytes/s of a large copy, read and written.
+        source: where the numbers are from.
+
+    Raises:
+        TypeError, ValueError: a rate is not finite and above 0.
+    """
+
+    name: str
+    products: dict[str, float]
+    bandwidth: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for dtype, rate in self.products.items():
+            _check_rate(f"products, {dtype}", rate)
+        _check_rate("bandwidth", self.bandwidth)
+
+    def reached(self, dtype: torch.dtype) -> tuple[float, float]:
+        """FLOP/s of products of a dtype, and bytes/s. Raises ValueError for a dtype that was not measured."""
+        name = str(dtype).removeprefix("torch.")
+        check_choice("dtype", name, tuple(self.products))
+        return self.products[name], self.bandwidth
+
+
+# Two cores of a virtual machine.
+CPU = Processor(
+    name="cpu",
+    products={"float32": 1.85e11, "bfloat16": 7.98e11},
+    bandwidth=3.87e10,
+    source="bench/results/amd_epyc_cpu.json: 2 threads of an AMD EPYC with AVX-512 BF16, torch 2.13.0",
+)
 
 # A line through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283, (ranks - 1) / ranks of the bytes
 # over the time. It has 63 us for 16 MiB and 500 for 256, where 49 and 530 were measured.

@@ -47,7 +47,7 @@ class Launch:
         backward: is it in the backward pass.
         arguments: by name, as the function's description has them, without those that are None; torch's are
             "read" and "written", lists of operands.
-        plan: that of the operator's pass.
+        plan: that of the operator's pass; a CPU has none.
     """
 
     name: str
@@ -81,6 +81,12 @@ class _OnGpu(Tensor):
     """Without memory, and on a GPU as far as ops ask."""
 
     is_cuda = True
+
+
+class _OnCpu(Tensor):
+    """The same on a CPU."""
+
+    is_cuda = False
 
 
 class _Notes(DispatchMode):  # type: ignore[misc]
@@ -187,10 +193,11 @@ def _check_modelled(operator: str, call: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
+def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None) -> Iterator[None]:
     """On this thread, ops call what notes instead of kernels."""
     calls: Any = {name: _noting(name, notes) for name in _C.CALLS}
-    calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
+    if gpu is not None:
+        calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
     own, streams = vars(engine._C), vars(engine.streams)
     own.update(calls)
     streams["current"] = lambda index: 0
@@ -202,7 +209,11 @@ def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
 
 
 def dry_run(
-    operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts, keeps: bool = True
+    operator: str,
+    call: dict[str, Any],
+    needed: tuple[str, ...],
+    gpu: _C.DeviceFacts | None,
+    keeps: bool = True,
 ) -> DryRun:
     """Runs an operator and, if gradients are needed, its backward pass.
 
@@ -210,7 +221,7 @@ def dry_run(
         operator: the name of a function of `monoidreduce.functional`.
         call: all its arguments by name. The values of tensors do not count.
         needed: names of the tensors whose gradients are wanted.
-        gpu: that the call is planned for.
+        gpu: that the call is planned for; None: a CPU, whose engine allocates its scratch memory unseen.
         keeps: may a forward pass keep local gradients, as it may unless columns are split over ranks.
 
     Raises:
@@ -224,7 +235,7 @@ def dry_run(
         if not isinstance(value, Tensor):
             return value
         alike = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return alike.as_subclass(_OnGpu)
+        return alike.as_subclass(_OnCpu if gpu is None else _OnGpu)
 
     with _substituted(notes, gpu), torch.no_grad(), without_fakes():
         call = {name: emptied(value) for name, value in call.items()}
