@@ -37,12 +37,14 @@ class Pass:
         launches: how many kernels.
         flops: executed, of whole tiles.
         dram_read, dram_written: bytes, by the model.
-        l2_read: bytes that multiprocessors ask of the second-level cache.
-        l2_added: bytes that they add to sums there.
+        l2_read: bytes that multiprocessors ask of the second-level cache. What several ask for at a time may
+            reach it once, so a counter has less. None where it is not known.
+        l2_added: bytes that they add to sums there, or None.
         jobs, tiles: of the schedule.
         seconds: by the model.
         slowest: seconds if nothing overlaps.
-        bound: what takes longest, "tensor", "dram" or "launch".
+        bound: what takes longest, "tensor", "dram" or "launch". The second-level cache and exponentials bound
+            no time here: shares of the tensor cores' rate were fitted with what they take.
     """
 
     name: str
@@ -51,13 +53,18 @@ class Pass:
     flops: float
     dram_read: int
     dram_written: int
-    l2_read: int
-    l2_added: int
+    l2_read: int | None
+    l2_added: int | None
     jobs: int
     tiles: int
     seconds: float
     slowest: float
     bound: str
+
+    @property
+    def l2(self) -> int | None:
+        """Bytes read from the second-level cache and added there; None where it is not known."""
+        return None if self.l2_read is None or self.l2_added is None else self.l2_read + self.l2_added
 
 
 @dataclass(frozen=True)
@@ -118,10 +125,11 @@ class Cost:
         ]
         for direction in (False, True):
             for p in (p for p in self.passes if p.backward is direction):
-                dram, l2 = (p.dram_read + p.dram_written) / 1e6, (p.l2_read + p.l2_added) / 1e6
+                dram = (p.dram_read + p.dram_written) / 1e6
+                l2 = "-" if p.l2 is None else f"{p.l2 / 1e6:.4g}"
                 name = ("backward: " if direction else "forward: ") + p.name
                 lines.append(
-                    f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10.4g}"
+                    f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10}"
                     f"{1e3 * p.seconds:>9.3g}  {p.bound}"
                 )
         rates = {"of the data sheet's peak": self.mfu, "of the measured matmul rate": self.of_matmul_rate}
@@ -270,6 +278,12 @@ def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -
     return names
 
 
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """None if any is not known."""
+    known = [*sizes]
+    return None if None in known else sum(size or 0 for size in known)
+
+
 def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
     """Kernels of one name and direction together, in the order in which they first run."""
     groups: dict[tuple[bool, str], list[tuple[Work, Time]]] = {}
@@ -283,8 +297,8 @@ def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
             flops=sum(w.executed for w, _ in group),
             dram_read=sum(w.read for w, _ in group),
             dram_written=sum(w.written for w, _ in group),
-            l2_read=sum(w.l2_job * w.jobs.total() + w.l2_tile * w.tiles for w, _ in group),
-            l2_added=sum(w.l2_added * w.tiles for w, _ in group),
+            l2_read=_total(w.l2 and w.l2[0] for w, _ in group),
+            l2_added=_total(w.l2 and w.l2[1] for w, _ in group),
             jobs=sum(w.jobs.total() for w, _ in group),
             tiles=sum(w.tiles for w, _ in group),
             seconds=sum(t.seconds for _, t in group),

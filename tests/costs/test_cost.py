@@ -84,6 +84,29 @@ def test_sums_of_passes() -> None:
     assert found.of_matmul_rate is not None and found.mfu < found.of_matmul_rate < 1
 
 
+def test_bytes_of_the_second_level_cache() -> None:
+    """A tile of rows asks for its rows, and for all tiles of columns. Sums of rows are added there."""
+    q = meta(2, 16, 8192, 128)
+    forward, *_, fold, _ = mr.cost("attention", q, q, q, hardware="h100").passes
+    assert forward.l2 == forward.l2_read == 32 * 8192 // 128 * (128 + 43 * 192) * 2 * 2 * 128
+    assert fold.l2_added == 32 * 8192 // 128 * 8192 * 4 * 128
+    a = meta(32768, 64)
+    narrow = mr.cost("logsumexp_matmul", a, a, hardware="h100").passes[0]
+    assert narrow.l2 == (32768 // 128) * (128 + 32768) * 2 * 64
+
+
+def test_bytes_of_the_second_level_cache_that_nobody_knows() -> None:
+    q = meta(1, 8, 512, 64)
+    for hardware in ("a100", "cpu"):
+        found = mr.cost("attention", q, q, q, hardware=hardware)
+        assert found.passes[0].l2 is None and found.passes[0].l2_read is None
+        assert f"{'-':>10}" in str(found).splitlines()[3]
+    x, up, down = meta(8192, 1024), meta(4096, 1024), meta(1024, 4096)
+    passes = mr.cost("mlp", x, up, down, gate=up, activation="silu", hardware="h100").passes
+    assert {p.l2 is None for p in passes if p.name.startswith("torch addmm")} == {True}
+    assert {p.l2 for p in passes if p.name == "gated_hidden"} == {2 * 2 * 8192 * 4096}
+
+
 # Calls
 
 
