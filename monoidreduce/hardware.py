@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from monoidreduce import _C
 from monoidreduce._validate import check_choice, check_finite, check_int, mismatch
 
-__all__ = ["CPU", "HARDWARE", "Hardware", "Link", "Measured", "Processor", "find", "find_gpu"]
+__all__ = ["CPU", "HARDWARE", "Hardware", "Link", "Measured", "Processor", "find", "find_gpu", "load"]
 
 MIB = 1 << 20
 OLDEST = (8, 0)  # compute capability that kernels are built for
@@ -290,3 +292,29 @@ def find(name: str) -> Hardware:
 def find_gpu(device: str) -> Hardware | None:
     """The GPU that torch.cuda.get_device_name calls so; None where the table has none of that name."""
     return HARDWARE.get(_DEVICES.get(device, ""))
+
+
+def load(path: str | Path) -> Hardware | Processor:
+    """The device whose rates `python -m monoidreduce calibrate --out path` wrote.
+
+    A GPU is the entry of its name with these rates as the measured ones.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file, or of a GPU that is not in `HARDWARE`.
+    """
+    source = f"python -m monoidreduce calibrate: {Path(path).name}"
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+        device, products, bandwidth = (found[name] for name in ("device", "products", "bandwidth"))
+        if device == "CPU":
+            return Processor(Path(path).stem, products, bandwidth, source)
+        entry = find_gpu(device)
+        kept = None if entry is None or entry.measured is None else entry.measured.l2
+        measured = Measured(products["bfloat16"], bandwidth, kept)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        expected = "a file that `python -m monoidreduce calibrate --out` writes"
+        raise ValueError(mismatch("hardware", expected, path)) from error
+    if entry is None:
+        raise ValueError(mismatch("hardware", f"rates of one of {', '.join(_DEVICES)}", device))
+    return replace(entry, name=Path(path).stem, measured=measured, source=f"{entry.source}; {source}")

@@ -17,7 +17,7 @@ from monoidreduce.costs import cpu
 from monoidreduce.costs.dry_run import DryRun, dry_run
 from monoidreduce.costs.kernels import Band, Work, work_of
 from monoidreduce.costs.model import Time, time_of
-from monoidreduce.hardware import CPU, Hardware, Processor, find, find_gpu
+from monoidreduce.hardware import CPU, Hardware, Processor, find, find_gpu, load
 
 __all__ = ["Cost", "Pass", "cost", "cost_of_shard", "kernels"]
 
@@ -168,7 +168,8 @@ def cost(
         arguments, options: those of the call; meta, fake or real tensors. Their values do not count, and all
             targets and tokens are taken to count.
         hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100", which need not be there; a CPU of
-            yours as a `Processor`, or "cpu", that of bench/results. None: the GPU of the tensors.
+            yours as a `Processor`, or "cpu", that of bench/results; or the name of a file, ending in .json,
+            that `python -m monoidreduce calibrate --out` wrote. None: the GPU of the tensors.
         needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
             those that require gradients, or where none does, the operator's matrices.
 
@@ -176,6 +177,7 @@ def cost(
         TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
             none that `monoidreduce.hardware` has; needed names no floating tensor of the call; the call has
             no model, as one with score_mod (docs/cost.md, "What it does not know").
+        OSError: a file of hardware cannot be read.
     """
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
 
@@ -256,6 +258,8 @@ def _device(hardware: str | Hardware | Processor | None, call: dict[str, Any]) -
     if isinstance(hardware, (Hardware, Processor)):
         return hardware
     if hardware is not None:
+        if hardware.endswith(".json"):
+            return load(hardware)
         return CPU if hardware == CPU.name else find(hardware)
     device = next(iter(call.values())).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
