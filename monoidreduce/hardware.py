@@ -40,11 +40,13 @@ class Measured:
         peak: FLOP/s of a large bfloat16 matrix product.
         bandwidth: bytes/s of a large copy, read and written.
         l2: bytes of the second-level cache that hold data before DRAM sees them; None where unknown.
+        source: where each number is from.
     """
 
     peak: float
     bandwidth: float
     l2: float | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name in ("peak", "bandwidth") + ("l2",) * (self.l2 is not None):
@@ -78,7 +80,7 @@ class Hardware:
         link: bytes/s that the device sends along one physical axis of its interconnect, over all links of it.
         axes: the number of physical axes. A switch, such as NVLink's, is one axis.
         joined: the most chips that these links join.
-        source: where the numbers are from.
+        source: where the numbers are from, but measured ones.
         l2: bytes of the second-level cache.
         shared: bytes of shared memory that a thread block can have.
         multiprocessors: their number.
@@ -220,12 +222,19 @@ _ENTRIES = (
         link=4.5e11,
         axes=1,
         joined=8,
-        source="NVIDIA's data sheet of the SXM module; measured rates from bench/results",
+        source="NVIDIA's data sheet of the SXM module",
         l2=50 * MIB,
         shared=227 << 10,
         multiprocessors=132,
         capability=(9, 0),
-        measured=Measured(peak=7.9e14, bandwidth=3.009e12, l2=25e6),
+        measured=Measured(
+            peak=7.9e14,
+            bandwidth=3.009e12,
+            l2=25e6,
+            source="peak: product_gflops of bench/results/nvidia_h100_*.json, of which 7.9e14 is near the "
+            "least; bandwidth: copy_gbytes of nvidia_h100_80gb_hbm3_cuda_traffic.json; l2: what DRAM did not "
+            "see of the 134 MB that attention's backward pass clears, in the same file",
+        ),
         within=_NVLINK_4,
         between=_CONNECTX_7,
     ),
@@ -237,12 +246,16 @@ _ENTRIES = (
         link=4.5e11,
         axes=1,
         joined=8,
-        source="NVIDIA's data sheet of the SXM module; rates measured with bench/run.py",
+        source="NVIDIA's data sheet of the SXM module",
         l2=60 * MIB,
         shared=227 << 10,
         multiprocessors=132,
         capability=(9, 0),
-        measured=Measured(peak=7.925e14, bandwidth=4.277e12),
+        measured=Measured(
+            peak=7.925e14,
+            bandwidth=4.277e12,
+            source="product_gflops and copy_gbytes of bench/results/nvidia_h200_cuda_overhead.json",
+        ),
         within=_NVLINK_4,
         between=_CONNECTX_7,
     ),
@@ -303,7 +316,7 @@ def load(path: str | Path) -> Hardware | Processor:
         OSError: the file cannot be read.
         ValueError: it is no such file, or of a GPU that is not in `HARDWARE`.
     """
-    source = f"python -m monoidreduce calibrate: {Path(path).name}"
+    source = f"python -m monoidreduce calibrate --out {Path(path).name}"
     try:
         found = json.loads(Path(path).read_text("utf-8"))
         device, products, bandwidth = (found[name] for name in ("device", "products", "bandwidth"))
@@ -311,10 +324,10 @@ def load(path: str | Path) -> Hardware | Processor:
             return Processor(Path(path).stem, products, bandwidth, source)
         entry = find_gpu(device)
         kept = None if entry is None or entry.measured is None else entry.measured.l2
-        measured = Measured(products["bfloat16"], bandwidth, kept)
+        measured = Measured(products["bfloat16"], bandwidth, kept, source)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         expected = "a file that `python -m monoidreduce calibrate --out` writes"
         raise ValueError(mismatch("hardware", expected, path)) from error
     if entry is None:
         raise ValueError(mismatch("hardware", f"rates of one of {', '.join(_DEVICES)}", device))
-    return replace(entry, name=Path(path).stem, measured=measured, source=f"{entry.source}; {source}")
+    return replace(entry, name=Path(path).stem, measured=measured)

@@ -300,6 +300,33 @@ def test_gpus_by_torchs_names(module: str, entry: str | None) -> None:
     assert find_gpu(module) is (None if entry is None else HARDWARE[entry])
 
 
+def environments(of: str) -> list[dict[str, Any]]:
+    files = (json.loads(file.read_text("utf-8")) for file in bench.RESULTS.glob(of))
+    return [document["environment"] for document in files]
+
+
+def test_measured_rates_are_those_of_their_sources() -> None:
+    h100, h200 = HARDWARE["h100"].measured, HARDWARE["h200"].measured
+    assert h100 is not None and h200 is not None and h100.source and h200.source
+    products = [1e9 * machine["product_gflops"]["bfloat16"] for machine in environments("nvidia_h100_*.json")]
+    assert 0.99 * h100.peak < min(products) < h100.peak < statistics.median(products)
+    (traffic,) = bench.RESULTS.glob("nvidia_h100_*_traffic.json")
+    document = json.loads(traffic.read_text("utf-8"))
+    assert h100.bandwidth == pytest.approx(1e9 * document["environment"]["copy_gbytes"], rel=1e-3)
+    backward = next(r for r in document["traffic"] if (r["op"], r["phase"]) == ("attention", "backward"))
+    cleared = 4 * 2 * 16 * 8192 * 128
+    assert h100.l2 == pytest.approx(cleared - backward["kernels"][0]["written"], rel=1e-2)
+    (machine,) = environments("nvidia_h200_cuda_overhead.json")
+    assert h200.peak == pytest.approx(1e9 * machine["product_gflops"]["bfloat16"], rel=1e-3)
+    assert h200.bandwidth == pytest.approx(1e9 * machine["copy_gbytes"], rel=1e-3)
+
+
+def test_rates_of_the_cpu_are_those_of_its_source() -> None:
+    (machine,) = environments("amd_epyc_cpu.json")
+    assert {name: rate / 1e9 for name, rate in CPU.products.items()} == machine["product_gflops"]
+    assert CPU.bandwidth == 1e9 * machine["copy_gbytes"]
+
+
 def unmodified(score: Tensor, *_: Tensor) -> Tensor:
     return score
 
