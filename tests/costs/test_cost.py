@@ -17,6 +17,7 @@ from bench import cost as bench
 from monoidreduce import _C
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce.costs import cpu
+from monoidreduce.demo.memory import UNMEASURED, can_measure, measure
 from monoidreduce.hardware import CPU, HARDWARE, Measured, find_gpu
 
 # The median and the largest error of held-out times by operator (docs/cost.md, "Beside what was measured").
@@ -44,6 +45,31 @@ def test_flops_of_the_mlp(width: int, executed: int) -> None:
     found = mlp(width)
     unit = 16384**2 * width
     assert found.useful_flops == 12 * unit and found.executed_flops == executed * unit
+
+
+def test_memory_of_the_mlp() -> None:
+    """The same section: without hidden values 2.29 % is left of what a forward pass holds, its result apart."""
+    x, w1, w2 = meta(16384, 128), meta(16384, 128), meta(128, 16384)
+    found = mr.cost("mlp", x, w1, w2, hardware="h100", needed=())
+    held = found.compulsory - x.nbytes + found.peak_memory
+    hidden = 2 * 16384**2
+    assert held / (held + hidden) == pytest.approx(0.0229, abs=5e-5)
+
+
+@pytest.mark.skipif(not can_measure(torch.device("cpu")), reason=UNMEASURED)
+def test_memory_of_the_mlp_as_measured() -> None:
+    """As many hidden units a feature. torch holds hidden values more than once, so less is left."""
+    sizes = {"B": 8192, "K": 8192, "d": 64}
+    inputs, hidden = 4 * 3 * 8192 * 64, 4 * 8192**2
+    assert inputs / (inputs + hidden) == pytest.approx(0.0229, abs=5e-5)
+    common = {"op": "mlp", "dtype": "float32", "device": "cpu"}
+    held = {}
+    for contender in ("monoidreduce", "torch"):
+        given = common | {"contender": contender}
+        tiny = given | {"parameters": {"B": 64, "K": 64, "d": 64}}
+        held[contender] = inputs + measure("bench.memory:problem", tiny, [given | {"parameters": sizes}])[0]
+    assert held["torch"] >= inputs + hidden
+    assert held["monoidreduce"] / held["torch"] <= 0.0229
 
 
 def test_flops_of_attention_are_those_of_kept_pairs() -> None:
