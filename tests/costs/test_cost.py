@@ -48,7 +48,7 @@ def test_flops_of_the_mlp(width: int, executed: int) -> None:
 
 
 def test_memory_of_the_mlp() -> None:
-    """The same section: without hidden values 2.29 % is left of what a forward pass holds, its result apart."""
+    """The same section: 2.29 % is left without hidden values of what a forward pass holds, but its result."""
     x, w1, w2 = meta(16384, 128), meta(16384, 128), meta(128, 16384)
     found = mr.cost("mlp", x, w1, w2, hardware="h100", needed=())
     held = found.compulsory - x.nbytes + found.peak_memory
