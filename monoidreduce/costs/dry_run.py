@@ -18,8 +18,9 @@ from monoidreduce import _C, functional
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
-from monoidreduce._validate import mismatch
+from monoidreduce._validate import check_choice, mismatch
 from monoidreduce.backend import MODS
+from monoidreduce.costs.sizes import SIZES
 from monoidreduce.flops import FORMULAS
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
@@ -182,8 +183,7 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
 
 def _check_modelled(operator: str, call: dict[str, Any]) -> None:
     """Refuses a call that has no model."""
-    if operator == "attention_varlen":
-        raise ValueError(mismatch("op", "one whose work shapes tell, not lengths", repr(operator)))
+    check_choice("op", operator, tuple(SIZES))
     for name in MODS:
         if call.get(name) is not None:
             raise ValueError(mismatch(name, "None: kernels of modified scores have no model", call[name]))
