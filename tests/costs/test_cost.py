@@ -380,9 +380,9 @@ def test_modified_scores_are_refused(name: str, place: str) -> None:
 
 @pytest.mark.parametrize("op", ["statistics", "attend", "map_reduce"])
 def test_folds_of_ones_own_are_refused(op: str) -> None:
-    q = meta(1, 2, 128, 64)
+    q, options = meta(1, 2, 128, 64), {"weight": unmodified} if op == "attend" else {}
     with pytest.raises((TypeError, ValueError), match=rf"^op: expected one .*, got .*{op}"):
-        mr.cost(getattr(mr, op), q, q, q, hardware="h100")
+        mr.cost(getattr(mr, op), q, q, q, hardware="h100", **options)
 
 
 @pytest.mark.parametrize("within", [True, False])
