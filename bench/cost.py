@@ -1,7 +1,8 @@
 """The model of `monoidreduce.cost` beside bench/results.
 
-`python bench/cost.py` writes the tables of docs/cost.md. With --fit it first fits the model's constants, on
-one or two cases a kernel, and writes monoidreduce/costs/constants.json. Every other case is held out.
+`python bench/cost.py` writes the tables of docs/cost.md, that of a CPU by the tiles of this one. With --fit
+it first fits the model's constants, on one or two cases a kernel, and writes
+monoidreduce/costs/constants.json. Every other case is held out. It prints those of monoidreduce/costs/cpu.py.
 """
 
 from __future__ import annotations
@@ -31,20 +32,26 @@ import monoidreduce as mr
 from bench.harness import tf32_allowed
 from bench.publish import RESULTS, ROOT
 from bench.report import in_words, table
-from monoidreduce.costs.cost import kernels
+from monoidreduce.costs import cpu
+from monoidreduce.costs.cost import cpu_folds, kernels
 from monoidreduce.costs.kernels import Work
 from monoidreduce.costs.model import Constants, constants_of, fitted_constants, time_of
 from monoidreduce.costs.sizes import OPERATORS, call_of
-from monoidreduce.hardware import find
+from monoidreduce.hardware import CPU, find
 
 CONSTANTS = ROOT / "monoidreduce" / "costs" / "constants.json"
 PAGE = ROOT / "docs" / "cost.md"
-MARKS = "<!-- bench: python bench/cost.py -->", "<!-- /bench -->"
+MARK, CPU_MARK, END = (
+    "<!-- bench: python bench/cost.py -->",
+    "<!-- bench: python bench/cost.py, CPU -->",
+    "<!-- /bench -->",
+)
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
 # At these commits a workspace was 128 MiB by default.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
 SHORTEST = 0.1  # milliseconds: below, launches and latencies that the model has not take most of the time
-MODES = {"deterministic", "compensated"}  # which the model does not know
+# Results of the deterministic MLP are of kernels before d89fe3e, which held sums of rows in float32.
+UNMODELLED = {("attention", "compensated"), ("mlp", "deterministic")}
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Measured:
         workspace: bytes.
         milliseconds: of "forward" and "backward".
         peak: bytes, of either pass or of both, whichever are more.
+        timed: has the model its times; else it has its memory alone.
     """
 
     name: str
@@ -69,6 +77,7 @@ class Measured:
     workspace: int
     milliseconds: dict[str, float]
     peak: int
+    timed: bool
 
 
 @cache
@@ -92,7 +101,7 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
     for contender in phases["forward"]["milliseconds"]:
         ours, _, mode = contender.partition(", ")
         of_another = mode.startswith("linear_cross_entropy")  # beside log_probs
-        if ours != "monoidreduce" or of_another or mode in MODES or "ignored" in row["parameters"]:
+        if ours != "monoidreduce" or of_another or (row["op"], mode) in UNMODELLED:
             continue
         default = WORKSPACES.get(environment["commit"][:7], 352 << 20)
         workspace = _workspace(mode, row["parameters"], default)
@@ -108,6 +117,7 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
                 phase: phases[phase]["milliseconds"][contender]["median"] for phase in ("forward", "backward")
             },
             peak=row["peak_bytes"][contender],
+            timed=mode != "deterministic" and "ignored" not in row["parameters"],
         )
 
 
@@ -133,6 +143,9 @@ def under(case: Measured) -> ExitStack:
     stack.enter_context(tf32_allowed(case.dtype == "tf32"))
     if case.mode == "sm80":
         stack.enter_context(patch.dict(os.environ, {"MONOIDREDUCE_CUDA_TIER": "sm80"}))
+    if case.mode == "deterministic":
+        torch.use_deterministic_algorithms(True)
+        stack.callback(torch.use_deterministic_algorithms, False)
     return stack
 
 
@@ -345,6 +358,85 @@ def fitted() -> dict[str, tuple[Constants, ...]]:
     return found
 
 
+# ---- CPU
+
+CPU_RESULTS = RESULTS / "amd_epyc_cpu.json"
+WITHOUT_PAYLOAD, WITH_PAYLOAD = ("logsumexp", "cross_entropy"), "mlp"  # whose times are fitted
+
+
+@dataclass(frozen=True)
+class CpuRow:
+    """A phase of a case of `CPU_RESULTS`. fold: what the model makes of it."""
+
+    op: str
+    parameters: dict[str, Any]
+    dtype: str
+    phase: str
+    milliseconds: float
+    fold: cpu.Fold
+
+    @property
+    def fitted(self) -> bool:
+        return self.op in (*WITHOUT_PAYLOAD, WITH_PAYLOAD)
+
+    @property
+    def predicted(self) -> float:
+        """Milliseconds by the model."""
+        constants = cpu.CONSTANTS[self.dtype, self.phase == "backward"]
+        return 1e3 * self.fold.seconds(constants, CPU.products[self.dtype])
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.predicted / self.milliseconds - 1
+
+
+@cache
+def cpu_rows() -> tuple[CpuRow, ...]:
+    """Every phase of ours."""
+    found = []
+    for row in json.loads(CPU_RESULTS.read_text("utf-8"))["speed"]:
+        operator = OPERATORS[row["op"]]
+        tensors, options = call_of(operator, row["parameters"], getattr(torch, row["dtype"]))
+        for fold in cpu_folds(operator, *tensors, **options):
+            phase = "backward" if fold.launch.backward else "forward"
+            measured = row["phases"][phase]["milliseconds"]["monoidreduce"]["median"]
+            found.append(CpuRow(row["op"], row["parameters"], row["dtype"], phase, measured, fold))
+    return tuple(found)
+
+
+def cpu_fitted() -> dict[tuple[str, bool], cpu.Constants]:
+    """The constants of monoidreduce/costs/cpu.py, to four digits; none is below 0."""
+    found = {}
+    for dtype, rate in CPU.products.items():
+        for phase in ("forward", "backward"):
+            of = {row.op: row for row in cpu_rows() if (row.dtype, row.phase) == (dtype, phase)}
+            spent = {op: 1e-3 * row.milliseconds * rate for op, row in of.items()}
+            one, other = (of[op].fold for op in WITHOUT_PAYLOAD)
+            a, b = (spent[op] for op in WITHOUT_PAYLOAD)
+            determinant = one.flops * other.scores - other.flops * one.scores
+            product = (a * other.scores - b * one.scores) / determinant
+            score = (one.flops * b - other.flops * a) / determinant
+            fold = of[WITH_PAYLOAD].fold
+            weighing = (spent[WITH_PAYLOAD] - product * fold.flops) / fold.scores
+            rounded = (float(f"{max(x, 0.0):.4g}") for x in (product, score, weighing))
+            found[dtype, phase == "backward"] = cpu.Constants(*rounded)
+    return found
+
+
+def every_cpu_row() -> str:
+    """Milliseconds of the model and of the bench."""
+    rows = [
+        [
+            f"{row.op}, {in_words(row.parameters)}, {row.dtype}",
+            row.phase,
+            f"{row.predicted:.3g}, {row.milliseconds:.3g}: {'fitted' if row.fitted else f'{row.error:+.1%}'}",
+        ]
+        for row in cpu_rows()
+    ]
+    return table(["case", "pass", "ms"], rows)
+
+
 # ---- Tables
 
 
@@ -369,13 +461,16 @@ class Prediction:
         return self.milliseconds / self.case.milliseconds[self.phase] - 1
 
     def in_words(self) -> str:
+        measured = self.case.milliseconds[self.phase]
+        if not self.case.timed:
+            return f"-, {measured:.3g}"
         error = "fitted" if self.fitted else f"{self.error:+.1%}"
-        return f"{self.milliseconds:.3g}, {self.case.milliseconds[self.phase]:.3g}: {error}"
+        return f"{self.milliseconds:.3g}, {measured:.3g}: {error}"
 
     @property
     def counts(self) -> bool:
         """Is it held out, and longer than what launches take."""
-        return not self.fitted and self.case.milliseconds[self.phase] >= SHORTEST
+        return self.case.timed and not self.fitted and self.case.milliseconds[self.phase] >= SHORTEST
 
 
 @cache
@@ -414,10 +509,20 @@ def every_case() -> str:
     return table(["case", "forward, ms", "backward, ms", "peak, MiB"], rows)
 
 
-def page() -> str:
-    """docs/cost.md with new tables."""
-    before, rest = PAGE.read_text("utf-8").split(MARKS[0])
-    return f"{before}{MARKS[0]}\n\n{summary()}\n\n{every_case()}\n\n{MARKS[1]}{rest.split(MARKS[1])[1]}"
+def _with(text: str, mark: str, tables: str) -> str:
+    """A page with other tables after a mark."""
+    before, rest = text.split(f"{mark}\n")
+    return f"{before}{mark}\n\n{tables}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+def page(text: str) -> str:
+    """docs/cost.md with new tables of GPUs."""
+    return _with(text, MARK, f"{summary()}\n\n{every_case()}")
+
+
+def cpu_page(text: str) -> str:
+    """docs/cost.md with a new table of a CPU, as the tiles are on this machine."""
+    return _with(text, CPU_MARK, every_cpu_row())
 
 
 def main() -> None:
@@ -427,7 +532,8 @@ def main() -> None:
         rows = {kernel: [asdict(row) for row in of] for kernel, of in sorted(fitted().items())}
         CONSTANTS.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
         fitted_constants.cache_clear()
-    PAGE.write_text(page(), "utf-8")
+        print(cpu_fitted())
+    PAGE.write_text(cpu_page(page(PAGE.read_text("utf-8"))), "utf-8")
 
 
 if __name__ == "__main__":

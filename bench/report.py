@@ -334,7 +334,7 @@ def traffic_table(rows: list[Row]) -> str:
     """MB that each pass moves, by the model and by the counter."""
 
     def pair(row: Row, part: str) -> str:
-        if part not in row["model"]:
+        if row["model"].get(part) is None:
             return "-"
         model, counted = (row[of][part] / 1e6 for of in ("model", "counter"))
         return f"{model:.4g}, {counted:.4g}"

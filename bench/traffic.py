@@ -41,7 +41,7 @@ def row(
     parameters: dict[str, Any],
     phase: str,
     compulsory: int,
-    model: dict[str, int],
+    model: dict[str, Any],
     tolerance: float,
     slack: int = 0,
     unwritten: int = 0,
@@ -53,7 +53,7 @@ def row(
         op, dtype, parameters: as in bench/results.
         phase: "forward" or "backward".
         compulsory: bytes of each input read once and of each output written once.
-        model: bytes "read" and "written", and on a GPU "l2".
+        model: bytes "read" and "written", and on a GPU "l2", None where it is not known.
         tolerance: of what is compared, as a share of the model's.
         slack: bytes more that they may differ by.
         unwritten: bytes that may be left in a cache when the counter stops.

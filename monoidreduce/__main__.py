@@ -6,7 +6,7 @@ demo       train a small language model, or one of transformers, with and withou
 bench      speed, memory and accuracy beside torch and other libraries; needs a clone of the repository
 plan       time and memory of a training step of a transformer on many devices, from formulas
 io         words that algorithms for the gradient of attention move, and bounds on them
-cost       FLOPs, bytes, memory and time of a call on a GPU that need not be there
+cost       FLOPs, bytes, memory and time of a call on a GPU that need not be there, or on a CPU
 roofline   results of the benchmarks under the roofs of their GPU, as a picture
 calibrate  rates of this machine's matrix products and copies
 """
@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import runpy
 import sys
 from pathlib import Path
 
 import monoidreduce as mr
-from monoidreduce._command_line import Parser, check_environment, exit_with
+from monoidreduce._command_line import Parser, check_environment, exit_with, find_clone
 
 PROGRAM = "python -m monoidreduce"
-# Up to the next table, `name` is that of the project.
-OWN_PYPROJECT = re.compile(r"^\[project\]\n(?:(?!\[).*\n)*?name = \"monoidreduce\"$", re.MULTILINE)
 
 
 def info(argv: list[str]) -> int:
@@ -56,18 +53,8 @@ def demo(argv: list[str]) -> int:
     return demo.main(argv)
 
 
-def is_clone(folder: Path) -> bool:
-    """Whether `folder` is a clone of this project, and not another's that has a bench/run.py too."""
-    try:
-        about = (folder / "pyproject.toml").read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return OWN_PYPROJECT.search(about) is not None and (folder / "bench" / "run.py").is_file()
-
-
 def bench(argv: list[str]) -> int:
-    here, package = Path(os.path.realpath(".")), Path(mr.__file__).resolve().parent.parent
-    clone = next(filter(is_clone, (here, package)), None)
+    here, clone = Path(os.path.realpath(".")), find_clone()
     if clone is None:
         Parser(prog=f"{PROGRAM} bench").error(f"{here}: not a clone of monoidreduce, which has bench/run.py")
     if clone != here:  # where a folder bench/ would be taken for the clone's

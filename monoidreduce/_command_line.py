@@ -26,6 +26,9 @@ from monoidreduce.functional import logsumexp_matmul
 PLOT_FORMATS = (".eps", ".jpeg", ".jpg", ".pdf", ".png", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp")
 CUDA_TIERS = ("simt", "sm80", "sm90")
 
+# Up to the next table, `name` is that of the project.
+OWN_PYPROJECT = re.compile(r"^\[project\]\n(?:(?!\[).*\n)*?name = \"monoidreduce\"$", re.MULTILINE)
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that refuses with one line and exit status 2. "-1e6" is a number, and no option."""
@@ -140,6 +143,20 @@ def replacing(path: Path) -> Iterator[Path]:
 def _followed(path: Path) -> Path:
     """`path`, or what it links to: the link stays. Raises OSError in a working directory that is gone."""
     return Path(os.path.realpath(path))
+
+
+def is_clone(folder: Path) -> bool:
+    """Whether `folder` is a clone of this project, and not another's that has a bench/run.py too."""
+    try:
+        about = (folder / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return OWN_PYPROJECT.search(about) is not None and (folder / "bench" / "run.py").is_file()
+
+
+def find_clone() -> Path | None:
+    """The working directory, or where the package is, if it is a clone."""
+    return next(filter(is_clone, (_followed(Path(".")), Path(__file__).resolve().parents[1])), None)
 
 
 def check_environment(parser: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "single_level",
     "transforms_are_active",
     "tree_leaves",
+    "without_fakes",
 ]
 
 
@@ -63,6 +64,8 @@ FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
 # Sees the ops of a dry run (costs/dry_run.py), and the tensors among their arguments. No substitute.
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
+# A dry run has tensors of its own, also where the caller makes fake ones. No substitute.
+without_fakes: Callable[[], Any] = _required("torch._subclasses.fake_tensor.unset_fake_temporarily")
 
 # Kernels run at the stream that is current. The private way is 40 times as fast as the public one.
 _raw_stream: Any = _optional(torch._C, "_cuda_getCurrentRawStream")

@@ -232,7 +232,7 @@ def explain(
     else:
         isa, architecture = _C.cpu_isa_of(torch.empty(0, dtype=dtype)), _C.cpu_isa()
         engines, deterministic = [f"cpu/{isa}"] * 2, True
-        tiles = _tiles(operator, call, dtype)
+        tiles = cpu_tiles(operator, call, dtype)
         reasons = [
             f"the tensors are on the CPU, which has {', '.join(_C.cpu_isas())}",
             f"{_C.cpu_isa()} is the last of these, or what MONOIDREDUCE_CPU_ISA names",
@@ -522,7 +522,7 @@ def _leading(call: dict[str, Any]) -> Any:
     return next(iter(call.values()))
 
 
-def _tiles(
+def cpu_tiles(
     operator: str, call: dict[str, Any], dtype: torch.dtype
 ) -> tuple[tuple[int, int], tuple[int, int]]:
     """The tiles of the forward and the backward pass of a call on the CPU."""

@@ -2,29 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
 
 from monoidreduce import _C
-from monoidreduce._validate import check_choice, mismatch
+from monoidreduce._validate import check_choice, check_finite, check_int, mismatch
 
-__all__ = ["HARDWARE", "Hardware", "Link", "Measured", "find", "find_gpu"]
+__all__ = ["CPU", "HARDWARE", "Hardware", "Link", "Measured", "Processor", "find", "find_gpu", "load"]
 
 MIB = 1 << 20
+OLDEST = (8, 0)  # compute capability that kernels are built for
+# A contraction's tiles belong to pairs of multiprocessors. No GPU has near the most.
+MULTIPROCESSORS = 2, 1024
+
+
+def _check_rate(name: str, value: object) -> None:
+    expected = "a finite number > 0"
+    if check_finite(name, value, expected) <= 0:
+        raise ValueError(mismatch(name, expected, repr(value)))
+
+
+def _check_count(name: str, value: object, least: int = 1, most: float = math.inf) -> None:
+    expected = f"a whole number from {least}" + (f" to {most}" if most < math.inf else "")
+    if not least <= check_int(name, value, expected) <= most:
+        raise ValueError(mismatch(name, expected, repr(value)))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Rates that were measured on the device.
+    """Rates that were measured on the device; others than finite ones above 0 raise TypeError or ValueError.
 
     Attributes:
         peak: FLOP/s of a large bfloat16 matrix product.
         bandwidth: bytes/s of a large copy, read and written.
         l2: bytes of the second-level cache that hold data before DRAM sees them; None where unknown.
+        source: where each number is from.
     """
 
     peak: float
     bandwidth: float
     l2: float | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "bandwidth") + ("l2",) * (self.l2 is not None):
+            _check_rate(f"measured.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
@@ -54,7 +80,7 @@ class Hardware:
         link: bytes/s that the device sends along one physical axis of its interconnect, over all links of it.
         axes: the number of physical axes. A switch, such as NVLink's, is one axis.
         joined: the most chips that these links join.
-        source: where the numbers are from.
+        source: where the numbers are from, but measured ones.
         l2: bytes of the second-level cache.
         shared: bytes of shared memory that a thread block can have.
         multiprocessors: their number.
@@ -62,6 +88,10 @@ class Hardware:
         measured: rates that were measured; None where nobody did.
         within: collectives in a node of `joined` devices; None where nobody measured.
         between: the device's own part of the network between such nodes; None where unknown.
+
+    Raises:
+        TypeError, ValueError: a rate or a size is not finite and above 0; a GPU's compute capability is below
+            8.0, or its l2, shared or multiprocessors (2 to 1024) are missing.
     """
 
     name: str
@@ -80,6 +110,24 @@ class Hardware:
     within: Link | None = None
     between: Link | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("peak", "bandwidth", "memory", "link"):
+            _check_rate(name, getattr(self, name))
+        for name in ("axes", "joined"):
+            _check_count(name, getattr(self, name))
+        if self.capability is None:
+            return
+        if len(self.capability) != 2 or tuple(self.capability) < OLDEST:
+            raise ValueError(mismatch("capability", "two numbers, from 8.0 on", self.capability))
+        for name in ("l2", "shared"):
+            _check_count(name, getattr(self, name))
+        _check_count("multiprocessors", self.multiprocessors, *MULTIPROCESSORS)
+
+    def reached(self, dtype: torch.dtype) -> tuple[float, float]:
+        """FLOP/s of bfloat16 products, of any dtype, and bytes/s: measured, or the data sheet's."""
+        of = self if self.measured is None else self.measured
+        return of.peak, of.bandwidth
+
     @property
     def kept(self) -> float:
         """Bytes that the second-level cache keeps of what all multiprocessors read.
@@ -93,8 +141,48 @@ class Hardware:
         """What plans of kernels depend on. Raises ValueError for what is no GPU of NVIDIA's."""
         if self.capability is None:
             raise ValueError(mismatch("hardware", "a GPU of NVIDIA's", self.name))
-        return _C.DeviceFacts(*self.capability, self.multiprocessors or 0, self.l2 or 0, self.shared or 0)
+        assert self.multiprocessors and self.l2 and self.shared
+        return _C.DeviceFacts(*self.capability, self.multiprocessors, self.l2, self.shared)
 
+
+@dataclass(frozen=True)
+class Processor:
+    """A CPU, by what torch reaches on all threads that it uses there.
+
+    Attributes:
+        name: for people.
+        products: by dtype, as "bfloat16", FLOP/s of a large matrix product.
+        bandwidth: bytes/s of a large copy, read and written.
+        source: where the numbers are from.
+
+    Raises:
+        TypeError, ValueError: a rate is not finite and above 0.
+    """
+
+    name: str
+    products: dict[str, float]
+    bandwidth: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for dtype, rate in self.products.items():
+            _check_rate(f"products, {dtype}", rate)
+        _check_rate("bandwidth", self.bandwidth)
+
+    def reached(self, dtype: torch.dtype) -> tuple[float, float]:
+        """FLOP/s of products of a dtype, and bytes/s. Raises ValueError for a dtype that was not measured."""
+        name = str(dtype).removeprefix("torch.")
+        check_choice("dtype", name, tuple(self.products))
+        return self.products[name], self.bandwidth
+
+
+# Two cores of a virtual machine.
+CPU = Processor(
+    name="cpu",
+    products={"float32": 1.85e11, "bfloat16": 7.98e11},
+    bandwidth=3.87e10,
+    source="bench/results/amd_epyc_cpu.json: 2 threads of an AMD EPYC with AVX-512 BF16, torch 2.13.0",
+)
 
 # A line through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283, (ranks - 1) / ranks of the bytes
 # over the time. It has 63 us for 16 MiB and 500 for 256, where 49 and 530 were measured.
@@ -134,12 +222,19 @@ _ENTRIES = (
         link=4.5e11,
         axes=1,
         joined=8,
-        source="NVIDIA's data sheet of the SXM module; measured rates from bench/results",
+        source="NVIDIA's data sheet of the SXM module",
         l2=50 * MIB,
         shared=227 << 10,
         multiprocessors=132,
         capability=(9, 0),
-        measured=Measured(peak=7.9e14, bandwidth=3.009e12, l2=25e6),
+        measured=Measured(
+            peak=7.9e14,
+            bandwidth=3.009e12,
+            l2=25e6,
+            source="peak: product_gflops of bench/results/nvidia_h100_*.json, of which 7.9e14 is near the "
+            "least; bandwidth: copy_gbytes of nvidia_h100_80gb_hbm3_cuda_traffic.json; l2: what DRAM did not "
+            "see of the 134 MB that attention's backward pass clears, in the same file",
+        ),
         within=_NVLINK_4,
         between=_CONNECTX_7,
     ),
@@ -151,12 +246,16 @@ _ENTRIES = (
         link=4.5e11,
         axes=1,
         joined=8,
-        source="NVIDIA's data sheet of the SXM module; rates measured with bench/run.py",
+        source="NVIDIA's data sheet of the SXM module",
         l2=60 * MIB,
         shared=227 << 10,
         multiprocessors=132,
         capability=(9, 0),
-        measured=Measured(peak=7.925e14, bandwidth=4.277e12),
+        measured=Measured(
+            peak=7.925e14,
+            bandwidth=4.277e12,
+            source="product_gflops and copy_gbytes of bench/results/nvidia_h200_cuda_overhead.json",
+        ),
         within=_NVLINK_4,
         between=_CONNECTX_7,
     ),
@@ -188,6 +287,13 @@ _ENTRIES = (
 )
 
 HARDWARE: dict[str, Hardware] = {entry.name: entry for entry in _ENTRIES}
+# What torch calls the modules of the entries. Others of these chips, as PCIe cards, have other rates.
+_DEVICES = {
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA B200": "b200",
+}
 
 
 def find(name: str) -> Hardware:
@@ -197,5 +303,31 @@ def find(name: str) -> Hardware:
 
 
 def find_gpu(device: str) -> Hardware | None:
-    """The GPU that has this name of torch.cuda.get_device_name; None where the table has none."""
-    return next((entry for entry in _ENTRIES if entry.capability and entry.name in device.lower()), None)
+    """The GPU that torch.cuda.get_device_name calls so; None where the table has none of that name."""
+    return HARDWARE.get(_DEVICES.get(device, ""))
+
+
+def load(path: str | Path) -> Hardware | Processor:
+    """The device whose rates `python -m monoidreduce calibrate --out path` wrote.
+
+    A GPU is the entry of its name with these rates as the measured ones.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is no such file, or of a GPU that is not in `HARDWARE`.
+    """
+    source = f"python -m monoidreduce calibrate --out {Path(path).name}"
+    try:
+        found = json.loads(Path(path).read_text("utf-8"))
+        device, products, bandwidth = (found[name] for name in ("device", "products", "bandwidth"))
+        if device == "CPU":
+            return Processor(Path(path).stem, products, bandwidth, source)
+        entry = find_gpu(device)
+        kept = None if entry is None or entry.measured is None else entry.measured.l2
+        measured = Measured(products["bfloat16"], bandwidth, kept, source)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        expected = "a file that `python -m monoidreduce calibrate --out` writes"
+        raise ValueError(mismatch("hardware", expected, path)) from error
+    if entry is None:
+        raise ValueError(mismatch("hardware", f"rates of one of {', '.join(_DEVICES)}", device))
+    return replace(entry, name=Path(path).stem, measured=measured)

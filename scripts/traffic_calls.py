@@ -67,6 +67,7 @@ def modelled(op: str, parameters: dict[str, Any], cost: mr.Cost, compulsory: dic
     rows = []
     for phase in ("forward", "backward"):
         passes = [p for p in cost.passes if p.backward == (phase == "backward")]
+        l2 = [p.l2 for p in passes]
         rows.append(
             row(
                 op,
@@ -77,7 +78,7 @@ def modelled(op: str, parameters: dict[str, Any], cost: mr.Cost, compulsory: dic
                 {
                     "read": sum(p.dram_read for p in passes),
                     "written": sum(p.dram_written for p in passes),
-                    "l2": sum(p.l2_read + p.l2_added for p in passes),
+                    "l2": None if None in l2 else sum(size or 0 for size in l2),
                 },
                 tolerance=TOLERANCES.get((op, phase), OF_CONTRACTIONS),
                 slack=STATISTICS,

@@ -1,15 +1,25 @@
-"""python -m monoidreduce calibrate: measures the rates that `mr.cost` takes from `monoidreduce.hardware`."""
+"""python -m monoidreduce calibrate: measures rates that `mr.cost` can take in place of its own."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 
-from monoidreduce._command_line import Parser, add_device, check_environment, device_of, positive_number
+from monoidreduce._command_line import (
+    Parser,
+    add_device,
+    check_environment,
+    check_writable,
+    device_of,
+    positive_number,
+    replacing,
+)
 
 __all__ = ["Rates", "main", "measure"]
 
@@ -81,6 +91,17 @@ def measure(device: torch.device, limit: float) -> Rates:
     )
 
 
+def rates_file(text: str) -> Path:
+    """The type of --out."""
+    if not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a name that ends in .json")
+    try:
+        check_writable(path := Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}, cannot be written: {error.strerror}") from error
+    return path
+
+
 def main(argv: list[str]) -> int:
     """Prints the rates and returns the exit status; `argv` follows `python -m monoidreduce calibrate`."""
     parser = Parser(
@@ -92,9 +113,15 @@ def main(argv: list[str]) -> int:
         "--seconds", type=positive_number, default=3.0, help="for each rate (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--out", type=rates_file, metavar="FILE", help="JSON, which cost --hardware FILE takes"
+    )
     options = parser.parse_args(argv)
     check_environment(parser)
     rates = measure(device_of(parser, options.device), options.seconds)
+    if options.out is not None:
+        with replacing(options.out) as file:
+            file.write_text(json.dumps(asdict(rates), indent=2) + "\n", "utf-8")
     if options.json:
         print(json.dumps(asdict(rates), indent=2))
         return 0

@@ -13,12 +13,18 @@ from torch import Tensor
 
 from monoidreduce._validate import mismatch
 from monoidreduce.backend import OPERANDS, resolved
+from monoidreduce.costs import cpu
 from monoidreduce.costs.dry_run import DryRun, dry_run
 from monoidreduce.costs.kernels import Band, Work, work_of
 from monoidreduce.costs.model import Time, time_of
-from monoidreduce.hardware import Hardware, find, find_gpu
+from monoidreduce.hardware import CPU, Hardware, Processor, find, find_gpu, load
 
 __all__ = ["Cost", "Pass", "cost", "cost_of_shard", "kernels"]
+
+CPU_ADVICE: tuple[str, ...] = (
+    "bytes are of operands read once and results written once: caches are not modelled",
+    "peak memory is without the scratch memory of the engine, which it allocates for each thread",
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,14 @@ class Pass:
         launches: how many kernels.
         flops: executed, of whole tiles.
         dram_read, dram_written: bytes, by the model.
-        l2_read: bytes that multiprocessors ask of the second-level cache.
-        l2_added: bytes that they add to sums there.
+        l2_read: bytes that multiprocessors ask of the second-level cache. What several ask for at a time may
+            reach it once, so a counter has less. None where it is not known.
+        l2_added: bytes that they add to sums there, or None.
         jobs, tiles: of the schedule.
         seconds: by the model.
         slowest: seconds if nothing overlaps.
-        bound: what takes longest, "tensor", "dram" or "launch".
+        bound: what takes longest, "tensor", "dram" or "launch". The second-level cache and exponentials bound
+            no time here: shares of the tensor cores' rate were fitted with what they take.
     """
 
     name: str
@@ -45,43 +53,49 @@ class Pass:
     flops: float
     dram_read: int
     dram_written: int
-    l2_read: int
-    l2_added: int
+    l2_read: int | None
+    l2_added: int | None
     jobs: int
     tiles: int
     seconds: float
     slowest: float
     bound: str
 
+    @property
+    def l2(self) -> int | None:
+        """Bytes read from the second-level cache and added there; None where it is not known."""
+        return None if self.l2_read is None or self.l2_added is None else self.l2_read + self.l2_added
+
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call costs on a GPU; `str()` of it is a table, one line a pass.
+    """What a call costs on a GPU or a CPU; `str()` of it is a table, one line a pass.
 
     Attributes:
         operator: its name.
-        hardware: the GPU.
+        hardware: the GPU or the CPU.
         passes: of the forward and of the backward pass, in order.
         useful_flops: of the matrix products in the definition, of kept pairs, recomputation not counted.
         executed_flops: of whole tiles and with recomputation.
         compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
         lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
             the second-level one: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
-            others. "theta_forward" is asymptotic, its constant set to 1.
+            others. "theta_forward" is no bound in bytes: it is asymptotic, its constant set to 1, its n^2
+            the kept pairs.
         dram: bytes that the passes move.
         peak_memory: the most bytes at a time beyond inputs, outputs and gradients.
         intensity: executed FLOPs a byte of DRAM.
         balance: FLOPs a byte from which on arithmetic is the bound on this GPU.
         seconds: of all kernels, where in each arithmetic and memory overlap.
         range: seconds, and those if nothing overlapped.
-        mfu: useful FLOPs a second, as a share of the data sheet's peak.
+        mfu: useful FLOPs a second, as a share of the data sheet's peak; None on a CPU.
         of_matmul_rate: the same of the measured rate of matrix products; None where nobody measured.
         bound: what takes longest in most of the time.
         advice: sentences.
     """
 
     operator: str
-    hardware: Hardware
+    hardware: Hardware | Processor
     passes: tuple[Pass, ...]
     useful_flops: float
     executed_flops: float
@@ -93,7 +107,7 @@ class Cost:
     balance: float
     seconds: float
     range: tuple[float, float]
-    mfu: float
+    mfu: float | None
     of_matmul_rate: float | None
     bound: str
     advice: tuple[str, ...]
@@ -111,23 +125,26 @@ class Cost:
         ]
         for direction in (False, True):
             for p in (p for p in self.passes if p.backward is direction):
-                dram, l2 = (p.dram_read + p.dram_written) / 1e6, (p.l2_read + p.l2_added) / 1e6
+                dram = (p.dram_read + p.dram_written) / 1e6
+                l2 = "-" if p.l2 is None else f"{p.l2 / 1e6:.4g}"
                 name = ("backward: " if direction else "forward: ") + p.name
                 lines.append(
-                    f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10.4g}"
+                    f"{name:<36}{p.launches:>9}{p.flops / 1e12:>10.4g}{dram:>10.4g}{l2:>10}"
                     f"{1e3 * p.seconds:>9.3g}  {p.bound}"
                 )
-        rate = (
-            "" if self.of_matmul_rate is None else f", {self.of_matmul_rate:.0%} of the measured matmul rate"
-        )
+        rates = {"of the data sheet's peak": self.mfu, "of the measured matmul rate": self.of_matmul_rate}
         facts = {
             "time": f"{1e3 * self.range[0]:.4g} to {1e3 * self.range[1]:.4g} ms",
             "FLOPs": f"{self.useful_flops:.4g} useful, {self.executed_flops:.4g} executed",
-            "MFU": f"{self.mfu:.0%} of the data sheet's peak{rate}",
+            "MFU": ", ".join(f"{share:.0%} {of}" for of, share in rates.items() if share is not None),
             "DRAM": f"{self.dram / 1e6:.4g} MB, compulsory {self.compulsory / 1e6:.4g} MB",
             "intensity": f"{self.intensity:.4g} FLOP a byte, balance {self.balance:.4g}",
             "peak memory": f"{self.peak_memory / 2**20:.4g} MiB beyond inputs, outputs and gradients",
-            **{f"at least, {name}": f"{b / 1e6:.4g} MB" for name, b in self.lower_bounds.items() if b},
+            **{
+                f"{'asymptotic' if name == 'theta_forward' else 'at least'}, {name}": f"{b / 1e6:.4g} MB"
+                for name, b in self.lower_bounds.items()
+                if b
+            },
         }
         lines += ["", *(f"{name:<26}{fact}" for name, fact in facts.items())]
         return "\n".join([*lines, *(f"- {sentence}" for sentence in self.advice)])
@@ -137,27 +154,30 @@ def cost(
     op: str | Callable[..., Any],
     /,
     *arguments: Any,
-    hardware: str | Hardware | None = None,
+    hardware: str | Hardware | Processor | None = None,
     needed: Iterable[str] | None = None,
     **options: Any,
 ) -> Cost:
-    """What `op(*arguments, **options)` and its backward pass cost on a GPU. Nothing is computed or allocated.
+    """What `op(*arguments, **options)` and its backward pass cost. Nothing is computed or allocated.
 
-    The operator plans and goes through its slices as it would on that GPU, with tensors that have no memory.
+    The operator plans and goes through its slices as it would there, with tensors that have no memory.
     So passes and bytes are those of the call. docs/cost.md has the formulas of time, and their errors.
 
     Args:
         op: as `monoidreduce.explain` takes it.
-        arguments, options: those of the call. Values of tensors do not count, and all targets and tokens are
-            taken to count.
-        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100"; it need not be there. None: that
-            of the tensors.
+        arguments, options: those of the call; meta, fake or real tensors. Their values do not count, and all
+            targets and tokens are taken to count.
+        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100", which need not be there; a CPU of
+            yours as a `Processor`, or "cpu", that of bench/results; or the name of a file, ending in .json,
+            that `python -m monoidreduce calibrate --out` wrote. None: the GPU of the tensors.
         needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
             those that require gradients, or where none does, the operator's matrices.
 
     Raises:
         TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
-            none that `monoidreduce.hardware` has; needed names no floating tensor of the call.
+            none that `monoidreduce.hardware` has; needed names no floating tensor of the call; the call has
+            no model, as one with score_mod (docs/cost.md, "What it does not know").
+        OSError: a file of hardware cannot be read.
     """
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)
 
@@ -170,25 +190,27 @@ def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) 
 def _cost(
     operator: str,
     call: dict[str, Any],
-    hardware: str | Hardware | None,
+    hardware: str | Hardware | Processor | None,
     needed: Iterable[str] | None,
     keeps: bool,
 ) -> Cost:
-    if operator == "attention_varlen":
-        raise ValueError(mismatch("op", "one whose work shapes tell, not lengths", repr(operator)))
     device = _device(hardware, call)
     names = _needed(operator, call, needed)
-    run = dry_run(operator, call, names, device.facts(), keeps)
-    timed = [
-        (launch.backward, work, time_of(work, device))
-        for launch in run.launches
-        for work in work_of(launch, device)
-    ]
-    passes = _grouped(timed)
-    measured = device.measured
-    peak, bandwidth = (
-        (device.peak, device.bandwidth) if measured is None else (measured.peak, measured.bandwidth)
-    )
+    if isinstance(device, Processor):
+        run = dry_run(operator, call, names, None, keeps)
+        timed = cpu.timed(operator, call, run, device)
+        passes, sheet, bounds, advice = _grouped(timed), None, {}, CPU_ADVICE
+    else:
+        run = dry_run(operator, call, names, device.facts(), keeps)
+        timed = [
+            (launch.backward, work, time_of(work, device))
+            for launch in run.launches
+            for work in work_of(launch, device)
+        ]
+        passes, sheet, bounds = _grouped(timed), device.peak, _bounds(operator, call, run, device)
+        advice = tuple(_advice(operator, names, run, passes, timed))
+    measured = isinstance(device, Processor) or device.measured is not None
+    peak, bandwidth = device.reached(next(iter(call.values())).dtype)
     useful = run.flops * _share_of_pairs(operator, run)
     executed, dram = sum(p.flops for p in passes), sum(p.dram_read + p.dram_written for p in passes)
     seconds = sum(p.seconds for p in passes)
@@ -202,17 +224,17 @@ def _cost(
         useful_flops=useful,
         executed_flops=executed,
         compulsory=run.compulsory,
-        lower_bounds={"compulsory": run.compulsory, **_bounds(operator, call, run, device)},
+        lower_bounds={"compulsory": run.compulsory, **bounds},
         dram=dram,
         peak_memory=run.peak,
         intensity=executed / dram if dram else math.inf,
         balance=peak / bandwidth,
         seconds=seconds,
         range=(seconds, sum(p.slowest for p in passes)),
-        mfu=useful / (seconds * device.peak) if seconds else 0.0,
-        of_matmul_rate=useful / (seconds * peak) if measured is not None and seconds else None,
+        mfu=None if sheet is None else useful / (seconds * sheet) if seconds else 0.0,
+        of_matmul_rate=useful / (seconds * peak) if measured and seconds else None,
         bound=max(by_bound, key=lambda bound: by_bound[bound]),
-        advice=tuple(_advice(operator, names, run, passes, timed)),
+        advice=advice,
     )
 
 
@@ -226,11 +248,19 @@ def kernels(
     return [(launch.backward, work) for launch in run.launches for work in work_of(launch, gpu)]
 
 
-def _device(hardware: str | Hardware | None, call: dict[str, Any]) -> Hardware:
-    if isinstance(hardware, Hardware):
+def cpu_folds(op: str, *arguments: Any, **options: Any) -> list[cpu.Fold]:
+    """The same of a CPU, of both passes."""
+    operator, call = resolved(op, arguments, options)
+    return [*cpu.folds(operator, call, dry_run(operator, call, _needed(operator, call, None), None))]
+
+
+def _device(hardware: str | Hardware | Processor | None, call: dict[str, Any]) -> Hardware | Processor:
+    if isinstance(hardware, (Hardware, Processor)):
         return hardware
     if hardware is not None:
-        return find(hardware)
+        if hardware.endswith(".json"):
+            return load(hardware)
+        return CPU if hardware == CPU.name else find(hardware)
     device = next(iter(call.values())).device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     if known := find_gpu(name):
@@ -252,6 +282,12 @@ def _needed(operator: str, call: dict[str, Any], needed: Iterable[str] | None) -
     return names
 
 
+def _total(sizes: Iterable[int | None]) -> int | None:
+    """None if any is not known."""
+    known = [*sizes]
+    return None if None in known else sum(size or 0 for size in known)
+
+
 def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
     """Kernels of one name and direction together, in the order in which they first run."""
     groups: dict[tuple[bool, str], list[tuple[Work, Time]]] = {}
@@ -265,8 +301,8 @@ def _grouped(timed: list[tuple[bool, Work, Time]]) -> tuple[Pass, ...]:
             flops=sum(w.executed for w, _ in group),
             dram_read=sum(w.read for w, _ in group),
             dram_written=sum(w.written for w, _ in group),
-            l2_read=sum(w.l2_job * w.jobs.total() + w.l2_tile * w.tiles for w, _ in group),
-            l2_added=sum(w.l2_added * w.tiles for w, _ in group),
+            l2_read=_total(w.l2 and w.l2[0] for w, _ in group),
+            l2_added=_total(w.l2 and w.l2[1] for w, _ in group),
             jobs=sum(w.jobs.total() for w, _ in group),
             tiles=sum(w.tiles for w, _ in group),
             seconds=sum(t.seconds for _, t in group),
@@ -301,7 +337,7 @@ def _bounds(operator: str, call: dict[str, Any], run: DryRun, hardware: Hardware
     words = int((measured or hardware.l2 or 0) / size)
     if operator == "attention":
         band, width, heads = _band(run), first.shape[3], first.shape[0] * first.shape[1]
-        n = math.isqrt(band.rows * band.columns)
+        n = math.isqrt(band.pairs())
         found = (bounds.theta_forward(n, width, words), bounds.segment(n, width, words, band.pairs()))
         return {b.name: heads * size * b.words for b in found}
     columns = call[OPERANDS[operator]["b"]]

@@ -17,8 +17,10 @@ from torch import Tensor
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS
-from monoidreduce._torch_private import DispatchMode, tree_leaves
-from monoidreduce._validate import mismatch
+from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
+from monoidreduce._validate import check_choice, mismatch
+from monoidreduce.backend import MODS
+from monoidreduce.costs.sizes import SIZES
 from monoidreduce.flops import FORMULAS
 
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
@@ -46,7 +48,7 @@ class Launch:
         backward: is it in the backward pass.
         arguments: by name, as the function's description has them, without those that are None; torch's are
             "read" and "written", lists of operands.
-        plan: that of the operator's pass.
+        plan: that of the operator's pass; a CPU has none.
     """
 
     name: str
@@ -80,6 +82,12 @@ class _OnGpu(Tensor):
     """Without memory, and on a GPU as far as ops ask."""
 
     is_cuda = True
+
+
+class _OnCpu(Tensor):
+    """The same on a CPU."""
+
+    is_cuda = False
 
 
 class _Notes(DispatchMode):  # type: ignore[misc]
@@ -173,11 +181,23 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
     return call
 
 
+def _check_modelled(operator: str, call: dict[str, Any]) -> None:
+    """Refuses a call that has no model."""
+    check_choice("op", operator, tuple(SIZES))
+    for name in MODS:
+        if call.get(name) is not None:
+            raise ValueError(mismatch(name, "None: kernels of modified scores have no model", call[name]))
+    mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
+    if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
+        raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
+
+
 @contextmanager
-def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
+def _substituted(notes: _Notes, gpu: _C.DeviceFacts | None) -> Iterator[None]:
     """On this thread, ops call what notes instead of kernels."""
     calls: Any = {name: _noting(name, notes) for name in _C.CALLS}
-    calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
+    if gpu is not None:
+        calls |= {name: _planning(name, gpu) for name in vars(_C) if name.startswith("plan_")}
     own, streams = vars(engine._C), vars(engine.streams)
     own.update(calls)
     streams["current"] = lambda index: 0
@@ -189,7 +209,11 @@ def _substituted(notes: _Notes, gpu: _C.DeviceFacts) -> Iterator[None]:
 
 
 def dry_run(
-    operator: str, call: dict[str, Any], needed: tuple[str, ...], gpu: _C.DeviceFacts, keeps: bool = True
+    operator: str,
+    call: dict[str, Any],
+    needed: tuple[str, ...],
+    gpu: _C.DeviceFacts | None,
+    keeps: bool = True,
 ) -> DryRun:
     """Runs an operator and, if gradients are needed, its backward pass.
 
@@ -197,15 +221,13 @@ def dry_run(
         operator: the name of a function of `monoidreduce.functional`.
         call: all its arguments by name. The values of tensors do not count.
         needed: names of the tensors whose gradients are wanted.
-        gpu: that the call is planned for.
+        gpu: that the call is planned for; None: a CPU, whose engine allocates its scratch memory unseen.
         keeps: may a forward pass keep local gradients, as it may unless columns are split over ranks.
 
     Raises:
-        TypeError, ValueError: the call would, or it is a fold of statistics, which have no model.
+        TypeError, ValueError: the call would, or it has no model: docs/cost.md, "What it does not know".
     """
-    mixture = ("loss", "bias", "teacher_bias", "target", "hard_weight")
-    if operator == "linear_distillation" and functional.distils_by_statistics(*(call[n] for n in mixture)):
-        raise ValueError(mismatch("loss", "none by statistics: jsd, biases or a target", repr(call["loss"])))
+    _check_modelled(operator, call)
     run = DryRun()
     notes = _Notes(run, needed, keeps)
 
@@ -213,9 +235,9 @@ def dry_run(
         if not isinstance(value, Tensor):
             return value
         alike = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        return alike.as_subclass(_OnGpu)
+        return alike.as_subclass(_OnCpu if gpu is None else _OnGpu)
 
-    with _substituted(notes, gpu), torch.no_grad():
+    with _substituted(notes, gpu), torch.no_grad(), without_fakes():
         call = {name: emptied(value) for name, value in call.items()}
         inputs = {t.untyped_storage(): t.nbytes for t in call.values() if isinstance(t, Tensor)}
         notes.known.update(inputs)

@@ -37,10 +37,10 @@ class Work:
         flops: of a tile, for each unit of width.
         jobs: how many jobs have so many tiles.
         read, written: bytes of DRAM.
-        l2_job, l2_tile, l2_added: bytes of the second-level cache that multiprocessors ask for, a job and a
-            tile, and that a tile adds to sums there.
         workers: multiprocessors that share a job.
         shared: do blocks share the last jobs, so that all end together.
+        l2: bytes that multiprocessors ask of the second-level cache, and that they add to sums there; None
+            where nobody knows, as of tiles that no plan tells.
     """
 
     name: str
@@ -52,9 +52,7 @@ class Work:
     written: int
     workers: int = 1
     shared: bool = False
-    l2_job: int = 0
-    l2_tile: int = 0
-    l2_added: int = 0
+    l2: tuple[int, int] | None = None
 
     @property
     def tiles(self) -> int:
@@ -135,7 +133,12 @@ def _family(launch: Launch) -> str:
 
 
 def _moves(name: str, read: int, written: int) -> Work:
-    return Work(name, "", 0, 0.0, Counter(), read, written)
+    return Work(name, "", 0, 0.0, Counter(), read, written, l2=(read, 0))
+
+
+def _asked(jobs: Counter[int], tile: tuple[int, int], line: int) -> int:
+    """Bytes of a tile that stays, once a job, and of those that stream. line: bytes of a row or column."""
+    return line * (tile[0] * jobs.total() + tile[1] * sum(tiles * count for tiles, count in jobs.items()))
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ class _Problem:
             return Work(name, kernel, self.width, 2.0 * products, jobs, read, written, shared=True)
         found = self.band.jobs(by_rows, *tile)
         jobs = Counter({tiles * group: count * all_heads for tiles, count in found.items()})
-        line = 2 * self.width * 2  # bytes of a line of both operands, of 16 bits
+        added = 4 * self.width * tile[1] * sum(tiles * count for tiles, count in jobs.items())
         return Work(
             name=name,
             kernel=f"{name}/{tile[0]}x{tile[1]}",
@@ -202,9 +205,7 @@ class _Problem:
             read=read,
             written=written,
             shared=products > 3 and "q" in self.launch.arguments and self.band.all,
-            l2_job=line * tile[0],
-            l2_tile=line * tile[1],
-            l2_added=4 * self.width * tile[1] if products == 5 else 0,
+            l2=(_asked(jobs, tile, 2 * self.width * 2), added * (products == 5)),  # two operands of 16 bits
         )
 
 
@@ -242,7 +243,7 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
         fold.jobs(passed, range(some), section),
         _parts(lines, staying, stay // (heads * lines)),
         _parts(others, step, of_head // others),
-        gpu.multiprocessors or 1,
+        gpu.facts().multiprocessors,
     )
     read = sum(size for (operand, *_), size in read_by(steps, gpu.kept).items() if operand == "streams")
     return read * heads // some
@@ -288,7 +289,7 @@ def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
 
 
 def _clusters(gpu: Hardware) -> int:
-    return (gpu.multiprocessors or 0) // _CLUSTER
+    return gpu.facts().multiprocessors // _CLUSTER
 
 
 def _groups(row_blocks: int, tile: int, width: int, gpu: Hardware) -> list[int]:
@@ -318,8 +319,8 @@ def _contraction(
     """A product of matrices [rows, width] and [columns, width] of 16 bits."""
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
     read = _contraction_read(rows, columns, width, tile, gpu)
-    jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], 2 * width * sum(tile)
-    return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, l2_tile=l2)
+    jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], (2 * width * sum(tile) * tiles, 0)
+    return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, l2=l2)
 
 
 def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -371,11 +372,13 @@ def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         if "db" not in a:
             return
         rows, columns, written = columns, rows, _bytes(launch, "db")
-    known, jobs, flops = all(tile), Counter({rows * columns: 1}), 4.0
-    if known:
-        jobs, flops = Band(rows, columns).jobs(True, *tile), 4.0 * tile[0] * tile[1]
-    kernel = f"{name}/{tile[0]}x{tile[1]}" if known else f"{name}/{_family(launch)}"
-    yield Work(name, kernel, width, flops, jobs, read, written, shared=not known)
+    if not all(tile):
+        jobs, kernel = Counter({rows * columns: 1}), f"{name}/{_family(launch)}"
+        yield Work(name, kernel, width, 4.0, jobs, read, written, shared=True)
+        return
+    jobs, kernel = Band(rows, columns).jobs(True, *tile), f"{name}/{tile[0]}x{tile[1]}"
+    l2 = (_asked(jobs, tile, 2 * width), 0)
+    yield Work(name, kernel, width, 4.0 * tile[0] * tile[1], jobs, read, written, l2=l2)
 
 
 def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from monoidreduce.costs.kernels import Work
 from monoidreduce.hardware import Hardware
 
@@ -108,12 +110,10 @@ def makespan(
 
 def time_of(work: Work, hardware: Hardware, constants: Constants | None = None) -> Time:
     """How long a kernel takes on a GPU."""
-    measured = hardware.measured
-    bandwidth = hardware.bandwidth if measured is None else measured.bandwidth
+    peak, bandwidth = hardware.reached(torch.bfloat16)
     memory = (work.read + work.written) / bandwidth
     if not work.kernel:
         return Time(0.0, memory, LAUNCH_SECONDS, True)
-    peak = hardware.peak if measured is None else measured.peak
     assert hardware.multiprocessors is not None
     known = constants or constants_of(work.kernel, work.width)
     workers = hardware.multiprocessors // work.workers

@@ -11,54 +11,76 @@ from typing import Any
 
 import torch
 
-from monoidreduce._command_line import Parser, check_environment, plot_file, replacing, some_path
+from monoidreduce._command_line import (
+    Parser,
+    check_environment,
+    find_clone,
+    plot_file,
+    replacing,
+    some_path,
+)
 from monoidreduce.costs.cost import cost
 from monoidreduce.costs.sizes import OPERATORS, call_of
-from monoidreduce.hardware import HARDWARE, Hardware, find
+from monoidreduce.hardware import HARDWARE, Hardware, find, find_gpu
 from monoidreduce.plan.roofline import Roofline, on_device
 
-__all__ = ["Point", "main", "points", "save_figure"]
+__all__ = ["Point", "latest", "main", "measured_roof", "points", "save_figure"]
 
 OURS = "monoidreduce"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A contender's forward and backward pass of a case of 16 bits.
-
-    The two are one point, because some libraries compute gradients of losses in the forward pass.
+    """A pass of ours of a case of 16 bits.
 
     Attributes:
-        contender, op: as a result names them.
-        intensity: useful FLOPs a compulsory byte, the same for all contenders of a case.
-        rate: useful FLOP/s that were measured.
+        op, phase: as a result names them; phase is "forward" or "backward".
+        intensity: FLOPs that the model executes, for each byte of DRAM that the model moves.
+        rate: these FLOPs, over the time that was measured.
     """
 
-    contender: str
     op: str
+    phase: str
     intensity: float
     rate: float
 
 
-def points(document: dict[str, Any], hardware: Hardware) -> Iterator[Point]:
-    """Those of a result of `bench/run.py`, of operators that `mr.cost` knows.
+def latest(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of results of `bench/run.py`, as they are in files; of each case that of the last date."""
+    found = {}
+    for document in sorted(documents, key=lambda document: str(document["environment"]["date"])):
+        for row in document["speed"]:
+            found[row["op"], str(row["parameters"]), row["dtype"]] = row
+    return [*found.values()]
 
-    document: as it is in a file. hardware: a GPU; which does not change intensities.
-    """
-    for row in document["speed"]:
+
+def points(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
+    """The passes of rows of this GPU, of operators that `mr.cost` knows, with default options."""
+    for row in rows:
         operator = OPERATORS.get(row["op"])
         if operator is None or row["dtype"] not in ("bfloat16", "float16") or "ignored" in row["parameters"]:
             continue
         tensors, options = call_of(operator, row["parameters"], getattr(torch, row["dtype"]))
-        moved = cost(operator, *tensors, hardware=hardware, **options).compulsory
-        phase = row["phases"]["total"]
-        flops = phase["gflops"] * 1e6 * phase["milliseconds"][OURS]["median"]
-        for contender, milliseconds in phase["milliseconds"].items():
-            yield Point(contender, row["op"], flops / moved, flops / (1e-3 * milliseconds["median"]))
+        passes = cost(operator, *tensors, hardware=hardware, **options).passes
+        for phase in ("forward", "backward"):
+            of_phase = [p for p in passes if p.backward == (phase == "backward")]
+            flops = sum(p.flops for p in of_phase)
+            moved = sum(p.dram_read + p.dram_written for p in of_phase)
+            seconds = 1e-3 * row["phases"][phase]["milliseconds"][OURS]["median"]
+            yield Point(row["op"], phase, flops / moved, flops / seconds)
 
 
-def save_figure(path: Path, hardware: Hardware, found: list[Point]) -> None:
-    """Draws the roofs of the data sheet and of what was measured, ours as dots and others as crosses.
+def measured_roof(documents: list[dict[str, Any]]) -> Roofline:
+    """The best rates of products and of copies that torch had beside the results."""
+    machines = [document["environment"] for document in documents]
+    return Roofline(
+        1e9 * max(machine["product_gflops"]["bfloat16"] for machine in machines),
+        1e9 * max(machine["copy_gbytes"] for machine in machines),
+    )
+
+
+def save_figure(path: Path, hardware: Hardware, measured: Roofline, found: list[Point]) -> None:
+    """Draws the roofs of the data sheet and of what was measured; forward passes as dots, others as crosses.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -66,28 +88,38 @@ def save_figure(path: Path, hardware: Hardware, found: list[Point]) -> None:
     """
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
-    roofs = {"data sheet": on_device(hardware)}
-    if hardware.measured is not None:
-        roofs["measured"] = Roofline(hardware.measured.peak, hardware.measured.bandwidth)
-    most = 2 * max([p.intensity for p in found] + [roof.critical_intensity for roof in roofs.values()])
+    roofs = {"data sheet": on_device(hardware), "measured": measured}
+    intensities = [p.intensity for p in found] + [roof.critical_intensity for roof in roofs.values()]
+    least, most = min(intensities) / 2, 2 * max(intensities)
     for name, roof in roofs.items():
-        ends = [1.0, roof.critical_intensity, most]
+        ends = [least, roof.critical_intensity, most]
         axes.plot(ends, [roof.rate(x) for x in ends], color="black", linewidth=1, label=f"roof, {name}",
                   linestyle="-" if name == "measured" else "--")  # fmt: skip
     for index, op in enumerate(dict.fromkeys(p.op for p in found)):
-        for ours, marker in ((False, "x"), (True, "o")):
-            own = [p for p in found if p.op == op and (p.contender == OURS) == ours]
-            label = f"{op}, {'monoidreduce' if ours else 'others'}"
+        for phase, marker in (("forward", "o"), ("backward", "x")):
+            own = [p for p in found if (p.op, p.phase) == (op, phase)]
             axes.plot([p.intensity for p in own], [p.rate for p in own], marker, color=f"C{index}",
-                      markersize=6 if ours else 4, alpha=1.0 if ours else 0.5, label=label)  # fmt: skip
+                      markersize=5, label=f"{op}, {phase}")  # fmt: skip
     axes.set(
-        xscale="log", yscale="log", title=f"bfloat16 on {hardware.name}",
-        xlabel="useful FLOPs a compulsory byte", ylabel="useful FLOP/s",
+        xscale="log", yscale="log", title=f"bfloat16 on {hardware.name}: executed FLOPs",
+        xlabel="FLOPs a byte of DRAM, by the model", ylabel="FLOP/s, measured",
     )  # fmt: skip
     figure.legend(loc="outside right upper", fontsize="small")
     axes.grid(alpha=0.3)
     with replacing(path) as file:
         figure.savefig(file, format=path.suffix[1:].lower(), dpi=110)
+
+
+def _documents(parser: Parser, paths: list[Path], hardware: Hardware) -> Iterator[dict[str, Any]]:
+    """The results that are of this GPU."""
+    for path in paths:
+        try:
+            document = json.loads(path.read_text("utf-8"))
+            device = document["environment"]["device"]
+        except (KeyError, TypeError, ValueError):
+            parser.error(f"argument results: {path}: expected a result of bench/run.py")
+        if find_gpu(device) is hardware and document["speed"]:
+            yield document
 
 
 def main(argv: list[str]) -> int:
@@ -97,29 +129,28 @@ def main(argv: list[str]) -> int:
         description="Draws results of bench/run.py under the roofs of their GPU, of 16-bit cases.",
     )
     parser.add_argument(
-        "results", nargs="+", type=some_path, metavar="RESULT", help="as bench/results/*.json"
-    )
+        "results", nargs="*", type=some_path, metavar="RESULT",
+        help="as bench/results/*.json (default: these, in a clone)",
+    )  # fmt: skip
     parser.add_argument(
         "--hardware", choices=[name for name, gpu in HARDWARE.items() if gpu.capability], default="h100",
         help="only results on this GPU are drawn (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--plot", type=plot_file, required=True, metavar="FILE", help="needs matplotlib")
+    parser.add_argument(
+        "-o", "--plot", type=plot_file, required=True, metavar="FILE", help="needs matplotlib"
+    )
     options = parser.parse_args(argv)
     check_environment(parser)
-    hardware = find(options.hardware)
-    found: list[Point] = []
-    for path in options.results:
-        try:
-            document = json.loads(path.read_text("utf-8"))
-            device = document["environment"]["device"]
-        except (KeyError, TypeError, ValueError):
-            parser.error(f"argument results: {path}: expected a result of bench/run.py")
-        if hardware.name in device.lower():
-            found += points(document, hardware)
+    hardware, clone = find(options.hardware), find_clone()
+    if not options.results and clone is None:
+        parser.error("argument results: expected some, for this is no clone of monoidreduce")
+    committed = [] if clone is None else sorted((clone / "bench" / "results").glob("*.json"))
+    documents = [*_documents(parser, options.results or committed, hardware)]
+    found = [*points(latest(documents), hardware)]
     if not found:
         parser.error(f"argument results: expected 16-bit cases on {hardware.name}, got none")
     try:
-        save_figure(options.plot, hardware, found)
+        save_figure(options.plot, hardware, measured_roof(documents), found)
     except ImportError:
         parser.error("argument --plot: matplotlib is not installed: pip install matplotlib")
     print(f"{options.plot}: {len(found)} points")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from monoidreduce._validate import mismatch
+
 __all__ = ["OPERATORS", "SIZES", "call_of"]
+
+MOST = 1 << 50  # bytes of a tensor: torch cannot count those of 2^63
 
 # By operator: the sizes of a call, and what may be given besides.
 SIZES = {
@@ -33,9 +38,15 @@ def call_of(operator: str, sizes: dict[str, Any], dtype: torch.dtype) -> tuple[l
     """The tensors of a call, without memory, and its options.
 
     sizes: of `SIZES`. A window has so many keys on either side; a bias is [1, H, L, N].
+
+    Raises ValueError for a tensor of more than 2^50 bytes.
     """
 
     def t(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        if math.prod(shape) * of.itemsize > MOST:
+            raise ValueError(
+                mismatch("sizes", "tensors of at most 2^50 bytes", f"one of shape {list(shape)}")
+            )
         return torch.empty(shape, dtype=of, device="meta")
 
     if operator == "attention":

@@ -81,6 +81,23 @@ def test_over_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "\n\n".join(map(str, expected)) + "\n"
 
 
+def test_a_dtype_among_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["cost", "--hardware", "h100", "mlp", "B=512", "K=1024", "d=256"]
+    printed = []
+    for dtype in (["dtype=float16"], ["--dtype", "float16"], ["dtype=float32"]):
+        assert main([*call, *dtype]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+
+
+def test_sizes_beyond_torchs_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    most = f"={1 << 40}"
+    with pytest.raises(SystemExit) as stop:
+        main(["cost", "attention", f"B{most}", f"H{most}", "L=1024", "d=64", "--hardware", "h100"])
+    complaint = "sizes: expected tensors of at most 2^50 bytes, got one of shape"
+    assert stop.value.code == 2 and complaint in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("sizes", "options", "complaint"),
     [

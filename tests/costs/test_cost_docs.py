@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 from bench import cost as bench
+from monoidreduce import _C
 from monoidreduce.__main__ import main
 
 TEXT = bench.PAGE.read_text("utf-8")
@@ -22,7 +23,12 @@ def test_examples() -> None:
 
 
 def test_tables_are_those_of_the_script() -> None:
-    assert bench.page() == TEXT
+    assert bench.page(TEXT) == TEXT
+
+
+@pytest.mark.skipif(_C.cpu_isa() != "avx512bf16", reason="the tiles of another CPU")
+def test_the_table_of_a_cpu_is_that_of_the_script() -> None:
+    assert bench.cpu_page(TEXT) == TEXT
 
 
 @pytest.mark.parametrize("command", COMMANDS)

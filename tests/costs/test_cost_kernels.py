@@ -1,13 +1,19 @@
-"""The jobs of kernels beside an enumeration of rows and columns."""
+"""The jobs of kernels beside an enumeration of rows and columns, and constants beside the C++ sources."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
+from monoidreduce._ops import slices
+from monoidreduce.costs import kernels
 from monoidreduce.costs.kernels import Band
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
 BANDS = [
     Band(rows, columns, left, right)
@@ -44,3 +50,33 @@ def test_jobs_reach_from_the_first_to_the_last_tile_that_is_kept(band: Band, by_
         tiles = [i for i, part in enumerate(lines.any(0).split(streamed)) if part.any()]
         expected[tiles[-1] - tiles[0] + 1 if tiles else 0] += 1
     assert band.jobs(by_rows, staying, streamed) == expected
+
+
+def in_source(file: str, pattern: str) -> list[str]:
+    """What the groups of a pattern are in a C++ source that has it once."""
+    (found,) = re.finditer(pattern, (CSRC / file).read_text("utf-8"))
+    return [*found.groups()]
+
+
+def test_sections_are_those_of_the_launch() -> None:
+    (megabytes,) = in_source("include/monoidreduce/launch/fold_shape.cuh", r"kCacheBytes = (\d+) << 20;")
+    assert int(megabytes) << 20 == kernels._SECTION
+
+
+def test_tiles_of_contractions_are_those_of_the_plan() -> None:
+    """ContractionSizes: blocks of a cluster, rows and columns of its tile."""
+    blocks, rows, columns = map(int, in_source("plan/tiles.h", r"kSm90Loss\{(\d+), (\d+), (\d+), "))
+    assert (blocks, rows, columns) == (kernels._CLUSTER, slices.TILE_ROWS, slices.TILE_COLUMNS)
+
+
+def test_tiles_of_products_are_those_of_the_kernel() -> None:
+    """Of 256 columns, or of 192 where that is done first."""
+    source = "cuda/sm90/local_products.cu"
+    wide, narrow = (
+        int(*in_source(source, rf"using {name} = ContractionTile<(\d+), 4, 1, kRowsTransposed>;"))
+        for name in ("Wide", "Narrow")
+    )
+    (factor,) = map(float, in_source(source, r"cost\(Narrow\{\}\) \* ([\d.]+) < cost\(Wide"))
+    columns, clusters = 1920, 2  # 7.5 wide tiles, 10 narrow ones
+    assert slices.product_turns(1, columns, clusters) == (factor * 5 * narrow, narrow)
+    assert slices.product_turns(1, 8 * wide, clusters) == (4 * wide, wide)

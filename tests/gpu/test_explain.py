@@ -1,4 +1,4 @@
-"""What mr.explain says of copies that tensor-core kernels need."""
+"""What mr.explain says of copies that tensor-core kernels need; passes of mr.cost beside those that run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 import monoidreduce as mr
+from monoidreduce import _C
+from monoidreduce._ops import engine
+from monoidreduce.backend import OPERANDS, resolved
+from monoidreduce.costs.dry_run import dry_run
+from monoidreduce.costs.sizes import call_of
+from monoidreduce.hardware import find_gpu
 
 
 def placed(shape: tuple[int, ...], pitch: int, device: torch.device, offset: int = 0) -> Tensor:
@@ -76,3 +82,69 @@ def test_padding(gpu: torch.device) -> None:
     wide = torch.zeros(1, 4, 256, 257, dtype=torch.bfloat16, device=gpu)
     text = str(mr.explain("attention", wide, wide, wide))
     assert "/simt/" in text and "a width is 264, more than 256" in text and "padded" not in text
+
+
+def noting(name: str, ran: list[str]) -> Callable[..., Any]:
+    """The kernel of that name, which notes that it runs."""
+    kernel = getattr(_C, name)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        ran.append(name)
+        return kernel(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("operator", "sizes"),
+    [
+        ("attention", {"B": 1, "H": 4, "L": 1024, "d": 128}),
+        ("attention", {"B": 1, "H": 4, "L": 1024, "d": 64, "causal": True}),
+        ("attention", {"B": 1, "H": 4, "L": 512, "d": 256}),
+        ("attention", {"B": 1, "H": 8, "Hkv": 2, "L": 1, "N": 4096, "d": 128}),
+        ("linear_cross_entropy", {"N": 2048, "V": 32000, "D": 512}),
+        ("linear_distillation", {"N": 1024, "V": 32000, "D": 512, "E": 256}),
+        ("linear_log_probs", {"N": 1024, "V": 32000, "D": 512}),
+        ("mlp", {"B": 4096, "K": 4096, "d": 128}),
+        ("mlp", {"B": 4096, "K": 2048, "d": 512}),
+        ("logsumexp_matmul", {"M": 8192, "N": 8192, "F": 64}),
+        ("logsumexp_matmul", {"M": 2048, "N": 32000, "F": 512}),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_passes_of_a_cost_are_those_that_run(
+    operator: str,
+    sizes: dict[str, Any],
+    dtype: torch.dtype,
+    gpu: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By name and in order. mr.explain tells their paths for this GPU and for tensors without memory."""
+    entry = find_gpu(torch.cuda.get_device_name(gpu))
+    if entry is None:
+        pytest.skip("a GPU that monoidreduce.hardware does not have")
+    described, options = call_of(operator, sizes, dtype)
+    operands = (*OPERANDS[operator].values(),)
+    frozen = ("teacher_x", "teacher_weight")
+    needed = tuple(name for name in operands if name not in frozen)
+    names = [*resolved(operator, tuple(described), options)[1]]
+    tensors = [
+        torch.zeros_like(t, device=gpu).requires_grad_(name in needed)
+        for name, t in zip(names, described, strict=False)
+    ]
+    ran: list[str] = []
+    for name in _C.CALLS:
+        # Of the class, for the backward pass has a thread of its own.
+        monkeypatch.setattr(type(engine._C), name, staticmethod(noting(name, ran)))
+    before = _C.path_counts()
+    result = getattr(mr, operator)(*tensors, **options)
+    (result.log_probs if operator == "linear_log_probs" else result).sum().backward()
+    counted = {path for path, count in _C.path_counts().items() if count != before.get(path, 0)}
+
+    noted = dry_run(*resolved(operator, tuple(described), options), needed, entry.facts())
+    assert ran == [launch.name for launch in noted.launches if launch.name in _C.CALLS]
+    explained = mr.explain(operator, *described, hardware=entry.name, **options)
+    assert counted == {explained.forward, explained.backward}
+    assert mr.cost(operator, *tensors, **options) == mr.cost(
+        operator, *described, hardware=entry.name, needed=needed, **options
+    )

@@ -19,8 +19,8 @@ PYTHON = """
     _ops/cpp_monoid.py _ops/engine.py _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
     _ops/slices.py _ops/statistics.py
-    costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/dry_run.py
-    costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py costs/steps.py
+    costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/cpu.py
+    costs/dry_run.py costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py costs/steps.py
     demo/__init__.py demo/data.py demo/fold.py demo/layers.py demo/memory.py demo/model.py demo/policy.py
     demo/report.py demo/scale.py demo/sweep.py demo/train.py demo/transformers.py
     distributed/__init__.py distributed/attention.py distributed/attention_folds.py

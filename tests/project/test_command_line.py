@@ -18,9 +18,10 @@ import pytest
 import torch
 
 import monoidreduce as mr
-from monoidreduce.__main__ import is_clone, main
+from monoidreduce.__main__ import main
 from monoidreduce._command_line import (
     PLOT_FORMATS,
+    is_clone,
     plot_file,
     positive_number,
     replacing,
@@ -129,6 +130,21 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
         (["cost", "mlp", "B=8"], "the following arguments are required: --hardware"),
         ([*COST, "mlp", "B=8", "K=8"], "argument sizes: expected d too"),
         ([*COST, "mlp", "B=8", "K=8", "d=8", "x=8"], "argument sizes: x: expected one of B, K, d, gated"),
+        (
+            [*COST, "mlp", "B=8", "K=8", "d=8", "dtype=int8"],
+            "argument sizes: dtype: expected one of bfloat16",
+        ),
+        (
+            [*COST, "mlp", "B=8", "K=8", "d=8", "dtype=float32", "--dtype", "float16"],
+            "argument --dtype: expected it or dtype=float32",
+        ),
+        (
+            ["cost", "mlp", "B=8", "K=8", "d=8", "--hardware", "h1000"],
+            "argument --hardware: 'h1000', expected",
+        ),
+        (["cost", "mlp", "B=8", "K=8", "d=8", "--hardware", "no.json"], "argument --hardware: no.json: "),
+        (["calibrate", "--out", "no/such.json"], "argument --out: 'no/such.json', cannot be written"),
+        (["calibrate", "--out", "rates"], "argument --out: 'rates', expected a name that ends in .json"),
         ([*COST, "mlp", "B=0", "K=8", "d=8"], "'0', expected a whole number from 1 to"),
         ([*COST, "mlp", "B", "K=8", "d=8"], "argument sizes: B: expected B=NUMBER"),
         ([*COST, "attention", "B=1", "H=3", "Hkv=2", "L=8", "d=8"], "k: expected"),
@@ -136,7 +152,7 @@ PLAN = ["plan", "--hardware", "v5p", "--model", "llama3-8b", "--batch", "1e6"]
             ["roofline", "short", "--plot", "a.png"],
             "argument results: short: expected a result of bench/run.py",
         ),
-        (["roofline", "short", "--plot", "plot.txt"], "argument --plot: 'plot.txt', expected a name"),
+        (["roofline", "short", "--plot", "plot.txt"], "argument -o/--plot: 'plot.txt', expected a name"),
         (["calibrate", "--seconds", "0"], "argument --seconds: '0', expected a number above 0"),
     ],
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from specimens import ONE_EACH, SPECIMENS, Inputs, Specimen, name_of
 from tolerance import as_outputs
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 import monoidreduce as mr
@@ -93,6 +95,37 @@ def test_the_gradient_of_the_log_sum_exp_alone_has_no_products_with_values(devic
     with FlopCounterMode(display=False) as counter:
         lse.sum().backward()
     assert counter.get_total_flops() == 3 * 2 * 2 * 5 * 7 * 16
+
+
+def test_a_folded_mlp_has_fourteen_units_of_twelve() -> None:
+    """MonoidReduce, section 4: 12 B K D FLOPs become 14, for hidden values are computed again."""
+    B, K, D = 64, 96, 16
+    shapes = ((B, D), (K, D), (K, D))
+    x, w1, w2 = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    upstream = torch.randn_like(x)
+    fold = mr.monoids.Sum()
+
+    def gradients(x: Tensor, w: tuple[Tensor, Tensor], total: Any, upstream: Any) -> Any:
+        hidden, grad_out = x @ w[0].T, upstream.value
+        local = (grad_out @ w[1].T) * (hidden > 0)
+        return local @ w[0], (local.T @ x, hidden.relu().T @ grad_out)
+
+    with FlopCounterMode(display=False) as stored:
+        ((x @ w1.T).relu() @ w2).backward(upstream)
+    expected = [t.grad for t in (x, w1, w2)]
+    with FlopCounterMode(display=False) as folded:
+        out = mr.map_reduce(
+            fold,
+            lambda x, w: fold.State((x @ w[0].T).relu() @ w[1]),
+            x,
+            (w1, w2),
+            fused_backward=gradients,
+            b_chunk=32,
+        ).value
+        found = torch.autograd.grad(out, (x, w1, w2), upstream)
+    unit = B * K * D
+    assert (stored.get_total_flops(), folded.get_total_flops()) == (12 * unit, 14 * unit)
+    torch.testing.assert_close(found, tuple(expected))
 
 
 def test_every_op_has_a_formula() -> None:
