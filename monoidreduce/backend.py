@@ -201,7 +201,7 @@ def explain(
         architecture = _architecture(device) if gpu is None else f"sm_{gpu.major}{gpu.minor}"
         if call.get("gate") is not None:
             return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
-        if operator == "attention" and (wide := _wide_plans(call, dtype, gpu)):
+        if operator == "attention" and (wide := wide_plans(call, dtype, gpu)):
             return _explain_wide_attention(wide, dtype, architecture)
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
@@ -311,7 +311,7 @@ def _explain_gated_mlp(
     )
 
 
-def _wide_plans(
+def wide_plans(
     call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
 ) -> tuple[_C.Plan, _C.Plan] | None:
     """Of a call whose folds are those of programs, because its heads are wide; else None."""

@@ -19,7 +19,7 @@ from monoidreduce._ops import engine
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
 from monoidreduce._validate import check_choice, mismatch
-from monoidreduce.backend import MODS
+from monoidreduce.backend import MODS, wide_plans
 from monoidreduce.costs.sizes import SIZES
 from monoidreduce.flops import FORMULAS
 
@@ -181,9 +181,14 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
     return call
 
 
-def _check_modelled(operator: str, call: dict[str, Any]) -> None:
+def _check_modelled(operator: str, call: dict[str, Any], gpu: _C.DeviceFacts | None) -> None:
     """Refuses a call that has no model."""
     check_choice("op", operator, tuple(SIZES))
+    if operator == "attention" and gpu is not None and wide_plans(call, call["q"].dtype, gpu):
+        widths = [call["q"].shape[3], call["v"].shape[3]]
+        raise ValueError(
+            mismatch("q, v", "heads at most 256 wide: the folds of others have no model", widths)
+        )
     for name in MODS:
         if call.get(name) is not None:
             raise ValueError(mismatch(name, "None: kernels of modified scores have no model", call[name]))
@@ -227,7 +232,7 @@ def dry_run(
     Raises:
         TypeError, ValueError: the call would, or it has no model: docs/cost.md, "What it does not know".
     """
-    _check_modelled(operator, call)
+    _check_modelled(operator, call, gpu)
     run = DryRun()
     notes = _Notes(run, needed, keeps)
 
