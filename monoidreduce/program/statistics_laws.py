@@ -27,7 +27,7 @@ from monoidreduce.program.program import Program, parse
 from monoidreduce.program.reader import evaluate, statistics
 from monoidreduce.program.tracing import Traced, living
 
-__all__ = ["Broken", "check", "key_of_verdict", "tried"]
+__all__ = ["Broken", "check", "tried"]
 
 # The values of leaves, or what is known of a row: of ("value", k), ("index", k) and gradients by leaves.
 Numbers: TypeAlias = dict[Node, Tensor]
@@ -61,7 +61,7 @@ def check(text: str) -> None:
     Raises:
         MonoidLawError: the CPU engine differs from plain torch, or a derived gradient from autograd.
     """
-    key = key_of_verdict(text)
+    key = _key_of_verdict(text)
     if key not in _held and cache.load_fact(key) is None:
         try:
             with ThreadPoolExecutor(1) as thread:
@@ -80,7 +80,7 @@ def check(text: str) -> None:
 _held: set[str] = set()
 
 
-def key_of_verdict(text: str) -> str:
+def _key_of_verdict(text: str) -> str:
     """Under what the cache has the verdict. Constants are left out: a rule that holds does so for others."""
     program = parse(text)
     nodes = tuple(node[:1] if node[0] in ("real", "integer") else node for node in program.nodes)
@@ -139,9 +139,10 @@ def _drawn(program: Program, draw: int, spread: float, generator: torch.Generato
         return (normal(*sizes), unit(*sizes), 1 + 4 * unit(*sizes), -unit(*sizes))[draw]
 
     def integer(*sizes: int) -> Tensor:
-        """Half of them numbers of columns, and of none; half flags. Where it is odd, the draw has no 0."""
+        """Half of them are numbers of columns, or of none, and half are flags. Odd draws have no 0."""
         numbers = torch.randint(1 if draw % 2 else -1, _COLUMNS + 1, sizes, generator=generator)
-        return torch.where(torch.rand(sizes, generator=generator) < 0.5, numbers, numbers.clamp(max=1))
+        flags = torch.randint(draw % 2, 2, sizes, generator=generator)
+        return torch.where(torch.rand(sizes, generator=generator) < 0.5, numbers, flags)
 
     leaves: Numbers = {("position",): torch.arange(_COLUMNS).expand(shape)}
     for leaf in _SCORES[: program.scores]:
@@ -292,7 +293,7 @@ def _error(text: str, broken: Broken) -> MonoidLawError:
     shown = {**broken.elements, "found": broken.found, "expected": broken.expected}
     lines = [f"{file}:{line}: {name} breaks the law of {law}: {claim}"]
     lines += [f"  {key:<8} = {value:.17g}" for key, value in shown.items()]
-    lines += ["  A function can do nothing against it: please report it to monoidreduce with the function."]
+    lines += ["This is a mistake of monoidreduce, not of the function: please report it with the function."]
     return MonoidLawError("\n".join(lines), law, shown)
 
 
