@@ -26,7 +26,8 @@ from monoidreduce.program import bytecode, passes, statistics_laws
 from monoidreduce.program.arguments import ARGUMENTS
 from monoidreduce.program.errors import TraceError
 from monoidreduce.program.operations import OPERATIONS
-from monoidreduce.program.statistics_laws import tried
+from monoidreduce.program.program import Program
+from monoidreduce.program.statistics_laws import Broken, tried
 from monoidreduce.program.tracing import trace
 from monoidreduce.statistics import Statistics
 
@@ -229,6 +230,54 @@ def test_a_wrong_instruction_of_the_gradient_alone_is_caught(monkeypatch: pytest
         return dict(x=stat.total(1.0 / (1.3125 + torch.square(score))))
 
     assert refused(bent, A, B).law == "gradients"
+
+
+def program_with(name: str, factor: float) -> str:
+    """A program with one operation, of scores and data, and a constant of its own."""
+    numbers = {"real": iter((2, 3, 4)), "index": iter((6, 5, 6)), "bool": iter((7, 8))}
+    nodes: list[tuple[Any, ...]] = [
+        ("score",),
+        ("real", factor.hex()),
+        ("mul", 0, 1),
+        ("row", 0),
+        ("column", 0),
+        ("row_index", 0),
+        ("position",),
+        ("lt", 2, 3),
+        ("index_lt", 5, 6),
+        (name, *(next(numbers[kind]) for kind in OPERATIONS[name].kinds[:-1])),
+    ]
+    nodes += {"real": [], "index": [("to_real", 9)], "bool": [("where", 9, 3, 4)]}[OPERATIONS[name].kinds[-1]]
+    nodes.append(("mul", len(nodes) - 1, 2))
+    return Program(tuple(nodes), totals=(len(nodes) - 1,)).pruned()[0].text
+
+
+@pytest.mark.parametrize("name", [name for name, of in OPERATIONS.items() if of.pull])
+def test_every_wrong_derivative_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By each argument, off by a thousandth."""
+    of = OPERATIONS[name]
+    assert of.pull is not None and tried(program_with(name, 1.125)) is True
+    for at in (at for at, kind in enumerate(of.kinds[:-1]) if kind == "real"):
+
+        def wrong(*args: Any, at: int = at, pull: Any = of.pull) -> Any:
+            return tuple(g * 1.001 if i == at else g for i, g in enumerate(pull(*args)))
+
+        monkeypatch.setitem(OPERATIONS, name, replace(of, pull=wrong))
+        found = tried(program_with(name, 1.25 + at / 64))
+        assert isinstance(found, Broken) and found.of[0] not in ("value", "index")
+
+
+# Equal scores are not drawn. "share" is of derived programs alone, and "gather" of attention's.
+@pytest.mark.parametrize("name", sorted(OPERATIONS.keys() - {"share", "gather", "index_gather", "detach"}))
+def test_every_wrong_instruction_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another in its place that takes the same."""
+    kinds, alike = OPERATIONS[name].kinds, {"gather", "detach", name}
+    alike |= {"lt", "le"} if name in ("lt", "le") else set()
+    others = (of for of in OPERATIONS if OPERATIONS[of].kinds == kinds and of not in alike)
+    for k, other in enumerate(others):
+        monkeypatch.setitem(bytecode.INSTRUCTIONS, name, bytecode.INSTRUCTIONS[other])
+        found = tried(program_with(name, 1.75 + k / 64))
+        assert isinstance(found, Broken)
 
 
 @pytest.mark.parametrize("tie", (False, True))
