@@ -123,6 +123,7 @@ class Statistics:
 
         Raises:
             TraceError: the function does what kernels cannot.
+            MonoidLawError: tried before its first use, its program differed from plain torch.
             TypeError, ValueError: an argument is not as above.
         """
         if others:

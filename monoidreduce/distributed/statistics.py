@@ -17,6 +17,7 @@ from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
 from monoidreduce.program.monoid import StatisticsMonoid
 from monoidreduce.program.program import parse
+from monoidreduce.program.tracing import living
 from monoidreduce.statistics import Statistics, _Call
 
 __all__ = ["statistics_over_ranks"]
@@ -67,6 +68,7 @@ def statistics_over_ranks(
     text, has_positions = _with_numbered_columns(
         traced.text, 0 if column_index is None else len(column_index)
     )
+    living[text] = traced
     if has_positions:
         positions = call.positions[None]
         column_index = positions if column_index is None else torch.cat((column_index, positions))

@@ -20,7 +20,7 @@ from monoidreduce.program.derivative import Sums, column_sums, row_sums
 from monoidreduce.program.program import Program, parse
 from monoidreduce.workspace import get_workspace
 
-__all__ = ["backward", "forward", "place", "results", "totals"]
+__all__ = ["backward", "fold", "forward", "place", "results", "totals"]
 
 
 Operands: TypeAlias = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -65,7 +65,7 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _fold(
+def fold(
     program: str, operands: Operands, data: Data, scale: float, tables: Tables = (None, None)
 ) -> tuple[Tensor, Tensor, Tensor]:
     """data: reals of rows, of columns, integers of rows, of columns. tables: reals, integers."""
@@ -98,10 +98,14 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if (other_a is not None) != (parse(program).scores == 2):
         raise ValueError("other_a, other_b: expected them for a program of two scores, and for no other")
+    if not (a.is_meta or (a.is_cuda and torch.cuda.is_current_stream_capturing())):
+        from monoidreduce.program.statistics_laws import check
+
+        check(program)
     operands, data = (a, b, other_a, other_b), (row, column, row_index, column_index)
     if not _has_kernels(a):
         return Chunked(program, operands, data, scale, workspace).forward()
-    return _fold(program, operands, data, scale)
+    return fold(program, operands, data, scale)
 
 
 def backward(
@@ -185,7 +189,7 @@ def totals(
     if parse(sums.text).scores == 1:
         other_a = other_b = None
     kept = (row, column, row_index, column_index)
-    found, _, _ = _fold(sums.text, (a, b, other_a, other_b), kept, scale, tables)
+    found, _, _ = fold(sums.text, (a, b, other_a, other_b), kept, scale, tables)
     place(found, sums.of, gradients)
     return gradients
 

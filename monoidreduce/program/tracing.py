@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -45,6 +46,7 @@ class Traced:
     nodes, gathered: the graph that indices of tensors are nodes of, and the sources of its data of rows and
         columns.
     tensors: that the function captured. reads: has torch computed something of them alone.
+    at: file and line of the function.
     """
 
     program: Program
@@ -57,6 +59,10 @@ class Traced:
     gathered: Mapping[str, tuple[Source, ...]]
     tensors: tuple[Tensor, ...]
     reads: bool
+    at: tuple[str, int]
+
+
+living: WeakValueDictionary[str, Traced] = WeakValueDictionary()  # by the texts of their programs
 
 
 class Trace(Graph):
@@ -185,7 +191,9 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
                 at,
             )
     result = run(graph, lambda: function(**given))
-    return _traced(graph, function.__name__, _checked(function, result, at))
+    traced = _traced(graph, function.__name__, _checked(function, result, at), at)
+    living[traced.text] = traced
+    return traced
 
 
 def run(graph: Trace, function: Callable[[], Any]) -> Any:
@@ -213,7 +221,9 @@ def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> 
     return result
 
 
-def _traced(graph: Trace, function: str, results: dict[str, stat.Statistic]) -> Traced:
+def _traced(
+    graph: Trace, function: str, results: dict[str, stat.Statistic], defined: tuple[str, int]
+) -> Traced:
     softmaxes: dict[int, list[int]] = {}
     totals: list[int] = []
     largest: list[int] = []
@@ -267,6 +277,7 @@ def _traced(graph: Trace, function: str, results: dict[str, stat.Statistic]) -> 
         {kind: tuple(sources) for kind, sources in graph.sources.items()},
         tuple(graph.tensors),
         graph.reads,
+        defined,
     )
 
 

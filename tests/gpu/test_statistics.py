@@ -18,7 +18,7 @@ from torch import Tensor
 
 import monoidreduce as mr
 from monoidreduce import _C
-from monoidreduce.program import reader
+from monoidreduce.program import reader, statistics_laws
 
 Call = dict[str, Any]
 TENSOR_CORES = ("sm80", "sm90")
@@ -259,6 +259,19 @@ def test_graph_and_streams(tier: str, gpu: torch.device) -> None:
         found = fold(**call)
     torch.cuda.current_stream().wait_stream(side)
     torch.testing.assert_close(outputs_of(found), outputs_of(expected), rtol=0, atol=0)
+
+
+def test_a_capture_tries_no_laws(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a program whose kernels are loaded and whose verdict is forgotten."""
+    fold, call = fold_inputs("token_stats", (64,), 300, 64, torch.bfloat16)
+    call = {name: t.detach() for name, t in moved(call, gpu).items()}
+    expected = fold(**call)
+    monkeypatch.setattr(statistics_laws, "check", lambda text: pytest.fail("tried"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = fold(**call)
+    graph.replay()
+    torch.testing.assert_close(outputs_of(captured), outputs_of(expected), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)

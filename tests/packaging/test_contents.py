@@ -43,7 +43,8 @@ PYTHON = """
     program/cpp_laws.py program/cpp_passes.py program/cpp_source.py program/cuda.py program/cuda_rows.py
     program/cuda_source.py program/derivative.py program/errors.py
     program/graph.py program/kernels.py program/mods.py program/monoid.py program/operations.py
-    program/passes.py program/program.py program/reader.py program/sequences.py program/tracing.py
+    program/passes.py program/program.py program/reader.py program/sequences.py
+    program/statistics_laws.py program/tracing.py
     program/vocabulary.py
 """
 HEADERS = """
