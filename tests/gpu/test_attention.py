@@ -178,22 +178,26 @@ def test_memory_of_some_gradients(tier: str, gpu: torch.device) -> None:
     """Without a sum of q's gradient in float32, where Hopper's kernels leave it out or have it alone."""
     inputs = inputs_of("long", torch.bfloat16, gpu)
 
-    def bytes_of(names: str) -> int:
+    def most_of(names: str) -> int:
+        """What a backward pass holds at most, with all that is there. Now and then autograd's thread still
+        holds the gradients of the pass before, so it is the least of several."""
         leaves = {name: t.detach().requires_grad_(name in names) for name, t in inputs.items()}
-        out = mr.attention(**leaves)
-        grad, wanted = torch.ones_like(out), [leaves[name] for name in names]
-        torch.autograd.grad(out, wanted, grad)
-        out = mr.attention(**leaves)  # meanwhile autograd's thread frees the first gradients
-        before = reset_peak()
-        torch.autograd.grad(out, wanted, grad)
-        return peak() - before
+        wanted, peaks = [leaves[name] for name in names], []
+        for _ in range(4):
+            out = mr.attention(**leaves)
+            grad = torch.ones_like(out)
+            reset_peak()
+            torch.autograd.grad(out, wanted, grad)
+            peaks.append(peak())
+            del out, grad
+        return min(peaks)
 
     q, k = inputs["q"].nbytes, inputs["k"].nbytes
-    whole = bytes_of("qkv")
-    assert whole >= 2 * q + 2 * k
+    whole = most_of("qkv")
+    assert whole >= sum(t.nbytes for t in inputs.values()) + 2 * q + 2 * k
     if tier == "sm90":
-        assert bytes_of("q") <= whole - 2 * q - 2 * k + (1 << 20)
-        assert bytes_of("kv") <= whole - 2 * q + (1 << 20)
+        assert most_of("q") <= whole - 2 * q - 2 * k + (1 << 20)
+        assert most_of("kv") <= whole - 2 * q + (1 << 20)
 
 
 @pytest.mark.parametrize("options", (OPTIONS["causal"], OPTIONS["softcap"]), ids=("causal", "softcap"))

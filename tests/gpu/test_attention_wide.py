@@ -32,7 +32,9 @@ def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device) -> Inputs:
 def check(inputs: Inputs, tier: str, options: dict[str, Any], **how: Any) -> None:
     before = counts()
     check_operator("attention", inputs, options, function=mr.attention, **how)
+    # Programs are tried on the CPU before their first use.
     ran = {path for path in counts() - before if path.startswith(("statistics", "attention"))}
+    ran = {path for path in ran if "/cuda/" in path}
     dtype = name_of(inputs["q"].dtype)
     assert ran == {f"statistics_{way}/cuda/{tier}/{dtype}" for way in WAYS}
 
