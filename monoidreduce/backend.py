@@ -337,7 +337,7 @@ def _explain_wide_attention(
         backward=f"statistics_local_gradient/cuda/{backward.tier}/{_name(dtype)}",
         architecture=architecture,
         tiles=None,
-        workspace=get_workspace(),
+        workspace=attention_wide.WORKSPACE,
         deterministic=True,
         reasons=(
             "heads wider than 256 are folded by contractions, for which NVRTC compiles programs once",

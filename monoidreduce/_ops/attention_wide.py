@@ -21,13 +21,14 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
-from monoidreduce.workspace import get_workspace
 
 __all__ = ["backward", "forward", "plans", "takes"]
 
 WIDEST_RESIDENT, WIDEST = 256, 1024
-# With fewer queries of a head the resident kernels of few rows, without tensor cores, are as good.
-LEAST_ROWS = 256
+LEAST_ROWS = 256  # of a head: two tiles of the contraction, which fewer queries would leave mostly empty
+# Bytes of weights that are stored at a time: the losses' default. Attention has no argument for it, and
+# `mr.workspace` does not reach a backward pass.
+WORKSPACE = 352 << 20
 
 
 def takes(
@@ -59,27 +60,27 @@ def takes(
 
 def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) -> tuple[_C.Plan, _C.Plan]:
     """Of the fold and of the backward pass of a head."""
-    rows, keys, values = next(iter(_operands(q, k, v)))
-    upstream = values.new_empty(()).expand(len(rows), values.shape[1])
+    keys, values, rows = k[0, 0], v[0, 0], q.shape[2] * q.shape[1] // k.shape[1]
+    of_queries, upstream = (q.new_empty((1, t.shape[3])).expand(rows, -1) for t in (q, v))
     mode: Any = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
-    fold = _C.plan_statistics_fold(rows, keys, None, None, state_words=2, gpu=gpu)
-    workspace = get_workspace() // 2
-    return fold, _C.plan_statistics_local_gradient(rows, keys, upstream, values, workspace=workspace, **mode)
+    fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2, gpu=gpu)
+    operands = (of_queries, keys, upstream, values)
+    return fold, _C.plan_statistics_local_gradient(*operands, workspace=WORKSPACE // 2, **mode)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, results: tuple[Tensor, ...]) -> None:
     """Write out, lse, lse_low and, unless it is empty, out_low."""
     from monoidreduce.program.cuda import rows_product
-    from monoidreduce.program.passes import forward as fold
+    from monoidreduce.program.passes import fold
 
     out, lse, lse_low, out_low = (list(_heads(t, k.shape[1])) if t.numel() else None for t in results)
     assert out is not None and lse is not None and lse_low is not None
     program, factor = _programs()[0], UNIT_UPSTREAM / scale
     for n, (rows, keys, values) in enumerate(_operands(q, k, v)):
-        found, low, _ = fold(rows, keys, *(None,) * 6, program, scale, None)
+        found, low, _ = fold(program, (rows, keys, None, None), (None,) * 4, scale)
         lse[n].copy_(found[0].view_as(lse[n])), lse_low[n].copy_(low[0].view_as(lse[n]))
         known = torch.cat((found, low, torch.full_like(found, factor)))
-        weighted = rows_product(program, rows, keys, known, scale, values).view_as(out[n])
+        weighted = rows_product(program, rows, keys, known, scale, WORKSPACE, values).view_as(out[n])
         torch.mul(weighted, 1 / UNIT_UPSTREAM, out=out[n])
         if out_low is not None:
             torch.sub(weighted * (1 / UNIT_UPSTREAM), out[n], out=out_low[n])
@@ -115,7 +116,7 @@ def backward(
         counts = (0,) * 4
         wanted = [needed[0], needed[1], False, needed[2]]
         d_rows, d_keys, _, d_values = cuda.backward(
-            program, operands, (known, None, None, None), counts, scale, get_workspace(), wanted
+            program, operands, (known, None, None, None), counts, scale, WORKSPACE, wanted
         )
         for gradients, gradient in zip(to, (d_rows, d_keys, d_values), strict=True):
             if gradients is not None and gradient is not None:

@@ -60,6 +60,8 @@ class Fold(NamedTuple):
 def _pairs(band: Band, by_rows: bool, staying: int, streamed: int) -> int:
     """Of the tiles that the band touches; the last ones are as short as the operands."""
     lines, others = (band.rows, band.columns) if by_rows else (band.columns, band.rows)
+    if not (lines and others):
+        return 0  # and tiles have no size
     return sum(
         min(staying, lines - staying * i) * (min(passed.stop * streamed, others) - passed.start * streamed)
         for i, passed in enumerate(band.passed(by_rows, staying, streamed))

@@ -48,7 +48,10 @@ def compile_layers(layers: list[nn.Module]) -> None:
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind: Any = type(layer)
-    trains = layer.training and torch.is_grad_enabled()
+    # A layer that is recomputed first runs without gradients and without a cache, and both runs have to be
+    # alike. Generation has a cache.
+    recorded = torch.is_grad_enabled() or kwargs.get("past_key_values") is None
+    trains = layer.training and recorded
     return (_compiled(kind) if trains else kind.forward)(layer, *args, **kwargs)
 
 

@@ -50,7 +50,8 @@ def apply(model: Model, attention: bool = True, loss: bool = True, compile_layer
             without labels, or in evaluation, are as before. The argument `skip_logits` of the model's call
             overrides this: False for logits in training, True for none in evaluation.
         compile_layers: let torch.compile fuse, in training, what its layers do between matrix products. The
-            first step then takes seconds more, and so may one of another length.
+            first step then takes seconds more, and so may one of another length. A later call with False
+            leaves layers compiled.
 
     Returns:
         The model.

@@ -26,7 +26,6 @@ from monoidreduce._ops.slices import columns_in
 from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.program.passes import Data, Operands, Tables
-from monoidreduce.workspace import get_workspace
 
 __all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
 
@@ -110,13 +109,14 @@ def backward(
     return [*found, *[None] * (4 - len(found))]
 
 
-def rows_product(program: str, a: Tensor, b: Tensor, known: Tensor, scale: float, payload: Tensor) -> Tensor:
+def rows_product(
+    program: str, a: Tensor, b: Tensor, known: Tensor, scale: float, workspace: int, payload: Tensor
+) -> Tensor:
     """sum_j g_ij payload_j, in float32, where g_ij is the local gradient of a program of one score.
 
     On tensor cores. known: as of `backward`, without data. payload: [columns, width] of 16 bits; the width is
     a multiple of 8.
     """
-    workspace = get_workspace()
     operands: Operands = (a, b, None, None)
     plan, store, _ = _local_gradients(
         program, operands, (known, None, None, None), (0,) * 4, scale, workspace

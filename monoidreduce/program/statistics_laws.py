@@ -7,10 +7,11 @@ what the CPU engine computes, beside plain torch, and the derived gradients, bes
 
 from __future__ import annotations
 
+import hashlib
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -52,40 +53,44 @@ class Broken(NamedTuple):
     expected: float
 
 
-@lru_cache(1024)
+class _NoAutograd(Exception):
+    """This process cannot differentiate: it was forked from one that did."""
+
+
 def check(text: str) -> None:
     """Try a program, unless this process or the cache remembers that it held.
-
-    A thread of its own tries it: there no mode of torch's is on, and autograd records inside of an op.
 
     Raises:
         MonoidLawError: the CPU engine differs from plain torch, or a derived gradient from autograd.
     """
-    key = _key_of_verdict(text)
-    if key not in _held and cache.load_fact(key) is None:
-        try:
-            with ThreadPoolExecutor(1) as thread:
-                verdict = thread.submit(tried, text).result()
-        except (RuntimeError, TraceError):
-            # No autograd, as in a process that was forked; or the gradient is too large for the engine, which
-            # a call says when it asks for it.
-            verdict = None
-        if isinstance(verdict, Broken):
-            raise _error(text, verdict)
-        if verdict is not None:
-            cache.store_fact(key, {"compared": verdict})
-    _held.add(key)
+    if not torch.is_anomaly_enabled():  # which would refuse the numbers that are not finite
+        _check_once(text)
 
 
-_held: set[str] = set()
+@lru_cache(1024)
+def _check_once(text: str) -> None:
+    key = cache.key("statistics", text, __version__, torch.__version__, _hash_of_library())
+    if cache.load_fact(key) is not None:
+        return
+    try:
+        # In a thread of its own no mode of torch's is on, and autograd records inside of an op.
+        with ThreadPoolExecutor(1) as thread:
+            verdict = thread.submit(tried, text).result()
+    except (_NoAutograd, TraceError):  # or the gradient is too large for the engine: a call for it says so
+        return
+    if isinstance(verdict, Broken):
+        raise _error(text, verdict)
+    if verdict:
+        cache.store_fact(key, {"held": True})
 
 
-def _key_of_verdict(text: str) -> str:
-    """Under what the cache has the verdict. Constants are left out: a rule that holds does so for others."""
-    program = parse(text)
-    nodes = tuple(node[:1] if node[0] in ("real", "integer") else node for node in program.nodes)
-    without = replace(program, nodes=nodes).text
-    return cache.key("statistics", without, __version__, torch.__version__, _C.cpu_isa())
+@lru_cache(1)
+def _hash_of_library() -> str:
+    """Of what a verdict is about: the derivatives, and the engine as it was built."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    engine = Path(_C.__file__).stat()
+    facts = (_C.cpu_isa(), engine.st_size, engine.st_mtime_ns, *(path.read_bytes() for path in sources))
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def tried(text: str) -> Broken | bool:
@@ -189,8 +194,12 @@ def _gradients(of: Tensor, by: Numbers) -> tuple[Tensor, ...]:
     """Of a number: with gradients of the results given, torch imports sympy the first time, 0.25 s."""
     if not of.requires_grad:
         return tuple(torch.zeros_like(t) for t in by.values())
-    with torch.autograd.set_detect_anomaly(False):  # which refuses what is not finite
+    try:
         return torch.autograd.grad(of, [*by.values()], allow_unused=True, materialize_grads=True)
+    except RuntimeError as error:
+        if "fork" in str(error):
+            raise _NoAutograd from error
+        raise
 
 
 def _by_torch(

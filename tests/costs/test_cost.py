@@ -440,6 +440,13 @@ def test_gradients_of_a_cpu_that_are_not_needed() -> None:
     assert [p.flops for p in rows.passes if p.flops] == [product, 2 * product]
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(0, 0), (5, 0), (0, 5)])
+def test_a_cpu_without_elements(rows: int, columns: int) -> None:
+    q, k = torch.empty(1, 2, rows, 8), torch.empty(1, 2, columns, 8)
+    cost = mr.cost("attention", q, k, k, hardware="cpu")
+    assert 0 <= cost.seconds < 1e-5 and not any(p.flops for p in cost.passes)
+
+
 @pytest.mark.parametrize(
     ("dtype", "options", "complaint"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from specimens import Inputs, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
+from monoidreduce._ops import attention_wide
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 # batch, heads, key heads, queries, keys, width, width of values
@@ -77,10 +79,14 @@ def test_far_scores(tier: str, gpu: torch.device) -> None:
     check(inputs, tier, {})
 
 
-def test_little_workspace(tier: str, gpu: torch.device) -> None:
-    """Keys come in slices."""
-    with mr.workspace(2 * 2 * 300 * 256):
-        check(inputs_of("wide", torch.bfloat16, gpu), tier, {})
+def test_little_workspace(tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys come in slices, in each direction."""
+    monkeypatch.setattr(attention_wide, "WORKSPACE", 2 * 514 * 256)
+    inputs = attention_inputs(1, 1, 1, 257, 1000, 512, 512, dtype=torch.bfloat16, device=gpu)
+    before = counts()
+    check(inputs, tier, {})
+    launches = Counter({path.split("/")[0]: n for path, n in (counts() - before).items() if "/cuda/" in path})
+    assert launches["statistics_fold"] == 1 and launches["statistics_local_gradient"] >= 4
 
 
 def test_deterministic(deterministic: None, gpu: torch.device) -> None:

@@ -27,7 +27,7 @@ import monoidreduce as mr
 
 transformers = pytest.importorskip("transformers", minversion="5.4")
 
-from monoidreduce.integrations import _attention  # noqa: E402
+from monoidreduce.integrations import _attention, _layers  # noqa: E402
 from monoidreduce.integrations._layers import layers_of  # noqa: E402
 from monoidreduce.integrations.transformers import apply, register  # noqa: E402
 
@@ -637,6 +637,33 @@ def test_compiled_layers(checkpointing: bool, case: str) -> None:
             torch.testing.assert_close(
                 ours.eval().generate(prompt, **options), eager.eval().generate(prompt, **options)
             )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_recomputed_layer_is_compiled_twice_or_never(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in the forward pass and once in the backward, whichever way transformers recomputes."""
+    ran: list[str] = []
+    forward = type(made("llama").model.layers[0]).forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        ran.append("compiled")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(_layers, "_compiled", lambda kind: counted)
+    ours = applied(made("llama"), compile_layers=True)
+    ours.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
+    ours.enable_input_require_grads()
+    step(ours, **batch())
+    # transformers 5.4 recomputes around the call of a layer, later ones within its forward.
+    around = "__call__" in vars(transformers.modeling_layers.GradientCheckpointingLayer)
+    assert ran == ["compiled"] * 2 * (2 if around else 1)
+    ran.clear()
+    with torch.no_grad():
+        ours.generate(batch()["input_ids"][:, :5], max_new_tokens=2, do_sample=False)
+    assert not ran
 
 
 def test_layers_that_are_not_compiled() -> None:

@@ -19,8 +19,9 @@ or more, and of float32 results, where base has next to no error, of 8192 in 384
 maximum where the inputs are float32 too. With fewer the last clause decides: an attention backward that
 recomputes, written in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.
 Each operator has a test_accuracy of 400 rows or more. Where nobody chose a case, and hundreds are drawn, some
-are unlucky: there the median of several draws is held to the rule (`Unlucky`). A draw of `check_pooled` has
-the errors of several inputs together.
+are unlucky: there each result's median of several draws is held to the rule, in the first clause and where
+the last one allows as much as that (`Unlucky`). A draw of `check_pooled` has the errors of several inputs
+together.
 """
 
 from __future__ import annotations
