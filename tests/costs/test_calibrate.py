@@ -18,8 +18,9 @@ def test_rates_are_those_of_some_machine(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["calibrate", "--device", "cpu", "--seconds", "0.01", "--json"]) == 0
     rates = json.loads(capsys.readouterr().out)
     assert rates["device"] == "CPU" and set(rates["products"]) == {"bfloat16", "float32"}
-    assert all(1e8 < rate < 1e15 for rate in rates["products"].values())
-    assert 1e8 < rates["bandwidth"] < 1e13 and 1e8 < rates["cached"] < 1e14
+    # Of any machine, however busy.
+    assert all(1e6 < rate < 1e15 for rate in rates["products"].values())
+    assert 1e6 < rates["bandwidth"] < 1e13 and 1e6 < rates["cached"] < 1e14
 
 
 def test_a_file_is_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
