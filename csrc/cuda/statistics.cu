@@ -7,7 +7,7 @@ namespace monoidreduce::cuda::simt {
 namespace {
 
 namespace narrow = monoidreduce::simt::narrow;
-static_assert(narrow::kThreads == tiles::kGroups && narrow::kRows == tiles::kGroupRows &&
+static_assert(narrow::kThreads == tiles::kRowThreads && narrow::kRows == tiles::kGroupRows &&
               narrow::kColumns == tiles::kRowColumns);
 
 template <class Call>

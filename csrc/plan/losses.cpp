@@ -94,7 +94,7 @@ void plan_narrow(Plan& plan, const FoldProblem& p, const DeviceFacts& gpu, std::
   plan.lanes = lanes_of_program(plan.choice, p);
   plan.narrow = plan.lanes > 0;
   if (!plan.narrow) return;
-  const std::int64_t blocks = parts_of(p.rows(), tiles::kGroups / plan.lanes * tiles::kGroupRows),
+  const std::int64_t blocks = parts_of(p.rows(), tiles::kRowThreads / plan.lanes * tiles::kGroupRows),
                      wanted = parts_of(std::int64_t{gpu.multiprocessors} * tiles::kRowBlocks, blocks),
                      steps = parts_of(p.columns(), tiles::kRowColumns);
   plan.parts = std::max<std::int64_t>(std::min({wanted, steps, room / p.rows()}), 1);

@@ -54,7 +54,7 @@ inline constexpr TileSize kNarrow{128, 128};
 // A narrow program without tensor cores (device/simt/program_narrow.cuh): what a lane has of a row, in bytes, by vectors; threads of
 // a block, and rows of a group of lanes; columns that are staged at a time; and blocks a multiprocessor, with which the last ones
 // to finish are few of all.
-inline constexpr std::int64_t kRowBytes = 64, kRowVector = 16, kGroups = 128, kGroupRows = 4,
+inline constexpr std::int64_t kRowBytes = 64, kRowVector = 16, kRowThreads = 128, kGroupRows = 4,
                               kRowColumns = 64, kRowBlocks = 16;
 
 // The MLP's forward pass on sm_80, of 16 bits and of floats. blocks: of a multiprocessor.
