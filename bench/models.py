@@ -168,9 +168,9 @@ def ours_compiled(model: Any) -> Contender:
 
 def theirs_compiled(model: Any) -> Contender:
     """As transformers makes it, its layers compiled in the same way."""
-    from monoidreduce.integrations._layers import compile_layers, layers_of
+    from monoidreduce.integrations._layers import compile_in_training, layers_of
 
-    compile_layers(layers_of(model))
+    compile_in_training(layers_of(model))
     return Contender(model, {})
 
 

@@ -1,7 +1,7 @@
-"""Attention of heads wider than 256 on tensor cores, in 16 bits: its folds are those of programs.
+"""Attention of heads wider than 256 on tensor cores, in 16 bits: programs fold its rows.
 
 Such a head has no room in the registers of a resident kernel. Scores stream over the width in a contraction
-instead, and the weights of some keys at a time are stored, in 16 bits, within the workspace:
+instead, and the weights of some keys at a time are stored, in 16 bits, within WORKSPACE:
 
     lse = fold of exp(s)                          out = P v            P = exp(s - lse)
     dS  = P (dP - delta), with P, in one pass     d_q = dS k           d_k = dS^T q       d_v = P^T grad_out
@@ -25,9 +25,9 @@ from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
 __all__ = ["backward", "forward", "plans", "takes"]
 
 WIDEST_RESIDENT, WIDEST = 256, 1024
-LEAST_ROWS = 256  # of a head: two tiles of the contraction, which fewer queries would leave mostly empty
-# Bytes of weights that are stored at a time: the losses' default. Attention has no argument for it, and
-# `mr.workspace` does not reach a backward pass.
+LEAST_ROWS = 256  # of a head: a tile of the contraction, which fewer queries would not fill
+# Bytes of weights that are stored at a time: the losses' default. Both passes of a call need the same number,
+# and attention's op has no argument that would carry it to the backward pass.
 WORKSPACE = 352 << 20
 
 

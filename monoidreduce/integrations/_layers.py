@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from monoidreduce._validate import mismatch
 
-__all__ = ["compile_layers", "layers_of"]
+__all__ = ["compile_in_training", "layers_of"]
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -40,7 +40,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def compile_layers(layers: list[nn.Module]) -> None:
+def compile_in_training(layers: list[nn.Module]) -> None:
     """Compile layers when they first run in training, in place."""
     for layer in layers:
         layer.forward = MethodType(_forward, layer)

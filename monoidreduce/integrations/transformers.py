@@ -17,8 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from monoidreduce._validate import check_bool, mismatch
 from monoidreduce.integrations._attention import attention_forward, attention_mask
-from monoidreduce.integrations._layers import compile_layers as compile_in_training
-from monoidreduce.integrations._layers import layers_of
+from monoidreduce.integrations._layers import compile_in_training, layers_of
 from monoidreduce.integrations._loss import check_fusible, fuse_loss
 
 __all__ = ["apply", "register"]

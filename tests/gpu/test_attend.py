@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from calls import HALVES
+from modified_calls import SHAPES, operands
 from mods import dense
 from specimens import name_of
 from tolerance import accuracy_failures, upstream_gradient
@@ -17,13 +18,6 @@ from torch import Tensor
 import monoidreduce as mr
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
-# B, H, Hkv, M, N, F, D
-SHAPES = (
-    (2, 4, 2, 200, 333, 64, 64),
-    (1, 2, 2, 130, 257, 128, 96),
-    (1, 2, 1, 100, 140, 256, 160),
-    (1, 3, 1, 5, 70, 59, 8),
-)
 WEIGHTS: dict[str, Callable[[Any], Any]] = {
     "sigmoid": lambda s: torch.sigmoid(s - 2.0),
     "relu2": lambda s: torch.relu(s) ** 2,
@@ -31,13 +25,6 @@ WEIGHTS: dict[str, Callable[[Any], Any]] = {
     "negative": lambda s: 1.0 + torch.tanh(s) - 0.5 * s,  # not 0 where a column is beyond the last
     "exp": lambda s: torch.exp(s - 1.0),
 }
-
-
-def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> list[Tensor]:
-    B, H, Hkv, M, N, F, D = shape
-    q, k, v = torch.randn(B, M, H, F), torch.randn(B, Hkv, N, F), torch.randn(B, N, Hkv, D)
-    placed = (q.transpose(1, 2), k, v.transpose(1, 2))
-    return [t.to(gpu, dtype).detach().requires_grad_() for t in placed]
 
 
 def of_torch(weight: Any, mask_mod: Any, options: dict[str, Any]) -> Callable[..., Tensor]:

@@ -9,28 +9,13 @@ import mods
 import pytest
 import torch
 from calls import HALVES
-from modified_calls import Results, assert_rule, drawn, results
+from modified_calls import SHAPES, Results, assert_rule, drawn, operands, results
 from mods import CASES, Case, dense
 from specimens import name_of
-from torch import Tensor
 
 import monoidreduce as mr
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
-# B, H, Hkv, M, N, F, D
-SHAPES = (
-    (2, 4, 2, 200, 333, 64, 64),
-    (1, 2, 2, 130, 257, 128, 96),
-    (1, 2, 1, 100, 140, 256, 160),
-    (1, 3, 1, 5, 70, 59, 8),
-)
-
-
-def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> list[Tensor]:
-    B, H, Hkv, M, N, F, D = shape
-    q, k, v = torch.randn(B, M, H, F), torch.randn(B, Hkv, N, F), torch.randn(B, N, Hkv, D)
-    placed = (q.transpose(1, 2), k, v.transpose(1, 2))
-    return [t.to(gpu, dtype).detach().requires_grad_() for t in placed]
 
 
 def check(

@@ -12,6 +12,21 @@ from tolerance import accuracy_failures
 from torch import Tensor
 
 Results = dict[str, tuple[Tensor, ...]]  # of each output and gradient: ours, exact, torch's
+# B, H, Hkv, M, N, F, D
+SHAPES = (
+    (2, 4, 2, 200, 333, 64, 64),
+    (1, 2, 2, 130, 257, 128, 96),
+    (1, 2, 1, 100, 140, 256, 160),
+    (1, 3, 1, 5, 70, 59, 8),
+)
+
+
+def operands(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> list[Tensor]:
+    """q, k and v, two of them transposed in memory, with gradients."""
+    B, H, Hkv, M, N, F, D = shape
+    q, k, v = torch.randn(B, M, H, F), torch.randn(B, Hkv, N, F), torch.randn(B, N, Hkv, D)
+    placed = (q.transpose(1, 2), k, v.transpose(1, 2))
+    return [t.to(gpu, dtype).detach().requires_grad_() for t in placed]
 
 
 def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
