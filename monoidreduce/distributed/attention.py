@@ -3,13 +3,11 @@
 "ulysses" moves heads: each rank gets some heads of all positions, folds them as one device does, and sends
 the results back. "all_gather" moves keys and values: each rank folds, for its own queries, the keys that they
 see; gradients of keys and values are summed over ranks. Neither splits a row's keys, so nothing is merged.
-
-Both go through the heads in parts: while one is folded, the next one arrives, and the last one is sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +26,6 @@ from monoidreduce.distributed.attention_folds import (
     fold_gradients,
     fold_rows,
     gradients,
-    joined,
     part_of_bias,
 )
 from monoidreduce.distributed.collectives import start_exchange, start_sum, sum_over_ranks
@@ -41,8 +38,6 @@ __all__ = ["Checked", "Whole", "attention_over_ranks", "over_ranks"]
 
 METHODS = ("auto", "ulysses", "all_gather")
 OPTIONS = ("scale", "softcap", "left", "right", "compensated")  # of the op
-MOST_PARTS = 4
-LEAST_BYTES = 8 << 20  # of the queries of a part
 
 
 @dataclass(frozen=True)
@@ -168,105 +163,60 @@ def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:
     return even and method != "all_gather"
 
 
-class Part(NamedTuple):
-    """Neighbouring heads that are folded together: of queries, and of keys."""
-
-    heads: slice
-    keys: slice
-
-    def of_rank(self, group: Group) -> slice:
-        """The heads that ulysses gives this rank."""
-        own = (self.heads.stop - self.heads.start) // group.size
-        first = self.heads.start + group.rank * own
-        return slice(first, first + own)
-
-
-def _parts(call: Call, q: Tensor, k: Tensor, ranks: int) -> list[Part]:
-    """The same ones on all ranks, also on one with fewer queries. ranks: how many share a part's heads."""
-    batch, heads, _, width = q.shape
-    key_heads = k.shape[HEADS]
-    size = batch * heads * call.queries.longest * width * q.element_size()
-    most = min(MOST_PARTS, max(size // LEAST_BYTES, 1), max(key_heads // ranks, 1))
-    count = next(n for n in range(most, 0, -1) if n == 1 or key_heads % (n * ranks) == 0)
-
-    def parts(all_heads: int) -> list[slice]:
-        step = all_heads // count
-        return [slice(i * step, (i + 1) * step) for i in range(count)]
-
-    return [Part(*both) for both in zip(parts(heads), parts(key_heads), strict=True)]
-
-
 class _Ulysses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, call: Call, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor
     ) -> Any:
+        heads = q.shape[HEADS] // call.group.size
+        ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
         ctx.options = (*call.options, 0, call.queries.length) if starts else call.options
-        ctx.parts = parts = _parts(call, q, k, call.group.size)
-        arrivals = [
-            (
-                _start_to_heads(q[:, part.heads], call.queries),
-                _start_to_heads(k[:, part.keys], call.keys),
-                _start_to_heads(v[:, part.keys], call.keys),
-            )
-            for part in parts
-        ]
-        outs, lses, saved = _Returned(call.queries, len(parts)), _Returned(call.queries, len(parts)), []
-        for part, arrival in zip(parts, arrivals, strict=True):
-            q, k, v = (arrived() for arrived in arrival)
-            own_bias = part_of_bias(bias, heads=part.of_rank(call.group))
-            out, lse, *low = attend(q, k, v, own_bias, *starts, options=ctx.options)
-            saved += [out, lse, *low, q, k, v]
-            outs.send(in_full(out, low[1]) if call.in_full else out)
-            if call.with_lse:
-                lses.send(lse[..., None])
-        ctx.save_for_backward(bias, *starts, *saved)
+        splits = call.queries, call.keys, call.keys
+        q, k, v = _arrived(*(_start_to_heads(t, split) for t, split in zip((q, k, v), splits, strict=True)))
+        inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
+        out, lse, *low = attend(*inputs, options=ctx.options)
+        ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
-        return outs.arrived(), lses.arrived()[..., 0] if call.with_lse else None
+        returned = [in_full(out, low[1]) if call.in_full else out, lse[..., None]][: 1 + call.with_lse]
+        out, *lses = _arrived(*(_start_to_positions(t, call.queries) for t in returned))
+        return out, lses[0][..., 0] if lses else None
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> Any:
-        call, needed, parts = ctx.call, ctx.needs_input_grad[1:], ctx.parts
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
         if grad_out is None and grad_lse is None:
             return (None,) * len(ctx.needs_input_grad)
-        bias, *starts = ctx.saved_tensors[: len(needed) - 3]
-        saved = ctx.saved_tensors[len(needed) - 3 :]
-        dtype = saved[4].dtype  # of q
-        grads = (
-            None if grad_out is None else grad_out.to(dtype),
-            None if grad_lse is None else grad_lse[..., None],
-        )
-        arrivals = [
-            [None if g is None else _start_to_heads(g[:, part.heads], call.queries) for g in grads]
-            for part in parts
-        ]
+        out, lse, lse_low, out_low, q, k, v, bias, *starts = ctx.saved_tensors
+        results = (out, lse, lse_low, out_low)
+        if grad_out is not None:
+            grad_out = _start_to_heads(grad_out.to(q.dtype), call.queries)()
+        if grad_lse is not None:
+            grad_lse = _start_to_heads(grad_lse[..., None], call.queries)()[..., 0]
+        inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         partial = ctx.key_heads < call.group.size  # ranks share a key head
-        splits = call.queries, call.keys, call.keys
-        returned = [_Returned(split, len(parts)) for split in splits]
-        total = accumulator(bias) if needed[3] else None
-        for i, part in enumerate(parts):
-            out, lse, lse_low, out_low, q, k, v = saved[7 * i : 7 * i + 7]
-            of_out, of_lse = (None if arrived is None else arrived() for arrived in arrivals[i])
-            of_lse = None if of_lse is None else of_lse[..., 0]
-            own = part.of_rank(call.group)
-            inputs, results = (q, k, v, part_of_bias(bias, heads=own), *starts), (out, lse, lse_low, out_low)
-            found = gradients((of_out, of_lse), inputs, results, ctx.options, needed, unrounded=partial)
-            if needed[0]:
-                returned[0].send(found[0].to(dtype))
-            for j in (1, 2):
-                if needed[j]:
-                    sent = found[j].dtype if call.sent is None or not partial else call.sent
-                    returned[j].send(found[j].to(sent))
-            if total is not None:
-                part_of_bias(total, heads=own).copy_(found[3])
-        result = [back.arrived() if wanted else None for back, wanted in zip(returned, needed, strict=False)]
+        found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
+        arrivals: list[Arrival | None] = [None] * 3
+        if needed[0]:
+            arrivals[0] = _start_to_positions(found[0].to(q.dtype), call.queries)
+        for i in (1, 2):
+            if needed[i]:
+                part = found[i] if call.sent is None or not partial else found[i].to(call.sent)
+                arrivals[i] = _start_to_positions(part, call.keys)
+        result = [None if arrival is None else arrival() for arrival in arrivals]
         if partial:
-            result[1:] = [None if t is None else _summed_heads(t, ctx.key_heads, dtype) for t in result[1:]]
-        if total is not None:
-            result.append(sum_over_ranks(total, call.group, bias.dtype, sent=call.sent))
-        return None, *result, *(None for _ in range(len(needed) - len(result)))
+            result[1:] = [None if t is None else _summed_heads(t, ctx.key_heads, k.dtype) for t in result[1:]]
+        dbias = None
+        if needed[3]:
+            total = accumulator(bias)
+            part_of_bias(total, heads=ctx.own).copy_(found[3])
+            dbias = sum_over_ranks(total, call.group, bias.dtype, sent=call.sent)
+        return None, *result, dbias, *(None for _ in starts)
+
+
+def _arrived(*arrivals: Arrival) -> list[Tensor]:
+    return [arrival() for arrival in arrivals]
 
 
 def _start_to_heads(part: Tensor, split: Split) -> Arrival:
@@ -283,27 +233,10 @@ def _start_to_heads(part: Tensor, split: Split) -> Arrival:
     return lambda: split.joined(arrival(), POSITIONS)
 
 
-class _Returned:
-    """Collects heads, part by part: this rank's ones of all positions -> all of this rank's positions."""
-
-    def __init__(self, split: Split, parts: int) -> None:
-        self.split, self.parts = split, parts
-        self.arrivals: list[Arrival] = []
-        self.found: Tensor | None = None  # [parts, ranks, B, heads, positions, ...]
-
-    def send(self, whole: Tensor) -> None:
-        """whole: [B, heads, positions, ...], of the next part."""
-        of_ranks = self.split.parts(whole, POSITIONS)
-        if self.found is None:
-            self.found = of_ranks.new_empty((self.parts, *of_ranks.shape))
-        self.arrivals.append(start_exchange(of_ranks, self.split.group, self.found[len(self.arrivals)]))
-
-    def arrived(self) -> Tensor:
-        assert self.found is not None
-        for arrival in self.arrivals:
-            arrival()
-        heads = self.found.movedim(2, 0).flatten(HEADS, HEADS + 2)
-        return heads.narrow(POSITIONS, 0, self.split.own)
+def _start_to_positions(whole: Tensor, split: Split) -> Arrival:
+    """This rank's heads of all positions -> all ranks' heads of this rank's positions."""
+    arrival = start_exchange(split.parts(whole, POSITIONS), split.group)
+    return lambda: arrival().movedim(0, HEADS).flatten(HEADS, HEADS + 1).narrow(POSITIONS, 0, split.own)
 
 
 def _summed_heads(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -320,12 +253,8 @@ class _AllGather(torch.autograd.Function):
     ) -> Any:
         ctx.call = call
         ctx.folds = Fold.of_rank(call.queries, call.keys, call.options, packed=len(starts) > 0)
-        ctx.parts = _parts(call, q, k, 1)
-        found = []
-        for part, keys, values in _gathered(ctx.parts, call, k, v):
-            own_bias = part_of_bias(bias, heads=part.heads)
-            found.append(fold_rows(ctx.folds, q[:, part.heads], keys, values, own_bias, *starts))
-        out, lse, *low = (joined(results, HEADS) for results in zip(*found, strict=True))
+        keys, values = _arrived(*(call.keys.start_gather(t, POSITIONS) for t in (k, v)))
+        out, lse, *low = fold_rows(ctx.folds, q, keys, values, bias, *starts)
         ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
         return in_full(out, low[1]) if call.in_full else out, lse
@@ -336,38 +265,20 @@ class _AllGather(torch.autograd.Function):
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         if grad_out is None and grad_lse is None:
             return (None,) * len(ctx.needs_input_grad)
-        *results, q, k, v, bias = ctx.saved_tensors[:8]
-        starts = ctx.saved_tensors[8:]
-        grads = None if grad_out is None else grad_out.to(q.dtype), grad_lse
-        total = accumulator(bias) if needed[3] else None
-        of_queries: list[Tensor] = []
-        of_keys: list[list[Arrival]] = [[], []]  # and of values
-        for part, keys, values in _gathered(ctx.parts, call, k, v):
-            upstream = [None if g is None else g[:, part.heads] for g in grads]
-            of_part = [t[:, part.heads] for t in results]
-            inputs = (q[:, part.heads], keys, values, part_of_bias(bias, heads=part.heads), *starts)
-            dq, *summed, dbias = fold_gradients(ctx.folds, upstream, inputs, of_part, needed)
-            if dq is not None:
-                of_queries.append(dq)
-            for sums, dk in zip(of_keys, summed, strict=True):
-                if dk is not None:
-                    sums.append(_start_own_sum(dk, call, k.dtype))
-            if total is not None:
-                part_of_bias(total, heads=part.heads).add_(dbias)
+        out, lse, lse_low, out_low, q, k, v, bias, *starts = ctx.saved_tensors
+        results = (out, lse, lse_low, out_low)
+        grad_out = None if grad_out is None else grad_out.to(q.dtype)
+        keys, values = _arrived(*(call.keys.start_gather(t, POSITIONS) for t in (k, v)))
+        inputs = (q, keys, values, bias, *starts)
+        dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, results, needed)
+        arrivals = [None if t is None else _start_own_sum(t, call, k.dtype) for t in (dk, dv)]
         return (
             None,
-            joined(of_queries, HEADS) if of_queries else None,
-            *(joined([arrived() for arrived in sums], HEADS) if sums else None for sums in of_keys),
-            None if total is None else sum_over_ranks(total, call.group, bias.dtype, sent=call.sent),
+            dq,
+            *(None if arrival is None else arrival() for arrival in arrivals),
+            None if dbias is None else sum_over_ranks(dbias, call.group, bias.dtype, sent=call.sent),
             *(None for _ in starts),
         )
-
-
-def _gathered(parts: list[Part], call: Call, k: Tensor, v: Tensor) -> Iterator[tuple[Part, Tensor, Tensor]]:
-    """Each part, with its keys and values of all ranks as soon as they are there."""
-    arrivals = [[call.keys.start_gather(t[:, part.keys], POSITIONS) for t in (k, v)] for part in parts]
-    for part, (keys, values) in zip(parts, arrivals, strict=True):
-        yield part, keys(), values()
 
 
 def _start_own_sum(total: Tensor, call: Call, dtype: torch.dtype) -> Arrival:

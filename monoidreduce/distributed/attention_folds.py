@@ -16,17 +16,7 @@ from torch import Tensor
 from monoidreduce._ops.memory import accumulator
 from monoidreduce.distributed.split import Split
 
-__all__ = [
-    "HEADS",
-    "POSITIONS",
-    "Fold",
-    "attend",
-    "fold_gradients",
-    "fold_rows",
-    "gradients",
-    "joined",
-    "part_of_bias",
-]
+__all__ = ["HEADS", "POSITIONS", "Fold", "attend", "fold_gradients", "fold_rows", "gradients", "part_of_bias"]
 
 HEADS, POSITIONS = 1, 2  # axes
 ALL = slice(None)
@@ -118,14 +108,14 @@ def fold_rows(
 ) -> tuple[Tensor, ...]:
     """What the op returns of a rank's queries."""
     found = (attend(*fold.inputs(q, keys, values, bias, *starts), options=fold.options) for fold in folds)
-    return tuple(joined(parts, POSITIONS) for parts in zip(*found, strict=True))
+    return tuple(map(_in_order, zip(*found, strict=True)))
 
 
 def fold_gradients(
     folds: Sequence[Fold],
-    grads: Sequence[Tensor | None],
+    grads: tuple[Tensor | None, Tensor | None],
     inputs: tuple[Any, ...],
-    results: Sequence[Tensor],
+    results: tuple[Tensor, ...],
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs of fold_rows that are needed.
@@ -148,8 +138,8 @@ def fold_gradients(
             dv[:, :, fold.keys] += found[2]
         if dbias is not None:
             part_of_bias(dbias, queries=fold.queries, keys=fold.keys).add_(found[3])
-    return joined(of_queries, POSITIONS) if needed[0] else None, dk, dv, dbias
+    return _in_order(of_queries) if needed[0] else None, dk, dv, dbias
 
 
-def joined(parts: Sequence[Tensor], axis: int) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), axis)
+def _in_order(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), POSITIONS)

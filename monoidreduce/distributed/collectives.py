@@ -30,12 +30,9 @@ def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     ]
 
 
-def start_exchange(parts: Tensor, group: Group, found: Tensor | None = None) -> Arrival:
-    """[ranks, ...], of which part i goes to rank i -> [ranks, ...], of which part i came from rank i.
-
-    found: where they arrive; contiguous.
-    """
-    found = parts.new_empty(parts.shape) if found is None else found
+def start_exchange(parts: Tensor, group: Group) -> Arrival:
+    """[ranks, ...], of which part i goes to rank i -> [ranks, ...], of which part i came from rank i."""
+    found = parts.new_empty(parts.shape)
     sent = parts.contiguous().view(-1)
     work = dist.all_to_all_single(found.view(-1), sent, group=group.handle, async_op=True)
     return partial(after, work, found)
