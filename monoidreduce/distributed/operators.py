@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import mean_divisor, may_keep_share, share_kept, target_weights, with_mean
+from monoidreduce._ops.losses import may_keep_share, mean_divisor, share_kept, target_weights, with_mean
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
