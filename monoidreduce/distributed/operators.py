@@ -105,13 +105,15 @@ class Sharded:
             of_target = target_weights(with_mean(class_weight), target, counted)
             # [ranks, rows]: with which weights a rank's classes are in a row's loss.
             has_target = self._has_target(target)
-            hard = has_target.double() if of_target is None else has_target * of_target.double()
-            soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
-            weights = (1 - smoothing) * hard + smoothing * soft
+            weights = has_target.double() if of_target is None else has_target * of_target.double()
+            if smoothing:
+                soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
+                weights = (1 - smoothing) * weights + smoothing * soft
             losses, high, low = gathered
-            loss, lse = states.cross_entropy(losses, weights, high, low)
-            own, _ = states.log_sum_exp(high, low)
-            share = (own[self.group.rank] - lse).exp().to(dtype)
+            of_ranks, lse = states.log_sum_exp(high, low)
+            above = states.raised(of_ranks, lse)
+            loss = states.cross_entropy(losses, weights, above)
+            share = (-above[self.group.rank]).exp().to(dtype)
             share = share_kept(kept, share, target, ignore_index, columns.first, skips=not return_lse)
             if z_loss:
                 loss = loss + z_loss * lse * lse
@@ -170,8 +172,10 @@ class Sharded:
         def combine(gathered: list[Tensor], _top1: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             has_target, skipped = self._has_target(target).double(), target == ignored
             log_probs, entropies, high, low = gathered
-            loss, lse = states.cross_entropy(-log_probs, has_target, high, low)
-            entropy = states.entropy(entropies, high, low)
+            of_ranks, lse = states.log_sum_exp(high, low)
+            above = states.raised(of_ranks, lse)
+            loss = states.cross_entropy(-log_probs, has_target, above)
+            entropy = states.entropy(entropies, of_ranks, above)
             log_probs, entropy, lse = (t.masked_fill(skipped, 0.0) for t in (-loss, entropy, lse))
             high, low = states.two_words(lse, dtype)
             entropy = entropy.to(dtype)
