@@ -130,7 +130,8 @@ def save_figure(
             axes.plot([p.intensity for p in own], [p.rate for p in own], marker, color=f"C{index}",
                       markersize=5, label=f"{op}, {phase}")  # fmt: skip
     axes.set(
-        title=f"bfloat16 on {hardware.name}: executed FLOPs, useful ones of others", xscale="log", yscale="log",
+        title=f"bfloat16 on {hardware.name}: executed FLOPs, useful ones of others",
+        xscale="log", yscale="log",
         xlabel="FLOPs a byte of DRAM: by the model, compulsory of others", ylabel="FLOP/s, measured",
     )  # fmt: skip
     figure.legend(loc="outside right upper", fontsize="small")
