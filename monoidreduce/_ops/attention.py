@@ -119,14 +119,14 @@ def attention_results(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """compensated: out_low, which else is empty, is there beside an output of 16 bits."""
     *rows, _ = q.shape
-    out, lse = q.new_empty((*rows, v.shape[3])), statistics(q, *rows)
+    out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *rows)
     return out, lse, torch.empty_like(lse), low_words(out, compensated)
 
 
 def low_words(out: Tensor, compensated: bool) -> Tensor:
     """For what rounding `out` loses: as large, or empty where nothing is kept."""
     kept = compensated and out.element_size() == 2
-    return torch.empty_like(out) if kept else out.new_empty((0, 0, 0, 0))
+    return torch.empty_like(out) if kept else out.new_empty(0, 0, 0, 0)
 
 
 def present(low: Tensor) -> Tensor | None:

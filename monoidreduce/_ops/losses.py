@@ -98,7 +98,7 @@ def _traced_kept(
 
 def _empty_kept(x: Tensor, classes: int) -> Tensor:
     """[tokens, classes kept, rounded up to 8]."""
-    return x.new_empty((x.shape[0], -(-classes // 8) * 8))
+    return x.new_empty(x.shape[0], -(-classes // 8) * 8)
 
 
 def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
@@ -352,10 +352,11 @@ def distillation_results(
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
     reduction, kind, temperature, keep, x_differentiated, workspace = options
     tokens = x.shape[0]
-    loss = statistics(x, *([tokens] if reduction == "none" else []))
+    stats = statistics(x, 6, tokens)
+    loss = stats.new_empty(tokens) if reduction == "none" else stats.new_empty(())
     keep, width = keep and kind != "reverse_kl", teacher_x.shape[1]
     kept = _traced_kept(x, weight, workspace, x_differentiated, keep, 1 / temperature, width)
-    return loss, statistics(x, 6, tokens), kept
+    return loss, stats, kept
 
 
 def distillation_forward(
@@ -503,7 +504,8 @@ def logsumexp_results(
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = statistics(a, a.shape[0])
     keeps = a_differentiated and _traced_narrow(a, b, scale)
-    return lse, torch.empty_like(lse), a.new_empty((len(a), -(-a.shape[1] // 8) * 8) if keeps else (0, 0))
+    mean = a.new_empty(len(a), -(-a.shape[1] // 8) * 8) if keeps else a.new_empty(0, 0)
+    return lse, torch.empty_like(lse), mean
 
 
 def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
@@ -529,7 +531,7 @@ def logsumexp_forward(
         elif plan.tensor_cores:
             a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
     _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch(a), plan)
-    return lse, lse_low, a.new_empty((0, 0)) if mean is None else mean
+    return lse, lse_low, a.new_empty(0, 0) if mean is None else mean
 
 
 def logsumexp_backward(

@@ -26,7 +26,8 @@ def allows_tf32(x: Tensor) -> bool:
 
 
 def statistics(like: Tensor, *shape: int) -> Tensor:
-    return like.new_empty(shape, dtype=accumulation_dtype(like.dtype))
+    # Here and elsewhere torch parses sizes as arguments in 2/3 of the time that it takes for a tuple.
+    return like.new_empty(*shape, dtype=accumulation_dtype(like.dtype))
 
 
 def new(like: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ def padded(t: Tensor, axes: int = 1) -> Tensor:
     sizes = [*t.shape]
     for axis in short:
         sizes[axis] += -sizes[axis] % 8
-    return fit(t, t.new_empty(sizes))
+    return fit(t, t.new_empty(*sizes))
 
 
 def is_mapped_weight(t: Tensor, plan: _C.Plan) -> bool:

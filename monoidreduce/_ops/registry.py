@@ -97,7 +97,7 @@ def _autograd(
     keys: those of the call; None where torch.func works at one of its levels.
     """
 
-    def below(keys: Any, *args: Any) -> Any:
+    def below(keys: Any, args: tuple[Any, ...]) -> Any:
         if keys is not None and backend_is_next(keys):
             result = backend(*args)
         else:
@@ -108,7 +108,7 @@ def _autograd(
     class Recorded(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, keys: Any, *args: Any) -> Any:
-            result = below(keys, *args)
+            result = below(keys, args)
             save(ctx, args, result)
             return result
 
@@ -137,7 +137,7 @@ def _autograd(
         # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
         if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad_level() >= 0:
             return record(keys, *args)
-        return below(keys, *args)
+        return below(keys, args)
 
     return kernel
 
