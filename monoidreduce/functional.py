@@ -111,6 +111,7 @@ def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[
     """The tensors, cast if autocast says so, of one dtype and on one device; None only where optional."""
     operands: list[Tensor | None] = []
     first_name, first, dtype = "", None, None
+    dtypes: tuple[torch.dtype, ...] = ()
     for name, tensor in tensors.items():
         if tensor is None and name in optional:
             operands.append(None)
@@ -121,9 +122,9 @@ def _operands(optional: tuple[str, ...] = (), **tensors: Tensor | None) -> list[
         if dtype is not None:
             operand = autocast(operand, dtype)
         if first is None:
-            first_name, first = name, operand
+            first_name, first, dtypes = name, operand, (operand.dtype,)
         else:
-            check_like(name, operand, first_name, first, (first.dtype,))
+            check_like(name, operand, first_name, first, dtypes)
         operands.append(operand)
     return operands
 

@@ -214,15 +214,10 @@ def cross_entropy_forward(
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = first_kept = kept_for = order = gathered = None
     kept, class_weights = _empty_kept(x, 0), with_mean(class_weight)
-    if x.is_cuda:
-        plan = _C.plan_cross_entropy_forward(
-            x,
-            weight,
-            bias,
-            class_weight=class_weights,
-            logit_scale=logit_scale,
-            label_smoothing=label_smoothing,
-        )
+    mean = reduction == "mean" and class_weight is None
+    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
+    if x.is_cuda:  # by position, as a call: names would take a microsecond
+        plan = _C.plan_cross_entropy_forward(x, weight, bias, target, class_weights, *(None,) * 9, *options)
         keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
         if keep and plan.keeps:
             kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
@@ -236,8 +231,6 @@ def cross_entropy_forward(
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
     results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
-    mean = reduction == "mean" and class_weight is None
-    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
     _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
     if class_weights is not None and reduced is not None:
         counted = target != ignore_index
@@ -375,8 +368,10 @@ def distillation_forward(
     losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
     plan = scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     kept = _empty_kept(x, 0)
-    if x.is_cuda:
-        plan = _C.plan_distillation_forward(x, weight, teacher_x, teacher_weight, temperature=temperature)
+    options = (reduction == "mean", DISTILLATION_LOSSES.index(kind), temperature)
+    if x.is_cuda:  # by position, as a call: names would take a microsecond
+        given: Any = (x, weight, teacher_x, teacher_weight, *(None,) * 11, *options)
+        plan = _C.plan_distillation_forward(*given)
         if keep and kind != "reverse_kl" and plan.keeps:
             classes = kept_classes(x, weight, workspace, x_differentiated, teacher_x.shape[1])
             kept = _empty_kept(x, classes)
@@ -393,9 +388,9 @@ def distillation_forward(
             gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
     heads = (x, weight, teacher_x, teacher_weight)
-    given = (*heads, mask, losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
-    options = (order, gathered, teacher_gathered, reduction == "mean", DISTILLATION_LOSSES.index(kind))
-    arguments: Any = (*given, *options, temperature, *launch(x), plan)
+    results = (losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
+    active = (order, gathered, teacher_gathered)
+    arguments: Any = (*heads, mask, *results, *active, *options, *launch(x), plan)
     _C.distillation_forward(*arguments)
     return losses if reduced is None else reduced, stats, kept
 
@@ -524,7 +519,8 @@ def logsumexp_forward(
     lse = statistics(a, a.shape[0])
     lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
     if a.is_cuda:
-        plan = _C.plan_logsumexp_forward(a, b, mean=a if a_differentiated else None, scale=scale)
+        kept = a if a_differentiated else None
+        plan = _C.plan_logsumexp_forward(a, b, None, None, kept, None, scale)
         if plan.narrow:
             a, b = padded(a), padded(b)
             mean = new(a)
