@@ -42,7 +42,7 @@ NO_SPANS: Spans = (None, None)
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:
-    return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    return (q.shape[-1] or 1) ** -0.5 if scale is None else scale
 
 
 def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:

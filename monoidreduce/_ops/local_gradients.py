@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
-# a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
+# a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 waves
 # of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
 _BYTES_OF_GATHERED = 38 << 20
 # With so many elements a product has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
