@@ -63,7 +63,7 @@ def takes(
 def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) -> tuple[_C.Plan, _C.Plan]:
     """Of the fold and of the backward pass of a head."""
     keys, values, rows = k[0, 0], v[0, 0], q.shape[2] * q.shape[1] // k.shape[1]
-    of_queries, upstream = (q.new_empty((1, t.shape[3])).expand(rows, -1) for t in (q, v))
+    of_queries, upstream = (q.new_empty(1, t.shape[3]).expand(rows, -1) for t in (q, v))
     mode: Any = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
     fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2, gpu=gpu)
     operands = (of_queries, keys, upstream, values)

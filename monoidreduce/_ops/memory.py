@@ -116,7 +116,7 @@ def mapped_bias(bias: Tensor) -> Tensor:
         return bias
     step = 16 // bias.element_size()
     given = bias[tuple(slice(None if stride else 1) for stride in bias.stride())]
-    copy = bias.new_empty((*given.shape[:-1], -(-given.shape[-1] // step) * step))[..., : given.shape[-1]]
+    copy = bias.new_empty(*given.shape[:-1], -(-given.shape[-1] // step) * step)[..., : given.shape[-1]]
     return copy.copy_(given).expand(bias.shape)
 
 
@@ -153,7 +153,7 @@ def _cut(result: Tensor, like: Tensor) -> Tensor:
 
 def first(width: int, out: Tensor) -> Tensor:
     """The first elements of a result's rows, in memory of their own."""
-    return fit(out, out.new_empty((*out.shape[:-1], width)))
+    return fit(out, out.new_empty(*out.shape[:-1], width))
 
 
 def launch(on: Tensor) -> tuple[int, int]:
