@@ -152,11 +152,11 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
     width, plan, scratch = v.shape[3], None, None
+    if q.is_cuda and attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
+        found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
+        attention_wide.forward(q, k, v, options[0], found)
+        return found
     if q.is_cuda:
-        if attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
-            found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
-            attention_wide.forward(q, k, v, options[0], found)
-            return found
         plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
         if plan.tensor_cores:
             q, k, v = readable(q, v, q, k, v)
