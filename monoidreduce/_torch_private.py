@@ -100,12 +100,13 @@ def backend_is_next(keys: Any) -> bool:
     bits. A torch that does not tell is asked again.
     """
     bits = keys.raw_repr()
-    if bits not in _reaches_backend:
-        _reaches_backend[bits] = (
+    reaches = _reaches_backend.get(bits)
+    if reaches is None:
+        reaches = _reaches_backend[bits] = (
             _keys_below_autograd is not None
             and (keys & _keys_below_autograd).highestPriorityTypeId() in _backends
         )
-    return _reaches_backend[bits]
+    return reaches
 
 
 def allows_tf32() -> bool:
