@@ -8,7 +8,8 @@ import torch
 
 from monoidreduce import _C
 from monoidreduce.program import cache, compiler
-from monoidreduce.program.compiler import CompilationError, Image
+from monoidreduce.program.cache import Image
+from monoidreduce.program.compiler import CompilationError
 from monoidreduce.program.cpp_source import as_error, parse, unit
 from monoidreduce.program.kernels import compiled_unit, hash_of_headers
 

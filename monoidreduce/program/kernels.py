@@ -20,7 +20,7 @@ import torch
 from monoidreduce import _C
 from monoidreduce._paths import get_include
 from monoidreduce.program import cache, compiler
-from monoidreduce.program.compiler import Image
+from monoidreduce.program.cache import Image
 from monoidreduce.program.cuda_source import (
     Source,
     fold_source,
@@ -290,7 +290,7 @@ def compiled_unit(
     found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
 ) -> Image:
     """The kernels of a unit with these names, from the cache or the compiler."""
-    architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures(), capability)
+    architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures, capability)
     key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
     image = cache.load(key)
     if image is None:

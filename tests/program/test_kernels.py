@@ -16,7 +16,8 @@ from folds import FOLDS, fold_inputs
 
 from monoidreduce import get_include
 from monoidreduce.program import cache, compiler, kernels
-from monoidreduce.program.compiler import CompilationError, Compiler, Image
+from monoidreduce.program.cache import Image
+from monoidreduce.program.compiler import CompilationError, Compiler
 
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 IMAGE = Image(b"\x7fELF and\nmore", ("first", "second"), "log")
@@ -113,6 +114,19 @@ def test_kept_on_disk(nvrtc: Compiler, folder: Path, monkeypatch: pytest.MonkeyP
         kernels.compiled(*arguments)
 
 
+def test_kept_kernels_load_no_compiler(nvrtc: Compiler, folder: Path) -> None:
+    """What the cache knows of a library is of this file alone."""
+    first = Compiler(nvrtc.path)
+    again = Compiler(nvrtc.path)
+    assert "_library" in vars(first) and "_library" not in vars(again)
+    assert (again.version, again.architectures) == (nvrtc.version, nvrtc.architectures)
+    assert again.compile("__global__ void kernel() {}", "compute_80", [], ["kernel"]).names == ("_Z6kernelv",)
+    other = folder / nvrtc.path.name
+    other.write_bytes(b"no library")
+    with pytest.raises(OSError):
+        Compiler(other)
+
+
 def test_compiler_says_what_it_refuses(nvrtc: Compiler) -> None:
     with pytest.raises(CompilationError, match=r"(?s)error: .*nonsense"):
         nvrtc.compile("nonsense", "sm_80", ["--std=c++20"], [])
@@ -172,7 +186,7 @@ def test_oldest_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_processes_may_store_the_same_at_once(folder: Path) -> None:
     script = (
         "from monoidreduce.program import cache\n"
-        "from monoidreduce.program.compiler import Image\n"
+        "from monoidreduce.program.cache import Image\n"
         "for _ in range(50):\n"
         "    cache.store(cache.key('a'), Image(b'x' * 100_000, ('k',), ''))\n"
         "    assert cache.load(cache.key('a')).code == b'x' * 100_000\n"
