@@ -196,6 +196,31 @@ def test_processes_may_store_the_same_at_once(folder: Path) -> None:
     assert len([*folder.glob("*/*")]) == 1
 
 
+ALONE = """
+import torch, monoidreduce as mr
+from monoidreduce.program import cache, compiler, kernels
+
+@mr.statistics
+def fold(score, column):
+    return dict(lse=mr.stat.softmax(score).logsumexp, best=mr.stat.largest(score))
+
+a, b = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
+fold(a, b).lse.sum().backward()
+assert cache.folder() is None
+if compiler.find() is not None:
+    text = fold._last[2].text
+    assert kernels.compiled("fold", text, (0, 0, 0, 0), torch.float32, "simt", (9, 0)).code
+print("done")
+"""
+
+
+def test_without_commands_or_a_home() -> None:
+    """No PATH, and a home where nothing can be written: nothing is kept, and all else works."""
+    environment = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH",)}
+    environment |= {"PATH": "", "HOME": "/proc/nothing"}
+    assert subprocess.check_output([sys.executable, "-c", ALONE], text=True, env=environment) == "done\n"
+
+
 def test_nothing_is_compiled_by_an_import() -> None:
     script = "import monoidreduce, sys; print('monoidreduce.program.compiler' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "False"
