@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import stat
@@ -16,8 +17,10 @@ from folds import FOLDS, fold_inputs
 
 from monoidreduce import get_include
 from monoidreduce.program import cache, compiler, kernels
+from monoidreduce.program.arguments import ARGUMENTS, arguments
 from monoidreduce.program.cache import Image
 from monoidreduce.program.compiler import CompilationError, Compiler
+from monoidreduce.program.tracing import trace
 
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 IMAGE = Image(b"\x7fELF and\nmore", ("first", "second"), "log")
@@ -61,6 +64,54 @@ def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which
     spills = [int(bytes) for bytes in SPILLS.findall(image.log)]
     assert len(spills) == len(image.names) == (2 if which == "fold" and tier != "simt" else 1)
     assert max(spills) <= 64, image.log
+
+
+# Functions of examples/, with their data of rows; other names are data of columns.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "policy_gradient.token_stats": (),
+    "token_losses.pieces": (),
+    "divergences.pieces": (),
+    "contrastive.pairs": ("bias",),
+    "contrastive.choices": (),
+    "noisy_or.causes": (),
+    "kernel_sums.gaussian": ("half",),
+    "kernel_sums.soft_minimum": (),
+    "kernel_density.mixture": (),
+    "nearest_neighbours.nearest": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "tier"), (*((name, "sm90") for name in EXAMPLES), ("divergences.pieces", "sm80"))
+)
+def test_examples_hardly_spill(
+    nvrtc: Compiler, name: str, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    module, _, function = name.partition(".")
+    traced_function = getattr(importlib.import_module(module), function)._function
+    data = [argument for argument in arguments(traced_function) if argument not in ARGUMENTS]
+    rows, columns = (
+        {argument: "real" for argument in data if (argument in EXAMPLES[name]) == of_rows}
+        for of_rows in (True, False)
+    )
+    traced = trace(traced_function, rows, columns)
+    counts: Any = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    for which in ("fold", "gradient"):
+        image = kernels.compiled(which, traced.text, counts, torch.bfloat16, tier, capability)
+        assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+
+
+def test_no_example_is_forgotten() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    decorated = re.compile(r"^@mr\.statistics\ndef (\w+)", re.M)
+    found = {
+        f"{file.stem}.{name}"
+        for file in examples.glob("*.py")
+        for name in decorated.findall(file.read_text())
+    }
+    assert found == set(EXAMPLES)
 
 
 @pytest.mark.parametrize(
