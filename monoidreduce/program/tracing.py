@@ -361,7 +361,7 @@ class Captures:
 
 def described(tensor: Tensor, *functions: Any) -> str:
     """What errors call a tensor that a function captured: where that is, the variable, and the shape."""
-    at, variable = definition(functions[0]), ""
+    at, variable = definition(next(iter(functions), None)), ""
     for function in functions:
         if isinstance(function, types.FunctionType):
             for kind, which in Captures(function).place(tensor):
