@@ -22,7 +22,9 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
-LAUNCH_SECONDS = 2e-6  # from the end of a kernel to the first block of the next one
+# From the end of a kernel until the next one is at its rate. 5 us serve an MLP of 128 rows, whose launches
+# take most of its time (bench/cost.py: SHORTEST), better than 2.
+LAUNCH_SECONDS = 5e-6
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
 

@@ -23,7 +23,7 @@ from monoidreduce.hardware import CPU, HARDWARE, Measured, find_gpu
 # The median and the largest error of held-out times by operator (docs/cost.md, "Beside what was measured").
 TARGET = 0.05, 0.15
 ERRORS = dict.fromkeys(("attention", "cross_entropy", "distillation", "log_probs"), TARGET)
-ERRORS["mlp"] = 0.15, 0.15  # misses the median: two phases of one size are held out
+ERRORS["mlp"] = 0.15, 0.15  # misses the median: few phases are held out
 PEAK = 2 << 20  # bytes
 
 
@@ -516,4 +516,4 @@ def test_peak_memory_of_the_bench() -> None:
         [c for c in cases if "ignored" in c.parameters],
     )
     assert len(cases) >= 100 and len(deterministic) >= 12 and len(ignored) >= 6
-    assert {c.op for c in deterministic} == {"attention"} and {c.op for c in ignored} == {"cross_entropy"}
+    assert {c.op for c in deterministic} == {"attention", "mlp"} and {c.op for c in ignored} == {"cross_entropy"}
