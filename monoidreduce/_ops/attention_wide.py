@@ -8,6 +8,7 @@ instead, and the weights of some keys at a time are stored, in 16 bits, within W
 
 where dP = grad_out v^T. dS and P are the local gradients of the mean of dP under the weights of the scores, a
 program of two scores. Queries that share keys are rows of one matrix. NVRTC compiles the programs once.
+Where queries see a band of the keys, `attention_wide_band` does the same by blocks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._ops import attention_wide_band
+from monoidreduce._ops.attention_wide_band import Band
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
 
@@ -40,7 +43,7 @@ def takes(
     packed: bool,
     gpu: _C.DeviceFacts | None = None,
 ) -> bool:
-    """Is this the way of a call on a GPU: widths are multiples of 8, and each query sees all keys.
+    """Is this the way of a call on a GPU: widths are multiples of 8, scores have no bias and no softcap.
 
     options: scale, softcap, left, right. gpu: the one that is planned for, wherever the tensors are.
     """
@@ -49,7 +52,7 @@ def takes(
     rows = q.shape[0] and q.shape[2] * q.shape[1] // max(k.shape[1], 1)
     if not (fits and q.element_size() == 2 and rows >= LEAST_ROWS and k.shape[2] > 0):
         return False
-    if bias is not None or packed or options[0] == 0 or options[1:] != (0.0, -1, -1):
+    if bias is not None or packed or options[0] == 0 or options[1] != 0.0:
         return False
     if gpu is None and not q.is_cuda:
         return False
@@ -68,11 +71,21 @@ def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) ->
     return fold, _C.plan_statistics_local_gradient(*operands, workspace=WORKSPACE // 2, **mode)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, results: tuple[Tensor, ...]) -> None:
-    """Write out, lse, lse_low and, unless it is empty, out_low."""
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: tuple[float, float, int, int],
+    results: tuple[Tensor, ...],
+) -> None:
+    """Write out, lse, lse_low and, unless it is empty, out_low. options: as of `takes`."""
     from monoidreduce.program.cuda import rows_product
     from monoidreduce.program.passes import fold
 
+    scale, _, left, right = options
+    if not Band(q.shape[2], k.shape[2], left, right).is_whole:
+        attention_wide_band.forward(q, k, v, scale, left, right, WORKSPACE, results)
+        return
     out, lse, lse_low, out_low = (list(_heads(t, k.shape[1])) if t.numel() else None for t in results)
     assert out is not None and lse is not None and lse_low is not None
     program, factor = _programs()[0], UNIT_UPSTREAM / scale
@@ -93,15 +106,22 @@ def backward(
     k: Tensor,
     v: Tensor,
     residuals: tuple[Tensor, Tensor, Tensor],
-    scale: float,
+    options: tuple[float, float, int, int],
     needed: list[bool],
 ) -> list[Tensor | None]:
-    """The gradients by q, k and v that are needed. residuals: out in full, lse, lse_low."""
+    """The gradients by q, k and v that are needed.
+
+    residuals: out in full, lse, lse_low. options: as of `takes`.
+    """
     from monoidreduce.program import cuda
 
     out, lse, lse_low = residuals
-    program, shared = _programs()[1], k.shape[1]
+    scale, _, left, right = options
     centre = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    if not Band(q.shape[2], k.shape[2], left, right).is_whole:
+        of_rows = (lse, lse_low, centre, grad_lse)
+        return attention_wide_band.backward(grad_out, q, k, v, of_rows, scale, left, right, WORKSPACE, needed)
+    program, shared = _programs()[1], k.shape[1]
     of_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
     found = [t.new_empty(t.shape) if wanted else None for t, wanted in zip((q, k, v), needed, strict=False)]
     lines = zip(*(_heads(t, shared) for t in (grad_out, lse, lse_low, centre, of_lse)), strict=True)

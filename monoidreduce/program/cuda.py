@@ -27,7 +27,15 @@ from monoidreduce.program.cuda_source import state_words
 from monoidreduce.program.kernels import Counts, fold_kernels, gradient_kernels
 from monoidreduce.program.passes import Data, Operands, Tables
 
-__all__ = ["backward", "contiguous", "fold", "multiplied_by_torch", "rows_product", "widths_of"]
+__all__ = [
+    "backward",
+    "contiguous",
+    "fold",
+    "local_gradients",
+    "multiplied_by_torch",
+    "rows_product",
+    "widths_of",
+]
 
 Results: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
@@ -126,6 +134,21 @@ def rows_product(
     multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
     assert head.row_sums is not None
     return head.row_sums
+
+
+def local_gradients(
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    out: Tensor,
+    other_out: Tensor | None = None,
+) -> None:
+    """Write those by the scores, [rows, columns] of 16 bits, rows on 16 bytes. known: as of `backward`."""
+    _, store, _ = _local_gradients(program, operands, known, counts, scale, workspace)
+    store(slice(0, len(operands[1])), out, other_out)
 
 
 def _local_gradients(
