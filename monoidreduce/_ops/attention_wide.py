@@ -13,6 +13,7 @@ Where queries see a band of the keys, `attention_wide_band` does the same by blo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -25,7 +26,7 @@ from monoidreduce._ops.attention_wide_band import Band
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
 
-__all__ = ["backward", "forward", "plans", "takes"]
+__all__ = ["Band", "backward", "forward", "plans", "takes"]
 
 WIDEST_RESIDENT, WIDEST = 256, 1024
 LEAST_ROWS = 256  # of a head: a tile of the contraction, which fewer queries would not fill
@@ -52,13 +53,22 @@ def takes(
     rows = q.shape[0] and q.shape[2] * q.shape[1] // max(k.shape[1], 1)
     if not (fits and q.element_size() == 2 and rows >= LEAST_ROWS and k.shape[2] > 0):
         return False
-    if bias is not None or packed or options[0] == 0 or options[1] != 0.0:
+    scale, softcap, left, right = options
+    if bias is not None or packed or scale == 0 or softcap != 0.0:
+        return False
+    if not Band(q.shape[2], k.shape[2], left, right).is_whole and not _torch_may_multiply():
         return False
     if gpu is None and not q.is_cuda:
         return False
     from monoidreduce.program import kernels
 
     return (gpu is not None or kernels.is_available()) and plans(q, k, v, gpu)[1].tensor_cores
+
+
+def _torch_may_multiply() -> bool:
+    """In the deterministic mode torch refuses products unless cuBLAS is told so."""
+    told = os.environ.get("CUBLAS_WORKSPACE_CONFIG") in (":4096:8", ":16:8")
+    return told or not torch.are_deterministic_algorithms_enabled()
 
 
 def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) -> tuple[_C.Plan, _C.Plan]:
@@ -84,7 +94,8 @@ def forward(
 
     scale, _, left, right = options
     if not Band(q.shape[2], k.shape[2], left, right).is_whole:
-        attention_wide_band.forward(q, k, v, scale, left, right, WORKSPACE, results)
+        with torch.autocast("cuda", enabled=False):
+            attention_wide_band.forward(q, k, v, scale, left, right, WORKSPACE, results)
         return
     out, lse, lse_low, out_low = (list(_heads(t, k.shape[1])) if t.numel() else None for t in results)
     assert out is not None and lse is not None and lse_low is not None
@@ -119,8 +130,11 @@ def backward(
     scale, _, left, right = options
     centre = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     if not Band(q.shape[2], k.shape[2], left, right).is_whole:
-        of_rows = (lse, lse_low, centre, grad_lse)
-        return attention_wide_band.backward(grad_out, q, k, v, of_rows, scale, left, right, WORKSPACE, needed)
+        of_queries = (lse, lse_low, centre, grad_lse)
+        with torch.autocast("cuda", enabled=False):
+            return attention_wide_band.backward(
+                grad_out, q, k, v, of_queries, scale, left, right, WORKSPACE, needed
+            )
     program, shared = _programs()[1], k.shape[1]
     of_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
     found = [t.new_empty(t.shape) if wanted else None for t, wanted in zip((q, k, v), needed, strict=False)]

@@ -26,8 +26,8 @@ from monoidreduce._ops.memory import statistics
 
 __all__ = ["Band", "backward", "forward"]
 
-# Of queries or keys. Smaller blocks multiply fewer excluded pairs. 2048 are eight tiles: with two columns of
-# them they fill the 66 clusters of a Hopper GPU almost once for each 512 keys.
+# Of rows or keys. Smaller blocks multiply fewer excluded pairs. 2048 are eight tiles: with as many of the
+# other side they are 64, for the 66 clusters of a Hopper GPU.
 BLOCK, LEAST_BLOCK = 2048, 256
 _COUNTS = (0, 2, 0, 0)  # of data: a query's bounds
 
@@ -178,13 +178,14 @@ def forward(
 
     def bytes_of(queries: int) -> int:
         rows, keys = queries * shape.shared, max(_length(band.seen(b)) for b in _blocks(band.rows, queries))
-        return 2 * rows * keys + 4 * rows * v.shape[3] + 2 * v[0, 0].numel()
+        copies = v[0, 0].numel() + band.rows * shape.shared * q.shape[3]
+        return 2 * rows * keys + 6 * rows * v.shape[3] + 2 * copies
 
     step, at_once = _fitting(shape.shared, workspace, bytes_of)
     for batch, heads in _parts(k, at_once):
         rows, keys, values = shape.rows(_queries(q, batch, heads, shape)), k[batch, heads], v[batch, heads]
         factor, count = Factor.of(values), len(keys)
-        beside = factor.beside(shape.sees(factor.marked))
+        sees = shape.sees(factor.marked)
         known = lse.new_empty((count, 3, rows.shape[1]))  # lse, its low word and the upstream gradient
         known[:, 0], known[:, 1], known[:, 2] = -torch.inf, 0.0, UNIT_UPSTREAM / scale
         to, to_low = (
@@ -210,7 +211,7 @@ def forward(
                 )
             total = statistics(q, count, _length(lines), v.shape[3])
             add_product(total, weights, factor.finite[:, seen], beta=0)
-            total, others = shape.heads(total), shape.heads(beside[:, lines])
+            total, others = shape.heads(total), shape.heads(factor.beside(sees[:, lines]))
             torch.add(others, total, alpha=1 / UNIT_UPSTREAM, out=to[:, :, block])
             if to_low is not None:
                 lost_in_rounding = total * (1 / UNIT_UPSTREAM) - to[:, :, block]
@@ -249,51 +250,46 @@ def backward(
     def bytes_of(keys: int) -> int:
         by_column = band.transposed
         seeing = max(_length(by_column.seen(b)) for b in _blocks(band.columns, keys)) * shape.shared
-        copies = k[0, 0].numel() + band.rows * shape.shared * (3 * q.shape[3] + v.shape[3])
-        return 4 * seeing * keys + 4 * keys * max(q.shape[3], v.shape[3]) + 2 * copies
+        copies = k[0, 0].numel() + band.rows * shape.shared * (4 * q.shape[3] + 2 * v.shape[3])
+        return 4 * seeing * keys + 6 * keys * max(q.shape[3], v.shape[3]) + 2 * copies
 
     step, at_once = _fitting(1, workspace, bytes_of)
     for batch, heads in _parts(k, at_once):
         rows, upstream = (shape.rows(_queries(t, batch, heads, shape)) for t in (q, grad_out))
         keys, values, count = k[batch, heads], v[batch, heads], heads.stop - heads.start
         known = torch.stack([shape.rows(_queries(t, batch, heads, shape)) for t in of_queries], 1)
-        factors = [
-            Factor.of(t) if wanted else None
-            for t, wanted in zip((keys, rows, upstream), needed, strict=False)
-        ]
-        d_rows = statistics(q, *rows.shape).zero_() if needed[0] else None
         lost = shape.seen_by((known[:, 0] == torch.inf) | known[:, 0].isnan())
-        columns = [
-            (factor, factor.beside(shape.seen_by(factor.marked), lost, signed), t[batch, heads], which)
-            for which, (factor, t, signed) in enumerate(
-                zip(factors[1:], found[1:], (False, True), strict=True)
-            )
-            if factor is not None and t is not None
-        ]
+        of_keys = Factor.of(keys) if needed[0] else None
+        d_rows = statistics(q, *rows.shape).zero_() if needed[0] else None
+        of_columns = []
+        for which, (lines, t) in enumerate(((rows, found[1]), (upstream, found[2]))):
+            if t is not None:
+                factor = Factor.of(lines)
+                of_columns.append((which, factor, shape.seen_by(factor.marked), t[batch, heads]))
         for block in _blocks(band.columns, step):
-            lines = shape.of_rows(band.transposed.seen(block))
-            if lines.stop == 0:
-                for _, _, to, _ in columns:
+            seeing = shape.of_rows(band.transposed.seen(block))
+            if seeing.stop == 0:
+                for *_, to in of_columns:
                     to[:, block] = 0.0
                 continue
-            data = (None, bounds[:, lines] - block.start, None)
-            local = [_local(q, count, _length(lines), _length(block)) for _ in range(2)]
+            data = (None, bounds[:, seeing] - block.start, None)
+            local = [_local(q, count, _length(seeing), _length(block)) for _ in range(2)]
             for n in range(count):
-                operands = (rows[n, lines], keys[n, block], upstream[n, lines], values[n, block])
+                operands = (rows[n, seeing], keys[n, block], upstream[n, seeing], values[n, block])
+                of_pairs = (known[n, :, seeing], *data)
                 outs = (local[0][n], local[1][n])
-                cuda.local_gradients(
-                    program, operands, (known[n, :, lines], *data), _COUNTS, scale, workspace, *outs
-                )
-            if d_rows is not None and factors[0] is not None:
-                add_product(d_rows[:, lines], local[0], factors[0].finite[:, block])
-            for factor, beside, to, which in columns:
+                cuda.local_gradients(program, operands, of_pairs, _COUNTS, scale, workspace, *outs)
+            if d_rows is not None and of_keys is not None:
+                add_product(d_rows[:, seeing], local[0], of_keys.finite[:, block])
+            for which, factor, sees, to in of_columns:
                 total = statistics(q, count, _length(block), to.shape[-1])
-                add_product(total, local[which].mT, factor.finite[:, lines], beta=0)
-                torch.add(beside[:, block], total, out=to[:, block])
-        if d_rows is not None and factors[0] is not None and found[0] is not None:
-            others = factors[0].beside(shape.sees(factors[0].marked), signed=False)
+                add_product(total, local[which].mT, factor.finite[:, seeing], beta=0)
+                beside = factor.beside(sees[:, block], lost[:, block], signed=which == 1)
+                torch.add(beside, total, out=to[:, block])
+        if d_rows is not None and of_keys is not None and found[0] is not None:
+            beside = of_keys.beside(shape.sees(of_keys.marked), signed=False)
             to = shape.by_keys(_queries(found[0], batch, heads, shape))
-            torch.add(shape.heads(others), shape.heads(d_rows), out=to)
+            torch.add(shape.heads(beside), shape.heads(d_rows), out=to)
     return found
 
 
