@@ -228,12 +228,12 @@ def test_non_finite_inputs_of_a_band(
 
 def test_non_finite_upstream_gradient_of_a_band(small_blocks: None, gpu: torch.device) -> None:
     """A NaN in the gradient of query 77 reaches the keys that it sees and no others."""
-    inputs = {n: t.requires_grad_() for n, t in inputs_of("small", torch.bfloat16, gpu).items()}
-    out = mr.attention(**inputs, causal=True)
-    grad = torch.randn_like(out)
-    finite = torch.autograd.grad(out, list(inputs.values()), grad, retain_graph=True)
-    grad[0, 1, 77, 5] = torch.nan
-    d_q, d_k, d_v = torch.autograd.grad(out, list(inputs.values()), grad)
+    leaves = [t.requires_grad_() for t in inputs_of("small", torch.bfloat16, gpu).values()]
+    out = mr.attention(*leaves, causal=True)
+    grads = [torch.randn_like(out)] * 2
+    grads[1] = grads[0].clone()
+    grads[1][0, 1, 77, 5] = torch.nan
+    finite, (d_q, d_k, d_v) = (torch.autograd.grad(out, leaves, grad, retain_graph=True) for grad in grads)
     seen = slice(77 + (150 - 130) + 1)
     for got, expected, places in (
         (d_q, finite[0], (0, 1, 77)),
