@@ -128,7 +128,7 @@ def backward(
 
     out, lse, lse_low = residuals
     scale, _, left, right = options
-    centre = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    centre = (grad_out * out.to(lse.dtype)).sum(-1)
     if not Band(q.shape[2], k.shape[2], left, right).is_whole:
         of_queries = (lse, lse_low, centre, grad_lse)
         with torch.autocast("cuda", enabled=False):

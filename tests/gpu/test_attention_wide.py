@@ -230,10 +230,10 @@ def test_non_finite_upstream_gradient_of_a_band(small_blocks: None, gpu: torch.d
     """A NaN in the gradient of query 77 reaches the keys that it sees and no others."""
     leaves = [t.requires_grad_() for t in inputs_of("small", torch.bfloat16, gpu).values()]
     out = mr.attention(*leaves, causal=True)
-    grads = [torch.randn_like(out)] * 2
-    grads[1] = grads[0].clone()
-    grads[1][0, 1, 77, 5] = torch.nan
-    finite, (d_q, d_k, d_v) = (torch.autograd.grad(out, leaves, grad, retain_graph=True) for grad in grads)
+    grad, with_nan = torch.randn_like(out).expand(2, *out.shape).clone()
+    with_nan[0, 1, 77, 5] = torch.nan
+    finite = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+    d_q, d_k, d_v = torch.autograd.grad(out, leaves, with_nan)
     seen = slice(77 + (150 - 130) + 1)
     for got, expected, places in (
         (d_q, finite[0], (0, 1, 77)),
