@@ -14,8 +14,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from bench.attention_varlen import lengths_of
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
 from bench.report import in_words, ranks_table
-from bench.sharded_peers import PEERS, in_loss_parallel
+from bench.sharded_peers import ATTENTION, CROSS_ENTROPY, DISTILLATION, MLP, Peer, in_torch_parallel
 from monoidreduce import plan
 from monoidreduce._command_line import (
     Parser,
@@ -60,7 +60,9 @@ class Case:
     inputs: makes all inputs, the first `leaves` of them with gradients.
     axes: of each input, then of the output, the axis that ranks have parts of; None: all ranks have it whole.
     options: of the call over ranks.
-    target: the least efficiency of two GPUs, forward and backward.
+    target: the least efficiency of two GPUs in a phase.
+    phase: "total", of the forward and the backward pass, or "forward".
+    peers: what others take over the same ranks, of the group.
     """
 
     op: str
@@ -72,6 +74,8 @@ class Case:
     axes: tuple[int | None, ...]
     options: dict[str, Any]
     target: float | None = None
+    phase: str = "total"
+    peers: Mapping[str, Peer] = field(default_factory=dict)
 
     def problems(self, group: Any) -> tuple[dict[str, Problem], Callable[[list[Tensor]], list[Tensor]]]:
         """The whole one, this rank's, the peers'; and what makes a rank's results from those of the whole."""
@@ -90,7 +94,7 @@ class Case:
         with torch.no_grad():
             grad = torch.randn_like(self.call(*inputs))
         calls = {OVER_RANKS: partial(self.call, process_group=group, **self.options)}
-        calls |= {name: peer(group) for name, peer in PEERS.get(self.op, {}).items()}
+        calls |= {name: peer(group) for name, peer in self.peers.items()}
         own = part(grad, of_output)
         problems = {ALONE: Problem(lambda: self.call(*inputs), whole, grad)}
         problems |= {name: Problem(partial(call, *parts), over_ranks, own) for name, call in calls.items()}
@@ -108,14 +112,31 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     def drawn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
         return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
 
-    def cross_entropy(N: int, V: int, D: int) -> Case:
+    def of_head(
+        op: str, call: Callable[..., Tensor], sizes: dict[str, Any], target: float, **others: Any
+    ) -> Case:
+        N, V, D = (sizes[name] for name in "NVD")
+
         def inputs() -> tuple[Tensor, ...]:
             x, weight = drawn((N, D), (V, D))
             return x, weight * D**-0.5, torch.randint(V, (N,), device=device)
 
         axes = (None, 0, None, None)
-        sizes = {"N": N, "V": V, "D": D}
-        return Case("cross_entropy", dtype, sizes, mr.linear_cross_entropy, inputs, 2, axes, {}, 0.9)
+        return Case(op, dtype, sizes, call, inputs, 2, axes, {}, target, **others)
+
+    def cross_entropy(**sizes: Any) -> Case:
+        return of_head("cross_entropy", mr.linear_cross_entropy, sizes, 0.93, peers=CROSS_ENTROPY)
+
+    def keeping(**sizes: Any) -> Case:
+        """The forward pass keeps all local gradients."""
+        call = partial(mr.linear_cross_entropy, workspace=1 << 40)
+        return of_head("cross_entropy", call, sizes | {"kept": True}, 0.96)
+
+    def log_probs(**sizes: Any) -> Case:
+        def call(*tensors: Tensor, **options: Any) -> Tensor:
+            return mr.linear_log_probs(*tensors, **options).log_probs
+
+        return of_head("log_probs", call, sizes, 0.96, phase="forward")
 
     def distillation(N: int, V: int, D: int, E: int) -> Case:
         def inputs() -> tuple[Tensor, ...]:
@@ -124,7 +145,18 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
 
         axes = (None, 0, None, 0, None)
         sizes = {"N": N, "V": V, "D": D, "E": E}
-        return Case("distillation", dtype, sizes, mr.linear_distillation, inputs, 2, axes, {}, 0.9)
+        return Case(
+            "distillation",
+            dtype,
+            sizes,
+            mr.linear_distillation,
+            inputs,
+            2,
+            axes,
+            {},
+            0.93,
+            peers=DISTILLATION,
+        )
 
     def attention(L: int, H: int, Hkv: int, d: int, method: str, layout: str, target: float) -> Case:
         def inputs() -> tuple[Tensor, ...]:
@@ -133,7 +165,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         sizes = {"L": L, "H": H, "Hkv": Hkv, "d": d, "method": method, "layout": layout}
         options = {"method": method, "layout": layout}
         call = partial(mr.attention, causal=True)
-        return Case("attention", dtype, sizes, call, inputs, 3, (2,) * 4, options, target)
+        peers = ATTENTION if layout == "zigzag" and device.type == "cuda" else {}
+        return Case("attention", dtype, sizes, call, inputs, 3, (2,) * 4, options, target, peers=peers)
 
     def packed(T: int, sequences: int, H: int, Hkv: int, d: int, method: str, layout: str) -> Case:
         def inputs() -> tuple[Tensor, ...]:
@@ -152,29 +185,35 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             return x, w1 * D**-0.5, w2 * K**-0.5
 
         options = {"sequence_parallel": True}
-        return Case("mlp", dtype, {"B": B, "K": K, "D": D}, mr.mlp, inputs, 3, (0, 0, 1, 0), options, 0.85)
+        sizes, axes = {"B": B, "K": K, "D": D}, (0, 0, 1, 0)
+        return Case("mlp", dtype, sizes, mr.mlp, inputs, 3, axes, options, 0.87, peers=MLP)
 
     if quick:
         return [
-            cross_entropy(64, 128, 16),
+            cross_entropy(N=64, V=128, D=16),
+            keeping(N=64, V=128, D=16),
+            log_probs(N=64, V=128, D=16),
             distillation(64, 128, 16, 24),
-            attention(64, 4, 2, 16, "ulysses", "contiguous", 0.92),
-            attention(64, 4, 2, 16, "all_gather", "zigzag", 0.9),
+            attention(64, 4, 2, 16, "ulysses", "contiguous", 0.93),
+            attention(64, 4, 2, 16, "all_gather", "zigzag", 0.91),
             packed(64, 5, 4, 2, 16, "ulysses", "contiguous"),
             packed(64, 5, 4, 2, 16, "all_gather", "zigzag"),
             mlp(64, 64, 16),
         ]
-    long = 32768 if device.type == "cuda" else 2048
+    on_gpu = device.type == "cuda"
+    long, head = 2048, {"N": 1024, "V": 16384, "D": 256}
+    if on_gpu:
+        long, head = 32768, {"N": 8192, "V": 128256, "D": 4096}
     return [
-        cross_entropy(8192, 128256, 4096) if device.type == "cuda" else cross_entropy(1024, 16384, 256),
-        distillation(4096, 128256, 2048, 4096)
-        if device.type == "cuda"
-        else distillation(1024, 8192, 256, 256),
-        attention(long, 32, 8, 128, "ulysses", "contiguous", 0.92),
-        attention(long, 32, 8, 128, "all_gather", "zigzag", 0.9),
+        cross_entropy(**head),
+        keeping(**head),
+        log_probs(**head),
+        distillation(4096, 128256, 2048, 4096) if on_gpu else distillation(1024, 8192, 256, 256),
+        attention(long, 32, 8, 128, "ulysses", "contiguous", 0.93),
+        attention(long, 32, 8, 128, "all_gather", "zigzag", 0.91),
         packed(long, 32, 32, 8, 128, "ulysses", "contiguous"),
         packed(long, 32, 32, 8, 128, "all_gather", "zigzag"),
-        mlp(16384, 16384, 4096) if device.type == "cuda" else mlp(2048, 4096, 256),
+        mlp(16384, 16384, 4096) if on_gpu else mlp(2048, 4096, 256),
     ]
 
 
@@ -197,7 +236,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         return largest(run_once(problems[name], watch)[0] if takes_part else [0.0] * 3)
 
     laps, difference, memory = {}, {}, {}
-    with in_loss_parallel():
+    with in_torch_parallel(group):
         for name, problem in problems.items():
             if name != ALONE:
                 difference[name] = max(largest(differences(run_once(problem, watch)[1], expected)))
@@ -225,6 +264,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         "memory_mib": memory,
         "phases": phases,
         "target": case.target,
+        "target_phase": case.phase,
     }
 
 
@@ -244,16 +284,17 @@ def predicted(row: dict[str, Any], device: str) -> dict[str, float] | None:
         sizes |= {"B": 1, "causal": True}
     if operator == "mlp":
         sizes["d"] = sizes.pop("D")
-    found = plan.over_ranks(
-        operator,
-        sizes,
-        row["ranks"],
-        gpu,
-        split=split,
-        sequence_parallel=operator == "mlp",
-        layout=layout,
-        dtype=getattr(torch, row["dtype"]),
-    )
+    with mr.workspace(1 << 40 if sizes.pop("kept", False) else mr.get_workspace()):
+        found = plan.over_ranks(
+            operator,
+            sizes,
+            row["ranks"],
+            gpu,
+            split=split,
+            sequence_parallel=operator == "mlp",
+            layout=layout,
+            dtype=getattr(torch, row["dtype"]),
+        )
     return {ALONE: 1e3 * found.alone, OVER_RANKS: 1e3 * found.seconds}
 
 

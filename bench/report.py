@@ -390,6 +390,8 @@ def ranks_table(rows: list[Row]) -> str:
             model = [f"{alone:.3g} / {over:.3g}", f"{alone / (row['ranks'] * over):.2f}"]
         name = f"{row['op']}, {in_words(row['parameters'])}, {row['dtype']}"
         target = "-" if row["target"] is None else f"{row['target']:.2f}"
+        if row.get("target_phase") == "forward":
+            target += f", forward: {row['phases']['forward']['efficiency']:.2f}"
         memory = row.get("memory_mib", {}).get("over ranks")
         own = "-" if memory is None else f"{memory:.0f}"
         return [name, str(row["ranks"]), *pairs, efficiency, *model, target, own, others(row)]

@@ -2,7 +2,7 @@
 
 Gathered logits are what a model does whose head is split over ranks and whose loss is not: every rank has all
 logits. `loss_parallel` is torch's, on DTensors. The MLP is Megatron's: it gathers the rows of all ranks, and
-the sum of the results is scattered.
+the sum of the results is scattered. Attention is torch's `context_parallel`, which balances as "zigzag" does.
 
 Their collectives are torch's own, which add on their way. Ours add in the order of ranks, so they would be
 another contender.
@@ -10,8 +10,8 @@ another contender.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import loss_parallel
 
-__all__ = ["PEERS", "Peer", "in_loss_parallel"]
+__all__ = ["ATTENTION", "CROSS_ENTROPY", "DISTILLATION", "MLP", "Peer", "in_torch_parallel"]
 
 Peer = Callable[[Any], Callable[..., Tensor]]  # of a group, the call by a rank's parts
 
@@ -105,10 +106,24 @@ def _loss_parallel(group: Any) -> Callable[..., Tensor]:
     return call
 
 
-def in_loss_parallel() -> AbstractContextManager[None]:
-    """Within it, passes of `loss_parallel` may run, forward and backward."""
-    context: AbstractContextManager[None] = loss_parallel()
-    return context
+@contextmanager
+def in_torch_parallel(group: Any) -> Iterator[None]:
+    """Within it, passes of `loss_parallel` and `context_parallel` may run, forward and backward."""
+    with ExitStack() as stack:
+        stack.enter_context(loss_parallel())
+        if "nccl" in dist.get_backend(group):
+            mesh, ranks = DeviceMesh.from_group(group, "cuda"), dist.get_world_size(group)
+            positions = torch.zeros(2 * ranks, device="cuda")  # it asks for a buffer to split
+            stack.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[0]))
+        yield
+
+
+def _context_parallel(_: Any) -> Callable[..., Tensor]:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], 1) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return call
 
 
 def _distillation(group: Any) -> Callable[..., Tensor]:
@@ -131,8 +146,10 @@ def _mlp(group: Any) -> Callable[..., Tensor]:
     return call
 
 
-PEERS: dict[str, dict[str, Peer]] = {
-    "cross_entropy": {"torch, gathered logits": _cross_entropy, "torch, loss_parallel": _loss_parallel},
-    "distillation": {"torch, gathered logits": _distillation},
-    "mlp": {"torch, sequence parallel": _mlp},
+CROSS_ENTROPY: dict[str, Peer] = {
+    "torch, gathered logits": _cross_entropy,
+    "torch, loss_parallel": _loss_parallel,
 }
+DISTILLATION: dict[str, Peer] = {"torch, gathered logits": _distillation}
+ATTENTION: dict[str, Peer] = {"torch, context_parallel": _context_parallel}
+MLP: dict[str, Peer] = {"torch, sequence parallel": _mlp}

@@ -26,8 +26,9 @@ Shape = Sequence[int]
 
 
 def _needed(rest: Sequence[Any]) -> Sequence[bool]:
-    """Which gradients a backward op was asked for: its last list, behind which options of it may be."""
-    found: Sequence[bool] = next(each for each in reversed(rest) if isinstance(each, (list, tuple)))
+    """Which gradients a backward op was asked for: its list of bools, behind which options of it may be."""
+    lists = (each for each in reversed(rest) if isinstance(each, (list, tuple)) and each)
+    found: Sequence[bool] = next(each for each in lists if isinstance(each[0], bool))
     return found
 
 

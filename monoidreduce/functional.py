@@ -849,20 +849,15 @@ def linear_cross_entropy(
         (x, weight, bias, target, class_weight, *numbers),
         (process_group, classes, sequence_parallel, grad_dtype),
     )
-    rows = tensors[0]
+    rows, columns, *_ = tensors
+    differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
+        keep = rows.is_cuda and any(differentiated)
         loss, lse, *_ = torch.ops.monoidreduce.linear_cross_entropy.default(
-            *tensors,
-            *options,
-            0,
-            -1,
-            return_lse,
-            rows.is_cuda and _differentiated(*tensors[:2]),
-            _differentiated(rows),
-            workspace,
+            *tensors, *options, 0, -1, return_lse, keep, differentiated[0], workspace
         )
     else:
-        loss, lse = sharded.linear_cross_entropy(return_lse, workspace)
+        loss, lse = sharded.linear_cross_entropy(return_lse, differentiated, workspace)
     if reduction == "none":
         loss = _like_rows(loss, x)
     return (loss, _like_rows(lse, x)) if return_lse else loss

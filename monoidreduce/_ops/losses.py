@@ -139,6 +139,40 @@ def scores_can_be_kept(
     return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
 
 
+def may_keep_share(
+    x: Tensor, class_weight: Tensor | None, label_smoothing: float, z_loss: float, **_: object
+) -> bool:
+    """May a forward pass over a rank's own classes keep local gradients: `share_kept` then makes do."""
+    return x.dtype == torch.bfloat16 and class_weight is None and label_smoothing == z_loss == 0
+
+
+def share_kept(
+    kept: Tensor, share: Tensor, target: Tensor, ignore_index: int, first_class: int, skips: bool
+) -> Tensor:
+    """What multiplies the rows of kept local gradients [tokens, classes] where a softmax has more classes.
+
+    They are p - 1 at the target and p elsewhere, for the softmax p over a rank's own classes. Over those of
+    all ranks that is share p, and still -1 at the target. So that one factor a row serves both, p - 1 / share
+    is put in the target's place.
+
+    share: [tokens]. skips: does the forward pass leave out ignored tokens.
+    """
+    share = share.clamp(min=2.0**-60)  # its inverse is a number of bfloat16
+    if not kept.shape[1]:
+        return share
+    label = target - first_class
+    here = (target != ignore_index) & (label >= 0) & (label < kept.shape[1])
+    if skips:
+        order = order_rows(kept, target=target, mask=None, ignore_index=ignore_index)[:-1]
+        label, here, in_order = label[order], here[order], share[order]
+    else:
+        in_order = share
+    at = torch.arange(len(kept), device=kept.device), label.where(here, 0)
+    before = kept[at]
+    kept[at] = before.where(~here, (before - UNIT_UPSTREAM * (1 / in_order - 1)).to(kept.dtype))
+    return share
+
+
 def with_mean(class_weight: Tensor | None) -> Tensor | None:
     """[V] -> their mean, then the weights, in whole tiles of classes, in the dtype of statistics."""
     if class_weight is None:
@@ -271,6 +305,7 @@ def cross_entropy_backward(
     workspace: int | None,
     needed: list[bool],
     unrounded: bool = False,
+    share: Tensor | None = None,
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
     counted, class_weights = target != ignore_index, with_mean(class_weight)
@@ -300,7 +335,7 @@ def cross_entropy_backward(
                 grad_lse = torch.where(counted, grad_lse, 0)
             if uniform:
                 grad_loss = _unit_upstream(lse, logit_scale)
-            how = (upstream, uniform, logit_scale, order)
+            how = (upstream, uniform, logit_scale, order, share)
             head = Head(x, weight, own_columns, needed, plan.clusters, kept[:, : len(weight)], *how)
             rows: Any = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
 
@@ -339,7 +374,7 @@ register(
     forward=cross_entropy_forward,
     fake=cross_entropy_results,
     backward=cross_entropy_backward,
-    backward_options=UNROUNDED,
+    backward_options=UNROUNDED + ", Tensor? share=None",
 )
 
 

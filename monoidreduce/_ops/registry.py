@@ -47,6 +47,7 @@ class Operator(NamedTuple):
     backward: Callable[..., list[Tensor]]
     residuals: Callable[..., Any]  # those of the outputs
     inputs: int
+    saved: int  # inputs and residuals
     differentiable: int  # outputs
     constants: int  # the last inputs, which have no gradient
 
@@ -219,7 +220,8 @@ def register(
             f"monoidreduce::{name} can be differentiated once: its backward has no derivative. {instead}."
         )
 
-    OPERATORS[name] = Operator(forward, backward, saved, input_count, grad_count, constant_count)
+    counts = input_count, input_count + residual_count, grad_count, constant_count
+    OPERATORS[name] = Operator(forward, backward, saved, *counts)
     for device in ("CPU", "CUDA"):
         _library.impl(name, forward, device)
         _library.impl(f"{name}_backward", backward, device)

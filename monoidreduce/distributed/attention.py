@@ -28,9 +28,9 @@ from monoidreduce.distributed.attention_folds import (
     gradients,
     part_of_bias,
 )
-from monoidreduce.distributed.collectives import exchange, sum_over_ranks
+from monoidreduce.distributed.collectives import start_exchange, start_sum, sum_over_ranks
 from monoidreduce.distributed.fold import replicated
-from monoidreduce.distributed.group import Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import Arrival, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import Split
 
@@ -172,13 +172,15 @@ class _Ulysses(torch.autograd.Function):
         ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
         ctx.options = (*call.options, 0, call.queries.length) if starts else call.options
-        q, k, v = _to_heads(q, call.queries), _to_heads(k, call.keys), _to_heads(v, call.keys)
+        splits = call.queries, call.keys, call.keys
+        q, k, v = _arrived(*(_start_to_heads(t, split) for t, split in zip((q, k, v), splits, strict=True)))
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         out, lse, *low = attend(*inputs, options=ctx.options)
         ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
-        of_own = _to_positions(lse[..., None], call.queries)[..., 0] if call.with_lse else None
-        return _to_positions(in_full(out, low[1]) if call.in_full else out, call.queries), of_own
+        returned = [in_full(out, low[1]) if call.in_full else out, lse[..., None]][: 1 + call.with_lse]
+        out, *lses = _arrived(*(_start_to_positions(t, call.queries) for t in returned))
+        return out, lses[0][..., 0] if lses else None
 
     @staticmethod
     @differentiable_once
@@ -189,28 +191,35 @@ class _Ulysses(torch.autograd.Function):
         out, lse, lse_low, out_low, q, k, v, bias, *starts = ctx.saved_tensors
         results = (out, lse, lse_low, out_low)
         if grad_out is not None:
-            grad_out = _to_heads(grad_out.to(q.dtype), call.queries)
+            grad_out = _start_to_heads(grad_out.to(q.dtype), call.queries)()
         if grad_lse is not None:
-            grad_lse = _to_heads(grad_lse[..., None], call.queries)[..., 0]
+            grad_lse = _start_to_heads(grad_lse[..., None], call.queries)()[..., 0]
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         partial = ctx.key_heads < call.group.size  # ranks share a key head
         found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
-        result: list[Tensor | None] = [None] * len(needed)
+        arrivals: list[Arrival | None] = [None] * 3
         if needed[0]:
-            result[0] = _to_positions(found[0].to(q.dtype), call.queries)
+            arrivals[0] = _start_to_positions(found[0].to(q.dtype), call.queries)
         for i in (1, 2):
             if needed[i]:
                 part = found[i] if call.sent is None or not partial else found[i].to(call.sent)
-                of_ranks = _to_positions(part, call.keys)
-                result[i] = _summed_heads(of_ranks, ctx.key_heads, k.dtype) if partial else of_ranks
+                arrivals[i] = _start_to_positions(part, call.keys)
+        result = [None if arrival is None else arrival() for arrival in arrivals]
+        if partial:
+            result[1:] = [None if t is None else _summed_heads(t, ctx.key_heads, k.dtype) for t in result[1:]]
+        dbias = None
         if needed[3]:
             total = accumulator(bias)
             part_of_bias(total, heads=ctx.own).copy_(found[3])
-            result[3] = sum_over_ranks(total, call.group, bias.dtype, sent=call.sent)
-        return None, *result
+            dbias = sum_over_ranks(total, call.group, bias.dtype, sent=call.sent)
+        return None, *result, dbias, *(None for _ in starts)
 
 
-def _to_heads(part: Tensor, split: Split) -> Tensor:
+def _arrived(*arrivals: Arrival) -> list[Tensor]:
+    return [arrival() for arrival in arrivals]
+
+
+def _start_to_heads(part: Tensor, split: Split) -> Arrival:
     """All heads of this rank's positions -> this rank's heads of all positions.
 
     Of fewer heads than ranks neighbours get the same one.
@@ -220,13 +229,14 @@ def _to_heads(part: Tensor, split: Split) -> Tensor:
         part = part.repeat_interleave(ranks // part.shape[HEADS], HEADS)
     batch, heads, *others = part.shape
     of_ranks = part.view(batch, ranks, heads // ranks, *others).movedim(1, 0)
-    return split.joined(exchange(of_ranks, split.group), POSITIONS)
+    arrival = start_exchange(of_ranks, split.group)
+    return lambda: split.joined(arrival(), POSITIONS)
 
 
-def _to_positions(whole: Tensor, split: Split) -> Tensor:
+def _start_to_positions(whole: Tensor, split: Split) -> Arrival:
     """This rank's heads of all positions -> all ranks' heads of this rank's positions."""
-    of_ranks = exchange(split.parts(whole, POSITIONS), split.group)
-    return of_ranks.movedim(0, HEADS).flatten(HEADS, HEADS + 1).narrow(POSITIONS, 0, split.own)
+    arrival = start_exchange(split.parts(whole, POSITIONS), split.group)
+    return lambda: arrival().movedim(0, HEADS).flatten(HEADS, HEADS + 1).narrow(POSITIONS, 0, split.own)
 
 
 def _summed_heads(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -243,7 +253,7 @@ class _AllGather(torch.autograd.Function):
     ) -> Any:
         ctx.call = call
         ctx.folds = Fold.of_rank(call.queries, call.keys, call.options, packed=len(starts) > 0)
-        keys, values = call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS)
+        keys, values = _arrived(*(call.keys.start_gather(t, POSITIONS) for t in (k, v)))
         out, lse, *low = fold_rows(ctx.folds, q, keys, values, bias, *starts)
         ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)
         ctx.set_materialize_grads(False)
@@ -258,21 +268,20 @@ class _AllGather(torch.autograd.Function):
         out, lse, lse_low, out_low, q, k, v, bias, *starts = ctx.saved_tensors
         results = (out, lse, lse_low, out_low)
         grad_out = None if grad_out is None else grad_out.to(q.dtype)
-        inputs = (q, call.keys.gathered(k, POSITIONS), call.keys.gathered(v, POSITIONS), bias, *starts)
+        keys, values = _arrived(*(call.keys.start_gather(t, POSITIONS) for t in (k, v)))
+        inputs = (q, keys, values, bias, *starts)
         dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, results, needed)
+        arrivals = [None if t is None else _start_own_sum(t, call, k.dtype) for t in (dk, dv)]
         return (
             None,
             dq,
-            None if dk is None else _own_sum(dk, call, k.dtype),
-            None if dv is None else _own_sum(dv, call, v.dtype),
+            *(None if arrival is None else arrival() for arrival in arrivals),
             None if dbias is None else sum_over_ranks(dbias, call.group, bias.dtype, sent=call.sent),
             *(None for _ in starts),
         )
 
 
-def _own_sum(total: Tensor, call: Call, dtype: torch.dtype) -> Tensor:
+def _start_own_sum(total: Tensor, call: Call, dtype: torch.dtype) -> Arrival:
     """Of gradients of all keys, summed over ranks, those of this rank's keys."""
-    parts = call.keys.parts(total, POSITIONS)
-    own: Tensor
-    (own,) = sum_over_ranks(parts, call.group, dtype, sent=call.sent, own=True)
-    return own.narrow(POSITIONS, 0, call.keys.own)
+    arrival = start_sum(call.keys.parts(total, POSITIONS), call.group, dtype, sent=call.sent, own=True)
+    return lambda: arrival()[0].narrow(POSITIONS, 0, call.keys.own)

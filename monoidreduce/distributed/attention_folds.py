@@ -123,22 +123,32 @@ def fold_gradients(
     That of q is whole. Those of k, v and bias are this rank's part of a sum, in the accumulation dtype.
     grads: of out and lse. results: what fold_rows returned.
     """
-    q, *summed = inputs[:4]
-    wanted = zip(summed, needed[1:4], strict=True)
-    dk, dv, dbias = (None if t is None or not want else accumulator(t) for t, want in wanted)
-    of_queries = []
-    for fold in folds:
+    q, k, v, bias, *_ = inputs
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+    dbias = accumulator(bias) if needed[3] else None
+    of_queries: list[Tensor] = []
+    for fold in reversed(folds):  # where masking is causal the last one has most keys
         upstream = [None if g is None else g[:, :, fold.own] for g in grads]
         of_own = [t[:, :, fold.own] for t in results]
         found = gradients(upstream, fold.inputs(*inputs), of_own, fold.options, needed, unrounded=True)
-        of_queries.append(found[0].to(q.dtype))
-        if dk is not None:
-            dk[:, :, fold.keys] += found[1]
-        if dv is not None:
-            dv[:, :, fold.keys] += found[2]
+        of_queries.insert(0, found[0].to(q.dtype))
+        if needed[1]:
+            dk = _added(dk, found[1], fold.keys, k.shape[POSITIONS])
+        if needed[2]:
+            dv = _added(dv, found[2], fold.keys, v.shape[POSITIONS])
         if dbias is not None:
             part_of_bias(dbias, queries=fold.queries, keys=fold.keys).add_(found[3])
     return _in_order(of_queries) if needed[0] else None, dk, dv, dbias
+
+
+def _added(total: Tensor | None, part: Tensor, at: slice, length: int) -> Tensor:
+    """The gradient of all keys, with that of some added."""
+    if total is None:
+        missing = (0, 0, at.start, length - at.stop)
+        return torch.nn.functional.pad(part, missing) if any(missing) else part
+    total[:, :, at] += part
+    return total
 
 
 def _in_order(parts: Sequence[Tensor]) -> Tensor:

@@ -6,6 +6,7 @@ Sums are taken in the order of ranks, in one place, so they have the same bits i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -13,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce.distributed.group import Group
+from monoidreduce.distributed.group import Arrival, Group, after
 
-__all__ = ["exchange", "gather_states", "sum_over_ranks"]
+__all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
 
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
@@ -29,11 +30,12 @@ def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     ]
 
 
-def exchange(parts: Tensor, group: Group) -> Tensor:
+def start_exchange(parts: Tensor, group: Group) -> Arrival:
     """[ranks, ...], of which part i goes to rank i -> [ranks, ...], of which part i came from rank i."""
     found = parts.new_empty(parts.shape)
-    dist.all_to_all_single(found.view(-1), parts.contiguous().view(-1), group=group.handle)
-    return found
+    sent = parts.contiguous().view(-1)
+    work = dist.all_to_all_single(found.view(-1), sent, group=group.handle, async_op=True)
+    return partial(after, work, found)
 
 
 def sum_over_ranks(
@@ -46,15 +48,28 @@ def sum_over_ranks(
     sent: the dtype of parts on their way; None is the accumulation dtype. own: only this rank's rows, which
     are as many on each rank, else all.
     """
+    return start_sum(part, group, dtype, sent=sent, own=own)()
+
+
+def start_sum(
+    part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
+) -> Arrival:
+    """sum_over_ranks whose parts are on their way."""
     sums = accumulation_dtype(part.dtype)
     flat = part.to(sums if sent is None else sent).flatten()
     share = -(-len(flat) // group.size)
     if padding := group.size * share - len(flat):
         flat = torch.nn.functional.pad(flat, (0, padding))
-    first, *others = exchange(flat.view(group.size, share), group).to(sums)
-    for other in others:
-        first += other
-    total: Tensor = first.to(dtype)
-    if own:
-        return total.view(len(part) // group.size, *part.shape[1:])
-    return group.gather(total).view(-1)[: part.numel()].view(part.shape)
+    shape, elements = part.shape, part.numel()
+    arrival = start_exchange(flat.view(group.size, share), group)
+
+    def total() -> Tensor:
+        first, *others = arrival().to(sums)
+        for other in others:
+            first += other
+        found: Tensor = first.to(dtype)
+        if own:
+            return found.view(shape[0] // group.size, *shape[1:])
+        return group.gather(found).view(-1)[:elements].view(shape)
+
+    return total

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
 from monoidreduce.distributed.group import Group, Sharding, facts_of, together
@@ -133,15 +134,18 @@ class ShardedFold:
     """An op of `_ops` whose columns are split over ranks.
 
     forward, backward: the options of both passes. rows: which inputs are rows; their gradients are summed.
-    combine: of what the op returns, gathered, the results, then the residuals. differentiable: how many of
-    the results have gradients, the first ones.
+    gathered: how many of the op's outputs are states of rows, the first ones; others stay with their rank.
+    combine: of these states of all ranks and the other outputs, the results, then the residuals. A residual
+    more than the op has goes to its backward op, behind `unrounded`. differentiable: how many of the results
+    have gradients, the first ones.
     """
 
     name: str
     forward: tuple[Any, ...]
     backward: tuple[Any, ...]
     rows: tuple[int, ...]
-    combine: Callable[[list[Tensor]], tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
+    gathered: int
+    combine: Callable[..., tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
     sharding: Sharding
     differentiable: int = 1
 
@@ -164,8 +168,10 @@ class _FoldOverRanks(torch.autograd.Function):
             for i in fold.rows:
                 if inputs[i] is not None:
                     inputs[i] = group.gather(inputs[i]).flatten(0, 1)
-        states = getattr(torch.ops.monoidreduce, fold.name)(*inputs, *fold.forward)
-        results, residuals = fold.combine(gather_states(states, group))
+        found = getattr(torch.ops.monoidreduce, fold.name)(*inputs, *fold.forward)
+        found = found if isinstance(found, tuple) else (found,)
+        states, own = found[: fold.gathered], found[fold.gathered :]
+        results, residuals = fold.combine(gather_states(states, group), *own)
         ctx.fold, ctx.count = fold, len(inputs)
         ctx.mark_non_differentiable(*(t for t in results if not t.is_floating_point()))
         ctx.save_for_backward(*inputs, *residuals)
@@ -180,7 +186,8 @@ class _FoldOverRanks(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
         op = getattr(torch.ops.monoidreduce, f"{fold.name}_backward")
-        found = [*op(*grads, *saved, *fold.backward, needed, True)]
+        op_saves = OPERATORS[fold.name].saved
+        found = [*op(*grads, *saved[:op_saves], *fold.backward, needed, True, *saved[op_saves:])]
         found += [None] * (ctx.count - len(found))  # constants
         for i in fold.rows:
             if needed[i]:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -17,9 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
 from monoidreduce._version import __version__
 
-__all__ = ["Columns", "Group", "Sharding", "facts_of", "together"]
+__all__ = ["Arrival", "Columns", "Group", "Sharding", "after", "facts_of", "together"]
 
 Result = TypeVar("Result")
+# To be called once: the current stream waits for a tensor that is on its way, the host does not on a GPU.
+Arrival = Callable[[], Tensor]
 
 # Its name in later versions of torch; earlier ones have the other.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -56,11 +59,23 @@ class Group:
         _all_gather(found.view(-1), t.contiguous().view(-1), group=self.handle)
         return found
 
+    def start_gather(self, t: Tensor) -> Arrival:
+        """gather, while the stream goes on."""
+        found = t.new_empty((self.size, *t.shape))
+        work = _all_gather(found.view(-1), t.contiguous().view(-1), group=self.handle, async_op=True)
+        return partial(after, work, found)
+
     @property
     def device(self) -> torch.device:
         """Where the group's collectives take tensors."""
         on_gpus = "nccl" in dist.get_backend(self.handle)
         return torch.device("cuda", torch.cuda.current_device()) if on_gpus else torch.device("cpu")
+
+
+def after(work: dist.Work, found: Tensor) -> Tensor:
+    """found, which a collective fills, for the current stream."""
+    work.wait()
+    return found
 
 
 def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, dict[str, Any]]]) -> Result:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import mean_divisor, target_weights, with_mean
+from monoidreduce._ops.losses import may_keep_share, mean_divisor, share_kept, target_weights, with_mean
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
@@ -89,37 +89,46 @@ class Sharded:
         ranks = torch.arange(self.group.size, device=target.device)
         return ranks[:, None] == target // max(self.columns.stride, 1)
 
-    def linear_cross_entropy(self, return_lse: bool, workspace: int | None) -> tuple[Tensor, Tensor]:
-        """The loss, and the log-sum-exps [rows]."""
+    def linear_cross_entropy(
+        self, return_lse: bool, differentiated: tuple[bool, bool], workspace: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, and the log-sum-exps [rows]. differentiated: are x and weight."""
         x, weight, bias, target, class_weight = self.tensors
         reduction, logit_scale, softcap, ignore_index, smoothing, z_loss = self.options
         columns, dtype = self.columns, accumulation_dtype(x.dtype)
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
+        keep = x.is_cuda and any(differentiated) and may_keep_share(x, class_weight, smoothing, z_loss)
 
         # What follows is for the combination alone: the fold runs while the host asks for it.
-        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        def combine(gathered: list[Tensor], kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             counted = target != ignore_index
             of_target = target_weights(with_mean(class_weight), target, counted)
             # [ranks, rows]: with which weights a rank's classes are in a row's loss.
             has_target = self._has_target(target)
-            hard = has_target.double() if of_target is None else has_target * of_target.double()
-            soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
-            weights = (1 - smoothing) * hard + smoothing * soft
-            losses, high, low, kept = gathered
-            loss, lse = states.cross_entropy(losses, weights, high, low)
+            weights = has_target.double() if of_target is None else has_target * of_target.double()
+            if smoothing:
+                soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
+                weights = (1 - smoothing) * weights + smoothing * soft
+            losses, high, low = gathered
+            of_ranks, lse = states.log_sum_exp(high, low)
+            above = states.raised(of_ranks, lse)
+            loss = states.cross_entropy(losses, weights, above)
+            share = (-above[self.group.rank]).exp().to(dtype)
+            share = share_kept(kept, share, target, ignore_index, columns.first, skips=not return_lse)
             if z_loss:
                 loss = loss + z_loss * lse * lse
             loss = loss.to(dtype).masked_fill(~counted, 0.0)
             high, low = states.two_words(lse, dtype)
             count = mean_divisor(counted, reduction, loss, of_target)
-            return (_reduced(loss, reduction, count), high), (high, low, kept[0])
+            return (_reduced(loss, reduction, count), high), (high, low, kept, share)
 
-        slices = (columns.first, columns.all, return_lse, False, False, workspace)
+        slices = (columns.first, columns.all, return_lse, keep, differentiated[0], workspace)
         fold = ShardedFold(
             "linear_cross_entropy",
             forward=("none", logit_scale, softcap, ignore_index, smoothing, 0.0, *slices),
             backward=(*self.options, *slices),
             rows=(0,),
+            gathered=3,
             combine=combine,
             sharding=self.sharding,
             differentiable=2,
@@ -133,19 +142,20 @@ class Sharded:
         reduction, kind, temperature = self.options
         mask = None if mask is None else self._all_rows(mask)
 
-        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            losses, stats, kept = gathered
+        def combine(gathered: list[Tensor], kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            losses, stats = gathered
             loss, of_rows = states.distillation(losses, stats, kind)
             loss = loss.to(losses.dtype)
             if mask is not None:
                 loss = loss.masked_fill(~mask, 0.0)
-            return (_reduced(loss, reduction, mean_divisor(mask, reduction, loss)),), (of_rows, kept[0])
+            return (_reduced(loss, reduction, mean_divisor(mask, reduction, loss)),), (of_rows, kept)
 
         fold = ShardedFold(
             "linear_distillation",
             forward=("none", kind, temperature, False, False, workspace),
             backward=(*self.options, False, False, workspace),
             rows=(0, 2),
+            gathered=2,
             combine=combine,
             sharding=self.sharding,
         )
@@ -159,11 +169,13 @@ class Sharded:
         target = self._all_rows(target)
         temperatures = None if temperatures is None else self._all_rows(temperatures)
 
-        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        def combine(gathered: list[Tensor], _top1: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             has_target, skipped = self._has_target(target).double(), target == ignored
-            log_probs, entropies, high, low, _top1 = gathered
-            loss, lse = states.cross_entropy(-log_probs, has_target, high, low)
-            entropy = states.entropy(entropies, high, low)
+            log_probs, entropies, high, low = gathered
+            of_ranks, lse = states.log_sum_exp(high, low)
+            above = states.raised(of_ranks, lse)
+            loss = states.cross_entropy(-log_probs, has_target, above)
+            entropy = states.entropy(entropies, of_ranks, above)
             log_probs, entropy, lse = (t.masked_fill(skipped, 0.0) for t in (-loss, entropy, lse))
             high, low = states.two_words(lse, dtype)
             entropy = entropy.to(dtype)
@@ -171,7 +183,7 @@ class Sharded:
 
         options = (*self.options, columns.first, columns.all, workspace)
         fold = ShardedFold(
-            "linear_log_probs", options, options, (0,), combine, self.sharding, differentiable=3
+            "linear_log_probs", options, options, (0,), 4, combine, self.sharding, differentiable=3
         )
         results = fold_over_ranks(fold, x, weight, bias, target, temperatures)
         log_probs, entropy, lse = (self._own_rows(t) for t in results)
@@ -180,14 +192,14 @@ class Sharded:
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
         """[rows]."""
 
-        def combine(gathered: list[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            high, low, mean = gathered
+        def combine(gathered: list[Tensor], mean: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            high, low = gathered
             _, lse = states.log_sum_exp(high, low)
             words = states.two_words(lse, high.dtype)
-            return words[:1], (*words, mean[0])
+            return words[:1], (*words, mean)
 
         options = (*self.options, False, workspace)  # a mean of this rank's columns would be none of all
-        fold = ShardedFold("logsumexp_matmul", options, options, (0,), combine, self.sharding)
+        fold = ShardedFold("logsumexp_matmul", options, options, (0,), 2, combine, self.sharding)
         (lse,) = fold_over_ranks(fold, *self.tensors)
         return self._own_rows(lse)
 

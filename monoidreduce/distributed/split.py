@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._validate import check_choice, check_int, check_tensor, mismatch
-from monoidreduce.distributed.group import Group
+from monoidreduce.distributed.group import Arrival, Group
 
 __all__ = ["LAYOUTS", "Split", "shard", "unshard"]
 
@@ -102,7 +102,12 @@ class Split:
 
     def gathered(self, part: Tensor, axis: int) -> Tensor:
         """This rank's part -> [..., length, ...]."""
-        return self.joined(self.group.gather(self.padded(part, axis)), axis)
+        return self.start_gather(part, axis)()
+
+    def start_gather(self, part: Tensor, axis: int) -> Arrival:
+        """gathered, while the stream goes on."""
+        arrival = self.group.start_gather(self.padded(part, axis))
+        return lambda: self.joined(arrival(), axis)
 
 
 def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguous") -> Tensor:

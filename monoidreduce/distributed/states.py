@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cross_entropy", "distillation", "entropy", "log_sum_exp", "two_words"]
+__all__ = ["cross_entropy", "distillation", "entropy", "log_sum_exp", "raised", "two_words"]
 
 
 def two_words(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -24,32 +24,31 @@ def log_sum_exp(high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     return of_ranks, of_ranks.logsumexp(0)
 
 
-def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """a - b, and 0 where they are the same infinity."""
-    return torch.where(a == b, 0.0, a - b)
+def raised(of_ranks: Tensor, lse: Tensor) -> Tensor:
+    """By how much the log-sum-exp is above that of each rank; 0 where both are the same infinity."""
+    return torch.where(lse == of_ranks, 0.0, lse - of_ranks)
 
 
-def cross_entropy(losses: Tensor, weights: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss and the log-sum-exp, [rows] in float64.
+def cross_entropy(losses: Tensor, weights: Tensor, above: Tensor) -> Tensor:
+    """The loss, [rows] in float64.
 
     Args:
         losses: [ranks, rows], the sum of weight_c (lse - score_c) over a rank's classes, for its own lse.
         weights: [ranks, rows], the sum of its weights, so that another lse is soon accounted for.
-        high, low: [ranks, rows], the log-sum-exps.
+        above: `raised`.
     """
-    of_ranks, lse = log_sum_exp(high, low)
-    raised = _difference(lse, of_ranks)
     # Scores of -inf below any other, or any below +inf: these classes are infinitely unlikely.
     far = torch.where(weights > 0, torch.inf, 0.0).double()
-    return torch.where(raised == torch.inf, far, losses + weights * raised).sum(0), lse
+    return torch.where(above == torch.inf, far, losses + weights * above).sum(0)
 
 
-def entropy(entropies: Tensor, high: Tensor, low: Tensor) -> Tensor:
-    """The entropy [rows] in float64, of those [ranks, rows] of the softmax over each rank's classes."""
-    of_ranks, lse = log_sum_exp(high, low)
-    raised = _difference(lse, of_ranks)
-    share = (-raised).exp().masked_fill(of_ranks == -torch.inf, 0.0)
-    return torch.where(share == 0, 0.0, share * (entropies + raised)).sum(0)
+def entropy(entropies: Tensor, of_ranks: Tensor, above: Tensor) -> Tensor:
+    """The entropy [rows] in float64, of those [ranks, rows] of the softmax over each rank's classes.
+
+    of_ranks: their log-sum-exps. above: `raised`.
+    """
+    share = (-above).exp().masked_fill(of_ranks == -torch.inf, 0.0)
+    return torch.where(share == 0, 0.0, share * (entropies + above)).sum(0)
 
 
 def distillation(losses: Tensor, stats: Tensor, kind: str) -> tuple[Tensor, Tensor]:
@@ -60,10 +59,10 @@ def distillation(losses: Tensor, stats: Tensor, kind: str) -> tuple[Tensor, Tens
     p_of_ranks, p = log_sum_exp(stats[:, 0], stats[:, 1])
     q_of_ranks, q = log_sum_exp(stats[:, 2], stats[:, 3])
     share = (q_of_ranks - q).exp().masked_fill(q_of_ranks == -torch.inf, 0.0)
-    below_p = _difference(p, p_of_ranks)
+    below_p = raised(p_of_ranks, p)
     of_ranks = torch.where(below_p == torch.inf, torch.inf, losses + below_p)
     if kind != "cross_entropy":
-        of_ranks = of_ranks - _difference(q, q_of_ranks)
+        of_ranks = of_ranks - raised(q_of_ranks, q)
     loss = torch.where(share == 0, 0.0, share * of_ranks).sum(0)
     words = [word for x in (p, q, p - loss) for word in two_words(x, stats.dtype)]
     return loss, torch.stack(words)

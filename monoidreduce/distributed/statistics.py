@@ -86,7 +86,9 @@ def statistics_over_ranks(
         here[: len(monoid.program.largest)] -= columns.first
         return (rounded, at), (rounded, torch.stack(lows) if lows else low[0], here)
 
-    fold = ShardedFold("statistics", options, options, (0, 2, 4), combine, replace(sharding, own_rows=False))
+    fold = ShardedFold(
+        "statistics", options, options, (0, 2, 4), 3, combine, replace(sharding, own_rows=False)
+    )
     inputs = (*call.operands_of(traced), of_rows, of_columns, row_index, column_index)
     values, indices = fold_over_ranks(fold, *inputs)
     result = call.named(traced, values, indices)

@@ -66,7 +66,7 @@ class Call:
     def kernels(self, *, shard: bool = False, **sizes: int) -> tuple[float, float]:
         """Seconds forward and backward with these sizes in place of the whole ones.
 
-        shard: of columns, whose forward pass keeps no local gradients.
+        shard: of columns (`cost_of_shard`).
         """
         of = cost_of_shard if shard else cost
         tensors, options = call_of(self.operator, self.sizes | sizes, self.dtype)

@@ -6,9 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import attention_inputs, name_of, varlen_inputs
+from specimens import attention_inputs, cross_entropy_inputs, name_of, varlen_inputs
 from tolerance import check_operator
-from virtual_ranks import attention_over_virtual_ranks, varlen_over_virtual_ranks
+from virtual_ranks import (
+    CrossEntropyOverVirtualRanks,
+    attention_over_virtual_ranks,
+    varlen_over_virtual_ranks,
+)
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -55,6 +59,25 @@ def test_starts_that_are_not_ascending(layout: str, gpu: torch.device) -> None:
     out, lse = over_ranks(**inputs, return_lse=True)
     for t in (out, lse, *torch.autograd.grad(out.sum() + lse.sum(), leaves)):
         assert bool(t.isnan().all())
+
+
+@pytest.mark.parametrize("reduction", ("none", "mean"))
+@pytest.mark.parametrize("ignored", (False, True), ids=("all", "ignored"))
+@pytest.mark.parametrize("columns", (0, 512, 1000), ids=lambda n: f"{n}_kept")
+@pytest.mark.parametrize("level", (1.0, 8.0))
+def test_local_gradients_that_a_rank_keeps(
+    level: float, columns: int, ignored: bool, reduction: str, tier: str, gpu: torch.device
+) -> None:
+    """They are of a softmax over its own classes. At level 8 ranks have shares of e^-50 of the softmax."""
+    rows, ranks = 400, 3
+    inputs = cross_entropy_inputs(rows, 1000 * ranks, 2048, dtype=torch.bfloat16, device=gpu)
+    inputs["weight"][:1500] *= level
+    if ignored:
+        inputs["target"][::3] = -100
+    over_ranks = CrossEntropyOverVirtualRanks(ranks)
+    options = {"reduction": reduction, "logit_scale": 0.9, "workspace": 2 * rows * columns}
+    check_operator("linear_cross_entropy", inputs, options, function=over_ranks)
+    assert over_ranks.kept == [columns if tier == "sm90" else 0] * ranks
 
 
 @pytest.mark.parametrize("ignored", (False, True))

@@ -1,16 +1,20 @@
-"""Attention over ranks without what they send: each rank's folds of its queries, one rank after another."""
+"""Folds over ranks without what they send: one rank after another, in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from monoidreduce import functional, varlen
+from monoidreduce._ops.registry import OPERATORS
+from monoidreduce.distributed import operators
 from monoidreduce.distributed.attention_folds import POSITIONS, Fold, fold_gradients, fold_rows
-from monoidreduce.distributed.group import Group
+from monoidreduce.distributed.fold import ShardedFold
+from monoidreduce.distributed.group import Group, Sharding
 from monoidreduce.distributed.split import Split
 
 HANDLE: Any = None
@@ -86,3 +90,72 @@ def varlen_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
         return (out, lse[0]) if return_lse else out
 
     return attention_varlen
+
+
+class CrossEntropyOverVirtualRanks:
+    """mr.linear_cross_entropy with classes over ranks. kept: of how many columns each kept gradients."""
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self.kept: list[int] = []
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        reduction: str = "mean",
+        ignore_index: int = -100,
+        logit_scale: float = 1.0,
+        return_lse: bool = False,
+        workspace: int | None = None,
+    ) -> Any:
+        folds: list[ShardedFold] = []
+        options = (reduction, logit_scale, 0.0, ignore_index, 0.0, 0.0)
+        parts = weight.detach().chunk(self.ranks)
+
+        def capture(fold: ShardedFold, *inputs: Any) -> tuple[Tensor, Tensor]:
+            folds.append(fold)
+            return x, x
+
+        with mock.patch.object(operators, "fold_over_ranks", capture):
+            for rank, part in enumerate(parts):
+                sharding = Sharding(Group(HANDLE, rank, self.ranks), len(weight), False, None)
+                columns = sharding.columns("weight", part)
+                call = operators.Sharded((x, part, None, target, None), options, columns, sharding)
+                call.linear_cross_entropy(return_lse, (True, True), workspace)
+        loss, lse = _VirtualFolds.apply(self, folds, x, weight, target)
+        return (loss, lse) if return_lse else loss
+
+
+class _VirtualFolds(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, of: CrossEntropyOverVirtualRanks, folds: list[ShardedFold], *given: Tensor
+    ) -> tuple[Tensor, ...]:
+        x, weight, target = given
+        ctx.folds = folds
+        ctx.inputs = [(x, part, None, target, None) for part in weight.chunk(len(folds))]
+        op = torch.ops.monoidreduce.linear_cross_entropy
+        found = [op(*inputs, *fold.forward) for fold, inputs in zip(folds, ctx.inputs, strict=True)]
+        states = [torch.stack(each) for each in list(zip(*found, strict=True))[: folds[0].gathered]]
+        combined = [
+            fold.combine(states, *each[fold.gathered :]) for fold, each in zip(folds, found, strict=True)
+        ]
+        of.kept = [each[-1].shape[1] for each in found]
+        ctx.residuals = [residuals for _, residuals in combined]
+        ctx.set_materialize_grads(False)
+        return combined[0][0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        d_x, d_weight = 0, []
+        own = OPERATORS["linear_cross_entropy"].saved - 5
+        needed = [True, True, False, False, False]
+        for fold, inputs, residuals in zip(ctx.folds, ctx.inputs, ctx.residuals, strict=True):
+            options = (*residuals[:own], *fold.backward, needed, True, *residuals[own:])
+            found = torch.ops.monoidreduce.linear_cross_entropy_backward(*grads, *inputs, *options)
+            assert found[0].dtype == torch.float32
+            d_x = d_x + found[0]
+            d_weight.append(found[1])
+        return None, None, d_x.to(ctx.inputs[0][0].dtype), torch.cat(d_weight), None
