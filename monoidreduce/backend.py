@@ -202,7 +202,7 @@ def explain(
         if call.get("gate") is not None:
             return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
         if operator == "attention" and (wide := wide_plans(call, dtype, gpu)):
-            return _explain_wide_attention(wide, call, dtype, architecture)
+            return _explain_wide_attention(wide, dtype, architecture)
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
@@ -328,12 +328,9 @@ def wide_plans(
 
 
 def _explain_wide_attention(
-    plans: tuple[_C.Plan, _C.Plan], call: dict[str, Any], dtype: torch.dtype, architecture: str
+    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str
 ) -> Explanation:
     forward, backward = plans
-    bounds = functional.bounds(call["causal"], call["window"])
-    whole = attention_wide.Band(call["q"].shape[2], call["k"].shape[2], *bounds).is_whole
-    skipped = "queries and keys come in blocks, and pairs of blocks that the mask excludes are left out"
     return Explanation(
         operator="attention",
         forward=f"statistics_fold/cuda/{forward.tier}/{_name(dtype)}",
@@ -346,8 +343,7 @@ def _explain_wide_attention(
             "heads wider than 256 are folded by contractions, for which NVRTC compiles programs once",
             f"forward: {forward}",
             f"backward: {backward}",
-            "weights are stored in 16 bits, of some keys at a time, and multiplied",
-            *([] if whole else [skipped]),
+            "weights are stored in 16 bits, of some keys at a time, and multiplied; 0 where a mask excludes a pair",
             f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}",
         ),
     )

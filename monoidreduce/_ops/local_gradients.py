@@ -43,34 +43,25 @@ def multipliable(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, beta: int = 1) -> None:
-    """total = beta total + a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
-
-    Of matrices, or of as many pairs [pairs, ., .]. beta: 0 or 1; with 0 total is not read.
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
 
     Split over multiprocessors along its sum, a product of cuBLAS (13.0, on an H100) may lose the last term:
     for 248 x 264 elements of 25345 terms it did. There whole eights of terms are one product, what is left
     another.
     """
-    multiply = torch.baddbmm if total.dim() == 3 else torch.addmm
     if total.dtype == a.dtype or total.is_cpu:
-        multiply(total, a.to(total.dtype), b.to(total.dtype), beta=beta, out=total)
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
         return
-    terms, whole = b.shape[-2], b.shape[-2] // 8 * 8
+    terms, whole = b.shape[0], b.shape[0] // 8 * 8
     products = [(a, b)]
     if total.numel() < _ELEMENTS_OF_A_WHOLE_GPU and 0 < whole < terms:
-        products = [
-            (a[..., :whole], b[..., :whole, :]),
-            (a[..., whole:], b[..., whole:, :]),
-        ]
-    for number, factors in enumerate(products):
-        keeps = beta if number == 0 else 1
+        products = [(a[:, :whole], b[:whole]), (a[:, whole:], b[whole:])]
+    for factors in products:
         if hasattr(torch.ops.aten.addmm, "dtype_out"):
-            multiply(total, *factors, beta=keeps, out_dtype=total.dtype, out=total)
-        elif keeps:  # torch before 2.8: each product is rounded
-            total += torch.matmul(*factors)
-        else:
-            total.copy_(torch.matmul(*factors))
+            torch.addmm(total, *factors, out_dtype=total.dtype, out=total)
+        else:  # torch before 2.8: each product is rounded
+            total += torch.mm(*factors)
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:

@@ -1,12 +1,14 @@
 """The algebra of wide heads whose queries see a band of the keys.
 
-Its kernels run on a GPU alone (tests/gpu/test_attention_wide.py). Here torch evaluates their programs in
-float64, one block at a time. So the blocks, the masks and what is not finite are tested.
+Its kernels run on a GPU alone (tests/gpu/test_attention_wide.py). Here the CPU engine folds, and torch
+evaluates and multiplies local gradients. So masks, slices and what is not finite are tested.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +16,12 @@ import torch
 from torch import Tensor
 
 from monoidreduce import reference
-from monoidreduce._ops import attention_wide, attention_wide_band, local_gradients
-from monoidreduce._ops.attention_wide_band import Band
+from monoidreduce._ops import attention_wide
+from monoidreduce._ops.attention_wide import Band
 from monoidreduce.functional import bounds
 from monoidreduce.program import cuda
 from monoidreduce.program.derivative import gradient
-from monoidreduce.program.program import parse
-from monoidreduce.program.reader import evaluate, scores, statistics, with_scores
+from monoidreduce.program.reader import evaluate, scores, with_scores
 
 # Queries, keys, heads of queries and of keys.
 SIZES = {
@@ -28,6 +29,7 @@ SIZES = {
     "more_keys": (21, 50, 4, 2),
     "more_queries": (50, 21, 6, 2),
     "few_keys": (30, 7, 1, 1),
+    "slices": (30, 600, 2, 1),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "causal": {"causal": True},
@@ -38,55 +40,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def leaf_of(data: Any) -> Any:
-    names = ("row", "column", "row_index", "column_index")
-    by_name = dict(zip(names, data, strict=True))
-
-    def leaf(node: Any) -> Tensor:
-        found: Tensor = by_name[node[0]][node[1]]
-        return found[:, None] if node[0].startswith("row") else found
-
-    return leaf
-
-
-def fold(
-    program: str, operands: Any, data: Any, counts: Any, results: Any, scale: float, tables: Any
-) -> None:
-    a, b, *_ = operands
-    values, indices = statistics(parse(program), scores(a, b, a.dtype, scale), leaf_of(data))
-    for to, found in zip(results, (values, torch.zeros_like(values), indices), strict=True):
-        to.copy_(found)
-
-
-def local_gradients_by_torch(
-    program: str,
-    operands: Any,
-    known: Any,
-    counts: Any,
-    scale: float,
-    workspace: int,
-    out: Tensor,
-    other_out: Tensor | None = None,
-) -> None:
+def local_gradients(
+    program: str, operands: Any, known: Any, counts: Any, scale: float, workspace: int
+) -> tuple[Any, Callable[..., None], Any]:
+    """In place of `cuda._local_gradients`: of all columns, by torch."""
     a, b, other_a, other_b = operands
     of, score = gradient(program, *counts[:2]), scores(a, b, a.dtype, scale)
-    other = None if other_a is None else scores(other_a, other_b, a.dtype, scale)
-    leaf = leaf_of(known)
+    other: Any = None if other_a is None else scores(other_a, other_b, a.dtype, scale)
+    data = {"row": known[0], "row_index": known[2]}
+
+    def leaf(node: Any) -> Tensor:
+        return other if node[0] == "other" else data[node[0]][node[1]][:, None]
+
     numbers = [of.score] if other is None else [of.score, of.other]
     nodes: Any = of.nodes.nodes
-    leaves = with_scores(score, lambda node: other if node[0] == "other" else leaf(node))
-    found = evaluate(nodes, numbers, leaves, score)
-    for number, to in zip(numbers, (out, other_out), strict=False):
-        to.copy_(found[number] * scale)
+    found = evaluate(nodes, numbers, with_scores(score, leaf), score)
+
+    def store(part: slice, *to: Tensor | None) -> None:
+        for number, out in zip(numbers, to, strict=False):
+            assert out is not None
+            out.copy_(found[number][:, part] * scale)
+
+    return SimpleNamespace(tensor_cores=True, clusters=0, transposed=False), store, operands
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In small blocks, of some heads at a time."""
-    monkeypatch.setattr(cuda, "fold", fold)
-    monkeypatch.setattr(cuda, "local_gradients", local_gradients_by_torch)
-    monkeypatch.setattr(attention_wide_band, "BLOCK", 16)
-    monkeypatch.setattr(attention_wide_band, "LEAST_BLOCK", 8)
+    monkeypatch.setattr(cuda, "_local_gradients", local_gradients)
 
 
 def inputs_of(size: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +82,10 @@ def check(
     grad_out: Tensor | None = None,
     needed: tuple[bool, bool, bool] = (True, True, True),
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Outputs and gradients are those of the reference, and not finite exactly where those are not."""
+    """Outputs and gradients are those of the reference, and not finite exactly where those are not.
+
+    Sums of products are in float32.
+    """
     q, k, v = inputs
     scale = 0.3
     of_band = (scale, 0.0, *bounds(options.get("causal", False), options.get("window")))
@@ -111,9 +94,9 @@ def check(
     attention_wide.forward(q, k, v, of_band, (out, lse, low, out_low))
     leaves = [t.detach().requires_grad_() for t in inputs]
     expected = reference.attention(*leaves, scale=scale, return_lse=True, **options)
-    close = {"rtol": 1e-9, "atol": 1e-9, "equal_nan": True}
+    close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
     torch.testing.assert_close((out, lse), tuple(t.detach() for t in expected), **close)
-    assert out_low.abs().max() < 1e-12
+    assert out_low[out.isfinite()].abs().max() < 1e-5
     grad_out = torch.randn_like(out) if grad_out is None else grad_out
     grad_lse = torch.randn_like(lse)
     of_rows = (out, lse, torch.zeros_like(lse))
@@ -127,27 +110,22 @@ def check(
     return out, found
 
 
-@pytest.mark.parametrize("workspace", (1 << 10, 1 << 13, 1 << 20))
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [{}, *OPTIONS.values()], ids=["whole", *OPTIONS])
 @pytest.mark.parametrize("size", SIZES)
-def test_values_and_gradients(
-    size: str,
-    options: dict[str, Any],
-    workspace: int,
-    by_torch: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention_wide, "WORKSPACE", workspace)
+def test_values_and_gradients(size: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for the local gradients of 256 keys at a time."""
+    rows = SIZES[size][0] * SIZES[size][2] // SIZES[size][3]
+    monkeypatch.setattr(attention_wide, "WORKSPACE", 2 * 2 * 256 * rows)
     check(inputs_of(size), options)
 
 
 @pytest.mark.parametrize("needed", [*itertools.product((False, True), repeat=3)][1:], ids=str)
-def test_some_gradients(needed: tuple[bool, bool, bool], by_torch: None) -> None:
+def test_some_gradients(needed: tuple[bool, bool, bool]) -> None:
     check(inputs_of("more_keys"), {"causal": True}, needed=needed)
 
 
-def test_rows_that_see_no_key(by_torch: None) -> None:
-    """More queries than keys: the first ones, and then whole blocks, see none."""
+def test_rows_that_see_no_key() -> None:
+    """The first ones of more queries than keys."""
     q, k, v = inputs_of("more_queries")
     out, (d_q, _, _) = check((q, k, v), {"causal": True})
     assert d_q is not None and not out[:, :, :29].any() and not d_q[:, :, :29].any()
@@ -160,8 +138,8 @@ def test_rows_that_see_no_key(by_torch: None) -> None:
 )
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("size", ("square", "more_keys", "more_queries"))
-def test_not_finite(size: str, options: dict[str, Any], place: str, value: float, by_torch: None) -> None:
-    """It reaches the rows and keys that see it, and no others of their blocks."""
+def test_not_finite(size: str, options: dict[str, Any], place: str, value: float) -> None:
+    """It reaches the rows and keys that see it, and no others."""
     q, k, v = inputs_of(size)
     tensors = {"q": q, "k": k, "v": v, "grad_out": torch.randn(*q.shape[:3], v.shape[3]).double()}
     tensors[place][-1, -1, -8, 3] = value
@@ -170,7 +148,7 @@ def test_not_finite(size: str, options: dict[str, Any], place: str, value: float
     assert out[0].isfinite().all() and all(t is not None and t[0].isfinite().all() for t in gradients)
 
 
-def test_several_lines_that_are_not_finite(by_torch: None) -> None:
+def test_several_lines_that_are_not_finite() -> None:
     """In a row that sees one of them, NaN may be in elements of another. Rows that see none have no NaN."""
     q, k, v = inputs_of("square")
     v[0, 0, 30, 3], v[0, 0, 20, 5] = torch.nan, torch.nan
@@ -188,29 +166,18 @@ def test_several_lines_that_are_not_finite(by_torch: None) -> None:
 
 
 def test_bands() -> None:
-    """Bounds, what blocks see and what sees a column, beside the mask."""
+    """Bounds and what sees a column, beside the mask."""
     for rows, columns, left, right in itertools.product((1, 9, 30), (1, 8, 30), (-1, 0, 4), (-1, 0, 4)):
-        band = Band(rows, columns, left, right)
         at = torch.arange(rows)[:, None] + columns - rows - torch.arange(columns)
         mask = (at <= (left if left >= 0 else 99)) & (-at <= (right if right >= 0 else 99))
+        band = Band.of(torch.empty(1, 1, rows, 1), torch.empty(1, 1, columns, 1), left, right)
+        assert (band is None) == bool(mask.all())
+        if band is None:
+            continue
         first, stop = band.bounds(mask.device)
         numbers = torch.arange(columns)
         assert torch.equal((numbers >= first[:, None]) & (numbers < stop[:, None]), mask)
-        assert band.is_whole == bool(mask.all())
-        for block in (slice(0, min(8, rows)), slice(rows // 2, rows)):
-            seen = band.seen(block)
-            of_block = mask[block].any(0)
-            assert int(of_block.sum()) == int(of_block[seen].sum())
-            assert seen.stop - seen.start <= int(of_block.sum()) + 14
-            assert bool(of_block.any()) == (seen.stop > seen.start)
-        marked = torch.rand(2, columns) < 0.2
-        assert torch.equal(band.sees(marked), (mask & marked[:, None]).any(-1))
-        assert torch.equal(band.transposed.sees(torch.ones(1, rows).bool()), mask.any(0)[None])
-
-
-@pytest.mark.parametrize("beta", (0, 1))
-def test_products_of_pairs(beta: int) -> None:
-    a, b = torch.randn(3, 4, 9).bfloat16(), torch.randn(3, 9, 5).bfloat16()
-    total = torch.full((3, 4, 5), 2.0) if beta else torch.full((3, 4, 5), torch.nan)
-    local_gradients.add_product(total, a, b, beta)
-    torch.testing.assert_close(total, 2.0 * beta + a.float() @ b.float())
+        marked = torch.rand(2, 4, columns) < 0.2
+        of_pairs = marked[:, 0::2] | marked[:, 1::2]
+        assert torch.equal(band.sees(marked, 2), (mask & of_pairs[:, :, None]).any(-1))
+        assert torch.equal(band.transposed.sees(torch.ones(1, 1, rows).bool(), 1)[0, 0], mask.any(0))

@@ -16,7 +16,6 @@ PYTHON = """
     laws.py map_reduce.py monoids.py nn.py py.typed reference.py stat.py statistics.py
     varlen.py workspace.py
     _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py
-    _ops/attention_wide_band.py
     _ops/cpp_monoid.py _ops/engine.py _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
     _ops/slices.py _ops/statistics.py
