@@ -13,7 +13,7 @@ from specimens import Inputs, attention_inputs, name_of
 from tolerance import check_operator
 
 import monoidreduce as mr
-from monoidreduce._ops import attention_wide, attention_wide_band
+from monoidreduce._ops import attention_wide
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 # batch, heads, key heads, queries, keys, width, width of values
@@ -36,24 +36,19 @@ BANDS: dict[str, dict[str, Any]] = {
 WAYS = ("fold", "local_gradient")
 
 
-@pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a call has several, and most of them see some keys only."""
-    monkeypatch.setattr(attention_wide_band, "BLOCK", 128)
-
-
 def inputs_of(size: str, dtype: torch.dtype, gpu: torch.device) -> Inputs:
     return attention_inputs(*SIZES[size], dtype=dtype, device=gpu)
 
 
-def check(inputs: Inputs, tier: str, options: dict[str, Any], **how: Any) -> None:
+def check(inputs: Inputs, tier: str, options: dict[str, Any], **how: Any) -> Inputs:
     before = counts()
-    check_operator("attention", inputs, options, function=mr.attention, **how)
+    found = check_operator("attention", inputs, options, function=mr.attention, **how)
     # Programs are tried on the CPU before their first use.
     ran = {path for path in counts() - before if path.startswith(("statistics", "attention"))}
     ran = {path for path in ran if "/cuda/" in path}
     dtype = name_of(inputs["q"].dtype)
     assert ran == {f"statistics_{way}/cuda/{tier}/{dtype}" for way in WAYS}
+    return found
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -62,29 +57,34 @@ def test_accuracy(size: str, dtype: torch.dtype, tier: str, gpu: torch.device) -
     check(inputs_of(size, dtype, gpu), tier, {"return_lse": True})
 
 
+@pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize(
     "options", ({"scale": -0.03}, {"compensated": True}, {"window": (None, None)}), ids=str
 )
-def test_options(options: dict[str, Any], tier: str, gpu: torch.device) -> None:
-    check(inputs_of("wide", torch.bfloat16, gpu), tier, options)
+def test_options(options: dict[str, Any], causal: bool, tier: str, gpu: torch.device) -> None:
+    check(inputs_of("wide", torch.bfloat16, gpu), tier, {"causal": causal, **options})
 
 
-def test_some_gradients(tier: str, gpu: torch.device) -> None:
-    for names in (["q"], ["k", "v"], ["v"]):
-        check(inputs_of("shared", torch.bfloat16, gpu), tier, {}, differentiate=names)
+@pytest.mark.parametrize("causal", (False, True))
+def test_some_gradients(causal: bool, tier: str, gpu: torch.device) -> None:
+    for names in (["q"], ["k", "v"], ["v"], ["k"]):
+        check(inputs_of("shared", torch.bfloat16, gpu), tier, {"causal": causal}, differentiate=names)
 
 
-def test_only_lse_has_a_gradient(tier: str, gpu: torch.device) -> None:
+@pytest.mark.parametrize("window", (None, (70, 20)))
+def test_only_lse_has_a_gradient(window: tuple[int, int] | None, tier: str, gpu: torch.device) -> None:
     inputs = inputs_of("wide", torch.bfloat16, gpu)
     of_lse = torch.randn(1, 2, 300, device=gpu)
-    check(inputs, tier, {"return_lse": True}, differentiate=["q", "k"], upstream=[None, of_lse])
+    options = {"return_lse": True, "window": window}
+    check(inputs, tier, options, differentiate=["q", "k"], upstream=[None, of_lse])
 
 
-def test_layouts(tier: str, gpu: torch.device) -> None:
+@pytest.mark.parametrize("causal", (False, True))
+def test_layouts(causal: bool, tier: str, gpu: torch.device) -> None:
     """[batch, tokens, heads, width] in memory."""
     inputs = inputs_of("shared", torch.bfloat16, gpu)
     moved = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
-    check(moved, tier, {})
+    check(moved, tier, {"causal": causal})
 
 
 def test_far_scores(tier: str, gpu: torch.device) -> None:
@@ -94,21 +94,25 @@ def test_far_scores(tier: str, gpu: torch.device) -> None:
     check(inputs, tier, {})
 
 
-def test_little_workspace(tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("causal", (False, True))
+def test_little_workspace(
+    causal: bool, tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys come in slices, in each direction."""
     monkeypatch.setattr(attention_wide, "WORKSPACE", 2 * 514 * 256)
     inputs = attention_inputs(1, 1, 1, 257, 1000, 512, 512, dtype=torch.bfloat16, device=gpu)
     before = counts()
-    check(inputs, tier, {})
+    check(inputs, tier, {"causal": causal})
     launches = Counter({path.split("/")[0]: n for path, n in (counts() - before).items() if "/cuda/" in path})
     assert launches["statistics_fold"] == 1 and launches["statistics_local_gradient"] >= 4
 
 
-def test_deterministic(deterministic: None, gpu: torch.device) -> None:
+@pytest.mark.parametrize("causal", (False, True))
+def test_deterministic(causal: bool, deterministic: None, gpu: torch.device) -> None:
     inputs = {name: t.requires_grad_() for name, t in inputs_of("shared", torch.bfloat16, gpu).items()}
 
     def step() -> dict[str, torch.Tensor]:
-        out = mr.attention(**inputs)
+        out = mr.attention(**inputs, causal=causal)
         grads = torch.autograd.grad(out, list(inputs.values()), torch.ones_like(out))
         return {"out": out.detach(), **dict(zip(inputs, grads, strict=True))}
 
@@ -133,16 +137,10 @@ def test_explained(tier: str, gpu: torch.device) -> None:
     assert explained.backward == f"statistics_local_gradient/cuda/{tier}/bfloat16"
 
 
-@pytest.mark.parametrize("name", ("softcap", "bias"))
-def test_other_calls_run_without_tensor_cores(name: str, gpu: torch.device) -> None:
-    inputs = inputs_of("wide", torch.bfloat16, gpu)
-    options: dict[str, Any] = {"softcap": 20.0} if name == "softcap" else {}
-    if name == "bias":
-        inputs["bias"] = torch.randn(300, 400, device=gpu)
+def test_other_calls_run_without_tensor_cores(gpu: torch.device) -> None:
+    inputs, options = inputs_of("wide", torch.bfloat16, gpu), {"softcap": 20.0}
     check_operator("attention", inputs, options)
-    tensors = [t for key, t in inputs.items() if key != "bias"]
-    options |= {key: t for key, t in inputs.items() if key == "bias"}
-    assert "/cuda/simt/" in mr.explain("attention", *tensors, **options).forward
+    assert "/cuda/simt/" in mr.explain("attention", *inputs.values(), **options).forward
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -152,58 +150,14 @@ def test_bands(
     size: str,
     options: dict[str, Any],
     dtype: torch.dtype,
-    small_blocks: None,
     tier: str,
     gpu: torch.device,
 ) -> None:
     check(inputs_of(size, dtype, gpu), tier, {"return_lse": True, **options})
 
 
-@pytest.mark.parametrize("options", ({"causal": True}, {"window": (900, 0)}), ids=str)
-def test_bands_in_blocks_of_their_own_size(options: dict[str, Any], tier: str, gpu: torch.device) -> None:
-    inputs = attention_inputs(1, 2, 1, 2500, 4900, 512, 512, dtype=torch.bfloat16, device=gpu)
-    check(inputs, tier, {"return_lse": True, **options})
-
-
-def test_options_of_a_band(small_blocks: None, tier: str, gpu: torch.device) -> None:
-    for options in ({"scale": -0.03}, {"compensated": True}):
-        check(inputs_of("shared", torch.bfloat16, gpu), tier, {"causal": True, **options})
-
-
-def test_some_gradients_of_a_band(small_blocks: None, tier: str, gpu: torch.device) -> None:
-    for names in (["q"], ["k", "v"], ["v"], ["k"]):
-        check(inputs_of("shared", torch.bfloat16, gpu), tier, {"causal": True}, differentiate=names)
-
-
-def test_only_lse_of_a_band_has_a_gradient(small_blocks: None, tier: str, gpu: torch.device) -> None:
-    inputs = inputs_of("wide", torch.bfloat16, gpu)
-    of_lse = torch.randn(1, 2, 300, device=gpu)
-    options = {"return_lse": True, "window": (70, 20)}
-    check(inputs, tier, options, differentiate=["q", "k"], upstream=[None, of_lse])
-
-
-def test_layouts_of_a_band(small_blocks: None, tier: str, gpu: torch.device) -> None:
-    """[batch, tokens, heads, width] in memory."""
-    for size in ("wide", "shared"):
-        inputs = inputs_of(size, torch.bfloat16, gpu)
-        moved = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
-        check(moved, tier, {"causal": True})
-
-
-@pytest.mark.parametrize("megabytes", (1, 4))
-def test_little_workspace_of_a_band(
-    megabytes: int, tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Blocks are smaller, and heads come one by one."""
-    monkeypatch.setattr(attention_wide, "WORKSPACE", megabytes << 20)
-    inputs = attention_inputs(1, 4, 2, 600, 1000, 512, 512, dtype=torch.bfloat16, device=gpu)
-    before = counts()
-    check(inputs, tier, {"causal": True})
-    assert (counts() - before)[f"statistics_fold/cuda/{tier}/bfloat16"] > 2
-
-
-def test_queries_that_see_no_key(small_blocks: None, tier: str, gpu: torch.device) -> None:
-    """The first ones of more queries than keys, and whole blocks of them."""
+def test_queries_that_see_no_key(tier: str, gpu: torch.device) -> None:
+    """The first ones of more queries than keys."""
     inputs = inputs_of("more_queries", torch.bfloat16, gpu)
     before = {name: t.detach().requires_grad_() for name, t in inputs.items()}
     out, lse = mr.attention(**before, causal=True, return_lse=True)
@@ -217,16 +171,16 @@ def test_queries_that_see_no_key(small_blocks: None, tier: str, gpu: torch.devic
 @pytest.mark.parametrize("value", (torch.nan, torch.inf))
 @pytest.mark.parametrize("options", (BANDS["causal"], BANDS["window"]), ids=("causal", "window"))
 def test_non_finite_inputs_of_a_band(
-    options: dict[str, Any], value: float, place: str, small_blocks: None, tier: str, gpu: torch.device
+    options: dict[str, Any], value: float, place: str, tier: str, gpu: torch.device
 ) -> None:
-    """They reach the rows that see them, in value and gradient, and no others of their block."""
+    """They reach the rows that see them, in value and gradient, and no others."""
     inputs = inputs_of("small", torch.bfloat16, gpu)
     inputs[place][-1, -1, 100, 7] = value
-    found = check_operator("attention", inputs, {"return_lse": True, **options})
+    found = check(inputs, tier, {"return_lse": True, **options})
     assert not found["out0"][-1, -1].isfinite().all() and found["out0"][-1, -1].isfinite().any()
 
 
-def test_non_finite_upstream_gradient_of_a_band(small_blocks: None, gpu: torch.device) -> None:
+def test_non_finite_upstream_gradient_of_a_band(gpu: torch.device) -> None:
     """A NaN in the gradient of query 77 reaches the keys that it sees and no others."""
     leaves = [t.requires_grad_() for t in inputs_of("small", torch.bfloat16, gpu).values()]
     out = mr.attention(*leaves, causal=True)
@@ -247,7 +201,7 @@ def test_non_finite_upstream_gradient_of_a_band(small_blocks: None, gpu: torch.d
 
 
 @pytest.mark.parametrize("garbage", (torch.nan, torch.inf))
-def test_keys_that_no_query_sees(garbage: float, small_blocks: None, gpu: torch.device) -> None:
+def test_keys_that_no_query_sees(garbage: float, gpu: torch.device) -> None:
     inputs = inputs_of("wide", torch.bfloat16, gpu)
     unseen = 400 - 300 - 10
     results = []
@@ -262,25 +216,14 @@ def test_keys_that_no_query_sees(garbage: float, small_blocks: None, gpu: torch.
     assert not results[1][2][:, :, :unseen].any() and not results[1][3][:, :, :unseen].any()
 
 
-def test_band_is_deterministic(deterministic: None, small_blocks: None, gpu: torch.device) -> None:
-    inputs = {name: t.requires_grad_() for name, t in inputs_of("shared", torch.bfloat16, gpu).items()}
-
-    def step() -> dict[str, torch.Tensor]:
-        out = mr.attention(**inputs, causal=True)
-        grads = torch.autograd.grad(out, list(inputs.values()), torch.ones_like(out))
-        return {"out": out.detach(), **dict(zip(inputs, grads, strict=True))}
-
-    assert_same_bits(step(), step())
-
-
-def test_band_under_autocast(small_blocks: None, gpu: torch.device) -> None:
+def test_band_under_autocast(gpu: torch.device) -> None:
     q, k, v = inputs_of("shared", torch.float16, gpu).values()
     expected = mr.attention(q, k, v, causal=True)
     with torch.autocast("cuda", dtype=torch.float16):
         assert torch.equal(mr.attention(q, k, v, causal=True), expected)
 
 
-def test_graph_of_a_band(small_blocks: None, gpu: torch.device) -> None:
+def test_graph_of_a_band(gpu: torch.device) -> None:
     """The host waits for nothing, forward and backward, whatever the inputs are."""
     leaves = [t.requires_grad_() for t in inputs_of("shared", torch.bfloat16, gpu).values()]
 
@@ -290,13 +233,3 @@ def test_graph_of_a_band(small_blocks: None, gpu: torch.device) -> None:
 
     q, _, v = (t.detach() for t in leaves)
     check_replayed(step, (q.normal_, lambda: v[..., -1, 3].fill_(torch.inf)))
-
-
-def test_deterministic_mode_without_a_setting(
-    deterministic: None, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In which torch refuses to multiply."""
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    tensors = inputs_of("small", torch.bfloat16, gpu).values()
-    assert "/simt/" in mr.explain("attention", *tensors, causal=True).forward
-    mr.attention(*tensors, causal=True)
