@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,15 @@ from bench.attention_varlen import lengths_of
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
 from bench.report import in_words, ranks_table
-from bench.sharded_peers import ATTENTION, CROSS_ENTROPY, DISTILLATION, MLP, Peer, in_torch_parallel
+from bench.sharded_peers import (
+    ATTENTION,
+    CROSS_ENTROPY,
+    DISTILLATION,
+    LIGER,
+    MLP,
+    Peer,
+    in_torch_parallel,
+)
 from monoidreduce import plan
 from monoidreduce._command_line import (
     Parser,
@@ -107,7 +116,8 @@ class Case:
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    on_gpu = device.type == "cuda"
+    dtype = torch.bfloat16 if on_gpu else torch.float32
 
     def drawn(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
         return tuple(torch.randn(shape, device=device).to(dtype) for shape in shapes)
@@ -125,7 +135,8 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         return Case(op, dtype, sizes, call, inputs, 2, axes, {}, target, **others)
 
     def cross_entropy(**sizes: Any) -> Case:
-        return of_head("cross_entropy", mr.linear_cross_entropy, sizes, 0.93, peers=CROSS_ENTROPY)
+        peers = CROSS_ENTROPY | (LIGER if on_gpu and find_spec("liger_kernel") else {})
+        return of_head("cross_entropy", mr.linear_cross_entropy, sizes, 0.93, peers=peers)
 
     def keeping(**sizes: Any) -> Case:
         """The forward pass keeps all local gradients."""
@@ -165,7 +176,7 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
         sizes = {"L": L, "H": H, "Hkv": Hkv, "d": d, "method": method, "layout": layout}
         options = {"method": method, "layout": layout}
         call = partial(mr.attention, causal=True)
-        peers = ATTENTION if layout == "zigzag" and device.type == "cuda" else {}
+        peers = ATTENTION if layout == "zigzag" and on_gpu else {}
         return Case("attention", dtype, sizes, call, inputs, 3, (2,) * 4, options, target, peers=peers)
 
     def packed(T: int, sequences: int, H: int, Hkv: int, d: int, method: str, layout: str) -> Case:
@@ -200,7 +211,6 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
             packed(64, 5, 4, 2, 16, "all_gather", "zigzag"),
             mlp(64, 64, 16),
         ]
-    on_gpu = device.type == "cuda"
     long, head = 2048, {"N": 1024, "V": 16384, "D": 256}
     if on_gpu:
         long, head = 32768, {"N": 8192, "V": 128256, "D": 4096}

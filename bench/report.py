@@ -22,6 +22,7 @@ OTHERS = (
     "traffic",
     "ranks",
     "collectives",
+    "overlap",
 )  # what is measured besides speed
 # Of the planner's formulas of collectives: how far they may be off, from which size of the object on.
 COLLECTIVE_TOLERANCE, LEAST_MIB = 0.25, 64
@@ -399,6 +400,25 @@ def ranks_table(rows: list[Row]) -> str:
     return table(header, [cells(row) for row in rows])
 
 
+def overlap_table(rows: list[Row]) -> str:
+    """A kernel beside an exchange, in medians, and what of the exchange is hidden."""
+    header = [
+        "kernel",
+        "MiB exchanged",
+        "kernel ms",
+        "exchange ms",
+        "one after the other",
+        "together",
+        "hidden",
+    ]
+
+    def cells(row: Row) -> list[str]:
+        times = (f"{each['median']:.3g}" for each in row["milliseconds"].values())
+        return [row["kernel"], f"{row['mib']:.0f}", *times, f"{row['hidden']:.0%}"]
+
+    return table(header, [cells(row) for row in rows])
+
+
 def collectives_table(rows: list[Row]) -> str:
     """Each collective and size: what was measured, beside the planner's formula."""
 
@@ -599,6 +619,13 @@ def tables(document: Row) -> str:
             "Median milliseconds of the whole problem on one device, and over ranks; the efficiency "
             "T1 / (W TW) of W ranks; what the planner predicts; and what others take over the same ranks.",
             ranks_table(ranks),
+        ]
+    if overlap := document.get("overlap"):
+        parts += [
+            "### Kernels beside an exchange",
+            "Medians of a kernel and of what ranks exchange beside it: apart, one after the other, and "
+            "together. Hidden is the time saved, as a share of the exchange.",
+            overlap_table(overlap),
         ]
     if collectives := document.get("collectives"):
         link = document["link"]

@@ -1,8 +1,9 @@
 """What torch has for the same calls over ranks, beside which bench/distributed.py times ours.
 
 Gathered logits are what a model does whose head is split over ranks and whose loss is not: every rank has all
-logits. `loss_parallel` is torch's, on DTensors. The MLP is Megatron's: it gathers the rows of all ranks, and
-the sum of the results is scattered. Attention is torch's `context_parallel`, which balances as "zigzag" does.
+logits. `loss_parallel` is torch's, on DTensors, and Liger's loss is of a rank's logits too. The MLP is
+Megatron's: it gathers the rows of all ranks, and the sum of the results is scattered. Attention is torch's
+`context_parallel`, which balances as "zigzag" does.
 
 Their collectives are torch's own, which add on their way. Ours add in the order of ranks, so they would be
 another contender.
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import loss_parallel
 
-__all__ = ["ATTENTION", "CROSS_ENTROPY", "DISTILLATION", "MLP", "Peer", "in_torch_parallel"]
+__all__ = ["ATTENTION", "CROSS_ENTROPY", "DISTILLATION", "LIGER", "MLP", "Peer", "in_torch_parallel"]
 
 Peer = Callable[[Any], Callable[..., Tensor]]  # of a group, the call by a rank's parts
 
@@ -106,6 +107,19 @@ def _loss_parallel(group: Any) -> Callable[..., Tensor]:
     return call
 
 
+def _liger(group: Any) -> Callable[..., Tensor]:
+    from liger_kernel.transformers.vocab_parallel_cross_entropy import LigerVocabParallelCrossEntropy
+
+    loss = LigerVocabParallelCrossEntropy()
+
+    def call(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        logits = F.linear(_Replicated.apply(x, group), weight)
+        found: Tensor = loss(logits[:, None], target[:, None], group).mean()
+        return found
+
+    return call
+
+
 @contextmanager
 def in_torch_parallel(group: Any) -> Iterator[None]:
     """Within it, passes of `loss_parallel` and `context_parallel` may run, forward and backward."""
@@ -150,6 +164,7 @@ CROSS_ENTROPY: dict[str, Peer] = {
     "torch, gathered logits": _cross_entropy,
     "torch, loss_parallel": _loss_parallel,
 }
+LIGER: dict[str, Peer] = {"Liger, vocabulary parallel": _liger}  # where it is installed
 DISTILLATION: dict[str, Peer] = {"torch, gathered logits": _distillation}
 ATTENTION: dict[str, Peer] = {"torch, context_parallel": _context_parallel}
 MLP: dict[str, Peer] = {"torch, sequence parallel": _mlp}

@@ -1,9 +1,12 @@
 """Times the collectives of Table 2 between ranks, and compares them with the planner's formulas.
 
     torchrun --nproc-per-node 2 scripts/measure_collectives.py [--mib 64 ...] [--check] [--out bench/results]
+    torchrun --nproc-per-node 3 scripts/measure_collectives.py --count
 
 The planner's links have a latency and a rate. Both are fitted to the all-gathers; the other three collectives
 are held to what `monoidreduce.plan` then says of them. NCCL runs them on GPUs, gloo on a CPU.
+
+--count times nothing: it plays the collectives as rings over gloo, and counts the bytes of each send.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ if __name__ == "__main__":
 
 import torch
 import torch.distributed as dist
+from counted_rings import counted
 from torch import Tensor
 
 from bench.harness import Stopwatch, summary
 from bench.machine import environment
-from bench.report import COLLECTIVE_TOLERANCE, LEAST_MIB, Row, met_collective, tables
+from bench.report import COLLECTIVE_TOLERANCE, LEAST_MIB, Row, met_collective, table, tables
 from bench.traffic import check_folder
 from monoidreduce._command_line import (
     Parser,
@@ -41,7 +45,9 @@ from monoidreduce.hardware import HARDWARE, Link
 from monoidreduce.plan.links import Group, Send
 
 FITTED = "all-gather"
+NO_LINK = Link(rate=1.0, latency=0.0, source="none yet")  # of which bytes alone count
 SIZES = (64, 128, 256, 512, 1024)  # MiB
+COUNTED = (1 << 20, (1 << 20) + 1)  # elements of objects whose bytes are counted; one has no even parts
 CALLS = 5  # one after the other, so that ranks that begin apart do not count
 ROUNDS = 20
 # torch 2.13 has other names for these.
@@ -114,8 +120,7 @@ def measure(
     """
     ranks = dist.get_world_size(group)
     found = [time_each(group, device, mib, rounds) for mib in sizes]
-    no_link = Link(rate=1.0, latency=0.0, source="none yet")
-    sent = [sends(no_link, ranks, bytes)[FITTED].bytes for bytes, _ in found]
+    sent = [sends(NO_LINK, ranks, bytes)[FITTED].bytes for bytes, _ in found]
     seconds = [summary(laps[FITTED])["median"] / 1e3 for _, laps in found]
     latency, rate = fitted(sent, seconds)
     link = Link(rate, latency, f"fitted to {FITTED}s")
@@ -134,6 +139,32 @@ def measure(
                 }
 
     return {"latency": latency, "rate": rate}, rows()
+
+
+def count(group: Any) -> list[tuple[str, int, int, float]]:
+    """Of collectives over the ranks of gloo: its name, bytes of the object, and what all ranks send for it.
+
+    The latter is as a transport counts it, and as the planner says.
+    """
+    ranks, found = dist.get_world_size(group), []
+    for elements in COUNTED:
+        for name in sends(NO_LINK, ranks, 1):
+            bytes, sent = counted(group, name, elements)
+            found.append((name, bytes, sent, ranks * sends(NO_LINK, ranks, bytes)[name].bytes))
+    return found
+
+
+def _print_counts() -> int:
+    """The exit status, on every rank the same."""
+    rows = count(dist.group.WORLD)
+    if dist.get_rank() == 0:
+        heads = ["collective", "ranks", "bytes", "bytes that all ranks send", "as the planner says"]
+        cells = [
+            [name, str(dist.get_world_size()), str(bytes), str(sent), f"{said:.0f}"]
+            for name, bytes, sent, said in rows
+        ]
+        print(table(heads, cells))
+    return int(any(sent != round(said) for _, _, sent, said in rows))
 
 
 def main(argv: list[str]) -> int:
@@ -157,10 +188,20 @@ def main(argv: list[str]) -> int:
         help=f"exit with 1 where a collective of {LEAST_MIB} MiB or more takes not within "
         f"{COLLECTIVE_TOLERANCE:.0%} of what the planner says".replace("%", "%%"),
     )
+    parser.add_argument(
+        "--count",
+        action="store_true",
+        help="count bytes on the wire instead, and exit with 1 where they are not those of the planner",
+    )
     parser.add_argument("--out", type=some_path, metavar="DIR", help="folder for the results")
     options = parser.parse_args(argv)
     if "RANK" not in os.environ:
         parser.error("no rank: start it by torchrun --nproc-per-node 2")
+    if options.count:
+        dist.init_process_group("gloo")
+        failed = _print_counts()
+        dist.destroy_process_group()
+        return failed
     sizes = sorted(set(options.mib))
     if len(sizes) < 2:
         parser.error("argument --mib: expected two sizes or more, through which a line goes")

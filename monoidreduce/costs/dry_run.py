@@ -27,6 +27,7 @@ from monoidreduce.flops import FORMULAS
 __all__ = ["DryRun", "Launch", "Operand", "dry_run"]
 
 _BLOCK = 512  # bytes, in which torch's allocator of GPU memory hands it out
+MOST = 1 << 24  # of a size; a call of as many takes seconds
 
 
 class Operand(NamedTuple):
@@ -187,6 +188,10 @@ def _planning(name: str, gpu: _C.DeviceFacts) -> Callable[..., _C.Plan]:
 def _check_modelled(operator: str, call: dict[str, Any], gpu: _C.DeviceFacts | None) -> None:
     """Refuses a call that has no model."""
     check_choice("op", operator, tuple(SIZES))
+    for name, value in call.items():
+        if isinstance(value, Tensor) and max(value.shape, default=0) > MOST:
+            expected = f"at most {MOST} along each axis, whose tiles the model goes through"
+            raise ValueError(mismatch(name, expected, [*value.shape]))
     if operator == "attention" and gpu is not None and wide_plans(call, call["q"].dtype, gpu):
         widths = [call["q"].shape[3], call["v"].shape[3]]
         raise ValueError(

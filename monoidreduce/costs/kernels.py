@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 from monoidreduce import _C
@@ -22,8 +23,10 @@ __all__ = ["Band", "Work", "work_of"]
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
 # Where jobs differ in length: streamed bytes of the heads that take turns job by job (fold_shape.cuh).
 _SECTION = 32 << 20
-# To be fast the model takes at most so many steps of a job, and about so many jobs, of some of the heads.
-_STEPS, _JOBS = 128, 2048
+# To be fast the model takes at most so many steps of a job, and about so many jobs, of some of the heads. Of
+# heads with more steps than this it takes some of the jobs, or several as one; of a contraction about so many
+# tiles. docs/cost.md, "What it does not know", says by how much bytes differ.
+_STEPS, _JOBS, _STEPS_OF_HEAD, _TILES = 128, 2048, 1 << 21, 1 << 20
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,22 @@ class Band:
 
     def pairs(self) -> int:
         """Of a row and a column that it keeps."""
-        if self.all:
-            return self.rows * self.columns
-        return sum(end - begin for begin, end in (self.of_rows(row, row) for row in range(self.rows)))
+        shift = self.columns - self.rows
+
+        def before(first: int) -> int:
+            """Pairs whose column is less than first + row."""
+            return sum(
+                sign * (_triangle(self.rows - 1 + first - cut) - _triangle(first - cut - 1))
+                for sign, cut in ((1, 0), (-1, self.columns))
+            )
+
+        kept = self.rows * self.columns if self.right < 0 else before(shift + self.right + 1)
+        return kept - (0 if self.left < 0 else before(shift - self.left))
+
+    def longest(self, by_rows: bool, staying: int) -> int:
+        """The most lines that any tile of `staying` rows or columns keeps."""
+        others = self.columns if by_rows else self.rows
+        return others if min(self.left, self.right) < 0 else min(staying + self.left + self.right, others)
 
     def passed(self, by_rows: bool, staying: int, streamed: int) -> list[range]:
         """For each tile of `staying` rows or columns, the tiles that stream past it."""
@@ -109,6 +125,11 @@ class Band:
     def jobs(self, by_rows: bool, staying: int, streamed: int) -> Counter[int]:
         """How many jobs, each of `staying` rows or columns, have so many tiles that stream past them."""
         return Counter(map(len, self.passed(by_rows, staying, streamed)))
+
+
+def _triangle(n: int) -> int:
+    """1 + ... + n."""
+    return n * (n + 1) // 2 if n > 0 else 0
 
 
 def _tiles(size: int, tile: int) -> int:
@@ -233,9 +254,21 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
     """Bytes that are read of what streams. stay, stream: bytes of the operands."""
     band, (staying, streaming) = fold.band, fold.tile
     lines, others = (band.rows, band.columns) if fold.by_rows else (band.columns, band.rows)
-    heads, of_head, step = fold.heads * fold.group, stream // fold.heads, _tiles(others, _STEPS)
-    step = streaming * _tiles(step, streaming)
-    passed = band.passed(fold.by_rows, staying, step)
+    heads, of_head = fold.heads * fold.group, stream // fold.heads
+    longest = band.longest(fold.by_rows, staying)
+    step = streaming * _tiles(_tiles(longest, _STEPS), streaming)
+    many = _tiles(_tiles(lines, staying) * _tiles(longest, step), _STEPS_OF_HEAD)
+    weight = Fraction(many)
+    if longest * of_head > gpu.kept * others:  # so many jobs are taken as one: each streams all anew
+        staying *= many
+        passed = band.passed(fold.by_rows, staying, step)
+    else:  # of jobs whose tiles stay in the cache, those in the middle are taken
+        passed = band.passed(fold.by_rows, staying, step)
+        alike = [tile for tile, streams in enumerate(passed) if streams]
+        skipped = (len(alike) - _tiles(len(alike), many)) // 2
+        for tile in (*alike[:skipped], *alike[len(alike) - skipped :]):
+            passed[tile] = range(0)
+        weight = Fraction(max(len(alike), 1), max(len(alike) - 2 * skipped, 1))
     section = 1 if band.all else max(_SECTION // of_head, 1) * fold.group
     together = max(section, fold.group)
     some = min(together * _tiles(_JOBS, together * len(passed)), heads)  # others fare as they do
@@ -246,7 +279,7 @@ def _streamed(fold: _Fold, stay: int, stream: int, gpu: Hardware) -> int:
         gpu.facts().multiprocessors,
     )
     read = sum(size for (operand, *_), size in read_by(steps, gpu.kept).items() if operand == "streams")
-    return read * heads // some
+    return int(read * weight) * heads // some
 
 
 def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -310,7 +343,9 @@ def _contraction_read(rows: int, columns: int, width: int, tile: tuple[int, int]
     """Bytes of both operands."""
     row_bytes, column_bytes = (_parts(n, t, 2 * width) for n, t in zip((rows, columns), tile, strict=True))
     groups = _groups(len(row_bytes), tile[0], width, gpu)
-    return sum(read_by(tile_steps(groups, row_bytes, column_bytes, _clusters(gpu)), gpu.kept).values())
+    some = groups[: max(_TILES // (max(groups, default=1) * len(column_bytes) or 1), 2)]  # as above
+    steps = tile_steps(some, row_bytes, column_bytes, _clusters(gpu))
+    return sum(read_by(steps, gpu.kept).values()) * len(groups) // max(len(some), 1)
 
 
 def _contraction(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +20,24 @@ from monoidreduce._command_line import (
     replacing,
     some_path,
 )
-from monoidreduce.costs.cost import cost
+from monoidreduce.costs.cost import Cost, cost
 from monoidreduce.costs.sizes import OPERATORS, call_of
 from monoidreduce.hardware import HARDWARE, Hardware, find, find_gpu
 from monoidreduce.plan.roofline import Roofline, on_device
 
-__all__ = ["Point", "latest", "main", "measured_roof", "points", "save_figure"]
+__all__ = ["Point", "latest", "main", "measured_roof", "peers", "points", "save_figure"]
 
 OURS = "monoidreduce"
+PHASES = ("forward", "backward")
 
 
 @dataclass(frozen=True)
 class Point:
-    """A pass of ours of a case of 16 bits.
+    """A pass of a case of 16 bits.
 
     Attributes:
-        op, phase: as a result names them; phase is "forward" or "backward".
-        intensity: FLOPs that the model executes, for each byte of DRAM that the model moves.
+        op, phase: as a result names them; phase is one of `PHASES`, or "total" of both.
+        intensity: FLOPs for each byte of DRAM. Of ours, those that the model executes and moves.
         rate: these FLOPs, over the time that was measured.
     """
 
@@ -54,20 +56,39 @@ def latest(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*found.values()]
 
 
-def points(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
-    """The passes of rows of this GPU, of operators that `mr.cost` knows, with default options."""
+def _calls(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Callable[..., Cost]]]:
+    """Rows of 16 bits, of operators that `mr.cost` knows, and `mr.cost` of their calls."""
     for row in rows:
         operator = OPERATORS.get(row["op"])
         if operator is None or row["dtype"] not in ("bfloat16", "float16") or "ignored" in row["parameters"]:
             continue
         tensors, options = call_of(operator, row["parameters"], getattr(torch, row["dtype"]))
-        passes = cost(operator, *tensors, hardware=hardware, **options).passes
-        for phase in ("forward", "backward"):
+        yield row, partial(cost, operator, *tensors, **options)
+
+
+def points(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
+    """Passes of ours, with default options. rows: of this GPU."""
+    for row, cost_of in _calls(rows):
+        passes = cost_of(hardware=hardware).passes
+        for phase in PHASES:
             of_phase = [p for p in passes if p.backward == (phase == "backward")]
             flops = sum(p.flops for p in of_phase)
             moved = sum(p.dram_read + p.dram_written for p in of_phase)
             seconds = 1e-3 * row["phases"][phase]["milliseconds"][OURS]["median"]
             yield Point(row["op"], phase, flops / moved, flops / seconds)
+
+
+def peers(rows: list[dict[str, Any]], hardware: Hardware) -> Iterator[Point]:
+    """Both passes of the fastest other library: useful FLOPs and compulsory bytes, for nobody knows its own.
+
+    Some libraries compute gradients in the forward pass. rows: of this GPU.
+    """
+    for row, cost_of in _calls(rows):
+        found, times = cost_of(hardware=hardware), row["phases"]["total"]["milliseconds"]
+        others = [times[name]["median"] for name in times if not name.startswith(OURS)]
+        if others:
+            flops = found.useful_flops
+            yield Point(row["op"], "total", flops / found.compulsory, 1e3 * flops / min(others))
 
 
 def measured_roof(documents: list[dict[str, Any]]) -> Roofline:
@@ -79,8 +100,12 @@ def measured_roof(documents: list[dict[str, Any]]) -> Roofline:
     )
 
 
-def save_figure(path: Path, hardware: Hardware, measured: Roofline, found: list[Point]) -> None:
+def save_figure(
+    path: Path, hardware: Hardware, measured: Roofline, found: list[Point], others: list[Point]
+) -> None:
     """Draws the roofs of the data sheet and of what was measured; forward passes as dots, others as crosses.
+
+    found: of ours, in a color of each operator. others: of other libraries, in grey squares.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -89,20 +114,25 @@ def save_figure(path: Path, hardware: Hardware, measured: Roofline, found: list[
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 6), layout="constrained")
     axes = figure.subplots()
     roofs = {"data sheet": on_device(hardware), "measured": measured}
-    intensities = [p.intensity for p in found] + [roof.critical_intensity for roof in roofs.values()]
+    intensities = [p.intensity for p in (*found, *others)] + [
+        roof.critical_intensity for roof in roofs.values()
+    ]
     least, most = min(intensities) / 2, 2 * max(intensities)
     for name, roof in roofs.items():
         ends = [least, roof.critical_intensity, most]
         axes.plot(ends, [roof.rate(x) for x in ends], color="black", linewidth=1, label=f"roof, {name}",
                   linestyle="-" if name == "measured" else "--")  # fmt: skip
+    axes.plot([p.intensity for p in others], [p.rate for p in others], "s", color="0.7", markersize=4,
+              label="fastest other, both")  # fmt: skip
     for index, op in enumerate(dict.fromkeys(p.op for p in found)):
-        for phase, marker in (("forward", "o"), ("backward", "x")):
+        for phase, marker in zip(PHASES, "ox", strict=True):
             own = [p for p in found if (p.op, p.phase) == (op, phase)]
             axes.plot([p.intensity for p in own], [p.rate for p in own], marker, color=f"C{index}",
                       markersize=5, label=f"{op}, {phase}")  # fmt: skip
     axes.set(
-        xscale="log", yscale="log", title=f"bfloat16 on {hardware.name}: executed FLOPs",
-        xlabel="FLOPs a byte of DRAM, by the model", ylabel="FLOP/s, measured",
+        title=f"bfloat16 on {hardware.name}: executed FLOPs, useful ones of others",
+        xscale="log", yscale="log",
+        xlabel="FLOPs a byte of DRAM: by the model, compulsory of others", ylabel="FLOP/s, measured",
     )  # fmt: skip
     figure.legend(loc="outside right upper", fontsize="small")
     axes.grid(alpha=0.3)
@@ -146,11 +176,12 @@ def main(argv: list[str]) -> int:
         parser.error("argument results: expected some, for this is no clone of monoidreduce")
     committed = [] if clone is None else sorted((clone / "bench" / "results").glob("*.json"))
     documents = [*_documents(parser, options.results or committed, hardware)]
-    found = [*points(latest(documents), hardware)]
+    rows = latest(documents)
+    found = [*points(rows, hardware)]
     if not found:
         parser.error(f"argument results: expected 16-bit cases on {hardware.name}, got none")
     try:
-        save_figure(options.plot, hardware, measured_roof(documents), found)
+        save_figure(options.plot, hardware, measured_roof(documents), found, [*peers(rows, hardware)])
     except ImportError:
         parser.error("argument --plot: matplotlib is not installed: pip install matplotlib")
     print(f"{options.plot}: {len(found)} points")

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import monoidreduce as mr
 from monoidreduce._ops import slices
-from monoidreduce.costs import kernels
+from monoidreduce.costs import dry_run, kernels
 from monoidreduce.costs.kernels import Band
+from monoidreduce.hardware import HARDWARE
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 
@@ -50,6 +52,61 @@ def test_jobs_reach_from_the_first_to_the_last_tile_that_is_kept(band: Band, by_
         tiles = [i for i, part in enumerate(lines.any(0).split(streamed)) if part.any()]
         expected[tiles[-1] - tiles[0] + 1 if tiles else 0] += 1
     assert band.jobs(by_rows, staying, streamed) == expected
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "options"),
+    [
+        (1 << 22, kernels._STEPS_OF_HEAD, {"causal": True}),  # jobs differ in length: it takes many
+        (1 << 19, 1 << 17, {}),
+        (1 << 19, 1 << 14, {"window": (1023, 0)}),
+        (1 << 22, kernels._STEPS_OF_HEAD, {"window": (2**14, 0)}),
+    ],
+    ids=str,
+)
+def test_jobs_that_are_taken_together_read_as_they_do_apart(
+    length: int, steps: int, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
+    found = []
+    for most in (1 << 24, steps):
+        monkeypatch.setattr(kernels, "_STEPS_OF_HEAD", most)
+        kernels._streamed.cache_clear()
+        cost = mr.cost("attention", q, q, q, hardware="h100", **options)
+        found.append([p.dram_read for p in cost.passes if p.tiles])
+    kernels._streamed.cache_clear()
+    apart, together = found
+    assert together == pytest.approx(apart, rel=0.05)
+
+
+def test_groups_of_a_contraction_that_are_left_out_read_as_the_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = (1 << 16, 1 << 15, 1024, (256, 256), HARDWARE["h100"])
+    whole = kernels._contraction_read(*sizes)
+    monkeypatch.setattr(kernels, "_TILES", 1 << 11)
+    assert kernels._contraction_read.__wrapped__(*sizes) == pytest.approx(whole, rel=0.05)
+
+
+@pytest.mark.parametrize("hardware", ["h100", "a100", "cpu"])
+@pytest.mark.parametrize("options", [{"causal": True}, {"window": (1023, 0)}, {}], ids=str)
+def test_a_longest_call_has_a_cost(hardware: str, options: dict[str, object]) -> None:
+    """Of pairs that are counted in closed form, it has all."""
+    length = dry_run.MOST
+    q = torch.empty(1, 1, length, 128, dtype=torch.bfloat16, device="meta")
+    found = mr.cost("attention", q, q, q, hardware=hardware, **options)
+    pairs = {1: length**2, 2: length * (length + 1) // 2, 3: 1024 * length - 1023 * 1024 // 2}
+    kept = pairs[1 if not options else 2 if "causal" in options else 3]
+    assert found.useful_flops == pytest.approx(12 * 128 * kept, rel=1e-12) and found.seconds > 0
+
+
+@pytest.mark.parametrize("hardware", ["h100", "cpu"])
+def test_a_longer_call_is_refused(hardware: str) -> None:
+    q = torch.empty(1, 1, 64, 64, device="meta")
+    k = torch.empty(1, 1, 1 << 40, 64, device="meta")
+    complaint = rf"^k: expected at most {dry_run.MOST} along each axis, .*, got \[1, 1, {1 << 40}, 64\]$"
+    with pytest.raises(ValueError, match=complaint):
+        mr.cost("attention", q, k, k, hardware=hardware)
 
 
 def in_source(file: str, pattern: str) -> list[str]:

@@ -84,3 +84,22 @@ def test_predictions_stand_beside_measurements() -> None:
         line = report.ranks_table([row]).splitlines()[2]
         assert f"{alone:.3g} / {over:.3g}" in line and f"{alone / (2 * over):.2f}" in line
         assert distributed.predicted(row, "CPU") is None
+
+
+def _overlap(group: Any) -> tuple[list[dict[str, Any]], str]:
+    sys.path.append(ROOT)
+    from bench import overlap, report
+
+    rows = list(overlap.measure(group, torch.device("cpu"), quick=True, rounds=2))
+    return rows, report.overlap_table(rows)
+
+
+def test_what_is_hidden_is_the_time_saved() -> None:
+    for rows, text in on_ranks(2, _overlap):
+        assert json.loads(json.dumps(rows)) == rows and len(rows) == 3
+        for row in rows:
+            apart, together, exchange = (
+                row["milliseconds"][way]["median"] for way in ("one after the other", "together", "exchange")
+            )
+            assert row["hidden"] == pytest.approx((apart - together) / exchange)
+            assert row["kernel"] in text
