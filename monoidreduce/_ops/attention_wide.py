@@ -209,13 +209,14 @@ def backward(
     if band is None:
         return found
     of_keys = band.transposed
-    for sees, to_sum, factor in zip((band, of_keys, of_keys), found, (k, q, grad_out), strict=True):
-        if to_sum is not None:
-            sees.add_others(to_sum, factor, shared, signed=factor is grad_out)
-    lost = of_keys.sees((lse == torch.inf) | lse.isnan(), shared)  # to rows whose weights are NaN
-    for of_lines in found[1:]:
-        if of_lines is not None:
-            of_lines.masked_fill_(lost[..., None], torch.nan)
+    products = ((band, k, False), (of_keys, q, False), (of_keys, grad_out, True))
+    for of_input, (seen, factor, signed) in zip(found, products, strict=True):
+        if of_input is not None:
+            seen.add_others(of_input, factor, shared, signed)
+    lost = of_keys.sees((lse == torch.inf) | lse.isnan(), shared)  # by rows whose weights are NaN
+    for of_input in found[1:]:
+        if of_input is not None:
+            of_input.masked_fill_(lost[..., None], torch.nan)
     return found
 
 
