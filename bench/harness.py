@@ -20,7 +20,7 @@ from monoidreduce.demo.memory import Problem, peaks
 PHASES = ("forward", "backward", "total")
 ROUNDS = (5, 50)  # fewest and most
 AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-# More than any GPU's second-level cache, and 0.7 ms of writing on an H100: longer than the host needs for a
+# More than any GPU's L2 cache, and 0.7 ms of writing on an H100: longer than the host needs for a
 # call. With half of it one that needs 0.4 ms was in the times of short passes.
 FLUSH_BYTES = 2 << 30
 

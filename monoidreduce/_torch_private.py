@@ -24,6 +24,7 @@ __all__ = [
     "forward_ad_level",
     "forward_ad_on",
     "guard",
+    "inductor_keeping",
     "is_transformed",
     "mark_constant",
     "mark_untraced",
@@ -100,12 +101,13 @@ def backend_is_next(keys: Any) -> bool:
     bits. A torch that does not tell is asked again.
     """
     bits = keys.raw_repr()
-    if bits not in _reaches_backend:
-        _reaches_backend[bits] = (
+    reaches = _reaches_backend.get(bits)
+    if reaches is None:
+        reaches = _reaches_backend[bits] = (
             _keys_below_autograd is not None
             and (keys & _keys_below_autograd).highestPriorityTypeId() in _backends
         )
-    return _reaches_backend[bits]
+    return reaches
 
 
 def allows_tf32() -> bool:
@@ -116,6 +118,24 @@ def allows_tf32() -> bool:
     if _fp32_precision is None:
         return bool(torch.backends.cuda.matmul.allow_tf32)
     return bool(_fp32_precision("cuda", "matmul") == "tf32")
+
+
+def inductor_keeping(share: float) -> Any:
+    """torch.compile's default backend, which keeps at most this share of the activations that it would keep.
+
+    Loads the compiler. Without one of the names it keeps as much as it would.
+    """
+    try:
+        options: Any = _required("torch._functorch.config.patch")
+        inductor: Any = _required("torch._dynamo.backends.registry.lookup_backend")("inductor")
+    except ImportError:
+        return "inductor"
+
+    def backend(graph: Any, inputs: Any, **how: Any) -> Any:
+        with options(activation_memory_budget=share):
+            return inductor(graph, inputs, **how)
+
+    return backend
 
 
 def is_transformed(tensor: Tensor) -> bool:

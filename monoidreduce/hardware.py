@@ -39,7 +39,7 @@ class Measured:
     Attributes:
         peak: FLOP/s of a large bfloat16 matrix product.
         bandwidth: bytes/s of a large copy, read and written.
-        l2: bytes of the second-level cache that hold data before DRAM sees them; None where unknown.
+        l2: bytes of the L2 cache that hold data before DRAM sees them; None where unknown.
         source: where each number is from.
     """
 
@@ -81,7 +81,7 @@ class Hardware:
         axes: the number of physical axes. A switch, such as NVLink's, is one axis.
         joined: the most chips that these links join.
         source: where the numbers are from, but measured ones.
-        l2: bytes of the second-level cache.
+        l2: bytes of the L2 cache.
         shared: bytes of shared memory that a thread block can have.
         multiprocessors: their number.
         capability: compute capability of a GPU of NVIDIA's.
@@ -130,7 +130,7 @@ class Hardware:
 
     @property
     def kept(self) -> float:
-        """Bytes that the second-level cache keeps of what all multiprocessors read.
+        """Bytes that the L2 cache keeps of what all multiprocessors read.
 
         Half of it where nobody measured: both partitions of the cache hold a copy.
         """

@@ -3,7 +3,7 @@
     python scripts/measure_traffic.py [--small] [--check] [--out bench/results]
     python scripts/measure_traffic.py --counted FILE [--check] [--out bench/results]
 
-One process of ncu watches scripts/traffic_calls.py. It counts bytes of DRAM and of the second-level cache in
+One process of ncu watches scripts/traffic_calls.py. It counts bytes of DRAM and of the L2 cache in
 one run of each kernel, before which it empties the caches. It does not see what cudaMemset and
 cudaMemcpy move.
 
@@ -112,7 +112,7 @@ def by_pass(found: Iterator[Kernel]) -> list[list[Kernel]]:
 def with_counters(rows: list[Row], passes: list[list[Kernel]]) -> list[Row]:
     """The rows with what was counted. The first one is the calibration.
 
-    The counter of the second-level cache counts some bytes more than once. How often, the calibration tells,
+    The counter of the L2 cache counts some bytes more than once. How often, the calibration tells,
     whose bytes are known: all are divided by that. Raises ValueError unless each row has kernels.
     """
     if len(rows) != len(passes) or not all(passes):

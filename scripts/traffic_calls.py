@@ -58,7 +58,7 @@ TOLERANCES = {
 OF_CONTRACTIONS = 0.35
 # Bytes of rows' statistics, which the model of contractions leaves out. No case has more.
 STATISTICS = 1 << 20
-# Bytes that a kernel may leave in the second-level cache of an H100, where they are not counted.
+# Bytes that a kernel may leave in the L2 cache of an H100, where they are not counted.
 LEFT = 25_000_000
 
 

@@ -17,7 +17,7 @@
 
 namespace monoidreduce::cuda {
 
-// How a tier reads biases of scores: element by element, or in tiles by the copy engine.
+// How a tier reads biases of scores: element by element, or in tiles by TMA.
 enum class Biases { kElements, kTiles };
 
 // Calls run(scores) with the score policy that a problem needs.

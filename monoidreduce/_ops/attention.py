@@ -42,7 +42,7 @@ NO_SPANS: Spans = (None, None)
 
 
 def score_scale(q: Tensor, scale: float | None) -> float:
-    return max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    return (q.shape[-1] or 1) ** -0.5 if scale is None else scale
 
 
 def _score_bias(q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor | None:
@@ -119,14 +119,14 @@ def attention_results(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """compensated: out_low, which else is empty, is there beside an output of 16 bits."""
     *rows, _ = q.shape
-    out, lse = q.new_empty((*rows, v.shape[3])), statistics(q, *rows)
+    out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *rows)
     return out, lse, torch.empty_like(lse), low_words(out, compensated)
 
 
 def low_words(out: Tensor, compensated: bool) -> Tensor:
     """For what rounding `out` loses: as large, or empty where nothing is kept."""
     kept = compensated and out.element_size() == 2
-    return torch.empty_like(out) if kept else out.new_empty((0, 0, 0, 0))
+    return torch.empty_like(out) if kept else out.new_empty(0, 0, 0, 0)
 
 
 def present(low: Tensor) -> Tensor | None:
@@ -152,7 +152,7 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
     width, plan, scratch = v.shape[3], None, None
-    if attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
+    if q.is_cuda and attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
         found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
         attention_wide.forward(q, k, v, options, found)
         return found

@@ -34,11 +34,11 @@ def sequence_spans(
     """
     queries, keys = q.shape[2], k.shape[2]
     tokens = queries if tokens is None else tokens
-    of_queries, of_keys = (q.new_empty((lines, 2), dtype=torch.int64) for lines in (tokens, keys))
+    of_queries, of_keys = (q.new_empty(lines, 2, dtype=torch.int64) for lines in (tokens, keys))
     for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), starts, strict=True):
         if t.numel() > 0 and t.data_ptr() == 0:  # torch would convert it all the same
             raise TypeError(mismatch(name, "a tensor with memory of its own", type(t)))
-    query_starts, key_starts = (t.to(torch.int64).contiguous() for t in starts)
+    query_starts, key_starts = (t.long().contiguous() for t in starts)
     _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
     if queries == tokens:
         return of_queries, of_keys

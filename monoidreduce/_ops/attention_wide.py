@@ -51,8 +51,10 @@ def takes(
     options: scale, softcap, left, right. gpu: the one that is planned for, wherever the tensors are.
     """
     widths = q.shape[3], v.shape[3]
-    fits = all(width % 8 == 0 and 0 < width <= WIDEST for width in widths) and max(widths) > WIDEST_RESIDENT
+    if not WIDEST_RESIDENT < max(widths) <= WIDEST:
+        return False
     rows = q.shape[0] and q.shape[2] * q.shape[1] // max(k.shape[1], 1)
+    fits = min(widths) > 0 and all(width % 8 == 0 for width in widths)
     if not (fits and q.element_size() == 2 and rows >= LEAST_ROWS and k.shape[2] > 0):
         return False
     scale, softcap, *_ = options
@@ -68,7 +70,7 @@ def takes(
 def plans(q: Tensor, k: Tensor, v: Tensor, gpu: _C.DeviceFacts | None = None) -> tuple[_C.Plan, _C.Plan]:
     """Of the fold and of the backward pass of a head."""
     keys, values, rows = k[0, 0], v[0, 0], q.shape[2] * q.shape[1] // k.shape[1]
-    of_queries, upstream = (q.new_empty((1, t.shape[3])).expand(rows, -1) for t in (q, v))
+    of_queries, upstream = (q.new_empty(1, t.shape[3]).expand(rows, -1) for t in (q, v))
     mode: Any = {"deterministic": torch.are_deterministic_algorithms_enabled(), "gpu": gpu}
     fold = _C.plan_statistics_fold(of_queries, keys, None, None, state_words=2, gpu=gpu)
     operands = (of_queries, keys, upstream, values)

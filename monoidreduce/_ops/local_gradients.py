@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
-# a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 turns
+# a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 waves
 # of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
 _BYTES_OF_GATHERED = 38 << 20
 # With so many elements a product has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
@@ -86,7 +86,7 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None)
 
 def order_rows(rows: Tensor, *, target: Tensor | None, mask: Tensor | None, ignore_index: int = 0) -> Tensor:
     """[N + 1]: the rows that count, then the others; last, how many count, which the host does not know."""
-    order = rows.new_empty((len(rows) + 1,), dtype=torch.int64)
+    order = rows.new_empty(len(rows) + 1, dtype=torch.int64)
     stream = streams.current(rows.device.index)
     _C.order_rows(order, target, mask, ignore_index, 1, stream)
     return order
@@ -97,7 +97,7 @@ def room_to_gather(*operands: Tensor) -> list[Tensor]:
     row_block = 256
     bytes_of_row = sum(rows.element_size() * rows.shape[1] for rows in operands)
     fitting = max(_BYTES_OF_GATHERED // bytes_of_row // row_block, 1) * row_block
-    return [rows.new_empty((min(len(rows), fitting), rows.shape[1])) for rows in operands]
+    return [rows.new_empty(min(len(rows), fitting), rows.shape[1]) for rows in operands]
 
 
 def gather_rows(rows: Tensor, order: Tensor, out: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class Head:
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order = clusters, order
-        self.kept = rows.new_empty((len(rows), 0)) if kept is None else kept
+        self.kept = rows.new_empty(len(rows), 0) if kept is None else kept
         first = self.kept.shape[1]
         whole = first == len(columns)
         self.d_columns = columns.new_empty(columns.shape) if needed[1] else None
@@ -213,7 +213,7 @@ class Head:
         if order is not None and not whole:
             gathered = room if space.gathers_in_rows and room is not None else torch.empty_like(self.rows)
             self.rows = gather_rows(self.rows, order, gathered)
-        self.sums = columns.new_empty((len(columns),), dtype=torch.float32) if needed[2] else None
+        self.sums = columns.new_empty(len(columns), dtype=torch.float32) if needed[2] else None
         self.partial_sums = None
         if needed[2]:
             groups = 16 * -(-len(rows) // 256)
@@ -226,7 +226,7 @@ class Head:
         pitch, place = -(-count // 8) * 8, self.space.place(part)
         if place == "own":
             if self.own is None:
-                self.own = self.rows.new_empty((rows, self.space.own))
+                self.own = self.rows.new_empty(rows, self.space.own)
             return self.own[:, :count]
         room = self.room if place == "rows" else self.d_columns
         assert room is not None

@@ -46,7 +46,7 @@ def log_probs_results(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """log_probs, entropy, the log-sum-exps of tokens in two words; top1, empty where nobody asks for it."""
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
-    return log_probs, entropy, lse, lse_low, target.new_empty((x.shape[0] if top1 else 0,))
+    return log_probs, entropy, lse, lse_low, target.new_empty(x.shape[0] if top1 else 0)
 
 
 def log_probs_forward(
@@ -81,7 +81,7 @@ def log_probs_forward(
     options = (logit_scale, softcap, temperature, ignore_index, first_class, classes)
     arguments: Any = (*operands, *filled, *options, *launch(x), plan)
     _C.log_probs_forward(*arguments)
-    return log_probs, entropy, lse, lse_low, target.new_empty((0,)) if best is None else best
+    return log_probs, entropy, lse, lse_low, target.new_empty(0) if best is None else best
 
 
 def log_probs_backward(

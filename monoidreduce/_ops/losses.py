@@ -98,7 +98,7 @@ def _traced_kept(
 
 def _empty_kept(x: Tensor, classes: int) -> Tensor:
     """[tokens, classes kept, rounded up to 8]."""
-    return x.new_empty((x.shape[0], -(-classes // 8) * 8))
+    return x.new_empty(x.shape[0], -(-classes // 8) * 8)
 
 
 def _unit_upstream(tokens: Tensor, slope: float) -> Tensor:
@@ -248,15 +248,10 @@ def cross_entropy_forward(
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
     plan = scratch = first_kept = kept_for = order = gathered = None
     kept, class_weights = _empty_kept(x, 0), with_mean(class_weight)
-    if x.is_cuda:
-        plan = _C.plan_cross_entropy_forward(
-            x,
-            weight,
-            bias,
-            class_weight=class_weights,
-            logit_scale=logit_scale,
-            label_smoothing=label_smoothing,
-        )
+    mean = reduction == "mean" and class_weight is None
+    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
+    if x.is_cuda:  # by position, as a call: names would take a microsecond
+        plan = _C.plan_cross_entropy_forward(x, weight, bias, target, class_weights, *(None,) * 9, *options)
         keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
         if keep and plan.keeps:
             kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
@@ -270,8 +265,6 @@ def cross_entropy_forward(
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
     results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
-    mean = reduction == "mean" and class_weight is None
-    options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
     _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
     if class_weights is not None and reduced is not None:
         counted = target != ignore_index
@@ -387,10 +380,11 @@ def distillation_results(
     """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
     reduction, kind, temperature, keep, x_differentiated, workspace = options
     tokens = x.shape[0]
-    loss = statistics(x, *([tokens] if reduction == "none" else []))
+    stats = statistics(x, 6, tokens)
+    loss = stats.new_empty(tokens) if reduction == "none" else stats.new_empty(())
     keep, width = keep and kind != "reverse_kl", teacher_x.shape[1]
     kept = _traced_kept(x, weight, workspace, x_differentiated, keep, 1 / temperature, width)
-    return loss, statistics(x, 6, tokens), kept
+    return loss, stats, kept
 
 
 def distillation_forward(
@@ -409,8 +403,10 @@ def distillation_forward(
     losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
     plan = scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     kept = _empty_kept(x, 0)
-    if x.is_cuda:
-        plan = _C.plan_distillation_forward(x, weight, teacher_x, teacher_weight, temperature=temperature)
+    options = (reduction == "mean", DISTILLATION_LOSSES.index(kind), temperature)
+    if x.is_cuda:  # by position, as a call: names would take a microsecond
+        given: Any = (x, weight, teacher_x, teacher_weight, *(None,) * 11, *options)
+        plan = _C.plan_distillation_forward(*given)
         if keep and kind != "reverse_kl" and plan.keeps:
             classes = kept_classes(x, weight, workspace, x_differentiated, teacher_x.shape[1])
             kept = _empty_kept(x, classes)
@@ -427,9 +423,9 @@ def distillation_forward(
             gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
     heads = (x, weight, teacher_x, teacher_weight)
-    given = (*heads, mask, losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
-    options = (order, gathered, teacher_gathered, reduction == "mean", DISTILLATION_LOSSES.index(kind))
-    arguments: Any = (*given, *options, temperature, *launch(x), plan)
+    results = (losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
+    active = (order, gathered, teacher_gathered)
+    arguments: Any = (*heads, mask, *results, *active, *options, *launch(x), plan)
     _C.distillation_forward(*arguments)
     return losses if reduced is None else reduced, stats, kept
 
@@ -538,7 +534,8 @@ def logsumexp_results(
 ) -> tuple[Tensor, Tensor, Tensor]:
     lse = statistics(a, a.shape[0])
     keeps = a_differentiated and _traced_narrow(a, b, scale)
-    return lse, torch.empty_like(lse), a.new_empty((len(a), -(-a.shape[1] // 8) * 8) if keeps else (0, 0))
+    mean = a.new_empty(len(a), -(-a.shape[1] // 8) * 8) if keeps else a.new_empty(0, 0)
+    return lse, torch.empty_like(lse), mean
 
 
 def _traced_narrow(a: Tensor, b: Tensor, scale: float) -> bool:
@@ -557,14 +554,15 @@ def logsumexp_forward(
     lse = statistics(a, a.shape[0])
     lse_low, plan, scratch, mean = torch.empty_like(lse), None, None, None
     if a.is_cuda:
-        plan = _C.plan_logsumexp_forward(a, b, mean=a if a_differentiated else None, scale=scale)
+        kept = a if a_differentiated else None
+        plan = _C.plan_logsumexp_forward(a, b, None, None, kept, None, scale)
         if plan.narrow:
             a, b = padded(a), padded(b)
             mean = new(a)
         elif plan.tensor_cores:
             a, b, scratch = padded(a), padded_weight(b, plan), statistics(a, plan.scratch)
     _C.logsumexp_forward(a, b, lse, lse_low, mean, scratch, scale, *launch(a), plan)
-    return lse, lse_low, a.new_empty((0, 0)) if mean is None else mean
+    return lse, lse_low, a.new_empty(0, 0) if mean is None else mean
 
 
 def logsumexp_backward(

@@ -42,7 +42,7 @@ def mlp_result(
 ) -> Tensor:
     """unrounded_result: it has the accumulation dtype."""
     shape = (x.shape[0], w2.shape[0])
-    return statistics(x, *shape) if unrounded_result else x.new_empty(shape)
+    return statistics(x, *shape) if unrounded_result else x.new_empty(*shape)
 
 
 def _readable_mlp(

@@ -60,7 +60,7 @@ def multiply_hidden(
 ) -> None:
     """Writes out [rows, N]. store(x, hidden) writes the hidden values of some rows."""
     weight = multipliable(w2).T
-    workspace = out.new_empty((rows_at_once, weight.shape[0]))
+    workspace = out.new_empty(rows_at_once, weight.shape[0])
     with without_autocast(x):
         for part in parts_of(out.shape[0], rows_at_once):
             hidden, product = workspace[: _size(part)], rows_of(out, part)
@@ -105,7 +105,7 @@ def multiply_hidden_gradients(
     dx = Total(x, len(unit_parts)) if needed[0] else None
     dw1 = Total(w1, len(row_parts)) if needed[1] else None
     dw2 = Total(w2, len(row_parts)) if needed[2] else None
-    dbias1 = x.new_empty((w1.shape[0],), dtype=torch.float32) if needed[3] else None
+    dbias1 = x.new_empty(w1.shape[0], dtype=torch.float32) if needed[3] else None
     with without_autocast(x):
         for units in unit_parts:
             w1_there, w2_there = rows_of(w1, units), columns_of(w2, units)
@@ -136,4 +136,4 @@ def multiply_hidden_gradients(
 def _partial_sums(local: Tensor) -> Tensor:
     """A place for sums over 16 rows each, in whole tiles."""
     rows, units = local.shape
-    return local.new_empty((16 * -(-rows // 256), 192 * -(-units // 192)), dtype=torch.float32)
+    return local.new_empty(16 * -(-rows // 256), 192 * -(-units // 192), dtype=torch.float32)

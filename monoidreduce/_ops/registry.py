@@ -27,7 +27,7 @@ from monoidreduce._torch_private import (
     transforms_are_active,
 )
 
-__all__ = ["OPERATORS", "UNROUNDED", "Operator", "choices", "register"]
+__all__ = ["OPERATORS", "UNROUNDED", "Operator", "any_requires_grad", "choices", "register"]
 
 # An option of backward ops: gradients of rows may stay in the dtype in which they were summed.
 UNROUNDED = "bool unrounded=False"
@@ -71,7 +71,7 @@ def _picker(indices: list[int]) -> Callable[[Any], Any]:
     return itemgetter(slice(indices[0], indices[0] + 1)) if indices else lambda _: ()
 
 
-def _any_requires_grad(args: tuple[Any, ...]) -> bool:
+def any_requires_grad(args: tuple[Any, ...]) -> bool:
     for argument in args:  # noqa: SIM110 - half the time of any()
         if isinstance(argument, Tensor) and argument.requires_grad:
             return True
@@ -98,7 +98,7 @@ def _autograd(
     keys: those of the call; None where torch.func works at one of its levels.
     """
 
-    def below(keys: Any, *args: Any) -> Any:
+    def below(keys: Any, args: tuple[Any, ...]) -> Any:
         if keys is not None and backend_is_next(keys):
             result = backend(*args)
         else:
@@ -109,7 +109,7 @@ def _autograd(
     class Recorded(SingleLevelFunction):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, keys: Any, *args: Any) -> Any:
-            result = below(keys, *args)
+            result = below(keys, args)
             save(ctx, args, result)
             return result
 
@@ -136,9 +136,9 @@ def _autograd(
             with single_level():
                 return transform(None, *args)
         # Forward-mode AD is not implemented: recording says so, where going on would drop the tangent.
-        if (torch.is_grad_enabled() and _any_requires_grad(args)) or forward_ad_level() >= 0:
+        if (torch.is_grad_enabled() and any_requires_grad(args)) or forward_ad_level() >= 0:
             return record(keys, *args)
-        return below(keys, *args)
+        return below(keys, args)
 
     return kernel
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-__all__ = ["TILE_COLUMNS", "TILE_ROWS", "Space", "columns_in", "columns_to_keep", "product_turns", "slices"]
+__all__ = ["TILE_COLUMNS", "TILE_ROWS", "Space", "columns_in", "columns_to_keep", "product_waves", "slices"]
 
 TILE_COLUMNS = 256
 TILE_ROWS = 256  # of a cluster of two multiprocessors
@@ -120,17 +120,17 @@ def _start(stop: int, fitting: int, space: Space, clusters: int) -> int:
     return (end - tiles) * TILE_COLUMNS
 
 
-def product_turns(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
+def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, int]:
     """How long a product of local gradients takes, in columns of a cluster, and the columns of its tile.
 
-    Tiles come in turns, one for each cluster, and in the last turn some clusters are idle. Of tiles of 256
+    Tiles come in waves, one for each cluster, and in the last wave some clusters are idle. Of tiles of 256
     columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/local_products.cu).
     """
 
-    def turns(tile: int) -> int:
+    def waves(tile: int) -> int:
         return -(-row_tiles * -(-columns // tile) // clusters) * tile
 
-    return min((turns(256), 256), (1.04 * turns(192), 192))
+    return min((waves(256), 256), (1.04 * waves(192), 192))
 
 
 def _busy_time(tiles: int, space: Space, clusters: int) -> float:
@@ -141,4 +141,4 @@ def _busy_time(tiles: int, space: Space, clusters: int) -> float:
     """
     row_tiles, width = -(-space.rows // TILE_ROWS), space.width
     local = -(-row_tiles * tiles // clusters) * TILE_COLUMNS
-    return local * width + product_turns(tiles, width, clusters)[0] * space.rows
+    return local * width + product_waves(tiles, width, clusters)[0] * space.rows

@@ -37,13 +37,13 @@ class Pass:
         launches: how many kernels.
         flops: executed, of whole tiles.
         dram_read, dram_written: bytes, by the model.
-        l2_read: bytes that multiprocessors ask of the second-level cache. What several ask for at a time may
+        l2_read: bytes that multiprocessors ask of the L2 cache. What several ask for at a time may
             reach it once, so a counter has less. None where it is not known.
         l2_added: bytes that they add to sums there, or None.
         jobs, tiles: of the schedule.
         seconds: by the model.
         slowest: seconds if nothing overlaps.
-        bound: what takes longest, "tensor", "dram" or "launch". The second-level cache and exponentials bound
+        bound: what takes longest, "tensor", "dram" or "launch". The L2 cache and exponentials bound
             no time here: shares of the tensor cores' rate were fitted with what they take.
     """
 
@@ -63,7 +63,7 @@ class Pass:
 
     @property
     def l2(self) -> int | None:
-        """Bytes read from the second-level cache and added there; None where it is not known."""
+        """Bytes read from the L2 cache and added there; None where it is not known."""
         return None if self.l2_read is None or self.l2_added is None else self.l2_read + self.l2_added
 
 
@@ -79,7 +79,7 @@ class Cost:
         executed_flops: of whole tiles and with recomputation.
         compulsory: bytes of inputs read once and of outputs and gradients written once, in each direction.
         lower_bounds: bytes by the name of the function in `monoidreduce.io.bounds`, for a cache as large as
-            the second-level one: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
+            the L2 cache: "compulsory"; "segment" and "theta_forward" of attention; "matmul" of
             others. "theta_forward" is no bound in bytes: it is asymptotic, its constant set to 1, its n^2
             the kept pairs.
         dram: bytes that the passes move.

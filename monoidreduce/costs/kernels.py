@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from monoidreduce import _C
-from monoidreduce._ops.slices import TILE_ROWS, product_turns
+from monoidreduce._ops.slices import TILE_ROWS, product_waves
 from monoidreduce.costs.dry_run import Launch, Operand
 from monoidreduce.costs.steps import Job, job_steps, read_by, tile_steps
 from monoidreduce.hardware import Hardware
@@ -42,7 +42,7 @@ class Work:
         read, written: bytes of DRAM.
         workers: multiprocessors that share a job.
         shared: do blocks share the last jobs, so that all end together.
-        l2: bytes that multiprocessors ask of the second-level cache, and that they add to sums there; None
+        l2: bytes that multiprocessors ask of the L2 cache, and that they add to sums there; None
             where nobody knows, as of tiles that no plan tells.
     """
 
@@ -422,7 +422,7 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     (rows, depth), columns = a["a"].shape, a["b"].shape[1]
     if launch.name == "columns_product":
         rows, depth = depth, rows
-    tile = product_turns(_tiles(rows, TILE_ROWS), columns, _clusters(gpu))[1]
+    tile = product_waves(_tiles(rows, TILE_ROWS), columns, _clusters(gpu))[1]
     summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # by addition
     work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
     yield Work(**{**vars(work), "read": work.read + summed})

@@ -1,4 +1,4 @@
-"""What kernels read from DRAM, step by step, past a second-level cache that drops what was not used longest.
+"""What kernels read from DRAM, step by step, past an L2 cache that drops what was not used longest.
 
 Multiprocessors keep in step: what several of them read in one step comes from DRAM once. A step is
 

@@ -1,7 +1,7 @@
 """The two passes of this library's attention on tensor cores, by the tiles that its own plans give.
 
 One multiprocessor's view: its cache holds a tile that stays and one that streams past it. `monoidreduce.cost`
-plays the same tiles past the second-level cache that all multiprocessors share.
+plays the same tiles past the L2 cache that all multiprocessors share.
 """
 
 from __future__ import annotations

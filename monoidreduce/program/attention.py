@@ -29,7 +29,7 @@ def results(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor
     """rest: ends with `weights` and `compensated`, as of `attention_results`."""
     *rows, _ = q.shape
     *_, weights, compensated = rest
-    out, lse = q.new_empty((*rows, v.shape[3])), statistics(q, *((0,) if weights else rows))
+    out, lse = q.new_empty(*rows, v.shape[3]), statistics(q, *((0,) if weights else rows))
     return out, lse, torch.empty_like(lse), low_words(out, compensated)
 
 

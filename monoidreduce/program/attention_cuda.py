@@ -97,7 +97,7 @@ def forward(
     plan = plan_forward(q, k, v, options, spans=spans, blocks=blocks)
     check(plan)
     q, k, v = readable(q, v, q, k, v)
-    out, lse_low = q.new_empty((*rows, v.shape[3])), torch.empty_like(lse)
+    out, lse_low = q.new_empty(*rows, v.shape[3]), torch.empty_like(lse)
     out_low = low_words(out, compensated)
     kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options, plan)
     filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))

@@ -115,9 +115,9 @@ def _tried(monoid: str, device: torch.device) -> dict[str, Any] | None:
     samples = draw(of)
     operands = no_operands(_SAMPLES, device)
     a = operands[0]
-    numbers = a.new_empty((count_of_numbers(of), _SAMPLES))
+    numbers = a.new_empty(count_of_numbers(of), _SAMPLES)
     real, label = samples.real.to(device), samples.label.to(device)
-    none = a.new_empty((0, _SAMPLES))
+    none = a.new_empty(0, _SAMPLES)
     plan = fold_plan(operands)
     given: Any = (*operands, real, None, label, None, None, None, numbers, none, none.long(), a.new_empty(0))
     given += (loaded(LAWS, monoid, a.dtype, a.device.index), 1, 1.0, *launch(a), plan)

@@ -51,7 +51,7 @@ def _results(monoid: CppSource, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
         statistics(a, monoid.count("real"), len(a)),
         statistics(a, monoid.count("kept"), len(a)),
-        a.new_empty((monoid.count("index"), len(a)), dtype=torch.int64),
+        a.new_empty(monoid.count("index"), len(a), dtype=torch.int64),
     )
 
 

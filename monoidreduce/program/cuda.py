@@ -126,7 +126,7 @@ def rows_product(
     multiple of 8.
     """
     plan, store, _ = _local_gradients(program, (a, b, None, None), known, counts, scale, workspace)
-    rows = payload.new_empty((1, payload.shape[1])).expand(len(a), -1)  # whose product with g nobody wants
+    rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # whose product with g nobody wants
     head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
     multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
     assert head.row_sums is not None
@@ -176,7 +176,7 @@ def multiplied_by_torch(
     for first in range(0, columns, at_once):
         part = slice(first, min(first + at_once, columns))
         local = [
-            None if t is None else t.new_empty((rows, part.stop - first), dtype=dtype) for t in operands[::2]
+            None if t is None else t.new_empty(rows, part.stop - first, dtype=dtype) for t in operands[::2]
         ]
         store(part, *local)
         for gradients, of_rows, of_columns, d_rows, d_columns in zip(

@@ -61,7 +61,7 @@ def _results(program: Program, a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (
         statistics(a, program.values, rows),
         statistics(a, len(program.softmaxes), rows),
-        a.new_empty((program.indices, rows), dtype=torch.int64),
+        a.new_empty(program.indices, rows, dtype=torch.int64),
     )
 
 

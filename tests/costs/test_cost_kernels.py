@@ -135,5 +135,5 @@ def test_tiles_of_products_are_those_of_the_kernel() -> None:
     )
     (factor,) = map(float, in_source(source, r"cost\(Narrow\{\}\) \* ([\d.]+) < cost\(Wide"))
     columns, clusters = 1920, 2  # 7.5 wide tiles, 10 narrow ones
-    assert slices.product_turns(1, columns, clusters) == (factor * 5 * narrow, narrow)
-    assert slices.product_turns(1, 8 * wide, clusters) == (4 * wide, wide)
+    assert slices.product_waves(1, columns, clusters) == (factor * 5 * narrow, narrow)
+    assert slices.product_waves(1, 8 * wide, clusters) == (4 * wide, wide)

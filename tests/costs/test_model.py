@@ -13,7 +13,7 @@ from monoidreduce.hardware import find
 H100 = find("h100")
 
 
-def test_equal_jobs_come_in_turns() -> None:
+def test_equal_jobs_come_in_waves() -> None:
     assert makespan(Counter({3: 10}), 4, 2.0, 1.0, shared=False) == 3 * (3 * 2 + 1)
 
 

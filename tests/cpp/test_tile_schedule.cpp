@@ -1,4 +1,4 @@
-// The contraction's schedule: every tile once, turns that are full but for the last, and a combine that reads every
+// The contraction's schedule: every tile once, waves that are full but for the last, and a combine that reads every
 // partial state of a row once.
 #include "monoidreduce/device/schedule/tile_schedule.cuh"
 
@@ -34,7 +34,7 @@ void check_schedule(const TileSchedule& s, Checks& checks) {
   const int all = s.row_blocks * s.column_tiles;
   CHECK(checks, visits == all && static_cast<int>(tiles.size()) == all, visits, all, s.clusters,
         s.row_blocks);
-  checks.section("TileSchedule", "only the last turn is not full");
+  checks.section("TileSchedule", "only the last wave is not full");
   CHECK(checks, most - fewest <= 1, fewest, most, s.clusters, s.row_blocks, s.column_tiles, s.most);
 
   for (int row_block = 0; row_block < s.row_blocks; ++row_block) {

@@ -217,7 +217,7 @@ def test_gradient_of_the_log_sum_exp_alone(
 
 
 def test_transposed_views(gpu: torch.device, tier: str) -> None:
-    """[B, N, H, D] in memory, which the copy engine reads in place; rows of odd pitch are copied."""
+    """[B, N, H, D] in memory, which TMA reads in place; rows of odd pitch are copied."""
     inputs = inputs_of("grouped", torch.bfloat16, gpu)
     views = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
     padded = {name: torch.nn.functional.pad(t, (0, 3))[..., :-3] for name, t in inputs.items()}

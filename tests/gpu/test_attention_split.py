@@ -187,7 +187,7 @@ def test_scores_far_from_zero(gpu: torch.device) -> None:
 
 
 def test_transposed_views(gpu: torch.device) -> None:
-    """[B, N, H, D] in memory, which the copy engine reads in place; rows of odd pitch are copied."""
+    """[B, N, H, D] in memory, which TMA reads in place; rows of odd pitch are copied."""
     inputs = inputs_of(4, 6, 4099, gpu, batch=2)
     views = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in inputs.items()}
     check_split(views, {"causal": True})

@@ -149,7 +149,7 @@ def test_few_rows_in_the_deterministic_mode(gpu: torch.device, deterministic: No
 
 
 def test_views(gpu: torch.device, tier: str) -> None:
-    """Leading axes, transposed weights, odd pitches: copied where the copy engine cannot read them."""
+    """Leading axes, transposed weights, odd pitches: copied where TMA cannot read them."""
     inputs = scaled_mlp_inputs((300, 1000, 520, 392), torch.bfloat16, gpu, biases=True)
     inputs["x"] = inputs["x"].reshape(3, 100, 520)
     inputs["w1"] = inputs["w1"].t().contiguous().t()

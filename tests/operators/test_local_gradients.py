@@ -177,8 +177,8 @@ def test_kept_local_gradients_are_multiplied_after_the_others(
             assert torch.equal(head.d_columns, expected.T @ a)
 
 
-def test_slices_fill_the_last_turn_of_tiles() -> None:
-    """On 66 clusters 32 blocks of rows by 33 tiles of columns are 16 turns, and 33 by 16 are 8."""
+def test_slices_fill_the_last_wave_of_tiles() -> None:
+    """On 66 clusters 32 blocks of rows by 33 tiles of columns are 16 waves, and 33 by 16 are 8."""
     space = Space.of(ROWS, 128256, 4096, 0, 0, [True, True, False], gathers=False)
     tiles, stop = [], space.columns
     for part in slices([space], clusters=66):

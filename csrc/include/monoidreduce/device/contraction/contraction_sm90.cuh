@@ -118,7 +118,7 @@ struct Multiplier {
   Memory& memory;
   const int warpgroup;
   RingPosition<Tile::kStages> at;
-  static constexpr int kTurn = 1;  // the named barrier at which the second consumer waits for the first
+  static constexpr int kPingPong = 1;  // the named barrier at which the second consumer waits for the first
 
   __device__ __forceinline__ void release(RingPosition<Tile::kStages> stage) {
     const int thread = threadIdx.x % kWarpgroup;
@@ -132,7 +132,7 @@ struct Multiplier {
     const int steps = steps_of<Tile>(p, kScore, counted);
     // With fewer steps than stages, the first consumer could be more than a tile ahead.
     const bool staggered = kScore == 0 && steps >= Tile::kStages;
-    if (staggered && warpgroup == 1) arch::sync_threads(kTurn, 2 * kWarpgroup);
+    if (staggered && warpgroup == 1) arch::sync_threads(kPingPong, 2 * kWarpgroup);
     RingPosition<Tile::kStages> before = at;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -146,7 +146,7 @@ struct Multiplier {
         arch::wait_products<1>();
         release(before);
       }
-      if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kTurn, 2 * kWarpgroup);
+      if (staggered && warpgroup == 0 && step == Tile::kLead) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
       before = at;
       at.advance();
     }

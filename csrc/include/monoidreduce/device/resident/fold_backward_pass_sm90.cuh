@@ -159,7 +159,7 @@ struct PassConsumer {
   using Memory = PassMemory<Tile>;
   using Position = RingPosition<Tile::kStages>;
   static constexpr int kBothConsumers = 1, kOneConsumer = 2;  // named barriers
-  static constexpr int kTurn = 4;                             // kTurn + w lets consumer w issue its products
+  static constexpr int kPingPong = 4;  // kPingPong + w lets consumer w issue its products
 
   const M& m;
   const Scores& scores_of;
@@ -258,9 +258,11 @@ struct PassConsumer {
     }
   }
 
-  __device__ __forceinline__ void wait_turn() const { arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup); }
-  __device__ __forceinline__ void end_turn() const {
-    arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+  __device__ __forceinline__ void wait_ping_pong() const {
+    arch::sync_threads(kPingPong + warpgroup, 2 * kWarpgroup);
+  }
+  __device__ __forceinline__ void end_ping_pong() const {
+    arch::arrive_threads(kPingPong + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
   __device__ __forceinline__ void release(Position at) const {
     if (leads()) memory.ring.release(at);
@@ -281,7 +283,7 @@ struct PassConsumer {
         own_upstream[r] = p.residuals.upstream[values + fragment_row(r)];
       }
     }
-    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(kTurn, 2 * kWarpgroup);
+    if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(kPingPong, 2 * kWarpgroup);
     if constexpr (Tile::kOfPayload) {
       sum_weights(tiles);
     } else {
@@ -293,9 +295,9 @@ struct PassConsumer {
   __device__ __forceinline__ void sum_weights(int tiles) {
     Position at;
     int tile = job.first_tile;
-    wait_turn();
+    wait_ping_pong();
     multiply_scores(at);
-    end_turn();
+    end_ping_pong();
     arch::wait_products<0>();
     pull_tile(at, tile * kStreamed);
     release(at);
@@ -306,11 +308,11 @@ struct PassConsumer {
       const Position summed = at;
       at.advance();
       if (++tile == job.end_tile) tile = job.first_tile;
-      wait_turn();
+      wait_ping_pong();
       multiply_scores(at);
       memory.ring.wait(summed);
       accumulate(summed);
-      end_turn();
+      end_ping_pong();
       arch::wait_products<1>();
       pull_tile(at, tile * kStreamed);
       release(at);
@@ -332,13 +334,13 @@ struct PassConsumer {
     int tile = job.first_tile;
 #pragma unroll 1
     for (int n = 0; n < tiles; ++n) {
-      wait_turn();
+      wait_ping_pong();
       if (n > 0) accumulate(summed);
       const Position second = at;
       multiply_u(second);
       at.advance();
       multiply_scores(at);
-      end_turn();
+      end_ping_pong();
       arch::wait_products<2>();
       if (n > 0) release(summed);
       arch::wait_products<1>();

@@ -178,7 +178,7 @@ template <class E, ForwardTiling Tile, TileMonoid M, ForwardScores<M> Scores, Pa
 struct Consumer {
   using R = typename M::Real;
   static constexpr int kColumns = Tile::kColumns, kPayloadWidth = Tile::kPayloadWidth;
-  static constexpr int kTurn = 1;  // named barrier kTurn + w lets consumer w issue its products
+  static constexpr int kPingPong = 1;  // named barrier kPingPong + w lets consumer w issue its products
   using Memory = ForwardMemory<Tile, BiasElement<Scores>, Job>;
   using BiasPosition = typename decltype(Memory::biases)::Position;
 
@@ -271,12 +271,12 @@ struct Consumer {
       return tile + 1;
   }
   // A single consumer has nobody to alternate with.
-  __device__ __forceinline__ void wait_turn() {
-    if constexpr (Tile::kConsumers > 1) arch::sync_threads(kTurn + warpgroup, 2 * kWarpgroup);
+  __device__ __forceinline__ void wait_ping_pong() {
+    if constexpr (Tile::kConsumers > 1) arch::sync_threads(kPingPong + warpgroup, 2 * kWarpgroup);
   }
-  __device__ __forceinline__ void end_turn() {
+  __device__ __forceinline__ void end_ping_pong() {
     if constexpr (Tile::kConsumers > 1)
-      arch::arrive_threads(kTurn + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
+      arch::arrive_threads(kPingPong + (warpgroup + 1) % Tile::kConsumers, 2 * kWarpgroup);
   }
 
   // Folds all column tiles of a job. Afterwards state is that of the whole rows.
@@ -287,9 +287,9 @@ struct Consumer {
     for (float& sum : sums) sum = 0.f;
     if (job.tiles == 0) return;
 
-    wait_turn();
+    wait_ping_pong();
     multiply_scores();
-    end_turn();
+    end_ping_pong();
     const auto& first_scores = scores_of_tile(job, job.first_tile);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
@@ -299,10 +299,10 @@ struct Consumer {
     for (int tile = after(job.first_tile); tile < job.first_tile + job.tiles; tile = after(tile)) {
       const RingPosition<Tile::kStages> before = at;
       at.advance();
-      wait_turn();
+      wait_ping_pong();
       multiply_scores();
       multiply_payload(before);
-      end_turn();
+      end_ping_pong();
       const auto& tile_scores = scores_of_tile(job, tile);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     arch::take_registers<Tile::kConsumers == 2 ? 240 : 160>();
     const auto consume = [&](const FoldShape& shape) {
       Worker consumer{m, scores, shape, memory, warpgroup};
-      if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kTurn, 2 * kWarpgroup);
+      if (warpgroup == Tile::kConsumers - 1) arch::arrive_threads(Worker::kPingPong, 2 * kWarpgroup);
       while (true) {
         const RowJob job = consumer.receive();
         if (job.tiles < 0) break;

@@ -38,8 +38,8 @@ struct TileSchedule {
   }
   MR_HD Group first(int cluster) const { return {0, 0, count(0), cluster}; }
   MR_HD Group next(const Group& group) const {
-    const int first = group.first + group.count, turn = (group.start - tiles(group)) % clusters;
-    return {group.index + 1, first, count(first), turn < 0 ? turn + clusters : turn};
+    const int first = group.first + group.count, start = (group.start - tiles(group)) % clusters;
+    return {group.index + 1, first, count(first), start < 0 ? start + clusters : start};
   }
   // The group of a row block, for the cluster that starts with the first tile of this row block.
   MR_HD Group group_of(int row_block) const {
