@@ -1,6 +1,7 @@
 """Folds that a user wrote (monoidreduce.statistics) beside torch with all scores, and the built-in operator.
 
-The built-in operator that folds the same numbers is linear_cross_entropy: its loss is lse - target.
+The built-in operator that folds the same numbers is linear_cross_entropy: its loss is lse - target. Two heads
+are folded by linear_distillation, whose loss is one of the divergences.
 """
 
 from __future__ import annotations
@@ -81,6 +82,14 @@ def divergences_of(fold: Any, x: Tensor, w: Tensor, other_x: Tensor, other_w: Te
     return s.forward + s.reverse + 0.1 * (s.lse - s.other_lse) + 0.01 * s.chi
 
 
+def forward_kl_of(x: Tensor, w: Tensor, other_x: Tensor, other_w: Tensor) -> Tensor:
+    """By torch."""
+    s = divergences.reference(x, w, other_x, other_w)
+    divergence: Tensor = s.forward - s.other_lse + s.lse
+    return divergence
+
+
+DISTILLATION, FORWARD_KL = "monoidreduce, linear_distillation", "torch, forward KL"
 FOLDS: dict[str, tuple[Any, Callable[..., Tensor]]] = {
     "lse_target": (lse_target, loss_of),
     "token_stats": (token_stats, stats_of),
@@ -113,6 +122,11 @@ def case(
         contenders["monoidreduce, linear_cross_entropy"] = functools.partial(
             mr.linear_cross_entropy, reduction="none"
         )
+    if name == "divergences":
+        contenders[DISTILLATION] = functools.partial(
+            mr.linear_distillation, loss="forward_kl", reduction="none"
+        )
+        contenders[FORWARD_KL] = forward_kl_of
     if device.type == "cuda":
         contenders["monoidreduce, sm80"] = on_tier(contenders["monoidreduce"], "sm80")
     learned = 2 * N * V * D
@@ -127,6 +141,7 @@ def case(
         contenders=contenders,
         flops={"forward": products, "backward": 2 * learned, "total": products + 2 * learned},
         targets={},
+        checked_by={name: FORWARD_KL for name in (DISTILLATION, FORWARD_KL) if name in contenders},
     )
 
 

@@ -1,10 +1,10 @@
 // The CPU engine's interpreter beside the same monoid compiled: log-sum-exp, mean score, the target's score, and the largest
-// with its column. Prints seconds of a forward and of a backward pass of each, alternating, on one thread.
+// with its column. Prints seconds of the processor of a forward and of a backward pass of each, alternating, on one thread.
 //
 //   interpreter ROWS COLUMNS WIDTH FORWARD BACKWARD       the last two: code of monoidreduce/program/bytecode.py
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <random>
 #include <string>
 #include <vector>
@@ -104,9 +104,9 @@ mr::TensorView matrix(std::vector<T>& data, std::int64_t rows, std::int64_t widt
 
 template <class F>
 double seconds(F f) {
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();
   f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return double(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
 int main(int, char** argv) {
@@ -144,7 +144,8 @@ int main(int, char** argv) {
   std::vector<float> known(9 * rows);
   std::vector<std::int64_t> integers(2 * rows);
   mr::TensorView label_view = matrix(labels, 1, rows, mr::DType::kInt64);
-  const Program<float> fold(forward.data(), forward.size(), {}, label_view, {}, {}, rows, columns);
+  const Tables<float> none({}, {});
+  const Program<float> fold(forward, none, {}, label_view, {}, {}, rows, columns);
   fold_forward<TokenStats, float>({}, problem, policy, {}, 1);
   for (std::int64_t row = 0; row < rows; ++row) {
     const M::Output& p = products[row];
@@ -152,7 +153,7 @@ int main(int, char** argv) {
     for (int k = 0; k < 9; ++k) known[k * rows + row] = values[k];
     integers[row] = labels[row], integers[rows + row] = p.at;
   }
-  const Program<float> pull(backward.data(), backward.size(), matrix(known, 9, rows, mr::DType::kFloat32),
+  const Program<float> pull(backward, none, matrix(known, 9, rows, mr::DType::kFloat32),
                             matrix(integers, 2, rows, mr::DType::kInt64), {}, {}, rows, columns);
   double best[4] = {1e9, 1e9, 1e9, 1e9};
   for (int round = 0; round < 15; ++round) {

@@ -18,6 +18,7 @@ OTHERS = (
     "memory",
     "overhead",
     "first_call",
+    "interpreter",
     "models",
     "traffic",
     "ranks",
@@ -331,6 +332,21 @@ def first_call_table(rows: list[Row]) -> str:
     )
 
 
+def interpreter_table(rows: list[Row]) -> str:
+    """Milliseconds of each pass, and the interpreter's rate beside the compiled monoid's."""
+
+    def cell(row: Row, phase: str) -> str:
+        compiled, interpreted = row["milliseconds"][phase]
+        rate = compiled / interpreted
+        verdict = "" if row["target"] is None else f", {row['target']:.2f} {_verdict(rate >= row['target'])}"
+        return f"{compiled:.2f}, {interpreted:.2f}: {rate:.2f}{verdict}"
+
+    phases = list(rows[0]["milliseconds"])
+    return table(
+        ["width", *phases], [[str(row["width"]), *(cell(row, phase) for phase in phases)] for row in rows]
+    )
+
+
 def traffic_table(rows: list[Row]) -> str:
     """MB that each pass moves, by the model and by the counter."""
 
@@ -604,6 +620,12 @@ def tables(document: Row) -> str:
             "### First call of a function of one's own",
             "Milliseconds in a fresh process: with an empty cache of kernels, then with a filled one.",
             first_call_table(document["first_call"]),
+        ]
+    if document.get("interpreter"):
+        parts += [
+            "### The interpreter of the CPU engine",
+            "Milliseconds of the same fold compiled by g++ and interpreted, on one thread, and the ratio.",
+            interpreter_table(document["interpreter"]),
         ]
     if traffic := document.get("traffic"):
         parts += [

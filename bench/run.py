@@ -26,6 +26,7 @@ from bench.decode import measure_decode
 from bench.first_call import measure_first_call
 from bench.forward import measure_forward
 from bench.harness import time_case
+from bench.interpreter import measure_interpreter
 from bench.machine import environment
 from bench.memory import measure_memory
 from bench.models import measure_models
@@ -58,7 +59,7 @@ OPERATORS = (
     "mods",
     "kernel_sums",
 )
-OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call", "models")
+OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call", "interpreter", "models")
 SECONDS = 8.0  # for each case
 
 
@@ -95,6 +96,9 @@ def bench(
         yield document
     if "first_call" in what:
         document["first_call"] = measure_first_call(device, quick, what)
+        yield document
+    if "interpreter" in what:
+        document["interpreter"] = measure_interpreter(device, quick)
         yield document
     if "models" in what:
         for row in measure_models(device, quick):

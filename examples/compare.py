@@ -33,7 +33,7 @@ def compare_memory(
     ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]
 ) -> None:
     """Print the bytes that each keeps for its backward pass beside its inputs."""
-    for name, implementation in (("mr.statistics", ours), ("plain torch", theirs)):
+    for name, implementation in (("monoidreduce", ours), ("plain torch", theirs)):
         saved: dict[int, int] = {}
 
         def keep(tensor: Tensor, saved: dict[int, int] = saved) -> Tensor:

@@ -1,13 +1,14 @@
-"""Attention by functions of one score: ALiBi, a sliding window, documents, a neighbourhood, a softcap.
+"""Attention by functions of one score: ALiBi, T5's bias, a window, documents, a neighbourhood, a softcap.
 
 They are written as for FlexAttention. Each is compared with the dense matrix of scores.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from compare import compare
+from compare import compare, compare_memory
 from torch import Tensor
 
 import monoidreduce as mr
@@ -42,6 +43,23 @@ def alibi(slopes: Tensor) -> Callable[..., Any]:
     return score_mod
 
 
+def t5_bias(of_bucket: Tensor) -> Callable[..., Any]:
+    """of_bucket: [HEADS, 32], not learned here: a learned one by query and key is `bias=` of attention.
+
+    Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1: near keys have a bucket
+    each, far ones share them by the logarithm of their distance. Kernels round no numbers, so a table has
+    the buckets.
+    """
+    behind = torch.arange(LENGTH)
+    far = 16 + (torch.log(behind.clamp(min=1) / 16) / math.log(128 / 16) * 16).clamp(max=15).long()
+    bucket = torch.where(behind < 16, behind, far)
+
+    def score_mod(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return score + of_bucket[h, bucket[(q_idx - kv_idx).abs()]]
+
+    return score_mod
+
+
 def dense(
     q: Tensor, k: Tensor, v: Tensor, score_mod: Any = None, mask_mod: Any = None, scale: float = WIDTH**-0.5
 ) -> Tensor:
@@ -54,26 +72,36 @@ def dense(
     ) @ v
 
 
+def show(
+    name: str, ours: Callable[..., Tensor], theirs: Callable[..., Tensor], inputs: dict[str, Tensor]
+) -> None:
+    print(name)
+    compare(ours, theirs, inputs)
+    compare_memory(ours, theirs, inputs)
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     inputs = {name: torch.randn(BATCH, HEADS, LENGTH, WIDTH) for name in "qkv"}
     for mask in (sliding_window, same_document, neighbourhood):
         blocks = mr.block_mask(mask, None, None, LENGTH, LENGTH, block_size=32)
-        print(f"{mask.__name__}: {blocks}")
-        compare(
+        show(
+            f"{mask.__name__}: {blocks}",
             lambda q, k, v, blocks=blocks: mr.attention(q, k, v, block_mask=blocks),
             lambda q, k, v, mask=mask: dense(q, k, v, mask_mod=mask),
-            dict(inputs),
+            inputs,
         )
-    print("softcap")
-    compare(
-        lambda q, k, v: mr.attention(q, k, v, score_mod=softcap),
-        lambda q, k, v: dense(q, k, v, softcap),
-        dict(inputs),
-    )
-    print("alibi, of slopes that are learned")
-    compare(
+    biased = t5_bias(torch.randn(HEADS, 32))
+    for name, score_mod in (("softcap", softcap), ("T5's bias", biased)):
+        show(
+            name,
+            lambda q, k, v, mod=score_mod: mr.attention(q, k, v, score_mod=mod),
+            lambda q, k, v, mod=score_mod: dense(q, k, v, mod),
+            inputs,
+        )
+    show(
+        "ALiBi, of slopes that are learned",
         lambda q, k, v, slopes: mr.attention(q, k, v, score_mod=alibi(slopes)),
         lambda q, k, v, slopes: dense(q, k, v, alibi(slopes)),
         {**inputs, "slopes": torch.rand(HEADS)},

@@ -364,6 +364,11 @@ def _of_mods(operator: str, call: dict[str, Any], compiles: bool) -> list[str]:
     how = "kernels are compiled for, at the first call" if compiles else "the CPU engine interprets"
     functions = "score_mod and mask_mod" if operator != "attend" else "weight and mask_mod"
     reasons = [f"{functions} are a program of {len(parse(traced.text).nodes)} operations, which {how}"]
+    if call.get("normalized"):
+        wide = call["v"].shape[-1]
+        reasons.append(
+            f"normalized: the sum of the weights is one more column of v, {wide + 1} in place of {wide}"
+        )
     if blocks is not None:
         reasons.append(f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped")
     return reasons

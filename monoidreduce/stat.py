@@ -51,8 +51,6 @@ def _traced(name: str, value: Any, kind: str) -> int:
     graph = _graph.get()
     if graph is None:
         raise TypeError(f"mr.stat.{name} is for functions decorated with mr.statistics; call that function")
-    if isinstance(value, (Statistic, Softmax)):
-        _known_later()
     expression = graph.expression(value)
     if kind == "bool":
         if expression.kind != "bool":
@@ -82,6 +80,9 @@ class _KnownLater:
     )
     __array_priority__ = 1
 
+    def __repr__(self) -> str:
+        return f"a {type(self).__name__.lower()}"
+
     @classmethod
     def __torch_function__(cls, *_: Any) -> NoReturn:
         _known_later()
@@ -109,6 +110,11 @@ class Softmax(_KnownLater):
     def logsumexp(self) -> Any:
         """The logarithm of the sum of the weights."""
         return Statistic("logsumexp", self._log_weight, self._log_weight)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f"a softmax has no {name}; it has logsumexp and mean(f)")
 
     def mean(self, f: Any) -> Any:
         """The mean of f by the weights."""

@@ -381,9 +381,9 @@ class _Call:
         from monoidreduce.program.reader import evaluate
 
         number_of_tensor, indices = rest
-        tensor = check_tensor("a captured tensor", tensors[number_of_tensor])
-        if tensor.device != self.a.device:
-            raise ValueError(mismatch("a captured tensor", f"one on {self.a.device} as a", tensor.device))
+        tensor = tensors[number_of_tensor]
+        if not torch.compiler.is_compiling():
+            self._check_captured(traced, tensor, indices)
 
         def leaf(node: tuple[Any, ...]) -> Tensor:
             if node[0] == "position":
@@ -391,8 +391,32 @@ class _Call:
             return self._vector(traced, tensors, node[0], traced.gathered[node[0]][node[1]])
 
         found = evaluate(traced.nodes, indices, leaf, self.a)
-        gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
+        try:
+            gathered: Tensor = tensor[tuple(found[i] for i in indices)] if indices else tensor
+        except IndexError as error:  # of data, as labels; a GPU has its own way to say so
+            from monoidreduce.program.tracing import described
+
+            raise IndexError(f"{described(tensor, self.of._function)}: {error}") from None
         return gathered
+
+    def _check_captured(self, traced: Traced, tensor: Tensor, indices: tuple[int, ...]) -> None:
+        """Is it where a is, and has it a number for each row or column? A GPU's own error names no tensor."""
+        lengths: dict[Any, int] = {("position",): self.first_column + len(self.b)}
+        of_rows = traced.gathered["row_index"]
+        for name, length in zip(("row", "head", "batch"), (*self.given.shape[-2::-1], 1, 1, 1), strict=False):
+            if (name,) in of_rows:
+                lengths["row_index", of_rows.index((name,))] = length
+        expected: str | None = None
+        given: Any = tensor.device
+        if tensor.device != self.a.device:
+            expected = f"one on {self.a.device} as a"
+        for number, size in zip(indices, tensor.shape, strict=True):
+            if size < lengths.get(traced.nodes[number], 0):
+                expected, given = f"{lengths[traced.nodes[number]]} along an axis", f"{size}"
+        if expected is not None:
+            from monoidreduce.program.tracing import described
+
+            raise ValueError(mismatch(described(tensor, self.of._function), expected, given))
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
         results: list[Any] = []

@@ -40,6 +40,11 @@ hypothesis.settings.register_profile(
     max_examples=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
+# The same for random functions of one's own on a GPU, whose kernels take minutes to compile:
+# pytest --hypothesis-profile thorough tests/gpu/test_statistics.py -k random
+hypothesis.settings.register_profile(
+    "thorough", hypothesis.settings.get_profile("reproducible"), max_examples=300
+)
 hypothesis.settings.load_profile("reproducible")
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import linecache
 import types
 from collections.abc import Callable
-from functools import lru_cache
-from itertools import chain
+from functools import lru_cache, partial
+from itertools import chain, count, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from monoidreduce.program.errors import TraceError
+from monoidreduce.program.errors import TraceError, user_line
 
 __all__ = ["ARGUMENTS", "ROW_INDICES", "arguments", "definition", "kind_of", "names_in"]
 
@@ -33,10 +34,18 @@ def arguments(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def definition(function: Callable[..., Any]) -> tuple[str, int]:
-    """File and line of `def`, behind decorators."""
-    code = function.__code__
-    return code.co_filename, code.co_firstlineno
+def definition(function: Any) -> tuple[str, int]:
+    """File and line of `def`, below decorators; of what has no code of Python's, of the caller."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        return user_line()
+    file, first = function.__code__.co_filename, function.__code__.co_firstlineno
+    lines = takewhile(bool, (linecache.getline(file, line) for line in count(first)))
+    if next(lines, "").lstrip().startswith("@"):
+        below = (line for line, text in enumerate(lines, first + 1) if text.lstrip().startswith("def "))
+        return file, next(below, first)
+    return file, first
 
 
 def kind_of(tensor: Tensor) -> str:

@@ -14,13 +14,19 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from monoidreduce.program.compiler import Image
-
-__all__ = ["folder", "key", "load", "load_fact", "store", "store_fact"]
+__all__ = ["Image", "folder", "key", "load", "load_fact", "store", "store_fact"]
 
 _MOST_BYTES = 256 << 20
+
+
+class Image(NamedTuple):
+    """What a driver loads, and the names of the kernels in it."""
+
+    code: bytes
+    names: tuple[str, ...]
+    log: str  # of the compiler
 
 
 def folder() -> Path | None:

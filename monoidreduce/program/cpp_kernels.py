@@ -8,9 +8,10 @@ import torch
 
 from monoidreduce import _C
 from monoidreduce.program import cache, compiler
-from monoidreduce.program.compiler import CompilationError, Image
+from monoidreduce.program.cache import Image
+from monoidreduce.program.compiler import CompilationError
 from monoidreduce.program.cpp_source import as_error, parse, unit
-from monoidreduce.program.kernels import compiled_unit, hash_of_headers
+from monoidreduce.program.kernels import capability_of, compiled_unit, hash_of_headers
 
 __all__ = ["FOLD", "GRADIENT", "LAWS", "compiled", "key_of_verdict", "loaded"]
 
@@ -23,7 +24,7 @@ _INCLUDES = "".join(f'#include "monoidreduce/{header}"\n' for header in _HEADERS
 
 def loaded(which: str, monoid: str, dtype: torch.dtype, device: int) -> int:
     """The number of a kernel, as `compiled` has it, for the GPU of that number."""
-    return _loaded(which, monoid, dtype, torch.cuda.get_device_capability(device))
+    return _loaded(which, monoid, dtype, capability_of(device))
 
 
 @lru_cache(1024)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from traceback import walk_tb
 from typing import Any
 
 import torch
 
-__all__ = ["CppMonoidError", "TraceError", "user_line"]
+__all__ = ["CppMonoidError", "TraceError", "line_of", "user_line"]
 
 # What lies between a traced function and this file.
 _OURS = tuple(os.path.dirname(path) + os.sep for path in (os.path.dirname(__file__), torch.__file__))
@@ -21,6 +22,13 @@ def user_line() -> tuple[str, int]:
     while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
+
+
+def line_of(error: BaseException) -> tuple[str, int] | None:
+    """File and line of the innermost frame of an error that is neither of this package nor of torch."""
+    frames = walk_tb(error.__traceback__)
+    found = [(f.f_code.co_filename, line) for f, line in frames if not f.f_code.co_filename.startswith(_OURS)]
+    return found[-1] if found else None
 
 
 class TraceError(TypeError):

@@ -54,9 +54,15 @@ class Graph:
         """The expression of an operand that the user writes."""
         if isinstance(value, Expression):
             return value
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise TraceError("an integer of more than 64 bits: write a float")
         if isinstance(value, (bool, int, float)):
             return self.constant(value)
-        raise TraceError(f"expected a number, got {value!r} of type {type(value).__name__}")
+        kind = type(value).__name__
+        if hasattr(value, "__len__") and not isinstance(value, str):
+            instead = "make it a tensor outside of the function, and index that"
+            raise TraceError(f"expected a number, got many of type {kind}: {instead}")
+        raise TraceError(f"expected a number, got {value!r} of type {kind}")
 
     def real(self, value: Any) -> Expression:
         """The same as a real number: an integer is converted, a condition refused."""
@@ -94,6 +100,9 @@ class Expression:
 
     def __init__(self, graph: Graph, number: int) -> None:
         self.graph, self.number = graph, number
+
+    def __repr__(self) -> str:
+        return "a value of one element"
 
     @property
     def kind(self) -> str:
@@ -324,6 +333,20 @@ class Expression:
 
     def __int__(self) -> int:
         raise TraceError("int() of a value that differs from element to element: leave it out")
+
+    def __index__(self) -> int:
+        raise TraceError(
+            "a list, an array or a slice, indexed by a value that differs from element to element: make it a "
+            "tensor outside of the function, and index that with single values"
+        )
+
+    def __round__(self, *_: Any) -> Any:
+        raise TraceError("rounding: there is none in kernel code")
+
+    __floor__ = __ceil__ = __round__
+
+    def __getitem__(self, _: Any) -> Any:
+        raise TraceError("a value of one element is a single number: it has no elements")
 
     def __iter__(self) -> Any:
         raise TraceError("a loop over a value of one element: it is a single number")

@@ -20,7 +20,7 @@ import torch
 from monoidreduce import _C
 from monoidreduce._paths import get_include
 from monoidreduce.program import cache, compiler
-from monoidreduce.program.compiler import Image
+from monoidreduce.program.cache import Image
 from monoidreduce.program.cuda_source import (
     Source,
     fold_source,
@@ -34,6 +34,7 @@ __all__ = [
     "BACKWARD",
     "BACKWARD_IN_TURN",
     "FORWARD",
+    "capability_of",
     "compiled",
     "compiled_row_gradient",
     "compiled_scores",
@@ -70,6 +71,9 @@ _WIDTHS = (64, 128, 256)  # of the tiles of modified scores
 _LEAST_SCALE = 2.0**-32  # that steps are divided by
 
 
+capability_of = lru_cache(64)(torch.cuda.get_device_capability)
+
+
 def is_available() -> bool:
     """Is there a compiler, so that programs have kernels on a GPU."""
     return compiler.find() is not None
@@ -80,13 +84,13 @@ def fold_kernels(
 ) -> int:
     """The number of the first kernel that folds rows; where there is a second, it combines partial states."""
     owned = _owned(widths, plan.lanes, dtype) if plan.narrow else None
-    capability = torch.cuda.get_device_capability(device)
+    capability = capability_of(device)
     return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
 
 
 def gradient_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int) -> int:
     """The number of the kernel that writes gradients by scores. counts: as of the forward pass."""
-    return _loaded(_GRADIENT, program, counts, dtype, plan.tier, torch.cuda.get_device_capability(device))
+    return _loaded(_GRADIENT, program, counts, dtype, plan.tier, capability_of(device))
 
 
 def row_gradient_kernel(
@@ -102,7 +106,7 @@ def row_gradient_kernel(
 ) -> int:
     """The number of the kernel that sums gradients of rows. Arguments: as of `compiled_row_gradient`."""
     owned = _owned(widths, plan.lanes, dtype)
-    capability = torch.cuda.get_device_capability(device)
+    capability = capability_of(device)
     return _loaded_row_gradient(program, counts, of_columns, operands, data, dtype, owned, capability)
 
 
@@ -216,7 +220,7 @@ def scores_kernel(
     As of `compiled_scores`; width: the larger one of the operands. scale: of dot products.
     """
     at_most = next(size for size in _WIDTHS if width <= size)
-    capability = torch.cuda.get_device_capability(device)
+    capability = capability_of(device)
     steps = tier == "sm90" and scale >= _LEAST_SCALE and not weights
     return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights)
 
@@ -290,7 +294,7 @@ def compiled_unit(
     found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
 ) -> Image:
     """The kernels of a unit with these names, from the cache or the compiler."""
-    architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures(), capability)
+    architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures, capability)
     key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
     image = cache.load(key)
     if image is None:

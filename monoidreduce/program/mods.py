@@ -8,9 +8,9 @@ are numbers of the call.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +28,7 @@ from monoidreduce.program.graph import Expression, Node
 from monoidreduce.program.program import Program, parse, reachable
 from monoidreduce.program.reader import evaluate
 from monoidreduce.program.sequences import in_sequences
-from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, run
+from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, described, run
 
 __all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_now", "mods_of", "tables"]
 
@@ -124,9 +124,10 @@ def trace_mods(
     indices = [graph.leaf(name) for name in INDICES]
     score, kept = graph.leaf("score"), []
     if score_mod is not None:
-        score = _score(score_mod, graph, run(graph, partial(score_mod, score, *(() if weights else indices))))
+        name, given = ("weight", (score,)) if weights else ("score_mod", (score, *indices))
+        score = _score(score_mod, graph, _called(name, score_mod, graph, given))
     if mask_mod is not None:
-        keep = _condition(mask_mod, graph, run(graph, partial(mask_mod, *indices)))
+        keep = _condition(mask_mod, graph, _called("mask_mod", mask_mod, graph, indices))
         if block is not None:
             batch, head, query, key = indices
             kind = graph.gather(KINDS, (batch, head, query // block[0], key // block[1]))
@@ -140,41 +141,37 @@ def trace_mods(
     return Mods(program.text, tuple(graph.tensors), by_one, graph.reads)
 
 
+def _called(name: str, function: Mod, graph: Trace, arguments: Sequence[Expression]) -> Any:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a function of torch's
+        return run(graph, function, *arguments)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        names = ["score", "batch", "head", "q_idx", "kv_idx"]
+        names = names[1:] if name == "mask_mod" else names[: len(arguments)]
+        wanted = f"a function ({', '.join(names)})"
+        raise TraceError(mismatch(name, wanted, f"one {signature}"), definition(function)) from None
+    return run(graph, function, *arguments)
+
+
 def _score(function: Mod, graph: Trace, value: Any) -> Expression:
     expected = "a number, the new score"
     if not isinstance(value, (Expression, int, float, Tensor)) or graph.expression(value).kind == "bool":
-        raise TraceError(f"it returned {_described(value)}: expected {expected}", _place(function))
+        raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
     return graph.real(value)
 
 
 def _condition(function: Mod, graph: Trace, value: Any) -> Expression:
     expected = "a condition, whether the element is kept"
     if not isinstance(value, (Expression, bool, Tensor)) or graph.expression(value).kind != "bool":
-        raise TraceError(f"it returned {_described(value)}: expected {expected}", _place(function))
+        raise TraceError(f"it returned {_described(value)}: expected {expected}", definition(function))
     return graph.expression(value)
 
 
 def _described(value: Any) -> str:
     return f"a value that is {value.kind}" if isinstance(value, Expression) else repr(value)
-
-
-def _place(function: Any) -> tuple[str, int]:
-    while isinstance(function, partial):
-        function = function.func
-    return definition(function) if hasattr(function, "__code__") else ("", 0)
-
-
-def name_of(function: Any, tensor: Tensor) -> str:
-    """What a function calls a tensor that it captured."""
-    if hasattr(function, "__code__"):
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        for name, value in (
-            *((name, cell.cell_contents) for name, cell in cells),
-            *function.__globals__.items(),
-        ):
-            if value is tensor:
-                return f"{name}, of shape {list(tensor.shape)}"
-    return f"of shape {list(tensor.shape)}"
 
 
 def tables(
@@ -198,8 +195,7 @@ def tables(
         into = reals if tensor.is_floating_point() else integers
         wants = tensor.requires_grad and torch.is_grad_enabled() and tensor.is_floating_point()
         if tensor.device != like.device or not tensor.numel() or (wants and not by_one):
-            name = next((n for n in (name_of(f, tensor) for f in functions) if n[:2] != "of"), None)
-            named = f"captured tensor {name or name_of(None, tensor)}"
+            named = described(tensor, *(f for f in functions if f is not None))
             if tensor.device != like.device:
                 raise ValueError(mismatch(named, f"a tensor on {like.device} as q", tensor.device))
             if not tensor.numel():
@@ -299,7 +295,7 @@ def mods_now(*given: Any) -> tuple[Mods, tuple[tuple[int, str, Any], ...]]:
             if isinstance(function, FunctionType) and not found:
                 found = [(number, *place) for place in Captures(function).place(tensor)[:1]]
         if not found:
-            raise TraceError(OUTSIDE, _place(next(f for f in given[:2] if f is not None)))
+            raise TraceError(OUTSIDE, definition(next(f for f in given[:2] if f is not None)))
         places.append(found[0])
     _torch_private.guard(lambda: mods_of(*given).text == mods.text)
     return mods, tuple(places)

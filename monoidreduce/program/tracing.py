@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from monoidreduce import stat
 from monoidreduce.program.arguments import ARGUMENTS, ROW_INDICES, arguments, definition, kind_of, names_in
-from monoidreduce.program.errors import TraceError
+from monoidreduce.program.errors import TraceError, line_of
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, named, reachable
 
-__all__ = ["Captures", "Source", "Trace", "Traced", "run", "trace"]
+__all__ = ["Captures", "Source", "Trace", "Traced", "described", "run", "trace"]
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
@@ -89,6 +89,8 @@ class Trace(Graph):
         return index != 0 if kind == "bool" else index
 
     def expression(self, value: Any) -> Expression:
+        if isinstance(value, (stat.Statistic, stat.Softmax)):
+            bool(value)  # which says when it is known
         if not isinstance(value, Tensor):
             return super().expression(value)
         if value.dim() != 0:
@@ -190,21 +192,25 @@ def trace(function: Callable[..., Any], rows: Mapping[str, str], columns: Mappin
                 f"data in row= and column=; {name} is not",
                 at,
             )
-    result = run(graph, lambda: function(**given))
+    result = run(graph, function, **given)
     traced = _traced(graph, function.__name__, _checked(function, result, at), at)
     living[traced.text] = traced
     return traced
 
 
-def run(graph: Trace, function: Callable[[], Any]) -> Any:
-    """What a function returns whose expressions are of the graph."""
+def run(graph: Trace, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """What a function returns whose expressions are of the graph.
+
+    Raises:
+        TraceError: in place of a TypeError or IndexError of Python, too.
+    """
     try:
         with stat.building(graph), _Watch(graph):
-            return function()
+            return function(*args, **named)
     except TraceError:
         raise
-    except TypeError as error:
-        raise (graph.error or error) from None
+    except (TypeError, IndexError) as error:
+        raise (graph.error or TraceError(str(error), line_of(error) or definition(function))) from None
 
 
 def _checked(function: Callable[..., Any], result: Any, at: tuple[str, int]) -> dict[str, stat.Statistic]:
@@ -351,6 +357,17 @@ class Captures:
             x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
             for x, y in zip(self.values, others, strict=True)
         )
+
+
+def described(tensor: Tensor, *functions: Any) -> str:
+    """What errors call a tensor that a function captured: where that is, the variable, and the shape."""
+    at, variable = definition(next(iter(functions), None)), ""
+    for function in functions:
+        if isinstance(function, types.FunctionType):
+            for kind, which in Captures(function).place(tensor):
+                names = function.__code__.co_freevars
+                at, variable = definition(function), f" {names[which] if kind == 'closure' else which},"
+    return f"{at[0]}:{at[1]}: captured tensor{variable} of shape {list(tensor.shape)}"
 
 
 def _equal(x: Any, y: Any) -> bool:

@@ -196,10 +196,29 @@ FUNCTIONS = {
 }
 
 
+# What torch's reductions over columns are, as statistics.
+STATISTICS = {
+    **dict.fromkeys(("max", "amax", "argmax"), "largest(x), and the larger one of two numbers torch.maximum"),
+    **dict.fromkeys(
+        ("min", "amin", "argmin"), "smallest(x), and the smaller one of two numbers torch.minimum"
+    ),
+    **dict.fromkeys(("softmax", "log_softmax"), "softmax(x), with a logsumexp and a mean(f)"),
+    "logsumexp": "softmax(x).logsumexp",
+    "mean": "softmax(log_weight).mean(x)",
+    "sum": "total(x)",
+}
+
+
+def _over_columns(name: str) -> str:
+    if name not in STATISTICS:
+        return ""
+    return f", as a function sees one element: over the columns it is mr.stat.{STATISTICS[name]}"
+
+
 def method(of: Expression, name: str) -> Callable[..., Any]:
     if name not in METHODS:
         listed = ", ".join(sorted(known for known in METHODS if known[0] != "_"))
-        raise TraceError(f"a value of one element has no .{name}; it has {listed}")
+        raise TraceError(f"a value of one element has no .{name}{_over_columns(name)}; it has {listed}")
     return partial(_build, name, METHODS[name], of)
 
 
@@ -212,7 +231,8 @@ def call(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     if builder is None:
         name = resolve_name(function) or name
         listed = ", ".join(sorted(BUILDERS))
-        raise TraceError(f"{name} has no kernel code; there are: {listed}")
+        of_columns = _over_columns(name.rpartition(".")[2])
+        raise TraceError(f"{name} has no kernel code{of_columns}; there are: {listed}")
     return _build(name, builder, *args, **options)
 
 
@@ -234,7 +254,7 @@ def _build(name: str, builder: Callable[..., Any], *args: Any, **options: Any) -
 
 def _gather(tensor: Any, index: Any) -> Any:
     if isinstance(tensor, Expression):
-        raise TraceError("a value of one element is a single number: it has no elements")
+        return tensor[index]
     indices = index if isinstance(index, tuple) else (index,)
     graph: Any = next(each.graph for each in indices if isinstance(each, Expression))
     return graph.gather(tensor, indices)

@@ -38,7 +38,7 @@ def tier(request: pytest.FixtureRequest, gpu: torch.device, monkeypatch: pytest.
     named: str | None = getattr(request, "param", None)
     if named == "sm90" and torch.cuda.get_device_capability(gpu) != (9, 0):
         pytest.skip("not a Hopper GPU")
-    if named == "sm80":
+    if named in ("sm80", "simt"):
         monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", named)
     return named
 

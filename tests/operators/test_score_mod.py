@@ -499,3 +499,7 @@ def test_explain_attend() -> None:
         planned = mr.explain(mr.attend, *wide, weight=torch.sigmoid, normalized=normalized, hardware="h100")
         assert planned.forward == f"modified_attention_fold/cuda/{tier}/bfloat16"
         assert planned.backward == f"modified_attention_pull/cuda/{tier}/bfloat16"
+        named = "normalized: the sum of the weights is one more column of v, 129 in place of 128"
+        assert (named in planned.reasons) == normalized
+    with pytest.raises(ValueError, match="on a GPU expected q, k and v of float16 or bfloat16"):
+        mr.explain("attend", *leaves, weight=torch.sigmoid, hardware="h100")

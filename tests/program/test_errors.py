@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from monoidreduce import _C
 from monoidreduce.program.bytecode import forward_code
 
 stat = mr.stat
-TABLE = torch.ones(3, 4)
+TABLE, ARRAY = torch.ones(3, 4), numpy.ones(4)
 
 
 def branch(score):  # type: ignore[no-untyped-def]
@@ -92,7 +93,76 @@ def string(score):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(score + "1"))  # here
 
 
+def within_an_expression(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(torch.exp(score - stat.softmax(score).logsumexp)))  # here
+
+
+def of_a_softmax(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.softmax(score).sum(score))  # here
+
+
+def from_a_list(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * [1.0, 2.0, 3.0, 4.0][column]))  # here
+
+
+def from_an_array(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * ARRAY[column]))  # here
+
+
+def an_array(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(ARRAY * score))  # here
+
+
+def a_slice(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * TABLE[0, column : column + 1]))  # here
+
+
+def rounded(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(round(score)))  # here
+
+
+def formatted(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(f"{score:.2f}"))  # here
+
+
+def exponent(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score**score))  # here
+
+
+def vast(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.count(column < 10**30))  # here
+
+
+def reduction(score):  # type: ignore[no-untyped-def]
+    return dict(x=torch.sum(score))  # here
+
+
+def reducing_method(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score - score.max()))  # here
+
+
+def too_few_arguments(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(torch.where(score > 0, score)))  # here
+
+
+def of_a_helper(score):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(helper(score, 0)))  # here
+
+
 CASES = {
+    within_an_expression: "a statistic is known when its row is done",
+    of_a_softmax: "a softmax has no sum; it has logsumexp and mean(f)",
+    from_a_list: "a list, an array or a slice, indexed by a value that differs from element to element: make",
+    from_an_array: "only integers, slices",
+    an_array: "expected a number, got many of type ndarray: make it a tensor outside of the function",
+    a_slice: "a list, an array or a slice, indexed by a value that differs from element to element: make",
+    rounded: "rounding: there is none in kernel code",
+    formatted: "unsupported format string",
+    exponent: "x ** a value of one element: expected an int from -64 to 64 or 0.5; write torch.exp",
+    vast: "an integer of more than 64 bits: write a float",
+    reduction: "torch.sum has no kernel code, as a function sees one element: over the columns it is mr.",
+    reducing_method: "a value of one element has no .max, as a function sees one element: over the columns",
+    of_a_helper: "helper() takes 1 positional argument but 2 were given",
     branch: "a branch on a value that differs from element to element: write torch.where(condition, a, b)",
     unknown: "torch.special.i0 has no kernel code; there are: abs, add",
     matrix: "a tensor of shape [3, 4] inside an element's function: index it with row, column",
@@ -132,6 +202,12 @@ def test_names_the_line(function: Callable[..., Any]) -> None:
     assert source == f"    {error.source}"
 
 
+def test_what_torch_says_has_a_line() -> None:
+    with pytest.raises(mr.TraceError, match=r"where\(\) received an invalid combination") as caught:
+        mr.statistics(too_few_arguments)(torch.randn(3, 2), torch.randn(4, 2))
+    assert caught.value.file == __file__ and caught.value.source.endswith("# here")
+
+
 def argument(logits):  # type: ignore[no-untyped-def]
     return dict(x=stat.total(logits))
 
@@ -167,6 +243,86 @@ def test_names_the_definition(function: Callable[..., Any]) -> None:
         mr.statistics(function)(torch.randn(3, 2), torch.randn(4, 2))
     assert caught.value.line == function.__code__.co_firstlineno
     assert DEFINITIONS[function] in str(caught.value)
+
+
+def test_names_def_below_a_decorator() -> None:
+    @mr.statistics
+    def decorated(score, unknown):  # type: ignore[no-untyped-def]
+        return dict(x=stat.total(score))
+
+    with pytest.raises(mr.TraceError) as caught:
+        decorated(torch.randn(3, 2), torch.randn(4, 2))
+    assert caught.value.source.startswith("def decorated(score, unknown)")
+
+
+def short_columns(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * SHORT[column]))
+
+
+def short_rows(score, row):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * SHORT[row]))
+
+
+def short_labels(score, label):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * SHORT[label]))
+
+
+def elsewhere(score, column):  # type: ignore[no-untyped-def]
+    return dict(x=stat.total(score * META[column]))
+
+
+SHORT, META = torch.ones(2), torch.ones(4, device="meta")
+
+
+@pytest.mark.parametrize(
+    "function, error, text",
+    (
+        (short_columns, ValueError, "captured tensor SHORT, of shape [2]: expected 4 along an axis, got 2"),
+        (short_rows, ValueError, "captured tensor SHORT, of shape [2]: expected 3 along an axis, got 2"),
+        (short_labels, IndexError, "captured tensor SHORT, of shape [2]: index 2 is out of bounds"),
+        (elsewhere, ValueError, "captured tensor META, of shape [4]: expected one on cpu as a, got meta"),
+    ),
+)
+def test_captured_tensors(function: Callable[..., Any], error: type[Exception], text: str) -> None:
+    """Before any work, where it can be known: a GPU would end the process's use of it."""
+    labels = {"label": torch.tensor([0, 2, 1])} if function is short_labels else {}
+    with pytest.raises(error) as caught:
+        mr.statistics(function)(A, B, **labels)
+    assert str(caught.value).startswith(f"{__file__}:{function.__code__.co_firstlineno}: {text}")
+
+
+def four(score, batch, head, q_idx):  # type: ignore[no-untyped-def]
+    return score
+
+
+@pytest.mark.parametrize(
+    "call, text",
+    (
+        (
+            lambda *t: mr.attention(*t, score_mod=four),
+            "score_mod: expected a function (score, batch, head, q_idx, kv_idx), got one (score, batch, head",
+        ),
+        (
+            lambda *t: mr.block_mask(lambda q_idx, kv_idx: q_idx >= kv_idx, None, None, 3, 3),
+            "mask_mod: expected a function (batch, head, q_idx, kv_idx), got one (q_idx, kv_idx)",
+        ),
+        (
+            lambda *t: mr.attention(*t, mask_mod=lambda q_idx, kv_idx: q_idx >= kv_idx),
+            "mask_mod: expected a function (batch, head, q_idx, kv_idx), got one (q_idx, kv_idx)",
+        ),
+        (lambda *t: mr.attend(*t, weight=four), "weight: expected a function (score), got one (score, batch"),
+        (lambda *t: mr.attend(*t, weight=torch.cumsum), "cumsum() missing 1 required positional argument"),
+        (
+            lambda *t: mr.attention(*t, score_mod=lambda s, *_: stat.total(s)),
+            "it returned a statistic: expected a number, the new score",
+        ),
+    ),
+)
+def test_functions_of_attention(call: Callable[..., Any], text: str) -> None:
+    with pytest.raises(mr.TraceError) as caught:
+        call(*torch.randn(3, 1, 2, 3, 4).unbind())
+    assert caught.value.file == __file__
+    assert f": {text}" in str(caught.value)
 
 
 @mr.statistics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import stat
@@ -16,7 +17,10 @@ from folds import FOLDS, fold_inputs
 
 from monoidreduce import get_include
 from monoidreduce.program import cache, compiler, kernels
-from monoidreduce.program.compiler import CompilationError, Compiler, Image
+from monoidreduce.program.arguments import ARGUMENTS, arguments
+from monoidreduce.program.cache import Image
+from monoidreduce.program.compiler import CompilationError, Compiler
+from monoidreduce.program.tracing import trace
 
 SPILLS = re.compile(r"(\d+) bytes spill stores")
 IMAGE = Image(b"\x7fELF and\nmore", ("first", "second"), "log")
@@ -60,6 +64,54 @@ def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which
     spills = [int(bytes) for bytes in SPILLS.findall(image.log)]
     assert len(spills) == len(image.names) == (2 if which == "fold" and tier != "simt" else 1)
     assert max(spills) <= 64, image.log
+
+
+# Functions of examples/, with their data of rows; other names are data of columns.
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "policy_gradient.token_stats": (),
+    "token_losses.pieces": (),
+    "divergences.pieces": (),
+    "contrastive.pairs": ("bias",),
+    "contrastive.choices": (),
+    "noisy_or.causes": (),
+    "kernel_sums.gaussian": ("half",),
+    "kernel_sums.soft_minimum": (),
+    "kernel_density.mixture": (),
+    "nearest_neighbours.nearest": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "tier"), (*((name, "sm90") for name in EXAMPLES), ("divergences.pieces", "sm80"))
+)
+def test_examples_hardly_spill(
+    nvrtc: Compiler, name: str, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    module, _, function = name.partition(".")
+    traced_function = getattr(importlib.import_module(module), function)._function
+    data = [argument for argument in arguments(traced_function) if argument not in ARGUMENTS]
+    rows, columns = (
+        {argument: "real" for argument in data if (argument in EXAMPLES[name]) == of_rows}
+        for of_rows in (True, False)
+    )
+    traced = trace(traced_function, rows, columns)
+    counts: Any = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    capability = (9, 0) if tier == "sm90" else (8, 0)
+    for which in ("fold", "gradient"):
+        image = kernels.compiled(which, traced.text, counts, torch.bfloat16, tier, capability)
+        assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+
+
+def test_no_example_is_forgotten() -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    decorated = re.compile(r"^@mr\.statistics\ndef (\w+)", re.M)
+    found = {
+        f"{file.stem}.{name}"
+        for file in examples.glob("*.py")
+        for name in decorated.findall(file.read_text())
+    }
+    assert found == set(EXAMPLES)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +163,19 @@ def test_kept_on_disk(nvrtc: Compiler, folder: Path, monkeypatch: pytest.MonkeyP
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(pytest.fail.Exception, match="in the cache"):
         kernels.compiled(*arguments)
+
+
+def test_kept_kernels_load_no_compiler(nvrtc: Compiler, folder: Path) -> None:
+    """What the cache knows of a library is of this file alone."""
+    first = Compiler(nvrtc.path)
+    again = Compiler(nvrtc.path)
+    assert "_library" in vars(first) and "_library" not in vars(again)
+    assert (again.version, again.architectures) == (nvrtc.version, nvrtc.architectures)
+    assert again.compile("__global__ void kernel() {}", "compute_80", [], ["kernel"]).names == ("_Z6kernelv",)
+    other = folder / nvrtc.path.name
+    other.write_bytes(b"no library")
+    with pytest.raises(OSError):
+        Compiler(other)
 
 
 def test_compiler_says_what_it_refuses(nvrtc: Compiler) -> None:
@@ -172,7 +237,7 @@ def test_oldest_files_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_processes_may_store_the_same_at_once(folder: Path) -> None:
     script = (
         "from monoidreduce.program import cache\n"
-        "from monoidreduce.program.compiler import Image\n"
+        "from monoidreduce.program.cache import Image\n"
         "for _ in range(50):\n"
         "    cache.store(cache.key('a'), Image(b'x' * 100_000, ('k',), ''))\n"
         "    assert cache.load(cache.key('a')).code == b'x' * 100_000\n"
@@ -180,6 +245,31 @@ def test_processes_may_store_the_same_at_once(folder: Path) -> None:
     running = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
     assert [process.wait() for process in running] == [0, 0]
     assert len([*folder.glob("*/*")]) == 1
+
+
+ALONE = """
+import torch, monoidreduce as mr
+from monoidreduce.program import cache, compiler, kernels
+
+@mr.statistics
+def fold(score, column):
+    return dict(lse=mr.stat.softmax(score).logsumexp, best=mr.stat.largest(score))
+
+a, b = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
+fold(a, b).lse.sum().backward()
+assert cache.folder() is None
+if compiler.find() is not None:
+    text = fold._last[2].text
+    assert kernels.compiled("fold", text, (0, 0, 0, 0), torch.float32, "simt", (9, 0)).code
+print("done")
+"""
+
+
+def test_without_commands_or_a_home() -> None:
+    """No PATH, and a home where nothing can be written: nothing is kept, and all else works."""
+    environment = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH",)}
+    environment |= {"PATH": "", "HOME": "/proc/nothing"}
+    assert subprocess.check_output([sys.executable, "-c", ALONE], text=True, env=environment) == "done\n"
 
 
 def test_nothing_is_compiled_by_an_import() -> None:

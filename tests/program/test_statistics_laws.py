@@ -184,7 +184,7 @@ def test_a_wrong_derivative_is_caught(monkeypatch: pytest.MonkeyPatch, folder: P
     def bent(score, other, t, w):  # type: ignore[no-untyped-def]
         return dict(a=stat.total(score), b=stat.total(torch.tanh(1.0625 * other)))
 
-    line = bent._function.__code__.co_firstlineno
+    line = bent._function.__code__.co_firstlineno + 1  # of def, below its decorator
     error = refused(bent, A, B, A, B, row={"t": A[:, 0]}, column={"w": B[:, 0]})
     assert str(error).startswith(f"{__file__}:{line}: bent breaks the law of gradients: ")
     assert "the derived gradient by other = autograd's" in str(error)

@@ -27,6 +27,7 @@ from bench import (
     cross_entropy,
     first_call,
     harness,
+    interpreter,
     kernel_sums,
     log_probs,
     memory,
@@ -1226,6 +1227,18 @@ def test_a_contender_in_a_mode_has_it_forward_and_backward_and_nothing_else_has(
     y.sum().backward()
     assert modes == [False, True, True, False]
     assert not is_on()
+
+
+def test_the_interpreter_is_timed_beside_a_compiled_monoid() -> None:
+    (row,) = interpreter.measure_interpreter(CPU, quick=True)
+    assert row["width"] == 64 and all(t > 0 for times in row["milliseconds"].values() for t in times)
+    row = {"width": 64, "milliseconds": {"forward": [1.0, 1.25], "backward": [1.0, 1.0]}, "target": 0.85}
+    *_, line = report.interpreter_table([row]).splitlines()
+    assert [*map(str.strip, line.split("|"))][1:4] == [
+        "64",
+        "1.00, 1.25: 0.80, 0.85 **MISSED**",
+        "1.00, 1.00: 1.00, 0.85 met",
+    ]
 
 
 def test_a_later_run_of_a_device_replaces_what_it_measures_again() -> None:

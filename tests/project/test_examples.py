@@ -29,7 +29,8 @@ SCRIPTS = {
     "kernel_sums.py": 4,
     "kernel_density.py": 3,
     "nearest_neighbours.py": 3,
-    "score_mods.py": 21,
+    "score_mods.py": 25,
+    "attention_weights.py": 12,
 }
 
 
