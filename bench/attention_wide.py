@@ -11,12 +11,16 @@ from bench.harness import Case
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In bfloat16, full: other masks have no kernels of their own at these widths."""
+    """In bfloat16, full and causal."""
     if device.type == "cuda" and not quick:
         sizes = [{"B": 1, "H": 16, "L": 8192, "d": d} for d in (320, 512, 1024)]
     else:
         sizes = [{"B": 1, "H": 2, "L": 256, "d": 512}]
-    found = [attention.case(torch.bfloat16, device, **size) for size in sizes]
+    found = [
+        attention.case(torch.bfloat16, device, **size, causal=causal)
+        for causal in (False, True)
+        for size in sizes
+    ]
     return [
         replace(
             case,

@@ -343,7 +343,8 @@ def _explain_wide_attention(
             "heads wider than 256 are folded by contractions, for which NVRTC compiles programs once",
             f"forward: {forward}",
             f"backward: {backward}",
-            "weights are stored in 16 bits, of some keys at a time, and multiplied",
+            "weights of all pairs are stored in 16 bits, of some keys at a time, and multiplied",
+            "a weight is 0 where a mask excludes a pair",
             f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}",
         ),
     )

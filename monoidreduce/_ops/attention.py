@@ -154,7 +154,7 @@ def attention_forward(
     width, plan, scratch = v.shape[3], None, None
     if q.is_cuda and attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
         found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
-        attention_wide.forward(q, k, v, options[0], found)
+        attention_wide.forward(q, k, v, options, found)
         return found
     if q.is_cuda:
         plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
@@ -228,7 +228,7 @@ def attention_backward(
     if wide and grad_out is not None:
         of_rows = (in_full(out, out_low), lse, lse_low)
         return rounded(
-            (*attention_wide.backward(grad_out, grad_lse, q, k, v, of_rows, options[0], needed), None),
+            (*attention_wide.backward(grad_out, grad_lse, q, k, v, of_rows, options, needed), None),
             inputs,
             needed,
         )

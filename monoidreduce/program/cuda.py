@@ -82,20 +82,21 @@ def backward(
     workspace: int,
     needed: list[bool],
     unrounded: bool = False,
+    factors: Operands | None = None,
 ) -> list[Tensor | None]:
     """The gradients by the operands, of their types or sums.
 
     known: the data, with what `derivative.gradient` adds. counts: without it. needed: by each operand.
-    unrounded: sums, where there are any.
+    unrounded: sums, where there are any. factors: what the products read in place of the operands, of the
+    same shapes.
     """
     if not any(needed):
         return [None] * 4
     scores = 1 if operands[2] is None else 2
-    plan, store, (a, b, other_a, other_b) = _local_gradients(
-        program, operands, known, counts, scale, workspace
-    )
+    plan, store, read = _local_gradients(program, operands, known, counts, scale, workspace)
+    a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
     if not plan.tensor_cores:
-        return multiplied_by_torch(operands, store, workspace // scores, needed)
+        return multiplied_by_torch((a, b, other_a, other_b), store, workspace // scores, needed)
     heads = [Head(a, b, columns_in(workspace // scores, len(a)), [*needed[:2], False], plan.clusters)]
     if other_a is not None and other_b is not None:
         own = columns_in(workspace // scores, len(a))
@@ -110,17 +111,21 @@ def backward(
 
 
 def rows_product(
-    program: str, a: Tensor, b: Tensor, known: Tensor, scale: float, workspace: int, payload: Tensor
+    program: str,
+    a: Tensor,
+    b: Tensor,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    workspace: int,
+    payload: Tensor,
 ) -> Tensor:
     """sum_j g_ij payload_j, in float32, where g_ij is the local gradient of a program of one score.
 
-    On tensor cores. known: as of `backward`, without data. payload: [columns, width] of 16 bits; the width is
-    a multiple of 8.
+    On tensor cores. known, counts: as of `backward`. payload: [columns, width] of 16 bits; the width is a
+    multiple of 8.
     """
-    operands: Operands = (a, b, None, None)
-    plan, store, _ = _local_gradients(
-        program, operands, (known, None, None, None), (0,) * 4, scale, workspace
-    )
+    plan, store, _ = _local_gradients(program, (a, b, None, None), known, counts, scale, workspace)
     rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # whose product with g nobody wants
     head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
     multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])

@@ -248,6 +248,10 @@ def test_what_is_planned_is_said() -> None:
     (wide,) = meta((1, 4, 256, 257))
     text = str(mr.explain("attention", wide, wide, wide, hardware="h100"))
     assert "/simt/" in text and "a width is 264, more than 256" in text and "padded" not in text
+    (wide,) = meta((1, 4, 256, 512))
+    for causal in (False, True):
+        text = str(mr.explain("attention", wide, wide, wide, causal=causal, hardware="h100"))
+        assert "statistics_fold/cuda/sm90" in text and "0 where a mask excludes a pair" in text
     a, b = torch.randn(3, 8), torch.randn(11, 8)
     assert "the inputs are float32" in str(mr.explain("logsumexp_matmul", a, b, hardware="h100"))
 
