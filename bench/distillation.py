@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F
@@ -32,11 +33,29 @@ def torch_forward_kl(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weigh
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-def liger(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
-    """Its Jensen-Shannon divergence, which at beta 0 is the forward KL divergence."""
-    from liger_kernel.transformers import LigerFusedLinearJSD
+def torch_jsd(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+    """The generalized Jensen-Shannon divergence with beta 0.5: both KL divergences to the mean of both."""
+    with torch.no_grad():
+        teacher = F.linear(teacher_x, teacher_weight).float().log_softmax(-1)
+    student = F.linear(x, weight).float().log_softmax(-1)
+    mean = torch.logaddexp(student, teacher) - math.log(2)
+    divergences = (F.kl_div(mean, p, reduction="batchmean", log_target=True) for p in (student, teacher))
+    return 0.5 * sum(divergences, torch.zeros((), device=x.device))
 
-    return LigerFusedLinearJSD(jsd_beta=0.0)(x, weight, teacher_x, teacher_weight, None)
+
+def liger(beta: float) -> Contender:
+    """Its Jensen-Shannon divergence, which at beta 0 is the forward KL divergence."""
+
+    def run(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+        from liger_kernel.transformers import LigerFusedLinearJSD
+
+        return LigerFusedLinearJSD(jsd_beta=beta)(x, weight, teacher_x, teacher_weight, None)
+
+    return run
+
+
+THEIRS = {"cross_entropy": torch_cross_entropy, "forward_kl": torch_forward_kl, "jsd": torch_jsd}
+LIGER = {"forward_kl": liger(0.0), "jsd": liger(0.5)}
 
 
 def case(
@@ -64,14 +83,14 @@ def case(
         return x.to(dtype), weights[0].to(dtype), teacher_x.to(dtype), weights[1].to(dtype)
 
     own = functools.partial(mr.linear_distillation, loss=loss)
-    theirs = torch_forward_kl if loss == "forward_kl" else torch_cross_entropy
+    theirs = THEIRS[loss]
     contenders: dict[str, Contender] = {"monoidreduce": own, "torch": theirs}
     if device.type == "cuda":
         contenders |= {name: functools.partial(own, workspace=size) for name, size in WORKSPACES.items()}
         contenders["monoidreduce, sm80"] = on_tier(own, "sm80")
         contenders["torch.compile"] = torch.compile(theirs, dynamic=False)
-        if loss == "forward_kl":
-            contenders["Liger"] = liger
+        if loss in LIGER:
+            contenders["Liger"] = LIGER[loss]
     options = {"loss": (loss, "cross_entropy"), "std": (std, 1.0)}
     return Case(
         op="distillation",
@@ -89,18 +108,19 @@ def case(
 
 
 def cases(device: torch.device, quick: bool) -> list[Case]:
-    """In float32, and in bfloat16; on a GPU by the KL divergence too."""
+    """In float32, and in bfloat16; on a GPU by the KL and the Jensen-Shannon divergence too."""
     if quick:
         size = {"N": 64, "V": 1000, "D": 64, "E": 96}
         kinds = [
             (torch.float32, "cross_entropy"),
             (torch.bfloat16, "cross_entropy"),
             (torch.bfloat16, "forward_kl"),
+            (torch.bfloat16, "jsd"),
         ]
         return [case(dtype, device, **size, loss=loss) for dtype, loss in kinds]
     if device.type == "cuda":
         size = {"N": 4096, "V": 128256, "D": 2048, "E": 4096}
-        return [case(torch.bfloat16, device, **size, loss=loss) for loss in ("cross_entropy", "forward_kl")]
+        return [case(torch.bfloat16, device, **size, loss=loss) for loss in THEIRS]
     return [
         case(dtype, device, N=1024, V=32000, D=512, E=512, target=1.0)
         for dtype in (torch.float32, torch.bfloat16)

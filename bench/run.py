@@ -48,6 +48,7 @@ from monoidreduce._command_line import (
 
 OPERATORS = (
     "attention",
+    "attention_options",
     "attention_varlen",
     "attention_wide",
     "cross_entropy",

@@ -305,7 +305,8 @@ def test_a_peer_is_imported_when_it_is_called(
 
 
 def test_memory_builds_the_cases() -> None:
-    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_wide"}  # one more way of attention
+    # attention_options and attention_wide are attention
+    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_options", "attention_wide"}
     for op, (axis, on_cpu, on_cuda, tiny) in memory.SWEEPS.items():
         assert axis in tiny
         assert on_cpu.keys() == on_cuda.keys() == tiny.keys()
@@ -316,8 +317,8 @@ def test_memory_builds_the_cases() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_overhead_is_of_calls_that_record(rows: int) -> None:
     calls = overhead.calls(CPU, rows)
-    # attention_wide is attention, kernel_sums a fold with torch before and after it.
-    assert set(calls) == set(run.OPERATORS) - {"attention_wide", "kernel_sums"}
+    # attention_options and attention_wide are attention, kernel_sums a fold with torch before and after it.
+    assert set(calls) == set(run.OPERATORS) - {"attention_options", "attention_wide", "kernel_sums"}
     for call in calls.values():
         result = call.monoidreduce()
         assert result.isfinite().all()

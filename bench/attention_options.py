@@ -1,0 +1,115 @@
+"""Attention with sinks beside attention without, and backward passes of some gradients beside whole ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import monoidreduce as mr
+from bench import attention
+from bench.harness import Case, Contender
+
+WITHOUT, TORCH_WITHOUT = "monoidreduce, without sinks", "torch, without sinks"
+WHOLE = "monoidreduce, all gradients"
+
+
+class _Beside(torch.autograd.Function):
+    """A result, and a gradient of ones for a tensor that it does not depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, result: Tensor, other: Tensor) -> Tensor:
+        ctx.other = other
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad, torch.ones_like(ctx.other)
+
+
+_beside: Contender = _Beside.apply
+
+
+def with_sinks(case: Case) -> Case:
+    """With a sink a head, which is learned. "torch" adds it as one more score, and stores all of them."""
+    heads = case.parameters["H"]
+
+    def inputs() -> tuple[Tensor, ...]:
+        return *case.inputs(), torch.randn(heads, device=case.device).to(case.dtype)
+
+    def own(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        return mr.attention(q, k, v, causal=True, sinks=sinks)
+
+    def without(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        return _beside(mr.attention(q, k, v, causal=True), sinks)
+
+    def without_in_torch(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        return _beside(case.contenders["torch"](q, k, v), sinks)
+
+    def theirs(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        column = sinks[None, :, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores.masked_fill(~seen, -torch.inf), column), -1).softmax(-1)
+        return weights[..., :-1] @ v
+
+    return replace(
+        case,
+        op="attention_options",
+        parameters=case.parameters | {"sinks": True},
+        inputs=inputs,
+        leaves=4,
+        contenders={
+            "monoidreduce": own,
+            "torch": theirs,
+            WITHOUT: without,
+            TORCH_WITHOUT: without_in_torch,
+        },
+        checked_by=dict.fromkeys((WITHOUT, TORCH_WITHOUT), TORCH_WITHOUT),
+    )
+
+
+def with_gradients(case: Case, names: str) -> Case:
+    """Of the inputs with these names alone; beside it a backward pass of all three."""
+    order = names + "".join(name for name in "qkv" if name not in names)
+
+    def inputs() -> tuple[Tensor, ...]:
+        given = dict(zip("qkv", case.inputs(), strict=True))
+        return tuple(given[name] for name in order)
+
+    def of(contender: Contender) -> Contender:
+        def run(*tensors: Tensor) -> Tensor:
+            given = dict(zip(order, tensors, strict=True))
+            return contender(*(given[name] for name in "qkv"))
+
+        return run
+
+    def whole(*tensors: Tensor) -> Tensor:
+        learned = (t if t.requires_grad else t.detach().requires_grad_() for t in tensors)
+        return of(case.contenders["monoidreduce"])(*learned)
+
+    products = case.flops["forward"] / 2
+    return replace(
+        case,
+        op="attention_options",
+        parameters=case.parameters | {"gradients": " and ".join(names)},
+        inputs=inputs,
+        leaves=len(names),
+        contenders={name: of(case.contenders[name]) for name in ("monoidreduce", "torch")} | {WHOLE: whole},
+        flops={  # dP, and a product for each gradient
+            "forward": 2 * products,
+            "backward": (1 + len(names)) * products,
+            "total": (3 + len(names)) * products,
+        },
+    )
+
+
+def cases(device: torch.device, quick: bool) -> list[Case]:
+    """In bfloat16, causal."""
+    size: dict[str, Any] = {"B": 2, "H": 16, "L": 8192, "d": 128}
+    if device.type != "cuda" or quick:
+        size = {"B": 1, "H": 2, "L": 256, "d": 64}
+    case = attention.case(torch.bfloat16, device, **size, causal=True)
+    return [with_sinks(case), with_gradients(case, "q"), with_gradients(case, "kv")]
