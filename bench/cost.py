@@ -97,6 +97,8 @@ def measured() -> tuple[Measured, ...]:
 
 def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measured]:
     phases = row["phases"]
+    if row["parameters"].get("loss") == "jsd":  # a function of mr.statistics
+        return
     for contender in phases["forward"]["milliseconds"]:
         ours, _, mode = contender.partition(", ")
         of_another = mode.startswith("linear_cross_entropy")  # beside log_probs
