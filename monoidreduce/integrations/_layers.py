@@ -20,7 +20,7 @@ from monoidreduce._validate import mismatch
 
 __all__ = ["compile_in_training", "layers_of"]
 
-# Of the activations that torch would keep for the backward pass. Decision 64 has what less of them costs.
+# Of the activations that torch would keep for the backward pass (docs/decisions/64-compiled-layers.md).
 KEPT = 0.9
 
 
