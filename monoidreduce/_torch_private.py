@@ -121,7 +121,8 @@ def allows_tf32() -> bool:
 
 
 def inductor_keeping(share: float) -> Any:
-    """torch.compile's default backend, which keeps at most this share of the activations that it would keep.
+    """torch.compile's default backend, which keeps at most this share of the activations that it would keep,
+    or less where torch was told so.
 
     Loads the compiler. Without one of the names it keeps as much as it would.
     """
@@ -132,7 +133,8 @@ def inductor_keeping(share: float) -> Any:
         return "inductor"
 
     def backend(graph: Any, inputs: Any, **how: Any) -> Any:
-        with options(activation_memory_budget=share):
+        told: float = _required("torch._functorch.config.activation_memory_budget")
+        with options(activation_memory_budget=min(share, told)):
             return inductor(graph, inputs, **how)
 
     return backend

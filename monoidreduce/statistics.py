@@ -344,8 +344,19 @@ class _Call:
         """The operands that a function uses, be there an argument or not."""
         return self.operands if traced.scores == 2 else (self.a, self.b, None, None)
 
+    def check_captured(self, traced: Traced, tensors: tuple[Tensor, ...], columns: int) -> None:
+        """Are captured tensors where a is, and have they numbers for all rows and so many columns?
+
+        A GPU's own error names no tensor. Raises ValueError.
+        """
+        for kind in ("row", "column", "row_index", "column_index"):
+            for name, *rest in traced.sources[kind]:
+                if name not in ("argument", "label", "row", "head", "batch"):
+                    self._check_captured(traced, tensors[rest[0]], rest[1], columns)
+
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The data of rows [data, rows] and of columns [data, V], then the integers of both."""
+        self.check_captured(traced, tensors, self.first_column + len(self.b))
         rows, columns = len(self.a), len(self.b)
         real = accumulation_dtype(self.a.dtype)
         of_kinds = (
@@ -382,8 +393,6 @@ class _Call:
 
         number_of_tensor, indices = rest
         tensor = tensors[number_of_tensor]
-        if not torch.compiler.is_compiling():
-            self._check_captured(traced, tensor, indices)
 
         def leaf(node: tuple[Any, ...]) -> Tensor:
             if node[0] == "position":
@@ -399,9 +408,8 @@ class _Call:
             raise IndexError(f"{described(tensor, self.of._function)}: {error}") from None
         return gathered
 
-    def _check_captured(self, traced: Traced, tensor: Tensor, indices: tuple[int, ...]) -> None:
-        """Is it where a is, and has it a number for each row or column? A GPU's own error names no tensor."""
-        lengths: dict[Any, int] = {("position",): self.first_column + len(self.b)}
+    def _check_captured(self, traced: Traced, tensor: Tensor, indices: tuple[int, ...], columns: int) -> None:
+        lengths: dict[Any, int] = {("position",): columns}
         of_rows = traced.gathered["row_index"]
         for name, length in zip(("row", "head", "batch"), (*self.given.shape[-2::-1], 1, 1, 1), strict=False):
             if (name,) in of_rows:

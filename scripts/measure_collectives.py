@@ -191,7 +191,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--count",
         action="store_true",
-        help="count bytes on the wire instead, and exit with 1 where they are not those of the planner",
+        help="count bytes on the wire instead, and exit with 1 where the planner says others",
     )
     parser.add_argument("--out", type=some_path, metavar="DIR", help="folder for the results")
     options = parser.parse_args(argv)

@@ -147,26 +147,31 @@ def may_keep_share(
 
 
 def share_kept(
-    kept: Tensor, share: Tensor, target: Tensor, ignore_index: int, first_class: int, skips: bool
+    kept: Tensor,
+    share: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    first_class: int,
+    classes: int,
+    skips: bool,
 ) -> Tensor:
     """What multiplies the rows of kept local gradients [tokens, classes] where a softmax has more classes.
 
-    They are p - 1 at the target and p elsewhere, for the softmax p over a rank's own classes. Over those of
-    all ranks that is share p, and still -1 at the target. So that one factor a row serves both, p - 1 / share
-    is put in the target's place.
+    They are p - 1 at the target and p elsewhere, for the softmax p over a rank's own classes. For the softmax
+    over the classes of all ranks they are share p, and share p - 1 at the target. So that one factor a row
+    serves both, p - 1 / share is put in the target's place.
 
-    share: [tokens]. skips: does the forward pass leave out ignored tokens.
+    share: [tokens]. classes: how many this rank has. skips: does the forward pass leave out ignored tokens.
     """
-    share = share.clamp(min=2.0**-60)  # its inverse is a number of bfloat16
-    if not kept.shape[1]:
-        return share
+    counted = target != ignore_index
+    # The inverse of 2^-60 is a number of bfloat16. Rows that do not count may be NaN.
+    share = share.clamp(min=2.0**-60).where(counted, 1.0)
     label = target - first_class
-    here = (target != ignore_index) & (label >= 0) & (label < kept.shape[1])
+    here = counted & (label >= 0) & (label < min(classes, kept.shape[1]))
+    in_order = share
     if skips:
         order = order_rows(kept, target=target, mask=None, ignore_index=ignore_index)[:-1]
         label, here, in_order = label[order], here[order], share[order]
-    else:
-        in_order = share
     at = torch.arange(len(kept), device=kept.device), label.where(here, 0)
     before = kept[at]
     kept[at] = before.where(~here, (before - UNIT_UPSTREAM * (1 / in_order - 1)).to(kept.dtype))

@@ -183,7 +183,7 @@ def cost(
 
 
 def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) -> Cost:
-    """`cost` of a rank's columns: of few losses a pass keeps local gradients. Nothing that is sent counts."""
+    """`cost` of a rank's columns: it keeps local gradients as `may_keep_share` says. Nothing is sent."""
     return _cost(*resolved(op, arguments, options), hardware, None, keeps=False)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.memory import accumulator
+from monoidreduce._ops.memory import accumulation_dtype, accumulator
 from monoidreduce.distributed.split import Split
 
 __all__ = ["HEADS", "POSITIONS", "Fold", "attend", "fold_gradients", "fold_rows", "gradients", "part_of_bias"]
@@ -143,8 +143,9 @@ def fold_gradients(
 
 
 def _added(total: Tensor | None, part: Tensor, at: slice, length: int) -> Tensor:
-    """The gradient of all keys, with that of some added."""
+    """The gradient of all keys in the accumulation dtype, with that of some added."""
     if total is None:
+        part = part.to(accumulation_dtype(part.dtype))
         missing = (0, 0, at.start, length - at.stop)
         return torch.nn.functional.pad(part, missing) if any(missing) else part
     total[:, :, at] += part

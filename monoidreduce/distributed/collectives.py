@@ -24,9 +24,11 @@ def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     flat = [field.contiguous().view(-1).view(torch.uint8) for field in fields]
     found = group.gather(torch.cat(flat))
     ends = accumulate(len(part) for part in flat)
+    parts = (found[:, end - len(part) : end] for end, part in zip(ends, flat, strict=True))
+    dense = (part.clone(memory_format=torch.contiguous_format).view(-1) for part in parts)
     return [
-        found[:, end - len(part) : end].clone().view(field.dtype).view(group.size, *field.shape)
-        for field, part, end in zip(fields, flat, ends, strict=True)
+        part.view(field.dtype).view(group.size, *field.shape)
+        for field, part in zip(fields, dense, strict=True)
     ]
 
 

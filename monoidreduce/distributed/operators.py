@@ -113,14 +113,16 @@ class Sharded:
             of_ranks, lse = states.log_sum_exp(high, low)
             above = states.raised(of_ranks, lse)
             loss = states.cross_entropy(losses, weights, above)
-            share = (-above[self.group.rank]).exp().to(dtype)
-            share = share_kept(kept, share, target, ignore_index, columns.first, skips=not return_lse)
+            of_kept: tuple[Tensor, ...] = ()
+            if kept.shape[1]:
+                share, own = (-above[self.group.rank]).exp().to(dtype), (columns.first, columns.count)
+                of_kept = (share_kept(kept, share, target, ignore_index, *own, skips=not return_lse),)
             if z_loss:
                 loss = loss + z_loss * lse * lse
             loss = loss.to(dtype).masked_fill(~counted, 0.0)
             high, low = states.two_words(lse, dtype)
             count = mean_divisor(counted, reduction, loss, of_target)
-            return (_reduced(loss, reduction, count), high), (high, low, kept, share)
+            return (_reduced(loss, reduction, count), high), (high, low, kept, *of_kept)
 
         slices = (columns.first, columns.all, return_lse, keep, differentiated[0], workspace)
         fold = ShardedFold(

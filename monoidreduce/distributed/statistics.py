@@ -44,7 +44,9 @@ def statistics_over_ranks(
         names = ("a", "b", "other_a", "other_b")
         given = (*zip(names, operands, strict=True), ("label", label), ("scale", scale), *row.items())
         facts = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts | {"classes": columns.all}
-        program = hashlib.sha256(of._traced(call)[0].text.encode()).hexdigest()
+        traced, tensors = of._traced(call)
+        call.check_captured(traced, tensors, columns.all)
+        program = hashlib.sha256(traced.text.encode()).hexdigest()
         return (columns, sharding), facts | {"rows of b": columns.stride, "the function's program": program}
 
     columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]

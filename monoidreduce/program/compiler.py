@@ -53,10 +53,13 @@ class Compiler:
 
     @cached_property
     def _library(self) -> ctypes.CDLL:
-        # It asks for its second library by name alone: one that is loaded is found.
-        for builtins in self.path.parent.glob("libnvrtc-builtins.so*"):
-            ctypes.CDLL(str(builtins))
-        return ctypes.CDLL(str(self.path))
+        try:
+            # It asks for its second library by name alone: one that is loaded is found.
+            for builtins in self.path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(builtins))
+            return ctypes.CDLL(str(self.path))
+        except OSError as error:
+            raise OSError(f"NVRTC: expected a library that can be loaded, got {self.path}: {error}") from None
 
     def _version(self) -> tuple[int, int]:
         major, minor = ctypes.c_int(), ctypes.c_int()

@@ -57,3 +57,11 @@ def test_fields_of_any_dtype_are_gathered_by_one_collective() -> None:
     for found in on_ranks(3, _gathered, Each(states)):
         for field, of_ranks in zip(found, zip(*states, strict=True), strict=True):
             assert torch.equal(field, torch.stack(of_ranks))
+
+
+def test_an_empty_field_behind_an_odd_number_of_bytes() -> None:
+    """Where no element of 8 bytes would begin."""
+    states = [[torch.rand(3), torch.empty(0, 3, dtype=torch.int64)] for _ in range(2)]
+    for found in on_ranks(2, _gathered, Each(states)):
+        assert torch.equal(found[0], torch.stack([values for values, _ in states]))
+        assert found[1].shape == (2, 0, 3) and found[1].dtype == torch.int64

@@ -102,4 +102,4 @@ def test_what_is_hidden_is_the_time_saved() -> None:
                 row["milliseconds"][way]["median"] for way in ("one after the other", "together", "exchange")
             )
             assert row["hidden"] == pytest.approx((apart - together) / exchange)
-            assert row["kernel"] in text
+            assert row["kernel"] in text and f"| {row['hidden']:.0%}" in text

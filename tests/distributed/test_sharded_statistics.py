@@ -131,3 +131,22 @@ def test_one_rank_has_the_bits_of_no_group() -> None:
     for of_alone, of_group in zip(alone, found, strict=True):
         for key, expected in of_alone.items():
             assert torch.equal(of_group[key], expected), key
+
+
+def _short_captured(group: Any, a: Tensor, b: Tensor, columns: Tensor) -> str:
+    @mr.statistics
+    def weighted(score: Any, column: Any) -> dict[str, Any]:
+        return {"total": mr.stat.total(score * columns[column])}
+
+    try:
+        weighted(a, b, process_group=group)
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_captured_tensor_that_is_too_short_is_refused_on_all_ranks() -> None:
+    """Also on the first one, whose own columns it has numbers for."""
+    parts = list(torch.randn(6, 5).chunk(2))
+    for text in on_ranks(2, _short_captured, torch.randn(3, 5), Each(parts), torch.randn(4)):
+        assert "expected 6 along an axis, got 4" in text, text

@@ -65,19 +65,51 @@ def test_starts_that_are_not_ascending(layout: str, gpu: torch.device) -> None:
 @pytest.mark.parametrize("ignored", (False, True), ids=("all", "ignored"))
 @pytest.mark.parametrize("columns", (0, 512, 1000), ids=lambda n: f"{n}_kept")
 @pytest.mark.parametrize("level", (1.0, 8.0))
+@pytest.mark.parametrize("return_lse", (False, True), ids=("loss", "lse"))
 def test_local_gradients_that_a_rank_keeps(
-    level: float, columns: int, ignored: bool, reduction: str, tier: str, gpu: torch.device
+    return_lse: bool,
+    level: float,
+    columns: int,
+    ignored: bool,
+    reduction: str,
+    tier: str,
+    gpu: torch.device,
 ) -> None:
-    """They are of a softmax over its own classes. At level 8 ranks have shares of e^-50 of the softmax."""
+    """They are of a softmax over its own classes. At level 8 ranks have shares of e^-50 of the softmax.
+
+    With a log-sum-exp no row is left out, and those that are ignored may hold NaN.
+    """
     rows, ranks = 400, 3
     inputs = cross_entropy_inputs(rows, 1000 * ranks, 2048, dtype=torch.bfloat16, device=gpu)
     inputs["weight"][:1500] *= level
     if ignored:
         inputs["target"][::3] = -100
     over_ranks = CrossEntropyOverVirtualRanks(ranks)
-    options = {"reduction": reduction, "logit_scale": 0.9, "workspace": 2 * rows * columns}
-    check_operator("linear_cross_entropy", inputs, options, function=over_ranks)
+    options: dict[str, Any] = {"reduction": reduction, "logit_scale": 0.9, "workspace": 2 * rows * columns}
+    if return_lse:  # whose gradient would leave what is kept unused
+        options["return_lse"] = True
+        upstream: Any = [torch.randn(rows if reduction == "none" else (), device=gpu), None]
+    else:
+        upstream = "strided"
+    check_operator("linear_cross_entropy", inputs, options, function=over_ranks, upstream=upstream)
     assert over_ranks.kept == [columns if tier == "sm90" else 0] * ranks
+
+
+def test_garbage_in_ignored_rows_that_a_rank_keeps(gpu: torch.device) -> None:
+    """The log-sum-exp of such a row is NaN, and so is the rank's share of it."""
+    inputs = cross_entropy_inputs(400, 3000, 2048, dtype=torch.bfloat16, device=gpu)
+    inputs["target"][::3] = -100
+    garbage = inputs | {"x": inputs["x"].clone()}
+    garbage["x"][::3] = torch.nan
+    found = []
+    for given in (inputs, garbage):
+        leaves = [given[name].detach().requires_grad_() for name in ("x", "weight")]
+        over_ranks = CrossEntropyOverVirtualRanks(3)
+        options = {"workspace": 2 * 400 * 1000, "return_lse": True}
+        loss, _ = over_ranks(leaves[0], leaves[1], given["target"], **options)
+        found.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    for clean, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, clean, rtol=2**-7, atol=1e-4)
 
 
 @pytest.mark.parametrize("ignored", (False, True))

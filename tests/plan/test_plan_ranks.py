@@ -108,6 +108,8 @@ def test_a_slower_link_is_never_faster(operator: str, split: str, ranks: int) ->
 def test_more_ranks_take_less_time_each_less_well_used(operator: str, split: str) -> None:
     """In a node. A batch of one sequence is not split. No workspace: more ranks keep more in theirs."""
     sizes = CALLS[operator] | ({"B": 8} if operator == "attention" else {})
+    usual = [plan.over_ranks(operator, sizes, n, "h200", split=split).seconds for n in (2, 4, 8)]
+    assert usual == sorted(usual, reverse=True)
     with mr.workspace(0):
         found = [plan.over_ranks(operator, sizes, n, "h200", split=split) for n in (2, 4, 8)]
     seconds, efficiencies = ([getattr(f, name) for f in found] for name in ("seconds", "efficiency"))

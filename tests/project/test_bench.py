@@ -1110,7 +1110,7 @@ def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) ->
             ratio = publish.cost(row, "monoidreduce").milliseconds / publish.others(row)[0].milliseconds
             slower[row["parameters"].get("loss") == "jsd"].append(ratio)
     assert f"take {min(slower[False]):.1f} to {max(slower[False]):.1f} times as long" in text
-    assert f"the loss \"jsd\" {max(slower[True]):.1f} times" in text
+    assert f'the loss "jsd" {max(slower[True]):.1f} times' in text
     packed = {"T": 16384, "sequences": 32, "equal": False, "H": 16, "d": 128, "causal": True}
     row = publish.find(committed, publish.Headline("", "attention_varlen", packed, False))
     ratio = publish.cost(row, "monoidreduce").milliseconds / publish.others(row)[0].milliseconds

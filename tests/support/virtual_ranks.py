@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import functional, varlen
+from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.distributed import operators
 from monoidreduce.distributed.attention_folds import POSITIONS, Fold, fold_gradients, fold_rows
@@ -50,6 +51,7 @@ class _Virtual(torch.autograd.Function):
             results = tuple(saved[4 * rank : 4 * rank + 4])
             dq, of_keys, of_values, _ = fold_gradients(folds, upstream, inputs, results, [True] * 3 + [False])
             parts.append(dq)
+            assert of_keys.dtype == of_values.dtype == accumulation_dtype(k.dtype)
             dk, dv = dk + of_keys, dv + of_values
         none = (None,) * len(starts)
         return None, None, None, _joined(ctx.splits, parts), dk.to(k.dtype), dv.to(v.dtype), *none
