@@ -15,7 +15,7 @@ import pytest
 import torch
 from folds import FOLDS, fold_inputs
 
-from monoidreduce import get_include
+from monoidreduce import distillation, get_include
 from monoidreduce.program import cache, compiler, kernels
 from monoidreduce.program.arguments import ARGUMENTS, arguments
 from monoidreduce.program.cache import Image
@@ -100,6 +100,18 @@ def test_examples_hardly_spill(
     capability = (9, 0) if tier == "sm90" else (8, 0)
     for which in ("fold", "gradient"):
         image = kernels.compiled(which, traced.text, counts, torch.bfloat16, tier, capability)
+        assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
+
+
+@pytest.mark.parametrize("loss", distillation.LOSSES)
+def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None:
+    """Without biases and hard labels."""
+    function = distillation._FOLDS[loss, (False, False)]._function
+    rows = {argument: "real" for argument in arguments(function) if argument not in ARGUMENTS}
+    traced = trace(function, rows, {})
+    counts: Any = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
+    for which in ("fold", "gradient"):
+        image = kernels.compiled(which, traced.text, counts, torch.bfloat16, "sm90", (9, 0))
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
 
 
