@@ -57,10 +57,11 @@ def latest(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Callable[..., Cost]]]:
-    """Rows of 16 bits, of operators that `mr.cost` knows, and `mr.cost` of their calls."""
+    """Rows of 16 bits, of calls that `mr.cost` knows, and `mr.cost` of them."""
     for row in rows:
         operator = OPERATORS.get(row["op"])
-        if operator is None or row["dtype"] not in ("bfloat16", "float16") or "ignored" in row["parameters"]:
+        unknown = "ignored" in row["parameters"] or row["parameters"].get("loss") == "jsd"
+        if operator is None or row["dtype"] not in ("bfloat16", "float16") or unknown:
             continue
         tensors, options = call_of(operator, row["parameters"], getattr(torch, row["dtype"]))
         yield row, partial(cost, operator, *tensors, **options)
