@@ -22,8 +22,8 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
-# From the end of a kernel until the next one is at its rate. 5 us serve an MLP of 128 rows, whose launches
-# take most of its time (bench/cost.py: SHORTEST), better than 2.
+# From the end of a kernel until the next one is at its rate. Of 2 and 5 us, the only ones tried, 5 was taken
+# with the errors of held-out phases in sight (docs/cost.md).
 LAUNCH_SECONDS = 5e-6
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
