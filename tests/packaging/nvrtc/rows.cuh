@@ -35,7 +35,7 @@ template <class M>
 struct ResidentRows {
   static constexpr bool kLowWords = false;
   typename M::Output* products;
-  MR_HD void store(std::int64_t row, typename M::Output p, bool right) const {
+  MR_HD void store(std::int64_t row, int, typename M::Output p, bool right) const {
     if (right) products[row] = p;
   }
   template <int kSize>
