@@ -355,7 +355,7 @@ def _explain_wide_attention(
 def _of_sinks(call: dict[str, Any]) -> str:
     bias = call.get("bias")
     if bias is not None and functional.raises_rows(bias):
-        return "torch joins the sinks behind a bias by rows: it reads and writes the output once more each way"
+        return "torch joins the sinks, behind a bias by rows: it reads and writes the output once more"
     return "the kernels join the sinks, where the fold of a row ends"
 
 

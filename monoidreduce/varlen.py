@@ -188,7 +188,9 @@ def attention_varlen(
         tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
         q, k, v, *starts = tensors
         all_tokens = (0, q.shape[2])
-        found = torch.ops.monoidreduce.attention_varlen.default(q, k, v, sinks, *starts, *options, *all_tokens)
+        found = torch.ops.monoidreduce.attention_varlen.default(
+            q, k, v, sinks, *starts, *options, *all_tokens
+        )
         out, lse, *_ = found
     out, lse = out[0].transpose(0, 1), lse[0]
     return (out, lse) if return_lse else out

@@ -246,9 +246,7 @@ def attention_backward(
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
-            out, _, _, low = attention_forward(
-                q, k, v, bias, sinks, scale, softcap, left, right, True, spans
-            )
+            out, _, _, low = attention_forward(q, k, v, bias, sinks, scale, softcap, left, right, True, spans)
         low = None if low is None else next(readable(q, v, low))
         grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:

@@ -105,7 +105,21 @@ def forward(
     out_low = low_words(out, compensated)
     kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options, plan)
     filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
-    arguments: Any = (q, k, v, *tables, blocks, sinks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
+    arguments: Any = (
+        q,
+        k,
+        v,
+        *tables,
+        blocks,
+        sinks,
+        *spans,
+        *filled,
+        kernel,
+        sizes,
+        *options,
+        *launch(q),
+        plan,
+    )
     _C.modified_attention_fold(*arguments)
     if v.shape[3] != width:
         out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
