@@ -559,9 +559,7 @@ def _modified_plans(
         kinds = blocks.kinds.expand(q.shape[0], q.shape[1], -1, -1)
         options = (*options, *blocks.block)
     given = (*tensors, options, gpu, spans, kinds)
-    forward, backward = attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
-    attention_cuda.check(forward)
-    return forward, backward
+    return attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
 
 
 def _plans(

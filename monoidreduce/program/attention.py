@@ -140,6 +140,7 @@ def backward(
             program,
             sizes,
             options,
+            needed[:3],
         )
         found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
     else:
