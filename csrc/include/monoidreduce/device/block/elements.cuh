@@ -17,12 +17,15 @@ struct BiasedScoresOfHead {
   const Score<T>& score;
   Matrix<T> bias;
 
-  __device__ T value(T dot, std::int64_t row, std::int64_t column) const {
-    return score.value(dot, score_bias(bias, row, column));
-  }
-  // The gradient by what goes into the softcap, of that by the score.
-  __device__ T chain(T g, T dot, std::int64_t row, std::int64_t column) const {
-    return g * score.slope(dot, score_bias(bias, row, column));
+  // Of an element: its score of a dot product, and the gradient by what goes into the softcap of that by the score.
+  struct At {
+    const Score<T>& score;
+    T bias;
+    __device__ T value(T dot) const { return score.value(dot, bias); }
+    __device__ T chain(T g, T dot) const { return g * score.slope(dot, bias); }
+  };
+  __device__ At at(std::int64_t row, std::int64_t column) const {
+    return {score, score_bias(bias, row, column)};
   }
   // Does the tile at (row0, column0) hold any score; may one of an element be absent, and is that of this one there.
   __device__ bool touches(std::int64_t, std::int64_t) const { return true; }

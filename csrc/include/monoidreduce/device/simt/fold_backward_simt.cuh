@@ -74,13 +74,13 @@ __device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job
 // pair in memory.first, of the second pair in memory.second. After: the gradient by what goes into the
 // softcap (by a bias outside of it, where that is wanted) in memory.first, that of the second score or the
 // weights in memory.second. 0 where an element is not valid.
-template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Scores>
+template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Policy>
 __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m,
-                                              const PullArguments& p, const Scores& scores, const Rows& rows,
+                                              const PullArguments& p, const Policy& score, const Rows& rows,
                                               const TilePlace& at, std::int64_t flat_row, Validity valid) {
   using T = typename M::Real;
-  const auto& score = scores.score;
   const std::int64_t row = at.row0 + element_row();
+  const auto scores = scores_of_head(score, p.bias, at.batch, at.head);
   const bool slope_wanted = score.bias_inside || p.d_bias.data == nullptr;
   typename M::Output product{};
   typename M::Upstream upstream{};
@@ -104,8 +104,9 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
         const std::int64_t column = at.column0 + element_column(n);
         const int place = element_column(n) * kPitch + element_row();
         if (!valid[n]) continue;
-        const Element<T> e{scores.value(memory.first[place], row, column), T(0),
-                           static_cast<Index<T>>(column), label, factor};
+        const T dot = memory.first[place];
+        const Element<T> e{scores.at(row, column).value(dot), T(0), static_cast<Index<T>>(column), label,
+                           factor};
         mean += share_of_mean(m, e, product, memory.second[place]);
       }
       mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
@@ -120,8 +121,9 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
       T first = T(0), second = T(0);
       if (valid[n]) {
         const T dot = memory.first[place];
+        const auto of_element = scores.at(row, column);
         const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
-        Element<T> e{scores.value(dot, row, column), T(0), static_cast<Index<T>>(column), label, factor};
+        Element<T> e{of_element.value(dot), T(0), static_cast<Index<T>>(column), label, factor};
         if constexpr (kPayload) {
           const auto pulled = pull(m, e, product, upstream, second_dot);
           first = pulled.score;
@@ -132,7 +134,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
           first = pulled.score;
           if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
         }
-        if (slope_wanted) first = scores.chain(first, dot, row, column);
+        if (slope_wanted) first = of_element.chain(first, dot);
       }
       memory.first[place] = first;
       if (p.pairs == 2) memory.second[place] = second;
@@ -176,7 +178,7 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
                   at.row0, Matrix<T>(p.pair[n].columns, at.batch, at.column_head), at.column0);
   }
   __syncthreads();
-  pull_elements<kPayload>(memory, m, p, scores, rows, at, flat_row, valid);
+  pull_elements<kPayload>(memory, m, p, score, rows, at, flat_row, valid);
   __syncthreads();
 
   if (p.d_bias.data) {

@@ -32,7 +32,8 @@ __device__ __forceinline__ void score_elements(const Scores& scores, Validity va
   for (int n = 0; n < kLaneElements; ++n) {
     if (!valid[n]) continue;
     const int at = element_column(n) * kPitch + element_row();
-    tile[at] = scores.value(tile[at], row0 + element_row(), column0 + element_column(n));
+    const T dot = tile[at];
+    tile[at] = scores.at(row0 + element_row(), column0 + element_column(n)).value(dot);
     if constexpr (M::kScores == 2) other_tile[at] = scores.score.value(other_tile[at], T(0));
   }
 }

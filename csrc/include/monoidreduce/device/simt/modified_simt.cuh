@@ -28,26 +28,29 @@ struct ProgramScoresOfHead {
   const ProgramScores<P>& score;
   int batch, head;
 
-  // The product is rounded, as no sum may be fused with it in one pass alone.
-  __device__ ScoreElement<R> element(R dot, std::int64_t row, std::int64_t column) const {
-    const I query = static_cast<I>(row), position = static_cast<I>(column);
-    return {multiply_add(dot, score.scale, R(-0.f)),
-            batch,
-            head,
-            query,
-            position,
-            R(query),
-            R(position),
-            R(position - query),
-            score.call.tables,
-            score.call.size};
-  }
-  __device__ R value(R dot, std::int64_t row, std::int64_t column) const {
-    return P::score(element(dot, row, column));
-  }
-  // An absent score has g = 0, and its slope may not be finite.
-  __device__ R chain(R g, R dot, std::int64_t row, std::int64_t column) const {
-    return select(g == R(0), g, g * P::slope(element(dot, row, column)));
+  struct At {
+    const ProgramScoresOfHead& of;
+    I query, position;
+
+    // The product is rounded, as no sum may be fused with it in one pass alone.
+    __device__ ScoreElement<R> element(R dot) const {
+      return {multiply_add(dot, of.score.scale, R(-0.f)),
+              of.batch,
+              of.head,
+              query,
+              position,
+              R(query),
+              R(position),
+              R(position - query),
+              of.score.call.tables,
+              of.score.call.size};
+    }
+    __device__ R value(R dot) const { return P::score(element(dot)); }
+    // An absent score has g = 0, and its slope may not be finite.
+    __device__ R chain(R g, R dot) const { return select(g == R(0), g, g * P::slope(element(dot))); }
+  };
+  __device__ At at(std::int64_t row, std::int64_t column) const {
+    return {*this, static_cast<I>(row), static_cast<I>(column)};
   }
   __device__ bool touches(std::int64_t row0, std::int64_t column0) const {
     return score.call.blocks == nullptr ||
@@ -55,7 +58,7 @@ struct ProgramScoresOfHead {
   }
   __device__ bool masks() const { return P::kMasked; }
   __device__ bool keeps(std::int64_t row, std::int64_t column) const {
-    return P::keeps(element(R(0), row, column));
+    return P::keeps(at(row, column).element(R(0)));
   }
 };
 template <class P>
