@@ -41,7 +41,8 @@ void modified_attention_pull(const ModifiedAttentionPull& x, const Plan&, const 
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
     T *of_lse = data<T>(x.scratch), *centre = of_lse + p.batch() * p.heads() * p.rows();
-    row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
+    if (!x.options.weights)  // rows of weights have no centre
+      row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
     const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
     const auto run = [&](const PullArguments& arguments, const Walk& walk, unsigned blocks) {
       launch_loaded("modified_attention_pull", x.kernel, blocks, kThreads, sizeof(TileMemory<T>),

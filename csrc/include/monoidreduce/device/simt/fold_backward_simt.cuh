@@ -167,6 +167,7 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
                      flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
   const bool active = row < a.size[2] && rows.active(flat_row);
   const auto scores = scores_of_head(score, p.bias, at.batch, at.head);
+  static_assert(ElementScores<decltype(scores), T>);
   if (!scores.touches(at.row0, at.column0)) return;
   const Validity valid =
       find_valid(memory, p.range, scores, active, p.pair[0].columns.size[2], at.row0, at.column0);

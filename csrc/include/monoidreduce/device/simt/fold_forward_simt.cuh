@@ -104,6 +104,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
                        column_head = head / group;
     const std::int64_t row0 = row_tile * kTile, slice0 = slice * kSlice;
     const auto scores = scores_of_head(score, p.bias, batch, head);
+    static_assert(ElementScores<decltype(scores), T>);
 
     // The calling thread's row, in the element view.
     const std::int64_t row = row0 + element_row(), flat_row = head_of_batch * row_count + row;
