@@ -408,7 +408,17 @@ def test_explain_without_tensor_cores(hardware: str, dtype: torch.dtype, width: 
         name = str(dtype).removeprefix("torch.")
         assert planned.forward == f"modified_attention_fold/cuda/simt/{name}"
         assert planned.backward == f"modified_attention_pull/cuda/simt/{name}"
-        assert sum(reason in text for text in planned.reasons) == 2
+        for way in ("forward", "backward"):
+            (text,) = (text for text in planned.reasons if text.startswith(f"{way}: not sm90"))
+            assert text.endswith(reason)
+
+
+def test_explain_skipped_tiles() -> None:
+    q = torch.empty(1, 2, 256, 64, dtype=torch.float32, device="meta")
+    blocks = mr.block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu")
+    planned = mr.explain("attention", q, q, q, block_mask=blocks, hardware="h100")
+    tile = "in tiles of 64 queries and 64 keys that meet no other block"
+    assert f"of 4 blocks 1 are skipped, {tile}" in planned.reasons
 
 
 SM80, WIDE = "tensor cores, through mma.sync; not sm90: ", "a width is more than 128"
