@@ -69,8 +69,7 @@ def attend(
         mr.attend(q, k, v, weight=lambda score: score**4, normalized=True)
 
     Args:
-        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them. On a GPU they
-            have 16 bits and are at most 256 wide.
+        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them.
         weight: a function of one score, traced as score_mod of `attention` is.
         normalized: divide by the sum of the weights of a query; where that is 0, out is 0.
         causal, window, scale, mask_mod, block_mask: as of `attention`.

@@ -149,6 +149,7 @@ def backward(
             sizes,
             options,
             dsinks,
+            needed[:3],
         )
         found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
     else:

@@ -83,7 +83,8 @@ HEADERS = """
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
-    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/monoid_simt.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/modified_simt.cuh
+    device/simt/monoid_simt.cuh
     device/simt/program_narrow.cuh
     device/simt/program_simt.cuh
     device/simt/row_prologue.cuh device/simt/sink_gradient.cuh
@@ -127,7 +128,8 @@ SOURCES = """
     cuda/element.h cuda/engine.h cuda/gated_mlp.cu cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
     cuda/logsumexp.cu cuda/logsumexp_folds.cuh cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_passes.cuh cuda/modified_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
+    cuda/mlp_passes.cuh cuda/modified_attention.cu cuda/modified_passes.cuh cuda/modified_scores.cuh
+    cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
     cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/sequences.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu

@@ -95,6 +95,16 @@ concept LocalGradientRows =
       { p.upstream(row, unit) } -> std::same_as<typename M::Upstream>;
     };
 
+// ---- Scores of the SIMT kernels: those of a head, element by element, of dot products of type R (device/block/elements.cuh).
+template <class S, class R>
+concept ElementScores = requires(const S s, std::int64_t row, std::int64_t column, R dot, R g) {
+  { s.at(row, column).value(dot) } -> std::same_as<R>;
+  { s.at(row, column).chain(g, dot) } -> std::same_as<R>;
+  { s.touches(row, column) } -> std::same_as<bool>;
+  { s.masks() } -> std::same_as<bool>;
+  { s.keeps(row, column) } -> std::same_as<bool>;
+};
+
 // ---- Scores: score.h for a fragment, a thread's part of a tile of dot products (device/block/fragment.cuh). Sizes of
 // fragments are deduced; those here are examples.
 

@@ -90,8 +90,7 @@ constexpr auto describe(const X*) {
               option("program", &X::program).where(&check_blocks<X>), options(&X::options));
 }
 
-// The same on a GPU's tensor cores, by kernels that were compiled for the program (load_kernels). sizes: of what the program
-// gathers from.
+// The same on a GPU, by kernels that were compiled for the program (load_kernels). sizes: of what the program gathers from.
 struct ModifiedAttentionFold {
   TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
@@ -126,8 +125,9 @@ constexpr auto describe(const X*) {
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
       optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
-      gradient("dq", &X::d_q, "B H M F"), result("dk", &X::d_k, "B Hkv N F"),
-      result("dv", &X::d_v, "B Hkv N D"), sink_gradient_result<X>(), scratch("scratch", &X::scratch),
+      gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
+      gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
+      scratch("scratch", &X::scratch),
       option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes), options(&X::options));
 }
 
