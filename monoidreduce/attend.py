@@ -32,10 +32,11 @@ def modified_attention(
     window: Window | None,
     softcap: float | None,
     bias: Tensor | None,
+    sinks: Tensor | None,
     compensated: bool,
     starts: Starts | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse and out_low of `attention` with at least one of score_mod, mask_mod and block_mask.
+) -> tuple[Tensor, Tensor]:
+    """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask.
 
     starts: of packed sequences, cu_seqlens of queries and of keys.
     """
@@ -44,7 +45,9 @@ def modified_attention(
             raise ValueError(
                 mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
             )
-    return _call(q, k, v, mods, causal, scale, window, weights=False, compensated=compensated, starts=starts)
+    given = (q, k, v, mods, causal, scale, window)
+    out, lse, _ = _call(*given, sinks=sinks, weights=False, compensated=compensated, starts=starts)
+    return out, lse
 
 
 def attend(
@@ -101,6 +104,7 @@ def _call(
     scale: float | None,
     window: Window | None,
     weights: bool,
+    sinks: Tensor | None = None,
     compensated: bool = False,
     starts: Starts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +142,7 @@ def _call(
     compensated = compensated or shows
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
-        q, k, v, table, table_index, words, *(starts or (None, None)), *options
+        q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
     )
     return out, lse, low
 

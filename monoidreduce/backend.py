@@ -202,7 +202,7 @@ def explain(
         if call.get("gate") is not None:
             return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
         if operator == "attention" and (wide := wide_plans(call, dtype, gpu)):
-            return _explain_wide_attention(wide, dtype, architecture)
+            return _explain_wide_attention(wide, dtype, architecture, sinks=call["sinks"] is not None)
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
@@ -244,7 +244,7 @@ def explain(
         reasons += _of_mods(operator, call, tiers)
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
     if call.get("sinks") is not None:
-        reasons.append("torch adds the sinks: it reads and writes the output once more in each direction")
+        reasons.append(_of_sinks(call))
     workspace = get_workspace() if in_parts else None
     if "workspace" in call:
         workspace = functional.workspace_bytes(call["workspace"])
@@ -329,9 +329,10 @@ def wide_plans(
 
 
 def _explain_wide_attention(
-    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str
+    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str, sinks: bool
 ) -> Explanation:
     forward, backward = plans
+    of_sinks = ("torch joins the sinks to the log-sum-exps of rows, before weights are computed",)
     return Explanation(
         operator="attention",
         forward=f"statistics_fold/cuda/{forward.tier}/{_name(dtype)}",
@@ -346,9 +347,17 @@ def _explain_wide_attention(
             f"backward: {backward}",
             "weights of all pairs are stored in 16 bits, of some keys at a time, and multiplied",
             "a weight is 0 where a mask excludes a pair",
+            *(of_sinks if sinks else ()),
             f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}",
         ),
     )
+
+
+def _of_sinks(call: dict[str, Any]) -> str:
+    bias = call.get("bias")
+    if bias is not None and functional.raises_rows(bias):
+        return "torch joins the sinks, behind a bias by rows: it reads and writes the output once more"
+    return "the kernels join the sinks, where the fold of a row ends"
 
 
 def is_modified(operator: str, call: dict[str, Any]) -> bool:

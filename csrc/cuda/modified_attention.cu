@@ -3,6 +3,7 @@
 #include "monoidreduce/launch/fold_backward_simt.cuh"
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/launch/row_prologue.cuh"
+#include "monoidreduce/launch/sink_gradient.cuh"
 #include "monoidreduce/ops/modified_attention.h"
 
 namespace monoidreduce::cuda::simt {
@@ -28,9 +29,11 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const 
   const DeviceGuard device(x.q.cuda_device);
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
+    const SoftmaxRows<T> rows{
+        .lse = data<T>(x.lse), .lse_low = data<T>(x.lse_low), .sinks = data<const T>(x.sinks)};
     launch_loaded("modified_attention_fold", x.kernel, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
                   launch.stream, LogSumExp<T>{}, forward_arguments(p, {x.out, x.out_low}),
-                  program_scores<T>(x), SoftmaxRows<T>{data<T>(x.lse), data<T>(x.lse_low)});
+                  program_scores<T>(x), rows);
   });
 }
 
@@ -44,6 +47,7 @@ void modified_attention_pull(const ModifiedAttentionPull& x, const Plan&, const 
     if (!x.options.weights)  // rows of weights have no centre
       row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
     const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
+    sink_gradient(LogSumExp<T>{}, rows, x, launch);
     const auto run = [&](const PullArguments& arguments, const Walk& walk, unsigned blocks) {
       launch_loaded("modified_attention_pull", x.kernel, blocks, kThreads, sizeof(TileMemory<T>),
                     launch.stream, LogSumExp<T>{}, arguments, program_scores<T>(x), rows, walk);

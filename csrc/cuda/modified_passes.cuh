@@ -21,6 +21,7 @@ void modified_backward_passes(const ModifiedAttentionPull& x, const JobSharing& 
         scratch.residuals, scratch.marks, scratch.cleared, launch);
     run(element, p, wanted, scratch);
   });
+  sink_gradient(LogSumExp<float>{}, known_rows(x, scratch), x, launch);
 }
 
 }  // namespace monoidreduce::cuda

@@ -164,10 +164,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     }
 
     state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
+    T divisor(1);  // of the payload's sums
+    if constexpr (kPayload) divisor = m.mass(state);
+    if constexpr (kPayload && RowsWithSinks<Rows, M>) {
+      if (rows.has_sinks()) {
+        const T scale = join_sink(m, state, rows.sink(head)), mass = m.mass(state);
+        divisor = mass == T(0) ? mass : mass / scale;
+      }
+    }
     if (slice == 0 && row_exists && first_lane) rows.store(flat_row, m.project(state));
     if constexpr (kPayload) {
       __syncthreads();
-      if (first_lane) memory.row_value[element_row()] = m.mass(state);
+      if (first_lane) memory.row_value[element_row()] = divisor;
       const Matrix<T> out(p.out, batch, head);
 #pragma unroll
       for (int g = 0; g < kPayloadTiles; ++g) {
