@@ -29,10 +29,11 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const 
   const DeviceGuard device(x.q.cuda_device);
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
+    const SoftmaxRows<T> rows{
+        .lse = data<T>(x.lse), .lse_low = data<T>(x.lse_low), .sinks = data<const T>(x.sinks)};
     launch_loaded("modified_attention_fold", x.kernel, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
                   launch.stream, LogSumExp<T>{}, forward_arguments(p, {x.out, x.out_low}),
-                  program_scores<T>(x),
-                  SoftmaxRows<T>{data<T>(x.lse), data<T>(x.lse_low), data<const T>(x.sinks)});
+                  program_scores<T>(x), rows);
   });
 }
 
@@ -45,7 +46,7 @@ void modified_attention_pull(const ModifiedAttentionPull& x, const Plan&, const 
     T *of_lse = data<T>(x.scratch), *centre = of_lse + p.batch() * p.heads() * p.rows();
     if (!x.options.weights)  // rows of weights have no centre
       row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
-    const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), data<const T>(x.sinks), centre, of_lse};
+    const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
     sink_gradient(LogSumExp<T>{}, rows, x, launch);
     const auto run = [&](const PullArguments& arguments, const Walk& walk, unsigned blocks) {
       launch_loaded("modified_attention_pull", x.kernel, blocks, kThreads, sizeof(TileMemory<T>),

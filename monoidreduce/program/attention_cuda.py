@@ -136,7 +136,7 @@ def backward(
 ) -> list[Tensor | None]:
     """The gradients by q, k and v; that by the sinks is written to dsinks, which may be absent.
 
-    needed: which of q, k and v; those that are not may be there all the same.
+    needed: which gradients by q, k and v are; those that are not may be there all the same.
     """
     out, lse, lse_low, low = residuals
     if sinks is not None and dsinks is not None and (is_empty(q, k) or options[0] == 0):

@@ -199,6 +199,18 @@ def test_beside_a_function_of_scores(size: str, scale: float | None, tier: str, 
     check_operator("attention", inputs, options, function=call)
 
 
+@pytest.mark.tiers("simt")
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16), ids=name_of)
+def test_beside_a_function_of_scores_on_simt(dtype: torch.dtype, gpu: torch.device) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, causal: bool, **options: Any) -> Any:
+        shift = k.shape[2] - q.shape[2]
+        mask = lambda batch, head, i, j: j <= i + shift  # noqa: E731
+        return mr.attention(q, k, v, sinks=sinks, mask_mod=mask, **options)
+
+    inputs = with_sinks(attention_inputs(2, 4, 2, 190, 150, 40, 200, dtype=dtype, device=gpu))
+    check_operator("attention", inputs, {"return_lse": True, "causal": True}, function=call)
+
+
 def test_a_function_of_scores_without_keys(gpu: torch.device) -> None:
     q, k = torch.randn(1, 2, 3, 64, device=gpu).bfloat16(), torch.randn(1, 2, 0, 64, device=gpu).bfloat16()
     sinks = torch.tensor([1.0, -2.0], device=gpu, requires_grad=True)

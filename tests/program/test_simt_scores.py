@@ -106,6 +106,26 @@ def test_weights(masked: bool, tmp_path: Path) -> None:
     assert_near(found, expected(call, tensors, upstream, weights=True), weights=True)
 
 
+def test_sinks(tmp_path: Path) -> None:
+    """One more element of each row, of value 0; also of rows that keep no key."""
+    B, H, _, M, N, F, _ = shape = SHAPES[0]
+    case = mods.nothing_kept(B, H, M, N, dtype=F64, device=CPU)
+    traced = mods_of(case.score_mod, case.mask_mod)
+    library = host_simt.compiled(traced.text, tmp_path)
+    tensors, upstream = drawn(shape)
+    sinks = torch.randn(H, dtype=F64)
+    scores = scores_data(*tables_of(traced, traced.tensors), (M, N))
+    options: dict[str, Any] = {"sinks": sinks, "scale": F**-0.5, "deterministic": False}
+    found = host_simt.attention(library, tensors, upstream, scores, **options)
+
+    def call(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = dense(*leaves, *case[:2])
+        joined = torch.logaddexp(lse, sinks[:, None])
+        return out * (lse - joined).exp()[..., None], joined
+
+    assert_near(found, expected(call, tensors, upstream))
+
+
 @pytest.mark.parametrize("block", ((32, 16), (128, 128)), ids=str)
 def test_blocks(block: tuple[int, int], tmp_path: Path) -> None:
     """Tiles whose blocks keep nothing are skipped, whatever the mask says."""

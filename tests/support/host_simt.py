@@ -77,6 +77,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "grad_out", "grad_lse")),
         *((name, ctypes.c_void_p) for name in ("d_q", "d_k", "d_v", "lse", "lse_low", "of_lse", "centre")),
+        ("sinks", ctypes.c_void_p),
         *((name, ctypes.c_void_p) for name in ("row_spans", "column_spans")),
         *((name, ctypes.c_int64) for name in ("batch", "heads", "key_heads", "queries", "keys", "width")),
         *((name, ctypes.c_int64) for name in ("value_width", "left", "right", "deterministic")),
@@ -106,6 +107,7 @@ def attention(
     *,
     window: tuple[int, int] = (-1, -1),
     spans: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+    sinks: Tensor | None = None,
     scale: float,
     deterministic: bool,
 ) -> list[Tensor]:
@@ -114,7 +116,7 @@ def attention(
     out, lse = q.new_full((*q.shape[:3], v.shape[3]), torch.nan), q.new_full(q.shape[:3], torch.nan)
     lse_low, of_lse, centre = torch.zeros_like(lse), torch.empty_like(lse), torch.empty_like(lse)
     gradients = [torch.zeros_like(t) for t in tensors]
-    given = (*tensors, out, *upstream, *gradients, lse, lse_low, of_lse, centre, *spans)
+    given = (*tensors, out, *upstream, *gradients, lse, lse_low, of_lse, centre, sinks, *spans)
     assert all(t is None or t.is_contiguous() for t in given)
     sizes: tuple[Any, ...] = (*q.shape[:2], k.shape[1], q.shape[2], *k.shape[2:], v.shape[3])
     pointers = (None if t is None else t.data_ptr() for t in given)

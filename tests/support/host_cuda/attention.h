@@ -5,7 +5,7 @@ using namespace monoidreduce::simt;
 
 struct Call {  // dense tensors of float64
   char *q, *k, *v, *out, *grad_out, *grad_lse, *d_q, *d_k, *d_v;
-  double *lse, *lse_low, *of_lse, *centre;
+  double *lse, *lse_low, *of_lse, *centre, *sinks;
   const Span *row_spans, *column_spans;
   std::int64_t batch, heads, key_heads, queries, keys, width, value_width, left, right, deterministic;
   double scale;
@@ -24,7 +24,7 @@ struct Call {  // dense tensors of float64
     return ColumnRange{left, right, keys - queries}.bounding(queries, keys);
   }
   ProgramScores<P> program() const { return {{scores, scale}}; }
-  Rows rows() const { return {lse, lse_low, centre, of_lse}; }
+  Rows rows() const { return {lse, lse_low, centre, of_lse, sinks}; }
 };
 
 extern "C" void fold(const Call& x) {

@@ -127,8 +127,8 @@ constexpr auto describe(const X*) {
       optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
       gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
       gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
-      scratch("scratch", &X::scratch),
-      option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes), options(&X::options));
+      scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+      option("sizes", &X::sizes), options(&X::options));
 }
 
 // Its scores are dot products: the program scales them.

@@ -67,17 +67,16 @@ __device__ __forceinline__ ProgramScoresOfHead<P> scores_of_head(const ProgramSc
   return {score, static_cast<int>(batch), static_cast<int>(head)};
 }
 
-// RowPolicy of attention. centre, grad_lse: of row_centre; backward alone.
+// RowPolicy of attention. centre, grad_lse: of row_centre; backward alone. sinks: [heads], or null; forward alone.
 template <class R>
 struct SoftmaxRows {
-  R *lse, *lse_low;          // [rows], natural logarithm
-  const R* sinks = nullptr;  // [heads], or null
-  const R *centre = nullptr, *grad_lse = nullptr;
+  R *lse, *lse_low;  // [rows], natural logarithm
+  const R *centre = nullptr, *grad_lse = nullptr, *sinks = nullptr;
 
-  MR_HD bool has_sinks() const { return sinks != nullptr; }
-  MR_HD R sink(std::int64_t head) const { return sinks[head]; }
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
+  MR_HD bool has_sinks() const { return sinks != nullptr; }
+  MR_HD R sink(std::int64_t head) const { return sinks[head]; }
   MR_HD void store(std::int64_t row, LogNumber<R> p) const { lse[row] = p.high, lse_low[row] = p.low; }
   MR_HD LogNumber<R> product(std::int64_t row) const {
     return {softmax_product(lse[row], centre[row]), lse_low[row]};
