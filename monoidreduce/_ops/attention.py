@@ -108,6 +108,11 @@ def readable(a: Tensor, payload: Tensor, *tensors: Tensor) -> Iterator[Tensor]:
     return map(padded if (a.shape[3] | payload.shape[3]) % 8 else mapped, tensors)
 
 
+def readable_result(out: Tensor) -> Tensor:
+    """An output [B, H, M, width], or its low words, as backward passes read it: no width is padded."""
+    return out.contiguous() if out.shape[3] % 8 else mapped(out)
+
+
 def attention_results(
     q: Tensor,
     k: Tensor,
@@ -247,8 +252,8 @@ def attention_backward(
     if plan is not None and grad_out is not None and plan.tensor_cores:
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
             out, _, _, low = attention_forward(q, k, v, bias, sinks, scale, softcap, left, right, True, spans)
-        low = None if low is None else next(readable(q, v, low))
-        grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
+        out, low = readable_result(out), None if low is None else readable_result(low)
+        grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
         if score_bias is not None and plan.bias_in_tiles:
             score_bias = mapped_bias(score_bias)
         makers = (accumulator if plan.adds_rows else new, new, new)

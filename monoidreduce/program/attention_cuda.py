@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import FEW_KEYS, NO_SPANS, Spans, in_full, low_words, present, readable
+from monoidreduce._ops.attention import (
+    FEW_KEYS,
+    NO_SPANS,
+    Spans,
+    in_full,
+    low_words,
+    present,
+    readable,
+    readable_result,
+)
 from monoidreduce._ops.memory import accumulator, first, gradient, launch, new, statistics
 from monoidreduce._ops.sinks import sink_gradient
 from monoidreduce.program import kernels
@@ -157,8 +166,8 @@ def backward(
     if low is None and q.element_size() == 2 and k.shape[2] <= FEW_KEYS and not options[-1]:
         out, _, _, low = forward(q, k, v, tables, blocks, sinks, spans, program, sizes, options, True)
     if plan.tensor_cores:
-        low = None if low is None else next(readable(q, v, low))
-        grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
+        out, low = readable_result(out), None if low is None else readable_result(low)
+        grad_out, q, k, v = readable(q, v, grad_out, q, k, v)
         found = [accumulator(q), new(k), new(v)]
     which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
     kernel = kernel_of(program, which, q, v, spans, options, plan)

@@ -63,6 +63,14 @@ template <class Call>
 constexpr auto sink_gradient_result() {
   return result("dsinks", &Call::d_sinks, "H", Type::kAccumulation).maybe().where(&check_sink_gradient<Call>);
 }
+// Operands may be padded for tensor cores, the output is not.
+template <class Call>
+void check_output_width(const Call& x) {
+  if (!x.out.present()) return;  // of a call that is planned
+  const std::int64_t width = x.out.size[3], of_v = x.v.size[3];
+  require(width == of_v || (x.q.is_cuda() && (width + 7) / 8 * 8 == of_v), "out: expected width ", of_v,
+          ", got ", width);
+}
 template <class Call>
 constexpr auto attention_operands() {
   return fields(
@@ -104,10 +112,11 @@ constexpr auto describe(const X*) {
   return call(
       "attention_backward", attention_operands<X>(), span_operands<X>(),
       optional("grad_out", &X::grad_out, "B H M D"),
-      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation), tensor("out", &X::out, "B H M D"),
+      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+      tensor("out", &X::out, "B H M O").where(&check_output_width<X>),
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
-      optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
+      optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
       gradient("dq", &X::d_q, "B H M F", Type::kPlanGradient),
       gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
       gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),

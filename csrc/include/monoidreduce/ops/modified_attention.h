@@ -118,17 +118,18 @@ struct ModifiedAttentionPull {
 };
 template <std::same_as<ModifiedAttentionPull> X>
 constexpr auto describe(const X*) {
-  return cuda_call(
-      "modified_attention_pull", modified_operands<X>(), span_operands<X>(),
-      tensor("grad_out", &X::grad_out, "B H M D"),
-      optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation), tensor("out", &X::out, "B H M D"),
-      tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
-      tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
-      optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
-      gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
-      gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
-      scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
-      option("sizes", &X::sizes), options(&X::options));
+  return cuda_call("modified_attention_pull", modified_operands<X>(), span_operands<X>(),
+                   tensor("grad_out", &X::grad_out, "B H M D"),
+                   optional("grad_lse", &X::grad_lse, "B H M", Type::kAccumulation),
+                   tensor("out", &X::out, "B H M O").where(&check_output_width<X>),
+                   tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
+                   tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
+                   optional("out_low", &X::out_low, "B H M O").where(&check_low_word<X>),
+                   gradient("dq", &X::d_q, "B H M F"),
+                   gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
+                   gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
+                   scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+                   option("sizes", &X::sizes), options(&X::options));
 }
 
 // Its scores are dot products: the program scales them.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
 
 #include "monoidreduce/device/arch/mma.cuh"
 #include "monoidreduce/device/warp/lanes.cuh"
@@ -44,7 +45,8 @@ struct ClearedWords {
 };
 
 struct RowInputs {
-  // [B, H, M, D] three times, out_low possibly absent; [B, H, M] twice, the last possibly absent
+  // [B, H, M, D], lines on 16-byte boundaries; [B, H, M, at most D] twice, out_low possibly absent; [B, H, M] twice, the last
+  // possibly absent
   TensorView grad_out, out, out_low, lse, grad_lse;
   float scale;
   std::int64_t column_heads;
@@ -66,6 +68,16 @@ __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from
     chunk.words[w] = static_cast<const uint4*>(from)[w];
 #pragma unroll
   for (int k = 0; k < kChunk; ++k) to[k] = float(chunk.elements[k]);
+}
+
+// The same of a row of any width, from any address on: 0 beyond its end.
+template <class E>
+__device__ __forceinline__ void load_chunk(float (&to)[kChunk], const E* row, int first, int width) {
+  const E* const from = row + first;
+  if (first + kChunk <= width && reinterpret_cast<std::uintptr_t>(from) % sizeof(uint4) == 0)
+    return load_chunk<E>(to, from);
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k) to[k] = first + k < width ? float(from[k]) : 0.f;
 }
 
 // x rounded as an operand of type E: in a row with one column, <G_i, v_j> and <G_i, out_i> must cancel exactly.
@@ -96,10 +108,10 @@ __global__ void __launch_bounds__(kPrepareThreads)
   if (row < rows && lane * kChunk < width) {
     float g[kChunk], y[kChunk];
     load_chunk<E>(g, static_cast<const E*>(x.grad_out.data) + offset(x.grad_out) + lane * kChunk);
-    load_chunk<E>(y, static_cast<const E*>(x.out.data) + offset(x.out) + lane * kChunk);
+    load_chunk(y, static_cast<const E*>(x.out.data) + offset(x.out), lane * kChunk, width);
     if (x.out_low.data) {
       float low[kChunk];
-      load_chunk<E>(low, static_cast<const E*>(x.out_low.data) + offset(x.out_low) + lane * kChunk);
+      load_chunk(low, static_cast<const E*>(x.out_low.data) + offset(x.out_low), lane * kChunk, width);
 #pragma unroll
       for (int k = 0; k < kChunk; ++k) y[k] += low[k];
     }
