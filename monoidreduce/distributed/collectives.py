@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.memory import accumulation_dtype, one_piece
 from monoidreduce.distributed.group import Arrival, Group, after
 
 __all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
@@ -21,6 +21,10 @@ __all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Each field [...] -> [ranks, ...], all of them by one collective."""
+    if len({field.dtype for field in fields}) == 1:
+        found = group.gather(torch.cat([field.reshape(-1) for field in fields]))
+        parts = found.split([field.numel() for field in fields], 1)
+        return [part.view(group.size, *f.shape) for part, f in zip(parts, fields, strict=True)]
     flat = [field.contiguous().view(-1).view(torch.uint8) for field in fields]
     found = group.gather(torch.cat(flat))
     ends = accumulate(len(part) for part in flat)
@@ -35,7 +39,7 @@ def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
 def start_exchange(parts: Tensor, group: Group) -> Arrival:
     """[ranks, ...], of which part i goes to rank i -> [ranks, ...], of which part i came from rank i."""
     found = parts.new_empty(parts.shape)
-    sent = parts.contiguous().view(-1)
+    sent = one_piece(parts).view(-1)
     work = dist.all_to_all_single(found.view(-1), sent, group=group.handle, async_op=True)
     return partial(after, work, found)
 
@@ -47,8 +51,8 @@ def sum_over_ranks(
 
     A rank sums a share of the elements, in the accumulation dtype and in the order of ranks.
 
-    sent: the dtype of parts on their way; None is the accumulation dtype. own: only this rank's rows, which
-    are as many on each rank, else all.
+    sent: the dtype of parts on their way; None: as they are. own: only this rank's rows, which are as many on
+    each rank, else all.
     """
     return start_sum(part, group, dtype, sent=sent, own=own)()
 
@@ -58,7 +62,7 @@ def start_sum(
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
     sums = accumulation_dtype(part.dtype)
-    flat = part.to(sums if sent is None else sent).flatten()
+    flat = (part if sent is None else part.to(sent)).flatten()
     share = -(-len(flat) // group.size)
     if padding := group.size * share - len(flat):
         flat = torch.nn.functional.pad(flat, (0, padding))
@@ -66,12 +70,20 @@ def start_sum(
     arrival = start_exchange(flat.view(group.size, share), group)
 
     def total() -> Tensor:
-        first, *others = arrival().to(sums)
-        for other in others:
-            first += other
-        found: Tensor = first.to(dtype)
+        found = _sum(arrival().to(sums), dtype)
         if own:
             return found.view(shape[0] // group.size, *shape[1:])
         return group.gather(found).view(-1)[:elements].view(shape)
 
     return total
+
+
+def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """[ranks, n] -> [n], their sum in the order of ranks; the last addition rounds it to dtype."""
+    *parts_before, last = parts
+    if not parts_before:
+        return last.to(dtype)
+    total, *others = parts_before
+    for other in others:
+        total += other
+    return torch.add(total, last, out=last.new_empty(last.shape, dtype=dtype))

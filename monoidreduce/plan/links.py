@@ -88,13 +88,18 @@ class Group:
             latency, rate = latency + self.between.latency, min(rate, self.between.rate)
         return Send(what, "step", bytes, latency + bytes / rate)
 
-    def total(self, what: str, elements: float, own: bool) -> tuple[list[Send], float]:
-        """`sum_over_ranks` of so many elements, and the bytes that it moves. own: a rank wants its share."""
-        sends = [self.exchange(what, self.sum * elements)]
+    def total(self, what: str, elements: float, own: bool, rounded: bool = False) -> tuple[list[Send], float]:
+        """`sum_over_ranks` of so many elements, and the bytes that it moves. own: a rank wants its share.
+
+        rounded: are parts of the elements' type, else of that of sums.
+        """
+        part, share = (self.size if rounded else self.sum), elements / self.ranks
+        sends = [self.exchange(what, part * elements)]
         if not own:
             sends.append(self.gather(what, self.size * elements))
-        share = elements / self.ranks
-        return sends, 3 * self.sum * share * (self.ranks - 1) + (self.sum + self.size) * share
+        widened = self.ranks * (part + self.sum) if part != self.sum else 0
+        added = self.sum * (2 * (self.ranks - 1) + self.ranks - 2) + self.size
+        return sends, share * (widened + added)
 
     def copying(self, moved: float) -> float:
         """Seconds, of bytes that are read or written."""
