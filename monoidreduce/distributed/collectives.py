@@ -21,19 +21,15 @@ __all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Each field [...] -> [ranks, ...], all of them by one collective."""
-    if len({field.dtype for field in fields}) == 1:
-        found = group.gather(torch.cat([field.reshape(-1) for field in fields]))
-        parts = found.split([field.numel() for field in fields], 1)
-        return [part.view(group.size, *f.shape) for part, f in zip(parts, fields, strict=True)]
-    flat = [field.contiguous().view(-1).view(torch.uint8) for field in fields]
+    alike = len({field.dtype for field in fields}) == 1  # else they travel as bytes
+    flat = [field.reshape(-1) if alike else field.contiguous().view(-1).view(torch.uint8) for field in fields]
     found = group.gather(torch.cat(flat))
     ends = accumulate(len(part) for part in flat)
-    parts = (found[:, end - len(part) : end] for end, part in zip(ends, flat, strict=True))
-    dense = (part.clone(memory_format=torch.contiguous_format).view(-1) for part in parts)
-    return [
-        part.view(field.dtype).view(group.size, *field.shape)
-        for field, part in zip(fields, dense, strict=True)
-    ]
+    parts = [found[:, end - len(part) : end] for end, part in zip(ends, flat, strict=True)]
+    if not alike:
+        dense = (part.clone(memory_format=torch.contiguous_format).view(-1) for part in parts)
+        parts = [part.view(field.dtype) for field, part in zip(fields, dense, strict=True)]
+    return [part.view(group.size, *field.shape) for field, part in zip(fields, parts, strict=True)]
 
 
 def start_exchange(parts: Tensor, group: Group) -> Arrival:
@@ -61,7 +57,6 @@ def start_sum(
     part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
-    sums = accumulation_dtype(part.dtype)
     flat = (part if sent is None else part.to(sent)).flatten()
     share = -(-len(flat) // group.size)
     if padding := group.size * share - len(flat):
@@ -70,7 +65,7 @@ def start_sum(
     arrival = start_exchange(flat.view(group.size, share), group)
 
     def total() -> Tensor:
-        found = _sum(arrival().to(sums), dtype)
+        found = _sum(arrival(), dtype)
         if own:
             return found.view(shape[0] // group.size, *shape[1:])
         return group.gather(found).view(-1)[:elements].view(shape)
@@ -79,11 +74,12 @@ def start_sum(
 
 
 def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """[ranks, n] -> [n], their sum in the order of ranks; the last addition rounds it to dtype."""
-    *parts_before, last = parts
-    if not parts_before:
-        return last.to(dtype)
-    total, *others = parts_before
+    """[ranks, n] -> [n], their sum in the order of ranks. The last addition rounds it to dtype."""
+    if len(parts) == 1:
+        return parts[0].to(dtype)
+    total, *others, last = parts
+    if others or dtype != parts.dtype:  # else torch adds two numbers of 16 bits in float32, as here
+        total = total.to(accumulation_dtype(parts.dtype))
     for other in others:
         total += other
     return torch.add(total, last, out=last.new_empty(last.shape, dtype=dtype))

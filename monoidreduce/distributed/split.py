@@ -111,7 +111,8 @@ class Split:
     def parts(self, whole: Tensor, axis: int) -> Tensor:
         """[..., length, ...] -> [ranks, ..., longest, ...], each part padded; a view where parts are even."""
         if self.even:
-            return whole.unflatten(axis, (self.group.size, self.chunk)).movedim(axis, 0)
+            shape = (*whole.shape[:axis], self.group.size, self.chunk, *whole.shape[axis + 1 :])
+            return whole.view(shape).movedim(axis, 0)
         words = whole if axis == whole.dim() - 1 else in_words(whole)
         found = self.room(words, axis)
         for rank, place, first, count in self.pieces(slice(0, self.length)):

@@ -102,8 +102,9 @@ def cross_entropy(
 
 def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: int) -> list[Tensor]:
     """log_probs, entropy and the log-sum-exps in two words, [rows] each, of each rank's [ranks, 4, rows]."""
-    found = _rows(states, 4)
-    _C.combine_log_probs(states, target, *found, *columns.numbers, ignore_index, *launch(states))
+    found = log_probs, entropy, lse, lse_low = _rows(states, 4)
+    options = (*columns.numbers, ignore_index, *launch(states))
+    _C.combine_log_probs(states, target, log_probs, entropy, lse, lse_low, *options)
     return found
 
 

@@ -97,9 +97,10 @@ class Group:
         sends = [self.exchange(what, part * elements)]
         if not own:
             sends.append(self.gather(what, self.size * elements))
-        widened = self.ranks * (part + self.sum) if part != self.sum else 0
-        added = self.sum * (2 * (self.ranks - 1) + self.ranks - 2) + self.size
-        return sends, share * (widened + added)
+        more = self.ranks - 2  # than two: a sum is begun, and these are added to it
+        begun = part + self.sum if more and part != self.sum else 0
+        added = more * (2 * self.sum + part) + (self.sum if more else part) + part + self.size
+        return sends, share * (begun + added)
 
     def copying(self, moved: float) -> float:
         """Seconds, of bytes that are read or written."""

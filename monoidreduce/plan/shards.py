@@ -188,9 +188,9 @@ class Call:
         for what in "kv":
             of_what, moved = group.total(f"gradient of {what}", keys, own=True)
             sums, summing = sums + of_what, summing + moved
-        # Of both gradients: cleared, added to by each fold, and taken apart for the ranks.
-        seen = sum(n for _, n in folds) / length
-        summing += 2 * group.sum * keys * (1 + 3 * seen + 2)
+        # Of both gradients: that of the fold with most keys is copied, 0 elsewhere, and the others are added.
+        *others, most = (n / length for _, n in folds)
+        summing += 2 * group.sum * keys * (1 + most + 3 * sum(others))
         return (
             RankPass(sum(f for f, _ in each), gathers, group.copying(joined)),
             RankPass(sum(b for _, b in each), (*gathers, *sums), group.copying(joined + summing)),
