@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -73,6 +74,35 @@ def liger_swiglu(x: Tensor, w1: Tensor, w2: Tensor, gate: Tensor) -> Tensor:
     return F.linear(LigerSiLUMulFunction.apply(F.linear(x, gate), F.linear(x, w1)), w2)
 
 
+class _LigerTiled(torch.autograd.Function):
+    """Its tiled MLP adds the weights' gradients to `grad` of leaves, which belong to this function alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        from liger_kernel.ops import LigerSiLUMulFunction, apply_tiled_mlp
+
+        ctx.leaves = [t.detach().requires_grad_() for t in inputs]
+        x, w1, w2, gate = ctx.leaves
+
+        def part(_: None, rows: Tensor) -> Tensor:
+            return F.linear(LigerSiLUMulFunction.apply(F.linear(rows, gate), F.linear(rows, w1)), w2)
+
+        with torch.enable_grad():
+            ctx.result = apply_tiled_mlp(part, None, x, compute_params=[w1, w2, gate])
+        result: Tensor = ctx.result.detach()
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.result.backward(grad)
+        return tuple(leaf.grad for leaf in ctx.leaves)
+
+
+def liger_tiled_swiglu(*inputs: Tensor) -> Tensor:
+    result: Tensor = _LigerTiled.apply(*inputs)
+    return result
+
+
 def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: int) -> Case:
     """B rows of width d through K hidden units, as SwiGLU."""
     product = 2 * B * K * d  # FLOPs
@@ -90,7 +120,9 @@ def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: i
     }
     if device.type == "cuda":
         contenders["torch.compile"] = torch.compile(eager_swiglu, dynamic=False)
+        contenders["monoidreduce, 192 MiB"] = mr.workspace(192 << 20)(swiglu)
         contenders["Liger"] = liger_swiglu
+        contenders["Liger, tiled"] = liger_tiled_swiglu
     return Case(
         op="mlp",
         dtype=dtype,

@@ -48,6 +48,7 @@ set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/logsumexp.cu
     csrc/cuda/mlp_backward.cu
     csrc/cuda/mlp_forward.cu
+    csrc/cuda/modified_attention.cu
     csrc/cuda/order_rows.cu
     csrc/cuda/sequences.cu
     csrc/cuda/statistics.cu

@@ -252,11 +252,11 @@ void log_probs_local_gradient(const LogProbsLocalGradient& x, const Launch& laun
       x, launch, plan, kDescription<LogProbsBackward>.name);
 }
 void modified_attention_fold(const ModifiedAttentionFold& x, const Launch& launch, const Plan* plan) {
-  run_part<sm80::modified_attention_fold, sm90::modified_attention_fold>(
+  run_part<sm80::modified_attention_fold, sm90::modified_attention_fold, simt::modified_attention_fold>(
       x, launch, plan, kDescription<ModifiedAttentionFold>.name);
 }
 void modified_attention_pull(const ModifiedAttentionPull& x, const Launch& launch, const Plan* plan) {
-  run_part<sm80::modified_attention_pull, sm90::modified_attention_pull>(
+  run_part<sm80::modified_attention_pull, sm90::modified_attention_pull, simt::modified_attention_pull>(
       x, launch, plan, kDescription<ModifiedAttentionPull>.name);
 }
 void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan) {

@@ -32,10 +32,11 @@ def modified_attention(
     window: Window | None,
     softcap: float | None,
     bias: Tensor | None,
+    sinks: Tensor | None,
     compensated: bool,
     starts: Starts | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """out, lse and out_low of `attention` with at least one of score_mod, mask_mod and block_mask.
+) -> tuple[Tensor, Tensor]:
+    """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask.
 
     starts: of packed sequences, cu_seqlens of queries and of keys.
     """
@@ -44,7 +45,9 @@ def modified_attention(
             raise ValueError(
                 mismatch(name, "None beside a score_mod or mask: write it in score_mod", type(value))
             )
-    return _call(q, k, v, mods, causal, scale, window, weights=False, compensated=compensated, starts=starts)
+    given = (q, k, v, mods, causal, scale, window)
+    out, lse, _ = _call(*given, sinks=sinks, weights=False, compensated=compensated, starts=starts)
+    return out, lse
 
 
 def attend(
@@ -66,8 +69,7 @@ def attend(
         mr.attend(q, k, v, weight=lambda score: score**4, normalized=True)
 
     Args:
-        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them. On a GPU they
-            have 16 bits and are at most 256 wide.
+        q, k, v: [B, H, M, F], [B, Hkv, N, F] and [B, Hkv, N, D], as `attention` takes them.
         weight: a function of one score, traced as score_mod of `attention` is.
         normalized: divide by the sum of the weights of a query; where that is 0, out is 0.
         causal, window, scale, mask_mod, block_mask: as of `attention`.
@@ -102,6 +104,7 @@ def _call(
     scale: float | None,
     window: Window | None,
     weights: bool,
+    sinks: Tensor | None = None,
     compensated: bool = False,
     starts: Starts | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,7 +142,7 @@ def _call(
     compensated = compensated or shows
     options = traced.text, numbers, scale, *bounds(causal, window), *block, weights, compensated
     out, lse, _, low = torch.ops.monoidreduce.modified_attention.default(
-        q, k, v, table, table_index, words, *(starts or (None, None)), *options
+        q, k, v, table, sinks, table_index, words, *(starts or (None, None)), *options
     )
     return out, lse, low
 

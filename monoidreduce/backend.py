@@ -202,7 +202,7 @@ def explain(
         if call.get("gate") is not None:
             return _explain_gated_mlp(call, dtype, architecture, on_gpu=True)
         if operator == "attention" and (wide := wide_plans(call, dtype, gpu)):
-            return _explain_wide_attention(wide, dtype, architecture)
+            return _explain_wide_attention(wide, dtype, architecture, sinks=call["sinks"] is not None)
         forward, backward, more = _plans(operator, call, dtype, gpu)
         in_parts = all(backward.part)
         asked = torch.are_deterministic_algorithms_enabled()
@@ -240,10 +240,11 @@ def explain(
             f"{torch.get_num_threads()} threads: for a given number of threads sums have a fixed order",
         ]
     if modified:
-        reasons += _of_mods(operator, call, tiles is None)
+        tiers = {engine.split("/")[1] for engine in engines if engine.startswith("cuda")}
+        reasons += _of_mods(operator, call, tiers)
     reasons.append(f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}")
     if call.get("sinks") is not None:
-        reasons.append("torch adds the sinks: it reads and writes the output once more in each direction")
+        reasons.append(_of_sinks(call))
     workspace = get_workspace() if in_parts else None
     if "workspace" in call:
         workspace = functional.workspace_bytes(call["workspace"])
@@ -328,9 +329,10 @@ def wide_plans(
 
 
 def _explain_wide_attention(
-    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str
+    plans: tuple[_C.Plan, _C.Plan], dtype: torch.dtype, architecture: str, sinks: bool
 ) -> Explanation:
     forward, backward = plans
+    of_sinks = ("torch joins the sinks to the log-sum-exps of rows, before weights are computed",)
     return Explanation(
         operator="attention",
         forward=f"statistics_fold/cuda/{forward.tier}/{_name(dtype)}",
@@ -345,9 +347,17 @@ def _explain_wide_attention(
             f"backward: {backward}",
             "weights of all pairs are stored in 16 bits, of some keys at a time, and multiplied",
             "a weight is 0 where a mask excludes a pair",
+            *(of_sinks if sinks else ()),
             f"the inputs are {_name(dtype)}, sums and statistics {_name(accumulation_dtype(dtype))}",
         ),
     )
+
+
+def _of_sinks(call: dict[str, Any]) -> str:
+    bias = call.get("bias")
+    if bias is not None and functional.raises_rows(bias):
+        return "torch joins the sinks, behind a bias by rows: it reads and writes the output once more"
+    return "the kernels join the sinks, where the fold of a row ends"
 
 
 def is_modified(operator: str, call: dict[str, Any]) -> bool:
@@ -355,13 +365,13 @@ def is_modified(operator: str, call: dict[str, Any]) -> bool:
     return operator == "attend" or any(call.get(name) is not None for name in MODS)
 
 
-def _of_mods(operator: str, call: dict[str, Any], compiles: bool) -> list[str]:
-    """What there is to say of functions that modify scores. compiles: for a GPU."""
+def _of_mods(operator: str, call: dict[str, Any], tiers: set[str]) -> list[str]:
+    """What there is to say of functions that modify scores. tiers: of a GPU's kernels; none: on a CPU."""
     from monoidreduce.program.program import parse
 
     weight, mods = call.get("weight"), (call.get(name) for name in MODS)
     traced, blocks = traced_mods(*mods, weight=weight, packed="cu_seqlens_q" in call)
-    how = "kernels are compiled for, at the first call" if compiles else "the CPU engine interprets"
+    how = "kernels are compiled for, at the first call" if tiers else "the CPU engine interprets"
     functions = "score_mod and mask_mod" if operator != "attend" else "weight and mask_mod"
     reasons = [f"{functions} are a program of {len(parse(traced.text).nodes)} operations, which {how}"]
     if call.get("normalized"):
@@ -370,7 +380,9 @@ def _of_mods(operator: str, call: dict[str, Any], compiles: bool) -> list[str]:
             f"normalized: the sum of the weights is one more column of v, {wide + 1} in place of {wide}"
         )
     if blocks is not None:
-        reasons.append(f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped")
+        skipped = f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped"
+        tile = ", in tiles of 64 queries and 64 keys that meet no other block" if "simt" in tiers else ""
+        reasons.append(skipped + tile)
     return reasons
 
 
@@ -559,9 +571,7 @@ def _modified_plans(
         kinds = blocks.kinds.expand(q.shape[0], q.shape[1], -1, -1)
         options = (*options, *blocks.block)
     given = (*tensors, options, gpu, spans, kinds)
-    forward, backward = attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
-    attention_cuda.check(forward)
-    return forward, backward
+    return attention_cuda.plan_forward(*given), attention_cuda.plan_backward(*given)
 
 
 def _plans(

@@ -165,9 +165,11 @@ def attention_varlen(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
     return attention(q, k, v)
 
 
-def attention_varlen_backward(*args: Any, **options: Any) -> int:
-    """The same."""
-    return attention_backward(*args, **options)
+def attention_varlen_backward(
+    grad_out: Shape | None, grad_lse: Shape | None, q: Shape, k: Shape, v: Shape, *rest: Any, **_: Any
+) -> int:
+    """The same; there is no bias."""
+    return attention_backward(grad_out, grad_lse, q, k, v, [*_needed(rest)[:3], False])
 
 
 def modified_attention(*args: Any, **options: Any) -> int:

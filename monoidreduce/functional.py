@@ -425,21 +425,20 @@ def attention(
         return found
     check_no_ranks(method, layout, length, grad_dtype)
     return_lse, compensated = check_bool("return_lse", return_lse), check_bool("compensated", compensated)
-    of_rows = None
     if score_mod is not None or mask_mod is not None or block_mask is not None:
         from monoidreduce.attend import modified_attention
 
         q, k, v, _ = attention_operands(q, k, v)
         check_sinks(sinks, q)
         exact = compensated or _shows_rounding(q, sinks)
-        out, lse, low = modified_attention(q, k, v, modifies, causal, scale, window, softcap, bias, exact)
+        out, lse = modified_attention(q, k, v, modifies, causal, scale, window, softcap, bias, sinks, exact)
     else:
         of_call = (causal, scale, window, softcap, compensated)
         (q, k, v, bias), options, of_rows = check_attention(q, k, v, bias, sinks, *of_call)
-        out, lse, _, low = torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
-    if of_rows is not None or sinks is not None:
-        out = in_full(out, low)
-    out, lse = finished(out, lse, q.dtype, of_rows, sinks)
+        in_kernels = sinks if of_rows is None else None  # behind a bias by rows, which does not reach them
+        out, lse, _, low = torch.ops.monoidreduce.attention.default(q, k, v, bias, in_kernels, *options)
+        if of_rows is not None:
+            out, lse = finished(in_full(out, low), lse, q.dtype, of_rows, sinks)
     return (out, lse) if return_lse else out
 
 

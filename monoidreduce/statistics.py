@@ -135,7 +135,8 @@ class Statistics:
             ranks = (process_group, classes, sequence_parallel, grad_dtype)
             return statistics_over_ranks(self, (a, b, other_a, other_b), *data, *ranks)
         call = _Call(self, a, b, other_a, other_b, label, row or {}, column or {}, scale)
-        return self._folded(call, workspace)[0]
+        traced, values, _, indices = self._folded(call, workspace)
+        return call.named(traced, values, indices)
 
     def _in_two_words(
         self,
@@ -149,10 +150,11 @@ class Statistics:
     ) -> tuple[Any, Any]:
         """Log-sum-exps, which are all that the function returns; and what rounding each of them lost."""
         call = _Call(self, a, b, other_a, other_b, None, row, column, 1.0)
-        return self._folded(call, None)
+        traced, values, low, indices = self._folded(call, None)
+        return call.named(traced, values, indices), call.named(traced, low, indices)
 
-    def _folded(self, call: _Call, workspace: int | None) -> tuple[Any, Any]:
-        """What a call returns, and low words in place of log-sum-exps, which come first among the values."""
+    def _folded(self, call: _Call, workspace: int | None) -> tuple[Traced, Tensor, Tensor, Tensor]:
+        """The values [values, rows], log-sum-exps first; of these the low words; and the indices."""
         traced, tensors = self._traced(call)
         values, low, indices = torch.ops.monoidreduce.statistics.default(
             *call.operands_of(traced),
@@ -161,8 +163,7 @@ class Statistics:
             call.scale,
             workspace_bytes(workspace),
         )
-        named = call.named(traced, values, indices)
-        return named, call.named(traced, low, indices) if len(low) == len(values) else None
+        return traced, values, low, indices
 
     def reference(
         self,
@@ -235,12 +236,12 @@ class Statistics:
         """The function as of now: what it read last time may have changed."""
         from monoidreduce.program.tracing import Captures, trace
 
-        captures = Captures(self._function)
         kinds = rows, columns
         if self._last is not None:
-            of, of_kinds, traced = self._last
-            if captures.complete and not traced.reads and of_kinds == kinds and captures.same(of.values):
+            captures, of_kinds, traced = self._last
+            if not traced.reads and of_kinds == kinds and captures.hold():
                 return traced
+        captures = Captures(self._function)
         traced = trace(self._function, dict(rows), dict(columns))
         self._last, self._result = (captures, kinds, traced), traced.result
         return traced
@@ -356,9 +357,9 @@ class _Call:
 
     def data_of(self, traced: Traced, tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
         """The data of rows [data, rows] and of columns [data, V], then the integers of both."""
-        if not torch.compiler.is_compiling():  # which has errors of its own
-            self.check_captured(traced, tensors, self.first_column + len(self.b))
-        rows, columns = len(self.a), len(self.b)
+        rows, columns = self.a.shape[0], self.b.shape[0]
+        if tensors and not torch.compiler.is_compiling():  # which has errors of its own
+            self.check_captured(traced, tensors, self.first_column + columns)
         real = accumulation_dtype(self.a.dtype)
         of_kinds = (
             ("row", rows, real),
@@ -369,7 +370,8 @@ class _Call:
         stacked: list[Tensor | None] = [None] * 4
         for i, (kind, size, dtype) in enumerate(of_kinds):
             if sources := traced.sources[kind]:
-                vectors = [self._vector(traced, tensors, kind, source).to(dtype) for source in sources]
+                vectors = [self._vector(traced, tensors, kind, source) for source in sources]
+                vectors = [t if t.dtype == dtype else t.to(dtype) for t in vectors]
                 vectors = [t if t.dim() else t.expand(size) for t in vectors]
                 stacked[i] = torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)
         return tuple(stacked)
@@ -429,13 +431,14 @@ class _Call:
 
     def named(self, traced: Traced, values: Tensor, indices: Tensor) -> Any:
         results: list[Any] = []
+        value_of = values.unbind(0)
         for kind, *at in traced.outputs:
             if kind == "value":
-                results.append(_like_rows(values.select(0, at[0]), self.given))
+                results.append(_like_rows(value_of[at[0]], self.given))
             elif kind == "index":
                 results.append(_like_rows(indices.select(0, at[0]), self.given))
             else:
-                value, index = values.select(0, at[0]), indices.select(0, at[1])
+                value, index = value_of[at[0]], indices.select(0, at[1])
                 value = -value if kind == "smallest" else value
                 results.append(Extremum(_like_rows(value, self.given), _like_rows(index, self.given)))
         result = self.of._result if torch.compiler.is_dynamo_compiling() else traced.result

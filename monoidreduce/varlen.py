@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from monoidreduce._keywords import refuse
-from monoidreduce._ops.attention import in_full
 from monoidreduce._validate import check_axes, check_bool, check_tensor, mismatch
 from monoidreduce.functional import (
     MaskMod,
@@ -21,7 +20,6 @@ from monoidreduce.functional import (
     check_heads,
     check_no_ranks,
     check_sinks,
-    finished,
     score_factors,
 )
 
@@ -184,16 +182,16 @@ def attention_varlen(
 
         q, k, v, of_queries, of_keys = _check_tensors(*tensors, sinks)
         exact = check_bool("compensated", compensated) or _shows_rounding(q, sinks)
-        of_call = (causal, scale, window, softcap, None, exact, (of_queries, of_keys))
-        out, lse, low = modified_attention(q, k, v, (score_mod, mask_mod, None), *of_call)
+        of_call = (causal, scale, window, softcap, None, sinks, exact, (of_queries, of_keys))
+        out, lse = modified_attention(q, k, v, (score_mod, mask_mod, None), *of_call)
     else:
         tensors, options = check_varlen(*tensors, sinks, causal, scale, window, softcap, compensated)
-        q = tensors[0]
+        q, k, v, *starts = tensors
         all_tokens = (0, q.shape[2])
-        out, lse, _, low = torch.ops.monoidreduce.attention_varlen.default(*tensors, *options, *all_tokens)
-    if sinks is not None:
-        out = in_full(out, low)
-    out, lse = finished(out, lse, q.dtype, None, sinks)
+        found = torch.ops.monoidreduce.attention_varlen.default(
+            q, k, v, sinks, *starts, *options, *all_tokens
+        )
+        out, lse, *_ = found
     out, lse = out[0].transpose(0, 1), lse[0]
     return (out, lse) if return_lse else out
 

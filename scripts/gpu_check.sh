@@ -19,10 +19,10 @@ PATH=$PATH:/usr/local/cuda/bin
 # Every operator in every dtype, and sizes around the tiles: few enough for a tool that slows kernels a hundredfold.
 SMALL="test_every_specimen or test_sizes_in_every_dtype or test_fully_masked_rows"
 TENSOR_CORES="(sm80 or sm90) and (bfloat16 or deterministic) and (ragged or wide)"
-# Functions of one's own, which NVRTC compiles: three folds, two functions of scores and a weight.
+# Functions of one's own, which NVRTC compiles: three folds, two functions of scores and a weight; and those on SIMT.
 PROGRAMS="test_slices_of_columns or test_no_sum_depends_on_the_order_of_blocks"
 PROGRAMS="$PROGRAMS or (test_score_mod and test_functions and bfloat16 and (alibi or document))"
-PROGRAMS="$PROGRAMS or (test_attend and test_weights and bfloat16 and sigmoid)"
+PROGRAMS="$PROGRAMS or (test_attend and test_weights and bfloat16 and sigmoid) or test_any_width"
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 "$PYTHON" -c 'import xdist' 2>/dev/null && PARALLEL="-n 8" || PARALLEL=
 mkdir -p "$LOGS"

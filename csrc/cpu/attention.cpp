@@ -4,6 +4,7 @@
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/rows.h"
 #include "row_centres.h"
+#include "sink_gradient.h"
 #include "with_accumulator.h"
 
 namespace monoidreduce::cpu {
@@ -11,7 +12,10 @@ inline namespace MR_CPU_ISA {
 void attention_forward(const AttentionForward& x, const Launch& launch) {
   with_accumulator(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
+    const LogSumExpRows<T> rows{.lse = static_cast<T*>(x.lse.data),
+                                .lse_low = static_cast<T*>(x.lse_low.data),
+                                .centre = {},
+                                .sinks = static_cast<const T*>(x.sinks.data)};
     fold_forward<LogSumExp, T>({}, attention_problem(x), rows, {x.out, x.out_low}, launch.threads);
   });
 }
@@ -24,6 +28,7 @@ void attention_backward(const AttentionBackward& x, const Launch& launch) {
     row_centres<T>(x.grad_out, x.grad_lse, x.out, x.out_low, launch.threads, of_lse.get(), centre.get());
     const LogSumExpRows<T> rows{
         static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {centre.get(), 1}, {of_lse.get(), 1}};
+    sink_gradient<T>(rows, x, launch.threads);
     FoldProblem problem = attention_problem(x);
     FoldGradients gradients{.grad_out = x.grad_out,
                             .d_a = x.d_q,

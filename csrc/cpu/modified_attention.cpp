@@ -4,6 +4,7 @@
 #include "monoidreduce/cpu/fold.h"
 #include "monoidreduce/cpu/modified_scores.h"
 #include "row_centres.h"
+#include "sink_gradient.h"
 #include "with_accumulator.h"
 
 namespace monoidreduce::cpu {
@@ -30,7 +31,10 @@ void modified_attention_forward(const ModifiedAttentionForward& x, const Launch&
     if (x.options.weights)
       return fold_forward<ModifiedSum, T>({{}, scores}, problem, SumRows<T>{}, {x.out, x.out_low},
                                           launch.threads);
-    const LogSumExpRows<T> rows{static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {}};
+    const LogSumExpRows<T> rows{.lse = static_cast<T*>(x.lse.data),
+                                .lse_low = static_cast<T*>(x.lse_low.data),
+                                .centre = {},
+                                .sinks = static_cast<const T*>(x.sinks.data)};
     fold_forward<ModifiedLogSumExp, T>({{}, scores}, problem, rows, {x.out, x.out_low}, launch.threads);
   });
 }
@@ -55,6 +59,7 @@ void modified_attention_backward(const ModifiedAttentionBackward& x, const Launc
     row_centres<T>(x.grad_out, x.grad_lse, x.out, x.out_low, launch.threads, of_lse.get(), centre.get());
     const LogSumExpRows<T> rows{
         static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data), {centre.get(), 1}, {of_lse.get(), 1}};
+    sink_gradient<T>(rows, x, launch.threads);
     if (!x.grad_out.present()) {  // only lse was used: v has no part in it
       problem.payload = {};
       gradients.d_payload = {};

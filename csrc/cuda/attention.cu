@@ -1,6 +1,7 @@
 #include "monoidreduce/launch/fold_backward_simt.cuh"
 #include "monoidreduce/launch/fold_forward_simt.cuh"
 #include "monoidreduce/launch/row_prologue.cuh"
+#include "monoidreduce/launch/sink_gradient.cuh"
 #include "monoidreduce/ops/attention.h"
 #include "operator.h"
 
@@ -9,7 +10,8 @@ namespace monoidreduce::cuda::simt {
 void attention_forward(const AttentionForward& x, const Plan&, const Launch& launch) {
   with_accumulation(x.q.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {}};
+    const LogSumExpRows<T> rows{
+        .lse = data<T>(x.lse), .lse_low = data<T>(x.lse_low), .centre = {}, .sinks = data<const T>(x.sinks)};
     fold_forward<true>(LogSumExp<T>{}, attention_problem(x), rows, {x.out, x.out_low}, launch);
   });
 }
@@ -20,6 +22,7 @@ void attention_backward(const AttentionBackward& x, const Plan&, const Launch& l
     T *of_lse = data<T>(x.scratch), *centre = of_lse + x.q.size[0] * x.q.size[1] * x.q.size[2];
     row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
     const LogSumExpRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), {centre, 1}, {of_lse, 1}};
+    sink_gradient(LogSumExp<T>{}, rows, x, launch);
     const FoldGradients wanted{
         .grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v, .d_bias = x.d_bias};
     fold_backward<true>(LogSumExp<T>{}, attention_problem(x), rows, wanted, launch);

@@ -10,6 +10,7 @@
 #include "monoidreduce/device/schedule/turns.cuh"
 #include "monoidreduce/launch/repair.cuh"
 #include "monoidreduce/launch/row_residuals.cuh"
+#include "monoidreduce/launch/sink_gradient.cuh"
 #include "monoidreduce/launch/tensors.cuh"
 #include "monoidreduce/monoids/logsumexp.h"
 #include "monoidreduce/ops/attention.h"
@@ -41,9 +42,18 @@ void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run r
   run(SoftcappedScores<Bits>(p.score, kLog2E));
 }
 
+// What is kept of the rows of a call.
+template <class Call>
+AttentionRows attention_rows(const Call& x) {
+  return {data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
+}
+
 // RowPolicy of the rows that are computed again.
 struct RepairedRows {
   float *lse, *lse_low;
+  const float* sinks;  // [heads], or null
+  __device__ bool has_sinks() const { return sinks != nullptr; }
+  __device__ double sink(std::int64_t head) const { return sinks[head]; }
   __device__ bool marked(std::int64_t row) const { return isnan(lse[row]); }
   __device__ void store(std::int64_t row, LogNumber<double> p) const {
     const LogNumber<float> kept = rounded<float>(p);
@@ -54,7 +64,7 @@ struct RepairedRows {
 // run(E{}, scores, rows) folds.
 template <Biases kBiases, class Elements = Halves, class Run>
 void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, Run run) {
-  const AttentionRows rows{data<float>(x.lse), data<float>(x.lse_low)};
+  const AttentionRows rows = attention_rows(x);
   Elements::with(x.q.dtype, [&](auto element) {
     with_attention_scores<kBiases, decltype(element)>(
         problem, {}, [&](const auto& scores) { run(element, scores, rows); });
@@ -63,7 +73,7 @@ void with_attention_rows(const AttentionForward& x, const FoldProblem& problem, 
 
 // Computes rows again that are not finite.
 inline void repair_attention(const AttentionForward& x, const FoldProblem& problem, const Launch& launch) {
-  const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low)};
+  const RepairedRows rows{data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};
   repair_forward(LogSumExp<double>{}, problem, rows, {x.out, x.out_low}, launch);
 }
 
@@ -91,8 +101,8 @@ struct BackwardScratch {
   }
 };
 
-// RowPolicy of the rows whose gradients are computed again.
-struct RepairedGradientRows {
+// What is known of a row where its gradients are computed again, and for that of its sink.
+struct KnownRows {
   const float *lse, *lse_low;  // [rows]
   RowResiduals residuals;
   std::int64_t rows;  // of a head
@@ -104,6 +114,12 @@ struct RepairedGradientRows {
     return residuals.upstream[row / rows * residuals.padded_rows + row % rows] * inverse_scale;
   }
 };
+
+template <class Call>
+KnownRows known_rows(const Call& x, const BackwardScratch& scratch) {
+  return {data<float>(x.lse), data<float>(x.lse_low), scratch.residuals, x.q.size[2],
+          1 / static_cast<float>(x.options.scale)};
+}
 
 // run(E{}, scores, problem, wanted, scratch) is a tier's backward fold.
 template <Biases kBiases, class Elements = Halves, class Run>
@@ -120,8 +136,8 @@ void attention_backward_passes(const AttentionBackward& x, const JobSharing& sha
     with_attention_scores<kBiases, decltype(element)>(
         problem, x.d_bias, [&](const auto& scores) { run(element, scores, problem, wanted, scratch); });
   });
-  const RepairedGradientRows rows{data<float>(x.lse), data<float>(x.lse_low), scratch.residuals, x.q.size[2],
-                                  1 / scale};
+  const KnownRows rows = known_rows(x, scratch);
+  sink_gradient(LogSumExp<float>{}, rows, x, launch);
   repair_backward(LogSumExp<float>{}, problem, rows, wanted, scratch.marks, launch);
 }
 

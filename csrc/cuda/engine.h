@@ -18,6 +18,8 @@ void logsumexp_forward(const LogSumExpForward& x, const Plan& plan, const Launch
 void logsumexp_backward(const LogSumExpBackward& x, const Plan& plan, const Launch& launch);
 void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch);
 void log_probs_backward(const LogProbsBackward& x, const Plan& plan, const Launch& launch);
+void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch);
+void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan& plan, const Launch& launch);
 void statistics_row_gradient(const StatisticsRowGradient& x, const Plan& plan, const Launch& launch);

@@ -24,7 +24,7 @@ namespace monoidreduce::cuda {
 struct MeanRows {
   static constexpr bool kLowWords = false;
   float *lse, *lse_low;  // [rows]
-  __device__ void store(std::int64_t row, LogNumber<Bits> p, bool) const {
+  __device__ void store(std::int64_t row, int, LogNumber<Bits> p, bool) const {
     const auto kept = rounded<float>(LogNumber<double>{p.high.x * kLn2, p.low.x * kLn2});
     lse[row] = kept.high, lse_low[row] = kept.low;
   }
@@ -103,7 +103,7 @@ struct WeightSum : Sum<Bits> {
 // PayloadRows of d_b: nothing is kept of a row.
 struct GradientRows {
   static constexpr bool kLowWords = false;
-  __device__ void store(std::int64_t, Bits, bool) const {}
+  __device__ void store(std::int64_t, int, Bits, bool) const {}
   template <int kSize>
   __device__ __forceinline__ void output(float (&)[kSize]) const {}
   template <int kSize>

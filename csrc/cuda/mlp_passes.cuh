@@ -20,7 +20,7 @@ struct MlpRows {
   std::int64_t stride;
   int width;
   template <class P>
-  __device__ void store(std::int64_t, P, bool) const {}
+  __device__ void store(std::int64_t, int, P, bool) const {}
   template <int kSize>
   __device__ __forceinline__ void output(float (&sums)[kSize]) const {
     // A pointer that moves, and one condition a load: addresses of all columns, or a branch around them, took more registers

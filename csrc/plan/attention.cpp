@@ -43,6 +43,12 @@ JobSharing backward_sharing(Family family, const FoldProblem& p, const GradientS
   return {4 * tiles::kHandingThreads * tiles::handed_quads(width) * last.blocks + words, words, last.jobs};
 }
 
+// The scratch of the SIMT kernels, backward: two numbers a query.
+template <class Call>
+std::int64_t row_numbers(const Call& x) {
+  return 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
+}
+
 // What keeps attention whose scores functions modify from Hopper's kernels.
 template <class Call>
 Limits modified_limits(const Call& x, bool in_order) {
@@ -85,7 +91,7 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const bool at_once = gradients_at_once(p) && plan.computed.of_columns();
   plan.adds_rows = family != Family::kSm90 || (at_once && plan.computed.rows);
   if (family == Family::kSimt) {
-    plan.scratch = 2 * x.q.size[0] * x.q.size[1] * x.q.size[2];
+    plan.scratch = row_numbers(x);
   } else {
     const TileSize tile = tiles::at_once(std::max(p.width(), p.payload_width()), p.bias.present());
     plan.sharing = backward_sharing(family, p, plan.computed, tile, p.range.all(), gpu, launch);
@@ -112,6 +118,10 @@ Plan plan(const ModifiedAttentionPull& given, const DeviceFacts& gpu, const Laun
   limits.widest_sm80 = widest_sm80_backward(p, gpu);
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   const Family family = plan.choice.family;
+  if (family == Family::kSimt) {
+    plan.scratch = row_numbers(x);
+    return plan;
+  }
   const TileSize tile =
       tiles::modified_backward(std::max(p.width(), p.payload_width()), x.row_spans.present());
   plan.sharing = backward_sharing(family, p, plan.computed, tile, is_even(x), gpu, launch);

@@ -116,6 +116,7 @@ void check_part(const Call& x, const Plan& plan, const char* pass) {
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
   check_scratch(x, plan);
   check_order(x, plan);
+  check_gradients(x, plan);
 }
 
 // Is the path that a call takes another one in the deterministic mode.

@@ -30,6 +30,7 @@ from monoidreduce._ops.memory import (
     statistics,
 )
 from monoidreduce._ops.registry import register
+from monoidreduce._ops.sinks import score_sinks
 
 # So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
 # small difference of dP and delta. The backward pass then computes the output again, in two words.
@@ -69,7 +70,7 @@ def plan_forward(
 ) -> _C.Plan:
     """bias: [B, H, M, N]. gpu: plans for it, wherever the tensors are."""
     results, mode = (None,) * 5, (False, allows_tf32(q), gpu)
-    arguments: Any = (q, k, v, bias, *spans, *results, scale, softcap, left, right, *mode)
+    arguments: Any = (q, k, v, bias, None, *spans, *results, scale, softcap, left, right, *mode)
     return _C.plan_attention_forward(*arguments)
 
 
@@ -95,9 +96,10 @@ def plan_backward(
     """
     results = (None,) * 5  # of the forward pass
     mode = (torch.are_deterministic_algorithms_enabled(), allows_tf32(q), gpu)
-    options, d_bias = (scale, softcap, left, right, True), bias if sums else None
+    options, others = (scale, softcap, left, right, True), (bias if sums else None, None)  # d_sinks
     gradients = (t if wanted else None for t, wanted in zip((q, k, v), needed, strict=False))
-    arguments: Any = (q, k, v, bias, *spans, grad_out, *results, *gradients, d_bias, None, *options, *mode)
+    arguments: Any = (q, k, v, bias, None, *spans, grad_out, *results, *gradients, *others, None)
+    arguments += (*options, *mode)
     return _C.plan_attention_backward(*arguments)
 
 
@@ -111,6 +113,7 @@ def attention_results(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
+    sinks: Tensor | None,
     scale: float | None,
     softcap: float,
     left: int,
@@ -143,6 +146,7 @@ def attention_forward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
+    sinks: Tensor | None,
     scale: float | None,
     softcap: float,
     left: int,
@@ -151,10 +155,10 @@ def attention_forward(
     spans: Spans = NO_SPANS,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
-    width, plan, scratch = v.shape[3], None, None
+    width, plan, scratch, sinks = v.shape[3], None, None, score_sinks(q, sinks)
     if q.is_cuda and attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS):
-        found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
-        attention_wide.forward(q, k, v, options, found)
+        found = attention_results(q, k, v, bias, sinks, scale, softcap, left, right, compensated)
+        attention_wide.forward(q, k, v, sinks, options, found)
         return found
     if q.is_cuda:
         plan = plan_forward(q, k, v, score_bias, *options, spans=spans)
@@ -164,10 +168,10 @@ def attention_forward(
             score_bias = mapped_bias(score_bias)
         if elements := plan.scratch:
             scratch = statistics(q, elements)
-    found = attention_results(q, k, v, bias, scale, softcap, left, right, compensated)
+    found = attention_results(q, k, v, bias, sinks, scale, softcap, left, right, compensated)
     out, lse, lse_low, out_low = found
     filled = (out, lse, lse_low, present(out_low))
-    arguments: Any = (q, k, v, score_bias, *spans, *filled, scratch, *options, *launch(q), plan)
+    arguments: Any = (q, k, v, score_bias, sinks, *spans, *filled, scratch, *options, *launch(q), plan)
     _C.attention_forward(*arguments)
     if v.shape[3] == width:
         return found
@@ -181,6 +185,7 @@ def attention_backward(
     k: Tensor,
     v: Tensor,
     bias: Tensor | None,
+    sinks: Tensor | None,
     out: Tensor,
     lse: Tensor,
     lse_low: Tensor,
@@ -205,6 +210,7 @@ def attention_backward(
             k,
             v.new_zeros((*v.shape[:3], 8)),
             bias,
+            sinks,
             nothing,
             lse,
             lse_low,
@@ -214,7 +220,7 @@ def attention_backward(
             left,
             right,
             False,
-            [*needed[:2], False, needed[3]],
+            [*needed[:2], False, *needed[3:]],
             whole,
             unrounded_gradients,
             spans,
@@ -223,12 +229,13 @@ def attention_backward(
             found[2] = v.new_zeros(v.shape)
         return found
     score_bias, options = _score_bias(q, k, bias), (score_scale(q, scale), softcap, left, right)
-    inputs, plan, scratch, low = (q, k, v, bias), None, None, present(out_low)
+    inputs, plan, scratch, low = (q, k, v, bias, sinks), None, None, present(out_low)
+    sinks = score_sinks(q, sinks)
     wide = attention_wide.takes(q, k, v, bias, options, spans is not NO_SPANS) and not unrounded_gradients
     if wide and grad_out is not None:
         of_rows = (in_full(out, out_low), lse, lse_low)
         return rounded(
-            (*attention_wide.backward(grad_out, grad_lse, q, k, v, of_rows, options, needed), None),
+            attention_wide.backward(grad_out, grad_lse, q, k, v, sinks, of_rows, options, needed),
             inputs,
             needed,
         )
@@ -239,7 +246,7 @@ def attention_backward(
         scratch = statistics(q, plan.scratch)
     if plan is not None and grad_out is not None and plan.tensor_cores:
         if k.shape[2] <= FEW_KEYS and q.element_size() == 2 and low is None:
-            out, _, _, low = attention_forward(q, k, v, bias, scale, softcap, left, right, True, spans)
+            out, _, _, low = attention_forward(q, k, v, bias, sinks, scale, softcap, left, right, True, spans)
         low = None if low is None else next(readable(q, v, low))
         grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
         if score_bias is not None and plan.bias_in_tiles:
@@ -252,17 +259,18 @@ def attention_backward(
         gradients = [gradient(t, wanted, unrounded_gradients) for t, wanted in of]
     dq, dk, dv = gradients
     dbias = bias_gradient(bias, needed[3])
+    dsinks = None if sinks is None or not needed[4] else torch.empty_like(sinks)
     residuals = (grad_out, grad_lse, out, lse, lse_low, low)
-    to = (dq, dk, dv, _score_bias(q, k, dbias))
+    to = (dq, dk, dv, _score_bias(q, k, dbias), dsinks)
     mode = (whole, *launch(q), plan)
-    arguments: Any = (q, k, v, score_bias, *spans, *residuals, *to, scratch, *options, *mode)
+    arguments: Any = (q, k, v, score_bias, sinks, *spans, *residuals, *to, scratch, *options, *mode)
     _C.attention_backward(*arguments)
-    return rounded((dq, dk, dv, dbias), inputs, needed, unrounded_gradients)
+    return rounded((dq, dk, dv, dbias, dsinks), inputs, needed, unrounded_gradients)
 
 
 register(
     "attention",
-    inputs="Tensor q, Tensor k, Tensor v, Tensor? bias",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks",
     options="float? scale, float softcap, SymInt left, SymInt right, bool compensated",
     outputs="out, lse, lse_low, out_low",
     differentiable="out, lse",

@@ -58,6 +58,7 @@ def varlen_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     scale: float | None,
@@ -70,16 +71,16 @@ def varlen_forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
     options = (scale, softcap, *UNBOUNDED, compensated)
-    out, lse, lse_low, out_low = attention_forward(q, k, v, None, *options, spans)
+    out, lse, lse_low, out_low = attention_forward(q, k, v, None, sinks, *options, spans)
     undefine(spans, out, lse)
     return out, lse, lse_low, out_low
 
 
 def varlen_results(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *options: object
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, *rest: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *_, compensated, _, _ = options
-    return attention_results(q, k, v, None, None, 0.0, *UNBOUNDED, bool(compensated))
+    *_, compensated, _, _ = rest
+    return attention_results(q, k, v, None, sinks, None, 0.0, *UNBOUNDED, bool(compensated))
 
 
 def varlen_backward(
@@ -88,6 +89,7 @@ def varlen_backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     out: Tensor,
@@ -105,13 +107,14 @@ def varlen_backward(
     unrounded_gradients: bool = False,
 ) -> list[Tensor]:
     spans = sequence_spans(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right), first, tokens)
-    *found, _ = attention_backward(
+    *found, _, dsinks = attention_backward(
         grad_out,
         grad_lse,
         q,
         k,
         v,
         None,
+        sinks,
         out,
         lse,
         lse_low,
@@ -120,17 +123,18 @@ def varlen_backward(
         softcap,
         *UNBOUNDED,
         compensated,
-        [*needed[:3], False],
+        [*needed[:3], False, needed[3]],
         unrounded_gradients=unrounded_gradients,
         spans=spans,
     )
+    found.append(dsinks)
     undefine(spans, *found)
     return found
 
 
 register(
     "attention_varlen",
-    inputs="Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k",
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor cu_seqlens_q, Tensor cu_seqlens_k",
     options="float? scale, float softcap, SymInt left, SymInt right, bool compensated, "
     "SymInt first, SymInt tokens",  # q may have a part of all queries, see `sequence_spans`
     outputs="out, lse, lse_low, out_low",

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
+from monoidreduce._ops.sinks import join_sinks, sink_gradient
 
 __all__ = ["backward", "forward", "plans", "takes"]
 
@@ -139,10 +140,14 @@ def forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     options: tuple[float, float, int, int],
     results: tuple[Tensor, ...],
 ) -> None:
-    """Write out, lse, lse_low and, unless it is empty, out_low. options: as of `takes`."""
+    """Write out, lse, lse_low and, unless it is empty, out_low.
+
+    sinks: [H] in the accumulation dtype. options: as of `takes`.
+    """
     from monoidreduce.program.cuda import rows_product
     from monoidreduce.program.passes import fold
 
@@ -155,6 +160,10 @@ def forward(
     for n, (rows, keys, values) in enumerate(_operands(q, k, v)):
         found, low, _ = fold(program, (rows, keys, None, None), (None, None, index, None), scale)
         lse[n].copy_(found[0].view_as(lse[n])), lse_low[n].copy_(low[0].view_as(lse[n]))
+        if sinks is not None:
+            join_sinks(lse[n], lse_low[n], sinks.view(k.shape[1], -1)[n % k.shape[1]])
+            found, low = lse[n].view_as(found), lse_low[n].view_as(low)
+            found = found.masked_fill(found == torch.inf, torch.nan)  # a sink that is +inf leaves no output
         known = (torch.cat((found, low, torch.full_like(found, factor))), None, index, None)
         payload = values if band is None else _finite(values)
         weighted = rows_product(program, rows, keys, known, counts, scale, WORKSPACE, payload)
@@ -172,13 +181,14 @@ def backward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    sinks: Tensor | None,
     residuals: tuple[Tensor, Tensor, Tensor],
     options: tuple[float, float, int, int],
     needed: list[bool],
 ) -> list[Tensor | None]:
-    """The gradients by q, k and v that are needed.
+    """The gradients by q, k, v, a bias and the sinks that are needed; there is no bias.
 
-    residuals: out in full, lse, lse_low. options: as of `takes`.
+    residuals: out in full, lse, lse_low. sinks, options: as of `forward`.
     """
     from monoidreduce.program import cuda
 
@@ -189,6 +199,9 @@ def backward(
     program, shared = _programs(band is not None)[1], k.shape[1]
     centre = (grad_out.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
     of_lse = torch.zeros_like(lse) if grad_lse is None else grad_lse
+    d_sinks = None
+    if sinks is not None and needed[4]:
+        d_sinks = sink_gradient(sinks, lse, lse_low, of_lse - centre)
     found = [t.new_empty(t.shape) if wanted else None for t, wanted in zip((q, k, v), needed, strict=False)]
     lines = zip(*(_heads(t, shared) for t in (grad_out, lse, lse_low, centre, of_lse)), strict=True)
     to = [None if t is None else list(_heads(t, shared)) for t in found]
@@ -209,7 +222,7 @@ def backward(
             if gradients is not None and gradient is not None:
                 gradients[n].copy_(gradient.view_as(gradients[n]))
     if band is None:
-        return found
+        return [*found, None, d_sinks]
     of_keys = band.transposed
     products = ((band, k, False), (of_keys, q, False), (of_keys, grad_out, True))
     for of_input, (seen, factor, signed) in zip(found, products, strict=True):
@@ -219,7 +232,7 @@ def backward(
     for of_input in found[1:]:
         if of_input is not None:
             of_input.masked_fill_(lost[..., None], torch.nan)
-    return found
+    return [*found, None, d_sinks]
 
 
 def _heads(t: Tensor, shared: int | None = None) -> Iterator[Tensor]:

@@ -12,7 +12,7 @@ _in_passes = in_module("monoidreduce.program.attention")
 
 register(
     "modified_attention",
-    inputs="Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? table_index, Tensor? blocks, "
+    inputs="Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? sinks, Tensor? table_index, Tensor? blocks, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k",
     options="str program, SymInt[] sizes, float? scale, SymInt left, SymInt right, SymInt block_rows, "
     "SymInt block_columns, bool weights, bool compensated",

@@ -23,10 +23,10 @@ ALL = slice(None)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor, options: Any) -> Any:
-    """What the op returns, with its options."""
+    """What the op returns, with its options. Sinks are left to `functional.finished`."""
     if starts:
-        return torch.ops.monoidreduce.attention_varlen.default(q, k, v, *starts, *options)
-    return torch.ops.monoidreduce.attention.default(q, k, v, bias, *options)
+        return torch.ops.monoidreduce.attention_varlen.default(q, k, v, None, *starts, *options)
+    return torch.ops.monoidreduce.attention.default(q, k, v, bias, None, *options)
 
 
 def gradients(
@@ -44,9 +44,11 @@ def gradients(
     q, k, v, bias, *starts = inputs
     if starts:
         packed = torch.ops.monoidreduce.attention_varlen_backward.default
-        return [*packed(*grads, q, k, v, *starts, *results, *options, needed, unrounded)]
+        wanted = [*needed[:3], False]  # of sinks
+        return [*packed(*grads, q, k, v, None, *starts, *results, *options, wanted, unrounded)]
     backward = torch.ops.monoidreduce.attention_backward.default
-    return [*backward(*grads, q, k, v, bias, *results, *options, needed, True, unrounded)]
+    wanted = [*needed[:4], False]
+    return [*backward(*grads, q, k, v, bias, None, *results, *options, wanted, True, unrounded)]
 
 
 def part_of_bias(bias: Tensor | None, heads: slice = ALL, queries: slice = ALL, keys: slice = ALL) -> Any:

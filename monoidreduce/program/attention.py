@@ -15,6 +15,7 @@ from monoidreduce import _C
 from monoidreduce._ops.attention import NO_SPANS, Spans, in_full, low_words, present, score_scale
 from monoidreduce._ops.attention_varlen import UNBOUNDED, sequence_spans, undefine
 from monoidreduce._ops.memory import gradient, launch, rounded, statistics
+from monoidreduce._ops.sinks import score_sinks
 from monoidreduce.program.bytecode import scores_code
 from monoidreduce.program.derivative import modified_sums
 from monoidreduce.program.graph import Node
@@ -52,6 +53,7 @@ def forward(
     k: Tensor,
     v: Tensor,
     table: Tensor | None,
+    sinks: Tensor | None,
     table_index: Tensor | None,
     blocks: Tensor | None,
     cu_seqlens_q: Tensor | None,
@@ -68,10 +70,11 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     spans, window = _kept(q, k, (cu_seqlens_q, cu_seqlens_k), (left, right))
     options = (score_scale(q, scale), *window, block_rows, block_columns, weights)
+    sinks = score_sinks(q, sinks)
     if q.is_cuda:
         from monoidreduce.program import attention_cuda
 
-        given = (_expanded(blocks, q), spans, program, sizes, options, compensated)
+        given = (_expanded(blocks, q), sinks, spans, program, sizes, options, compensated)
         out, lse, lse_low, out_low = attention_cuda.forward(q, k, v, (table, table_index), *given)
         undefine(spans, out, lse)
         return (out, lse.new_empty(0), lse.new_empty(0), out_low) if weights else (out, lse, lse_low, out_low)
@@ -84,6 +87,7 @@ def forward(
         table,
         table_index,
         _expanded(blocks, q),
+        sinks,
         *spans,
         out,
         *rows,
@@ -103,6 +107,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     table: Tensor | None,
+    sinks: Tensor | None,
     table_index: Tensor | None,
     blocks: Tensor | None,
     cu_seqlens_q: Tensor | None,
@@ -128,6 +133,8 @@ def backward(
     rows = (None, None) if weights else (lse.contiguous(), lse_low.contiguous())
     if weights and grad_out is None:
         grad_out = torch.zeros_like(out)
+    summed_sinks = score_sinks(q, sinks)
+    dsinks = None if summed_sinks is None or not needed[4] else torch.empty_like(summed_sinks)
     found: list[Any]
     if q.is_cuda:
         from monoidreduce.program import attention_cuda
@@ -135,11 +142,14 @@ def backward(
         given = (
             (table, table_index),
             _expanded(blocks, q),
+            summed_sinks,
             spans,
             (out, lse, lse_low, present(out_low)),
             program,
             sizes,
             options,
+            dsinks,
+            needed[:3],
         )
         found = [*attention_cuda.backward(grad_out, grad_lse, q, k, v, *given)]
     else:
@@ -151,6 +161,7 @@ def backward(
             table,
             table_index,
             _expanded(blocks, q),
+            summed_sinks,
             *spans,
             grad_out,
             grad_lse,
@@ -158,6 +169,7 @@ def backward(
             *rows,
             present(out_low),
             *found,
+            dsinks,
             scores_code(program, tuple(sizes), True),
             *options,
             *launch(q),
@@ -176,7 +188,7 @@ def backward(
             factor,
             _kept_columns(q, k, spans, window),
         )
-    found = rounded((*found, d_table), (q, k, v, table), needed[:4])
+    found = rounded((*found, d_table, dsinks), (q, k, v, table, sinks), needed[:5])
     undefine(spans, *found)
     return found
 

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from monoidreduce import _C
-from monoidreduce._ops.attention import FEW_KEYS, NO_SPANS, Spans, low_words, present, readable
-from monoidreduce._ops.memory import accumulator, first, launch, new, statistics
+from monoidreduce._ops.attention import FEW_KEYS, NO_SPANS, Spans, in_full, low_words, present, readable
+from monoidreduce._ops.memory import accumulator, first, gradient, launch, new, statistics
+from monoidreduce._ops.sinks import sink_gradient
 from monoidreduce.program import kernels
 
-__all__ = ["backward", "check", "forward", "plan_backward", "plan_forward"]
+__all__ = ["backward", "forward", "plan_backward", "plan_forward"]
 
 Options = tuple[float, int, int, int, int, bool]  # scale, left, right, of blocks their sizes, weights
 NAMES = ("blocks", "row_spans", "column_spans", "scale", "left", "right", "block_rows", "block_columns")
@@ -36,15 +37,6 @@ def kernel_of(
 
 def is_empty(q: Tensor, k: Tensor) -> bool:
     return not (q.shape[:3].numel() and k.shape[2])
-
-
-def check(plan: _C.Plan) -> None:
-    """Raises where a call has no kernels."""
-    if not plan.tensor_cores:
-        raise ValueError(
-            "score_mod, mask_mod, weight: on a GPU expected q, k and v of float16 or bfloat16, at most 256 "
-            f"wide, got a call that tensor cores do not take ({plan}): cast them, or move them to the CPU"
-        )
 
 
 def plan_forward(
@@ -83,25 +75,42 @@ def forward(
     v: Tensor,
     tables: tuple[Tensor | None, Tensor | None],
     blocks: Tensor | None,
+    sinks: Tensor | None,
     spans: Spans,
     program: str,
     sizes: list[int],
     options: Options,
     compensated: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What the op returns. sinks: [H] in the accumulation dtype."""
     *rows, _ = q.shape
     width, lse = v.shape[3], statistics(q, *rows)
     if is_empty(q, k):
         out = q.new_zeros((*rows, width))
-        return out, lse.fill_(-torch.inf), torch.zeros_like(lse), low_words(out, compensated).zero_()
+        lse = lse.fill_(-torch.inf) if sinks is None else lse.copy_(sinks[:, None].expand_as(lse))
+        return out, lse, torch.zeros_like(lse), low_words(out, compensated).zero_()
     plan = plan_forward(q, k, v, options, spans=spans, blocks=blocks)
-    check(plan)
-    q, k, v = readable(q, v, q, k, v)
+    if plan.tensor_cores:
+        q, k, v = readable(q, v, q, k, v)
     out, lse_low = q.new_empty(*rows, v.shape[3]), torch.empty_like(lse)
     out_low = low_words(out, compensated)
     kernel = kernel_of(program, kernels.FORWARD, q, v, spans, options, plan)
     filled: Any = (out, lse, lse_low, present(out_low), present(statistics(q, plan.scratch)))
-    arguments: Any = (q, k, v, *tables, blocks, *spans, *filled, kernel, sizes, *options, *launch(q), plan)
+    arguments: Any = (
+        q,
+        k,
+        v,
+        *tables,
+        blocks,
+        sinks,
+        *spans,
+        *filled,
+        kernel,
+        sizes,
+        *options,
+        *launch(q),
+        plan,
+    )
     _C.modified_attention_fold(*arguments)
     if v.shape[3] != width:
         out, out_low = first(width, out), first(width, out_low) if out_low.numel() else out_low
@@ -116,26 +125,41 @@ def backward(
     v: Tensor,
     tables: tuple[Tensor | None, Tensor | None],
     blocks: Tensor | None,
+    sinks: Tensor | None,
     spans: Spans,
     residuals: tuple[Tensor, Tensor, Tensor, Tensor | None],
     program: str,
     sizes: list[int],
     options: Options,
-) -> list[Tensor]:
-    """The gradients by q, k and v."""
+    dsinks: Tensor | None,
+    needed: list[bool],
+) -> list[Tensor | None]:
+    """The gradients by q, k and v; that by the sinks is written to dsinks, which may be absent.
+
+    needed: which gradients by q, k and v are; those that are not may be there all the same.
+    """
+    out, lse, lse_low, low = residuals
+    if sinks is not None and dsinks is not None and (is_empty(q, k) or options[0] == 0):
+        # The kernels would not run, or know a row's centre times the scale.
+        centre = torch.zeros_like(lse) if grad_lse is None else grad_lse
+        if grad_out is not None:
+            in_both = out if low is None else in_full(out, low)
+            centre = centre - (grad_out.to(lse.dtype) * in_both).sum(-1)
+        dsinks.copy_(sink_gradient(sinks, lse, lse_low, centre))
+        dsinks = None
     if is_empty(q, k):
         return [torch.zeros_like(t) for t in (q, k, v)]
-    out, lse, lse_low, low = residuals
     if options[-1]:  # weights have none, and the kernels read none
         lse = lse_low = statistics(q, *q.shape[:3]).zero_()
     plan = plan_backward(q, k, v, options, spans=spans, blocks=blocks)
-    check(plan)
-    if low is None and k.shape[2] <= FEW_KEYS and not options[-1]:
-        out, _, _, low = forward(q, k, v, tables, blocks, spans, program, sizes, options, True)
     grad_out = torch.zeros_like(out) if grad_out is None else grad_out
-    low = None if low is None else next(readable(q, v, low))
-    grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
-    found = [accumulator(q), new(k), new(v)]
+    found: list[Tensor | None] = [gradient(t, wanted) for t, wanted in zip((q, k, v), needed, strict=True)]
+    if low is None and q.element_size() == 2 and k.shape[2] <= FEW_KEYS and not options[-1]:
+        out, _, _, low = forward(q, k, v, tables, blocks, sinks, spans, program, sizes, options, True)
+    if plan.tensor_cores:
+        low = None if low is None else next(readable(q, v, low))
+        grad_out, q, k, v, out = readable(q, v, grad_out, q, k, v, out)
+        found = [accumulator(q), new(k), new(v)]
     which = kernels.BACKWARD_IN_TURN if plan.in_turn else kernels.BACKWARD
     kernel = kernel_of(program, which, q, v, spans, options, plan)
     arguments: Any = (
@@ -144,6 +168,7 @@ def backward(
         v,
         *tables,
         blocks,
+        sinks,
         *spans,
         grad_out,
         grad_lse,
@@ -152,6 +177,6 @@ def backward(
         lse_low.contiguous(),
         low,
     )
-    arguments += (*found, statistics(q, plan.scratch), kernel, sizes, *options, *launch(q), plan)
+    arguments += (*found, dsinks, statistics(q, plan.scratch), kernel, sizes, *options, *launch(q), plan)
     _C.modified_attention_pull(*arguments)
     return found

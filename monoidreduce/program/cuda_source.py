@@ -104,9 +104,11 @@ def _real(nodes: Sequence[Node], number: int) -> str | None:
     return f"({left} {_INFIX[name]} {right})" if left and right else None
 
 
-def _lines(nodes: Sequence[Node], roots: Iterable[int], modify_scores: bool = False) -> list[str]:
+def _lines(
+    nodes: Sequence[Node], roots: Iterable[int], modify_scores: bool = False, fused: bool = False
+) -> list[str]:
     """modify_scores: of attention. Its elements have their numbers as reals too, so that sums of them are not
-    converted. And its weights are rounded to 16 bits, so that products may be fused."""
+    converted. fused: products may be fused with sums."""
     texts: dict[int, str] = {}
     needed = set(roots)
     for number in range(len(nodes) - 1, -1, -1):
@@ -114,7 +116,7 @@ def _lines(nodes: Sequence[Node], roots: Iterable[int], modify_scores: bool = Fa
             continue
         converted = modify_scores and nodes[number][0] == "to_real"
         real = _real(nodes, nodes[number][1]) if converted else None
-        texts[number] = real or _value(nodes[number], fused=modify_scores)
+        texts[number] = real or _value(nodes[number], fused)
         needed.update(operands(nodes[number]) if real is None else ())
     lines = []
     for number, text in sorted(texts.items()):
@@ -235,11 +237,14 @@ def state_words(text: str) -> int:
 
 
 @lru_cache(256)
-def scores_source(text: str, packed: bool = False, steps: bool = False, weights: bool = False) -> Source:
+def scores_source(
+    text: str, packed: bool = False, steps: bool = False, weights: bool = False, fused: bool = True
+) -> Source:
     """The functions that modify scores of attention (device/program/score_element.h).
 
     packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
-    place of scores. weights: are the scores weights, those of attend; then without steps.
+    place of scores. weights: are the scores weights, those of attend; then without steps. fused: may products
+    be fused with sums, as weights are rounded to 16 bits.
     """
     graph, score, keep, slope = slopes(text, None)
     kept = graph.constant(True) if keep is None else keep
@@ -247,7 +252,7 @@ def scores_source(text: str, packed: bool = False, steps: bool = False, weights:
     step = graph.constant(0.0) if found is None else found
     functions = "".join(
         f"  MR_HD static {kind} {name}([[maybe_unused]] const ScoreElement<R>& e) {{\n"
-        + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], modify_scores=True))
+        + "".join(f"    {line}\n" for line in _lines(graph.nodes, [value.number], True, fused))
         + f"    return x{value.number};\n  }}\n"
         for kind, name, value in (
             ("R", "score", score),

@@ -67,7 +67,8 @@ _HERE = "monoidreduce::"
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
 _FOLD, _GRADIENT = "fold", "gradient"
 FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
-_WIDTHS = (64, 128, 256)  # of the tiles of modified scores
+_WIDTHS = (64, 128, 256)  # of the tiles of modified scores on tensor cores
+_ANY_WIDTH = 0
 _LEAST_SCALE = 2.0**-32  # that steps are divided by
 
 
@@ -219,7 +220,7 @@ def scores_kernel(
 
     As of `compiled_scores`; width: the larger one of the operands. scale: of dot products.
     """
-    at_most = next(size for size in _WIDTHS if width <= size)
+    at_most = _ANY_WIDTH if tier == "simt" else next(size for size in _WIDTHS if width <= size)
     capability = capability_of(device)
     steps = tier == "sm90" and scale >= _LEAST_SCALE and not weights
     return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights)
@@ -257,17 +258,19 @@ def compiled_scores(
     Args:
         program: `Program.text`.
         which: FORWARD, BACKWARD, or BACKWARD_IN_TURN: blocks add to a query's gradient in a fixed order.
-            sm80 has one kernel for both.
+            Other tiers than sm90 have one kernel for both.
         packed: are these packed sequences.
         dtype: of the operands.
-        width: 64, 128 or 256; on sm90 backward at most 128.
-        tier: "sm80" or "sm90", of the plan.
+        width: 64, 128 or 256; on sm90 backward at most 128; "simt" has one kernel for all.
+        tier: "simt", "sm80" or "sm90", of the plan.
         capability: of the GPU, as (9, 0).
         steps: of sm90, may kernels add to dot products in place of scores, which are divided by the scale.
         weights: are the scores weights, those of `attend`.
     """
     found = compiler.find()
     assert found is not None
+    if tier == "simt":
+        return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights)
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
         program=scores_source(program, packed, steps, weights).text,
@@ -288,6 +291,30 @@ def compiled_scores(
     tile_type = f"{family}Modified{name.capitalize()}Tile<{', '.join(tile)}>"
     kernel = f"{family}fold_{name}_kernel<{', '.join((_ELEMENTS[dtype], tile_type, *types))}>"
     return compiled_unit(found, text, [kernel], tier, capability)
+
+
+def _compiled_simt_scores(
+    found: compiler.Compiler,
+    program: str,
+    which: str,
+    packed: bool,
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    weights: bool,
+) -> Image:
+    """The same without tensor cores. Weights are not rounded to 16 bits, so no product is fused."""
+    real, here = _real(dtype), _HERE
+    text = _UNIT.format(
+        includes='#include "monoidreduce/device/simt/modified_simt.cuh"\n',
+        program=scores_source(program, packed, weights=weights, fused=False).text,
+        real=real,
+        checks=f"static_assert(sizeof(ProgramScores<P>) == sizeof(ProgramScoresData<{real}>));\n",
+    )
+    monoid, rows = ("Sum", "WeightRows") if weights else ("LogSumExp", "SoftmaxRows")
+    types = [f"{here}{monoid}<{real}>", f"{here}{rows}<{real}>", f"{here}ProgramScores<{here}P>"]
+    name = "forward" if which == FORWARD else "backward"
+    kernel = f"{here}simt::fold_{name}<true, {', '.join(types)}>"
+    return compiled_unit(found, text, [kernel], "simt", capability)
 
 
 def compiled_unit(

@@ -254,7 +254,7 @@ def kept_elements(
 
 
 # Of the first function of a call: which the other was, what both read then, and their program.
-_known: WeakKeyDictionary[Mod, tuple[Any, list[list[Any]], Mods]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Mod, tuple[Any, list[Captures], Mods]] = WeakKeyDictionary()
 
 
 def mods_of(
@@ -269,15 +269,14 @@ def mods_of(
     if not all(isinstance(function, FunctionType) for function in functions):
         return trace_mods(score_mod, mask_mod, block, weights, packed)
     by = (score_mod is None, mask_mod, block, weights, packed)
-    captures = [Captures(function) for function in functions]
     last = _known.get(functions[0])
-    if last is not None and all(c.complete for c in captures):
+    if last is not None:
         others, read, mods = last
-        same = (now.same(then) for now, then in zip(captures, read, strict=True))
-        if others == by and not mods.reads and all(same):
+        if others == by and not mods.reads and all(captures.hold() for captures in read):
             return mods
+    captures = [Captures(function) for function in functions]
     mods = trace_mods(score_mod, mask_mod, block, weights, packed)
-    _known[functions[0]] = (by, [c.values for c in captures], mods)
+    _known[functions[0]] = (by, captures, mods)
     return mods
 
 

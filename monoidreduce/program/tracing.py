@@ -10,7 +10,7 @@ import keyword
 import math
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -299,7 +299,6 @@ _CONSTANT_MODULES = {
 _PLAIN = (bool, int, float, str, type(None), Tensor)
 
 
-@dataclass
 class Captures:
     """The variables that a function and the functions that it calls read, from closures and globals.
 
@@ -307,32 +306,36 @@ class Captures:
     not where it reads an object's attributes: then a function is traced in every call.
     """
 
-    function: Callable[..., Any]
-    values: list[Any] = field(default_factory=list)
-    complete: bool = True
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function: Any = function
+        self.functions: list[Any] = [function]  # in the order in which they are found
+        self.values: list[Any] = []
+        self.complete = True
+        for reader in self.functions:
+            values = _read_by(reader)
+            self.values += values
+            for value in values[1:]:
+                if isinstance(value, types.FunctionType) and not _is_ours(value):
+                    if value not in self.functions:
+                        self.functions.append(value)
+                elif not (
+                    value is _ABSENT
+                    or isinstance(value, _PLAIN)
+                    or (isinstance(value, types.ModuleType) and value.__name__ in _CONSTANT_MODULES)
+                    or _is_ours(value)
+                ):
+                    self.complete = False
 
-    def __post_init__(self) -> None:
-        self._visit(self.function, set())
-
-    def _visit(self, function: Any, seen: set[int]) -> None:
-        if id(function) in seen:
-            return
-        seen.add(id(function))
-        self.values.append(function.__code__)
-        values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-        values += [_contents(cell) for cell in function.__closure__ or ()]
-        variables = function.__globals__
-        values += [variables[name] for name in names_in(function.__code__) if name in variables]
-        for value in values:
-            self.values.append(value)
-            if isinstance(value, types.FunctionType) and not _is_ours(value):
-                self._visit(value, seen)
-            elif not (
-                isinstance(value, _PLAIN)
-                or (isinstance(value, types.ModuleType) and value.__name__ in _CONSTANT_MODULES)
-                or _is_ours(value)
-            ):
-                self.complete = False
+    def hold(self) -> bool:
+        """Do the functions read the same as then: the same objects, or equal numbers. False if unknown."""
+        return self.complete and all(
+            x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
+            for x, y in zip(
+                [value for function in self.functions for value in _read_by(function)],
+                self.values,
+                strict=True,
+            )
+        )
 
     def places(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[str, Any], ...]:
         """Where the function itself reads these: ("closure", number of the cell) or ("global", name)."""
@@ -351,13 +354,6 @@ class Captures:
         names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
         return [*(("closure", i) for i in cells), *(("global", name) for name in names)]
 
-    def same(self, others: list[Any]) -> bool:
-        """Are these the values of another time: the same objects, or equal numbers."""
-        return len(self.values) == len(others) and all(
-            x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
-            for x, y in zip(self.values, others, strict=True)
-        )
-
 
 def described(tensor: Tensor, *functions: Any) -> str:
     """What errors call a tensor that a function captured: where that is, the variable, and the shape."""
@@ -368,6 +364,21 @@ def described(tensor: Tensor, *functions: Any) -> str:
                 names = function.__code__.co_freevars
                 at, variable = definition(function), f" {names[which] if kind == 'closure' else which},"
     return f"{at[0]}:{at[1]}: captured tensor{variable} of shape {list(tensor.shape)}"
+
+
+_ABSENT = object()  # a global that is not there, or the name of an attribute
+
+
+def _read_by(function: Any) -> list[Any]:
+    """A function's code, and what it reads itself: defaults, variables of closures and globals."""
+    variables = function.__globals__
+    return [
+        function.__code__,
+        *(function.__defaults__ or ()),
+        *(function.__kwdefaults__ or {}).values(),
+        *[_contents(cell) for cell in function.__closure__ or ()],
+        *[variables.get(name, _ABSENT) for name in names_in(function.__code__)],
+    ]
 
 
 def _equal(x: Any, y: Any) -> bool:

@@ -320,6 +320,41 @@ void check_cross_entropy_problem(Checks& checks) {
   }
 }
 
+// A sink is one more element, whose payload is 0.
+template <class R>
+void check_sinks(Checks& checks) {
+  const WithPayload<LogSumExp<R>, 1> m{};
+  const double inf = std::numeric_limits<double>::infinity();
+  Random random(5);
+  checks.section("join_sink", "one more element");
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const auto element = [&] { return Element<R>{R(normal(random, 9)), R(0), 0, -1}; };
+    auto state = m.identity();
+    for (int n = below(random, 4); n > 0; --n)
+      state = m.combine(state, m.lift(element(), {R(normal(random))}));
+    const Element<R> sink = element();
+    const auto expected = m.combine(state, m.lift(sink, {R(0)}));
+    const R scale = join_sink(m.m, state.scalar, sink.score);
+    CHECK(checks, near(state.scalar.mass, expected.scalar.mass, 1e-6), state.scalar.mass,
+          expected.scalar.mass);
+    CHECK(checks, state.scalar.frame == expected.scalar.frame, state.scalar.frame, expected.scalar.frame);
+    CHECK(checks, near(state.payload[0] * scale, expected.payload[0], 1e-6), scale, expected.payload[0]);
+  }
+  checks.section("join_sink", "no weight, and no number");
+  const typename LogSumExp<R>::State before{R(3), R(2)};
+  auto same_state = before, nothing = m.m.identity();
+  CHECK(checks, join_sink(m.m, same_state, R(-inf)) == R(1));
+  CHECK(checks, same_state.frame == before.frame && same_state.mass == before.mass, same_state.mass);
+  join_sink(m.m, nothing, R(-inf));
+  CHECK(checks, m.m.project(nothing).high == -inf, nothing.mass);
+  for (const double bad : {inf, double{NAN}}) {
+    for (auto state : {before, m.m.identity()}) {
+      const R scale = join_sink(m.m, state, R(bad)), lse = m.m.project(state).high;
+      CHECK(checks, scale != scale && !(lse < inf), scale, lse, bad);
+    }
+  }
+}
+
 // Rows (rows.h): which rows are active, what an ignored, an invalid and a masked row store and pull.
 void check_rows(Checks& checks) {
   checks.section("CrossEntropyRows", "ignored and invalid targets");
@@ -368,6 +403,8 @@ int main() {
   check_smoothing_levels(checks);
   check_cross_entropy_loss(checks);
   check_cross_entropy_problem(checks);
+  check_sinks<float>(checks);
+  check_sinks<double>(checks);
   check_rows(checks);
   return checks.finish();
 }

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from calls import HALVES
-from modified_calls import SHAPES, operands
+from modified_calls import RAGGED, SHAPES, operands
 from mods import dense
+from paths import counts
 from specimens import name_of
 from tolerance import accuracy_failures, upstream_gradient
 from torch import Tensor
@@ -18,6 +19,8 @@ from torch import Tensor
 import monoidreduce as mr
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
+SIMT = pytest.mark.tiers("simt")
+WIDE = (torch.float32, torch.float64)
 WEIGHTS: dict[str, Callable[[Any], Any]] = {
     "sigmoid": lambda s: torch.sigmoid(s - 2.0),
     "relu2": lambda s: torch.relu(s) ** 2,
@@ -143,10 +146,54 @@ def test_no_key(gpu: torch.device) -> None:
     assert torch.equal(out, torch.zeros_like(out))
 
 
-def test_refused(gpu: torch.device) -> None:
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_on_simt(name: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(WEIGHTS[name], SHAPES[0], dtype, gpu)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", (*WIDE, *HALVES), ids=name_of)
+@pytest.mark.parametrize("shape", RAGGED, ids=str)
+def test_any_width(shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> None:
+    check(WEIGHTS["negative"], shape, dtype, gpu)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+@pytest.mark.parametrize("blocked", (False, True))
+def test_masks_on_simt(blocked: bool, dtype: torch.dtype, gpu: torch.device) -> None:
+    mask = lambda b, h, i, j: ((i // 64 - j // 64) % 3 == 1) & (h != 1) & ((i + j) % 7 != 0)  # noqa: E731
+    check(WEIGHTS["negative"], (2, 4, 2, 200, 333, 20, 12), dtype, gpu, mask, blocked, causal=True)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", (*WIDE, torch.bfloat16), ids=name_of)
+def test_normalized_on_simt(dtype: torch.dtype, gpu: torch.device) -> None:
+    check(WEIGHTS["relu2"], (2, 4, 2, 200, 333, 20, 12), dtype, gpu, normalized=True, causal=True)
+
+
+@SIMT
+def test_deterministic_on_simt(deterministic: None, gpu: torch.device) -> None:
+    """Two runs give the same bits, and right ones."""
+    leaves = operands(RAGGED[3], torch.float32, gpu)
+    upstream = torch.randn(2, 4, 130, 64, device=gpu)
+    call = partial(mr.attend, weight=WEIGHTS["sigmoid"])
+    first, second = (torch.autograd.grad(call(*leaves), leaves, upstream) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+    check(WEIGHTS["sigmoid"], RAGGED[3], torch.float32, gpu)
+
+
+def test_what_tensor_cores_do_not_take(gpu: torch.device) -> None:
+    """SIMT kernels take it, whatever other calls take."""
     leaves = operands(SHAPES[0], torch.float32, gpu)
-    with pytest.raises(ValueError, match="weight: on a GPU expected q, k and v of float16"):
-        mr.attend(*leaves, weight=torch.sigmoid)
+    before = counts()
+    mr.attend(*leaves, weight=torch.sigmoid).sum().backward()
+    assert set(counts() - before) == {
+        f"modified_attention_{each}/cuda/simt/float32" for each in ("fold", "pull")
+    }
 
 
 def test_graph(deterministic: None, gpu: torch.device) -> None:

@@ -244,7 +244,7 @@ def test_graph_capture(gpu: torch.device) -> None:
 def test_scratch_that_is_too_small_is_refused(gpu: torch.device) -> None:
     q, k, v = inputs_of(4, 1, 9001, gpu).values()
     out, (lse, low) = torch.empty_like(q), torch.empty(2, *q.shape[:3], device=gpu)
-    absent = dict.fromkeys(("bias", "row_spans", "column_spans"))
+    absent = dict.fromkeys(("bias", "sinks", "row_spans", "column_spans"))
     options = {"out_low": None, "scale": 1.0, "softcap": 0.0, "left": -1, "right": -1}
     plan = mr._C.plan_attention_forward(q, k, v, **absent, **options)
     needed = plan.scratch

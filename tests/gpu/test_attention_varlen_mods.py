@@ -30,7 +30,8 @@ HEADS = ((4, 2, 64, 64), (2, 2, 128, 96), (2, 1, 256, 160), (3, 1, 59, 8))
 
 
 def paths(dtype: torch.dtype, width: int = 64) -> set[str]:
-    tier = "sm90" if width <= 128 and os.environ.get("MONOIDREDUCE_CUDA_TIER") != "sm80" else "sm80"
+    named = os.environ.get("MONOIDREDUCE_CUDA_TIER")
+    tier = named or ("sm90" if width <= 128 else "sm80")
     return {f"modified_attention_{each}/cuda/{tier}/{name_of(dtype)}" for each in ("fold", "pull")}
 
 
@@ -86,6 +87,14 @@ def test_lengths_and_widths(make: Any, heads: Any, lengths: str, gpu: torch.devi
 @pytest.mark.parametrize("lengths", ("mixed", "unequal"))
 def test_bands(lengths: str, options: dict[str, Any], gpu: torch.device) -> None:
     check(mods.learned, lengths, torch.float16, gpu, **options)
+
+
+@pytest.mark.tiers("simt")
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64, torch.bfloat16), ids=name_of)
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_any_width(lengths: str, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(mods.learned, lengths, dtype, gpu, (2, 1, 59, 3))
+    check(mods.document, lengths, dtype, gpu, (2, 1, 300, 130), causal=True)
 
 
 def inputs_of(lengths: str, gpu: torch.device) -> Inputs:

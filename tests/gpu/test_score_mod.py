@@ -9,13 +9,16 @@ import mods
 import pytest
 import torch
 from calls import HALVES
-from modified_calls import SHAPES, Results, assert_rule, drawn, operands, results
+from modified_calls import RAGGED, SHAPES, Results, assert_rule, drawn, operands, results
 from mods import CASES, Case, dense
+from paths import counts
 from specimens import name_of
 
 import monoidreduce as mr
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
+SIMT = pytest.mark.tiers("simt")
+WIDE = (torch.float32, torch.float64)
 
 
 def check(
@@ -137,17 +140,92 @@ def test_path_and_explanation(tier: str, gpu: torch.device) -> None:
     )
 
 
-def test_refused(gpu: torch.device) -> None:
+def simt_paths(dtype: torch.dtype) -> set[str]:
+    return {f"modified_attention_{each}/cuda/simt/{name_of(dtype)}" for each in ("fold", "pull")}
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    ((SHAPES[0], torch.float32), (SHAPES[0], torch.float64), (RAGGED[-1], torch.bfloat16)),
+    ids=str,
+)
+def test_what_tensor_cores_do_not_take(shape: Any, dtype: torch.dtype, gpu: torch.device) -> None:
+    """SIMT kernels take it, whatever other calls take, and explain says so."""
+    leaves = operands(shape, dtype, gpu)
     mask = lambda b, h, i, j: i >= j  # noqa: E731
-    for shape, dtype in ((SHAPES[0], torch.float32), ((1, 1, 1, 4, 4, 264, 8), torch.bfloat16)):
-        leaves = operands(shape, dtype, gpu)
-        for call in (mr.attention, lambda *t, **o: mr.explain("attention", *t, **o)):
-            with pytest.raises(
-                ValueError, match="score_mod, mask_mod, weight: on a GPU expected q, k and v of float16"
-            ):
-                call(*leaves, mask_mod=mask)
+    before = counts()
+    mr.attention(*leaves, mask_mod=mask).sum().backward()
+    explained = mr.explain("attention", *leaves, mask_mod=mask)
+    assert {explained.forward, explained.backward} == set(counts() - before) == simt_paths(dtype)
+    check(mods.learned, shape, dtype, gpu)
 
 
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_functions_on_simt(make: Any, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(make, SHAPES[0], dtype, gpu)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", (*WIDE, *HALVES), ids=name_of)
+@pytest.mark.parametrize("shape", RAGGED, ids=str)
+@pytest.mark.parametrize("make", (mods.alibi, mods.document), ids=lambda make: make.__name__)
+def test_any_width(make: Any, shape: tuple[int, ...], dtype: torch.dtype, gpu: torch.device) -> None:
+    check(make, shape, dtype, gpu)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+@pytest.mark.parametrize("options", ({"causal": True}, {"window": (40, 3), "scale": -0.2}), ids=str)
+def test_bands_on_simt(options: dict[str, Any], dtype: torch.dtype, gpu: torch.device) -> None:
+    check(mods.learned, RAGGED[0], dtype, gpu, **options)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+@pytest.mark.parametrize("make", (far_apart, mods.document), ids=lambda m: m.__name__)
+def test_block_mask_on_simt(make: Any, dtype: torch.dtype, gpu: torch.device) -> None:
+    check(make, (2, 4, 2, 300, 400, 20, 12), dtype, gpu, blocked=True)
+    check(make, (2, 4, 2, 300, 400, 20, 12), dtype, gpu, blocked=True, causal=True)
+
+
+@SIMT
+@pytest.mark.parametrize("dtype", WIDE, ids=name_of)
+def test_deterministic_on_simt(dtype: torch.dtype, deterministic: None, gpu: torch.device) -> None:
+    """One block adds to a gradient: the same bits, and right ones."""
+    leaves, slopes = operands(SHAPES[0], dtype, gpu), torch.rand(4, device=gpu)
+    score_mod = lambda s, b, h, i, j: s + slopes[h] * (j - i)  # noqa: E731
+    found = [
+        results(lambda *t: mr.attention(*t, score_mod=score_mod, return_lse=True), leaves) for _ in range(2)
+    ]
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+    check(mods.learned, SHAPES[0], dtype, gpu)
+
+
+@SIMT
+def test_scale_of_float64(gpu: torch.device) -> None:
+    """It is not rounded to float32."""
+    check(mods.softcap, RAGGED[0], torch.float64, gpu, scale=1 / 3)
+
+
+@SIMT
+def test_gradients_that_are_not_wanted(gpu: torch.device) -> None:
+    q, k, v = (t.detach() for t in operands(RAGGED[0], torch.float32, gpu))
+    slopes = torch.rand(2, device=gpu, requires_grad=True)
+    score_mod = lambda s, b, h, i, j: s + slopes[h] * (j - i)  # noqa: E731
+    upstream = torch.randn(2, 2, 70, 3, device=gpu)
+    (alone,) = torch.autograd.grad(mr.attention(q, k, v, score_mod=score_mod), slopes, upstream)
+    leaves = [t.requires_grad_() for t in (q, k, v)]
+    out = mr.attention(*leaves, score_mod=score_mod)
+    *_, d_v, beside = torch.autograd.grad(out, [*leaves, slopes], upstream, retain_graph=True)
+    (of_v,) = torch.autograd.grad(out, v, upstream)
+    torch.testing.assert_close(alone, beside)
+    torch.testing.assert_close(of_v, d_v)
+
+
+@pytest.mark.tiers("simt", "sm80", "sm90")
 def test_empty(gpu: torch.device) -> None:
     score_mod = lambda s, b, h, i, j: s + i - j  # noqa: E731
     for shape in ((0, 2, 1, 3, 4, 8, 8), (1, 2, 1, 0, 4, 8, 8), (1, 2, 1, 3, 0, 8, 8)):
@@ -158,6 +236,7 @@ def test_empty(gpu: torch.device) -> None:
             assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
+@pytest.mark.tiers("simt", "sm80", "sm90")
 def test_graph(gpu: torch.device) -> None:
     """A CUDA graph of a call replays it on new inputs."""
     slopes = torch.rand(4, device=gpu)

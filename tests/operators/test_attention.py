@@ -413,15 +413,15 @@ def test_gradients_by_slices_of_the_keys(keys: int, dtype: torch.dtype, device: 
     inputs = attention_inputs(1, 2, 1, 33, keys, dtype=dtype, device=device)
     leaves = [inputs[name].requires_grad_() for name in "qkv"]
     options = (None, 0.0, -1, -1, False)  # scale, softcap, window, compensated
-    out, lse, *low = torch.ops.monoidreduce.attention(*leaves, None, *options)
+    out, lse, *low = torch.ops.monoidreduce.attention(*leaves, None, None, *options)
     grads = torch.randn_like(out), torch.randn_like(lse)
     expected = torch.autograd.grad((out, lse), leaves, grads)
 
     q, k, v = (t.detach() for t in leaves)
-    results, needed = (out.detach(), lse.detach(), *low), [True, True, True, False]
+    results, needed = (out.detach(), lse.detach(), *low), [True, True, True, False, False]
     backward = torch.ops.monoidreduce.attention_backward
     found = [
-        backward(*grads, q, k_slice, v_slice, None, *results, *options, needed, whole=False)
+        backward(*grads, q, k_slice, v_slice, None, None, *results, *options, needed, whole=False)
         for k_slice, v_slice in zip(k.split(keys // 3, 2), v.split(keys // 3, 2), strict=True)
     ]
     gradients = (

@@ -81,28 +81,35 @@ def check(
     options: dict[str, Any],
     grad_out: Tensor | None = None,
     needed: tuple[bool, bool, bool] = (True, True, True),
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Outputs and gradients are those of the reference, and not finite exactly where those are not.
 
-    Sums of products are in float32.
+    Sums of products are in float32. needed: the gradients of q, k and v; that of sinks is, if there are any.
     """
     q, k, v = inputs
     scale = 0.3
     of_band = (scale, 0.0, *bounds(options.get("causal", False), options.get("window")))
     out, lse = q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3])
     low, out_low = torch.empty_like(lse), torch.empty_like(out)
-    attention_wide.forward(q, k, v, of_band, (out, lse, low, out_low))
-    leaves = [t.detach().requires_grad_() for t in inputs]
-    expected = reference.attention(*leaves, scale=scale, return_lse=True, **options)
+    attention_wide.forward(q, k, v, sinks, of_band, (out, lse, low, out_low))
+    leaves = [t.detach().requires_grad_() for t in (*inputs, *([] if sinks is None else [sinks]))]
+    given = {} if sinks is None else {"sinks": leaves[3]}
+    expected = reference.attention(*leaves[:3], scale=scale, return_lse=True, **given, **options)
     close = {"rtol": 1e-5, "atol": 1e-5, "equal_nan": True}
     torch.testing.assert_close((out, lse), tuple(t.detach() for t in expected), **close)
     assert out_low[out.isfinite()].abs().max() < 1e-5
     grad_out = torch.randn_like(out) if grad_out is None else grad_out
     grad_lse = torch.randn_like(lse)
     of_rows = (out, lse, torch.zeros_like(lse))
-    found = attention_wide.backward(grad_out, grad_lse, q, k, v, of_rows, of_band, list(needed))
+    wanted_of_all = [*needed, False, sinks is not None]
+    *found, of_bias, of_sinks = attention_wide.backward(
+        grad_out, grad_lse, q, k, v, sinks, of_rows, of_band, wanted_of_all
+    )
+    assert of_bias is None and (of_sinks is None) == (sinks is None)
+    found = found if sinks is None else [*found, of_sinks]
     gradients = torch.autograd.grad(expected, leaves, (grad_out, grad_lse))
-    for got, correct, wanted in zip(found, gradients, needed, strict=True):
+    for got, correct, wanted in zip(found, gradients, (*needed, True)[: len(found)], strict=True):
         if wanted:
             torch.testing.assert_close(got, correct, **close)
         else:
@@ -117,6 +124,15 @@ def test_values_and_gradients(size: str, options: dict[str, Any], monkeypatch: p
     rows = SIZES[size][0] * SIZES[size][2] // SIZES[size][3]
     monkeypatch.setattr(attention_wide, "WORKSPACE", 2 * 2 * 256 * rows)
     check(inputs_of(size), options)
+
+
+@pytest.mark.parametrize("options", [{}, *OPTIONS.values()], ids=["whole", *OPTIONS])
+@pytest.mark.parametrize("size", ("square", "more_queries", "slices"))
+def test_sinks(size: str, options: dict[str, Any]) -> None:
+    """Also of rows that see no key, and one that is no sink."""
+    sinks = torch.randn(SIZES[size][2], dtype=torch.float64)
+    sinks[0] = -torch.inf
+    check(inputs_of(size), options, sinks=sinks)
 
 
 @pytest.mark.parametrize("needed", [*itertools.product((False, True), repeat=3)][1:], ids=str)
@@ -157,7 +173,7 @@ def test_several_lines_that_are_not_finite() -> None:
         torch.empty(0, 0, 0, 0),
         torch.empty(2, 2, 40).double(),
     )
-    attention_wide.forward(q, k, v, (0.3, 0.0, 5, 0), (out, lse, torch.empty_like(lse), low))
+    attention_wide.forward(q, k, v, None, (0.3, 0.0, 5, 0), (out, lse, torch.empty_like(lse), low))
     expected = reference.attention(q, k, v, scale=0.3, causal=True, window=(5, None))
     assert isinstance(expected, Tensor)
     rows = expected.isnan().any(-1)

@@ -45,6 +45,7 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "k": torch.randn(2, 2, 3, 6),
         "v": torch.randn(2, 2, 3, 7),
         "bias": torch.randn(4, 1, 3).expand(2, 4, 5, 3),
+        "sinks": torch.randn(4),
         "row_spans": None,
         "column_spans": None,
         "out": torch.randn(2, 4, 5, 7),
@@ -55,6 +56,7 @@ def attention_arguments(**changed: Any) -> dict[str, Any]:
         "dk": torch.zeros(2, 2, 3, 6),
         "dv": torch.zeros(2, 2, 3, 7),
         "dbias": torch.zeros(4, 1, 3).expand(2, 4, 5, 3),
+        "dsinks": torch.zeros(4),
         "scratch": None,
         "scale": 1.0,
         "softcap": 0.0,
@@ -185,7 +187,7 @@ def test_four_dimensions_are_read_through_their_strides() -> None:
     bias = torch.randn(4, 1, 3).expand(2, 4, 5, 3)
     out, lse, low = torch.empty(2, 4, 5, 6), torch.empty(2, 4, 5), torch.empty(2, 4, 5)
     options = {"out_low": None, "scratch": None, "scale": 0.5, "softcap": 0.0, "left": -1, "right": -1}
-    _C.attention_forward(q, k, v, bias, None, None, out, lse, low, **options, **LAUNCH)
+    _C.attention_forward(q, k, v, bias, None, None, None, out, lse, low, **options, **LAUNCH)
     k, v = (t.repeat_interleave(2, 1) for t in (k, v))
     scores = 0.5 * q @ k.mT + bias
     torch.testing.assert_close(out, scores.softmax(-1) @ v)

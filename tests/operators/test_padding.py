@@ -117,10 +117,10 @@ def test_attention(kind: str, widths: tuple[int, int], tensor_cores: TensorCores
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     bias = inputs.get("bias")
     options = (None, 0.0, 8, 2, False)
-    needed = [True, True, True, bias is not None]
+    needed = [True, True, True, bias is not None, False]
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        out, lse, *low = attention.attention_forward(q, k, v, bias, *options)
+        out, lse, *low = attention.attention_forward(q, k, v, bias, None, *options)
         grad_lse = torch.ones_like(lse.as_subclass(Tensor))
         grad_out = (
             None if kind == "lse_alone" else torch.linspace(-1, 1, out.numel()).double().view(out.shape)
@@ -128,7 +128,7 @@ def test_attention(kind: str, widths: tuple[int, int], tensor_cores: TensorCores
         if isinstance(q, OnGpu) and grad_out is not None:
             grad_out = grad_out.as_subclass(OnGpu)
         found = attention.attention_backward(
-            grad_out, grad_lse, q, k, v, bias, out, lse, *low, *options, needed
+            grad_out, grad_lse, q, k, v, bias, None, out, lse, *low, *options, needed
         )
         return [out, lse, *found]
 

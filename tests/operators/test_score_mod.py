@@ -385,10 +385,40 @@ def test_explain() -> None:
     planned = mr.explain("attention", *halves, mask_mod=mask, hardware="h100")
     assert planned.forward == "modified_attention_fold/cuda/sm90/bfloat16"
     assert planned.backward == "modified_attention_pull/cuda/sm90/bfloat16"
-    with pytest.raises(
-        ValueError, match="on a GPU expected q, k and v of float16 or bfloat16, at most 256 wide"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "reason"),
+    (
+        (torch.float32, 64, "the inputs are float32, not multiplied in tf32"),
+        (torch.float64, 64, "the inputs are float64"),
+        (torch.bfloat16, 264, "a width is 264, more than 256"),
+        (torch.float16, 0, "a width is 0"),
+    ),
+)
+@pytest.mark.parametrize("hardware", ("h100", "a100"))
+def test_explain_without_tensor_cores(hardware: str, dtype: torch.dtype, width: int, reason: str) -> None:
+    """What tensor cores do not take has SIMT kernels, on any GPU."""
+    leaves = [torch.empty(1, 2, 64, width, dtype=dtype, device="meta") for _ in range(3)]
+    for op, options in (
+        (mr.attention, {"mask_mod": lambda b, h, i, j: i >= j}),
+        (mr.attend, {"weight": torch.relu}),
     ):
-        mr.explain("attention", *leaves, mask_mod=mask, hardware="h100")
+        planned = mr.explain(op, *leaves, **options, hardware=hardware)
+        name = str(dtype).removeprefix("torch.")
+        assert planned.forward == f"modified_attention_fold/cuda/simt/{name}"
+        assert planned.backward == f"modified_attention_pull/cuda/simt/{name}"
+        for way in ("forward", "backward"):
+            (text,) = (text for text in planned.reasons if text.startswith(f"{way}: not sm90"))
+            assert text.endswith(reason)
+
+
+def test_explain_skipped_tiles() -> None:
+    q = torch.empty(1, 2, 256, 64, dtype=torch.float32, device="meta")
+    blocks = mr.block_mask(lambda b, h, i, j: i >= j, None, None, 256, 256, device="cpu")
+    planned = mr.explain("attention", q, q, q, block_mask=blocks, hardware="h100")
+    tile = "in tiles of 64 queries and 64 keys that meet no other block"
+    assert f"of 4 blocks 1 are skipped, {tile}" in planned.reasons
 
 
 SM80, WIDE = "tensor cores, through mma.sync; not sm90: ", "a width is more than 128"
@@ -501,5 +531,5 @@ def test_explain_attend() -> None:
         assert planned.backward == f"modified_attention_pull/cuda/{tier}/bfloat16"
         named = "normalized: the sum of the weights is one more column of v, 129 in place of 128"
         assert (named in planned.reasons) == normalized
-    with pytest.raises(ValueError, match="on a GPU expected q, k and v of float16 or bfloat16"):
-        mr.explain("attend", *leaves, weight=torch.sigmoid, hardware="h100")
+    planned = mr.explain("attend", *leaves, weight=torch.sigmoid, hardware="h100")
+    assert planned.forward == "modified_attention_fold/cuda/simt/float32"

@@ -55,6 +55,42 @@ def test_float32_sinks_beside_16_bits(dtype: torch.dtype, device: torch.device) 
     check_operator("attention", with_sinks(inputs, torch.float32), {"return_lse": True})
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_few_rows(options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+    """Threads share the keys of a row, whose sink is joined once, and heads share a panel of rows."""
+    inputs = attention_inputs(1, 8, 2, 3, 4099, dtype=dtype, device=device)
+    check_operator("attention", with_sinks(inputs), {"return_lse": True, **options})
+
+
+@pytest.mark.parametrize("wanted", (["sinks"], ["q", "sinks"], ["q", "k", "v"], ["v"]), ids=str)
+def test_some_gradients(wanted: list[str], device: torch.device) -> None:
+    inputs = with_sinks(attention_inputs(dtype=torch.float64, device=device))
+    check_operator("attention", inputs, {"return_lse": True, "causal": True}, differentiate=wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
+def test_only_lse_has_a_gradient(dtype: torch.dtype, device: torch.device) -> None:
+    inputs = with_sinks(attention_inputs(dtype=dtype, device=device))
+    of_lse = torch.randn(inputs["q"].shape[:3], device=device).to(inputs["q"].dtype)
+    of_lse = of_lse if dtype == torch.float64 else of_lse.float()
+    check_operator("attention", inputs, {"return_lse": True}, upstream=[None, of_lse])
+
+
+@pytest.mark.parametrize("sink", (-1e4, -80.0, 80.0, 1e4))
+def test_far_from_all_scores(sink: float, device: torch.device) -> None:
+    inputs = attention_inputs(dtype=torch.float64, device=device)
+    inputs["sinks"] = torch.full((4,), sink, dtype=torch.float64, device=device)
+    check_operator("attention", inputs, {"return_lse": True, "window": (3, 0)})
+
+
+def test_any_strides(device: torch.device) -> None:
+    inputs = attention_inputs(dtype=torch.float64, device=device)
+    sinks = torch.randn(8, dtype=torch.float64, device=device)[::2]
+    check_operator("attention", inputs | {"sinks": sinks}, {"return_lse": True})
+    check_operator("attention", inputs | {"sinks": sinks[:1].expand(4)}, {"return_lse": True})
+
+
 def test_gradcheck(device: torch.device) -> None:
     shapes = ((1, 2, 3, 4), (1, 1, 5, 4), (1, 1, 5, 2), (2,))
     tensors = tuple(torch.randn(s, dtype=torch.float64, device=device, requires_grad=True) for s in shapes)
@@ -96,6 +132,8 @@ def test_beside_a_function_of_scores() -> None:
     inputs = with_sinks(attention_inputs(dtype=torch.float64, device=torch.device("cpu")))
     slope = torch.randn(4, dtype=torch.float64)
     distance = torch.arange(53) - torch.arange(37)[:, None]
+    leaves = [t.requires_grad_() for t in inputs.values()]
+    grads = [torch.randn(2, 4, 37, inputs["v"].shape[3]).double(), torch.randn(2, 4, 37).double()]
     found, expected = (
         mr.attention(**inputs, **options, causal=True, return_lse=True)
         for options in (
@@ -104,24 +142,45 @@ def test_beside_a_function_of_scores() -> None:
         )
     )
     torch.testing.assert_close(found, expected)
+    of_bias, of_function = (torch.autograd.grad(each, leaves, grads) for each in (expected, found))
+    torch.testing.assert_close(of_function, of_bias)
 
 
+@pytest.mark.parametrize("options", ({}, {"causal": True}), ids=("all", "causal"))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=name_of)
 @pytest.mark.parametrize("bad", (math.inf, math.nan))
-def test_a_sink_that_is_no_number(bad: float, device: torch.device) -> None:
+def test_a_sink_that_is_no_number(
+    bad: float, dtype: torch.dtype, options: dict[str, Any], device: torch.device
+) -> None:
     """Its head is NaN, as torch's softmax; other heads are not."""
-    inputs = with_sinks(attention_inputs(dtype=torch.float32, device=device))
+    inputs = with_sinks(attention_inputs(kv_heads=4, dtype=dtype, device=device))
     inputs["sinks"][1] = bad
-    out, lse = mr.attention(**inputs, return_lse=True)
+    leaves = [t.requires_grad_() for t in inputs.values()]
+    out, lse = mr.attention(**inputs, return_lse=True, **options)
     others = torch.arange(4, device=device) != 1
     assert out[:, 1].isnan().all() and out[:, others].isfinite().all()
     assert lse[:, others].isfinite().all() and not lse[:, 1].isfinite().any()
+    *by_heads, of_sinks = torch.autograd.grad(out.sum(), leaves)
+    assert all(t[:, 1].isnan().all() and t[:, others].isfinite().all() for t in by_heads)
+    assert of_sinks[1].isnan() and of_sinks[others].isfinite().all()
 
 
 def test_no_keys(device: torch.device) -> None:
     q, k = torch.randn(1, 2, 3, 4, device=device), torch.randn(1, 2, 0, 4, device=device)
-    sinks = torch.tensor([1.0, -2.0], device=device)
+    sinks = torch.tensor([1.0, -2.0], device=device, requires_grad=True)
     out, lse = mr.attention(q, k, k, sinks=sinks, return_lse=True)
     assert not out.any() and torch.equal(lse, sinks[None, :, None].expand(1, 2, 3))
+    (found,) = torch.autograd.grad(out.sum() + 2 * lse.sum(), sinks)
+    assert found.tolist() == [6.0, 6.0]
+
+
+def test_the_op_by_itself(device: torch.device) -> None:
+    """Joins the sinks: torch does nothing behind it."""
+    inputs = with_sinks(attention_inputs(dtype=torch.float32, device=device))
+    q, k, v, sinks = inputs.values()
+    out, lse, *_ = torch.ops.monoidreduce.attention(q, k, v, None, sinks, None, 0.0, -1, -1, False)
+    expected = mr.attention(**inputs, return_lse=True)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
 def test_under_torch(device: torch.device) -> None:
@@ -131,7 +190,9 @@ def test_under_torch(device: torch.device) -> None:
     q, k, v, sinks = inputs.values()
     mapped = torch.vmap(lambda s: mr.attention(q, k, v, sinks=s))(torch.stack((sinks, sinks + 1)))
     torch.testing.assert_close(mapped[1], mr.attention(q, k, v, sinks=sinks + 1))
-    assert "sinks" in str(mr.explain(mr.attention, q, k, v, sinks=sinks))
+    by_rows = torch.randn(37, 1, device=device)
+    assert "the kernels join the sinks" in str(mr.explain(mr.attention, q, k, v, sinks=sinks))
+    assert "torch joins the sinks" in str(mr.explain(mr.attention, q, k, v, sinks=sinks, bias=by_rows))
     assert "sinks" not in str(mr.explain(mr.attention, q, k, v))
 
 

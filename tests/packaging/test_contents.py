@@ -18,7 +18,7 @@ PYTHON = """
     _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py
     _ops/cpp_monoid.py _ops/engine.py _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
-    _ops/slices.py _ops/statistics.py
+    _ops/sinks.py _ops/slices.py _ops/statistics.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/cpu.py
     costs/dry_run.py costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py costs/steps.py
     demo/__init__.py demo/data.py demo/fold.py demo/layers.py demo/memory.py demo/model.py demo/policy.py
@@ -83,10 +83,11 @@ HEADERS = """
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
-    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/monoid_simt.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/modified_simt.cuh
+    device/simt/monoid_simt.cuh
     device/simt/program_narrow.cuh
     device/simt/program_simt.cuh
-    device/simt/row_prologue.cuh
+    device/simt/row_prologue.cuh device/simt/sink_gradient.cuh
     device/warp/lanes.cuh
     launch/combine_splits.cuh launch/contraction_schedule.h launch/contraction_sm80.cuh
     launch/contraction_sm90.cuh launch/dense_lines.h launch/device_facts.cuh
@@ -98,7 +99,8 @@ HEADERS = """
     launch/gradient_epilogue.cuh launch/keeping_epilogue_sm90.cuh launch/last_round.h launch/launch.h
     launch/launch_kernel.cuh launch/loaded_kernels.cuh
     launch/packing.h launch/payload_epilogue.cuh launch/repair.cuh launch/row_prologue.cuh
-    launch/row_residuals.cuh launch/tensor_map.cuh launch/tensors.cuh launch/weights_to_gradients.cuh
+    launch/row_residuals.cuh launch/sink_gradient.cuh launch/tensor_map.cuh launch/tensors.cuh
+    launch/weights_to_gradients.cuh
     monoids/argmax.h monoids/cross_entropy.h monoids/distillation.h monoids/log_probs.h monoids/logsumexp.h
     monoids/products.h monoids/sum.h monoids/weighted_sum.h ops/attention.h ops/cross_entropy.h
     ops/distillation.h ops/gated_mlp.h ops/log_probs.h ops/logsumexp.h ops/matrix.h ops/mlp.h
@@ -120,13 +122,15 @@ SOURCES = """
     cpu/engine.cpp cpu/engine.h
     cpu/fold_tiles.cpp cpu/gated_mlp.cpp cpu/log_probs.cpp cpu/logsumexp.cpp cpu/mlp.cpp
     cpu/modified_attention.cpp
-    cpu/reduce_losses.cpp cpu/row_centres.h cpu/sequences.cpp cpu/statistics.cpp cpu/with_accumulator.h
+    cpu/reduce_losses.cpp cpu/row_centres.h cpu/sequences.cpp cpu/sink_gradient.h
+    cpu/statistics.cpp cpu/with_accumulator.h
     cuda/attention.cu cuda/attention_passes.cuh cuda/combine_states.cu cuda/copy_fitted.cu
     cuda/cross_entropy.cu cuda/cross_entropy_passes.cuh cuda/distillation.cu cuda/distillation_passes.cuh
     cuda/element.h cuda/engine.h cuda/gated_mlp.cu cuda/gathered_rows.h cuda/loaded_kernels.cu
     cuda/log_probs.cu cuda/log_probs_passes.cuh cuda/logit_scores.cuh
     cuda/logsumexp.cu cuda/logsumexp_folds.cuh cuda/mlp.h cuda/mlp_backward.cu cuda/mlp_forward.cu
-    cuda/mlp_passes.cuh cuda/modified_passes.cuh cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
+    cuda/mlp_passes.cuh cuda/modified_attention.cu cuda/modified_passes.cuh cuda/modified_scores.cuh
+    cuda/natural.cuh cuda/operator.h cuda/order_rows.cu
     cuda/program_passes.cuh cuda/reduce_losses.cu cuda/scale_rows.cu cuda/sequences.cu cuda/statistics.cu
     cuda/sm80/attention_backward.cu cuda/sm80/attention_forward.cu cuda/sm80/cross_entropy_forward.cu
     cuda/sm80/cross_entropy_gradient.cu cuda/sm80/distillation_forward.cu cuda/sm80/distillation_gradient.cu

@@ -37,6 +37,23 @@ CASES = {
         "simt::fold_forward<true, LogMeanExp<float>, Rows<NoisyOr<double>>>",
         "RowPolicy",
     ),
+    "scores that never say what they keep": Wrong(
+        "fold_forward_simt",
+        """
+        struct Doubled {
+          struct At {
+            __device__ float value(float dot) const { return 2 * dot; }
+            __device__ float chain(float g, float) const { return 2 * g; }
+          };
+          __device__ At at(std::int64_t, std::int64_t) const { return {}; }
+          __device__ bool touches(std::int64_t, std::int64_t) const { return true; }
+        };
+        __device__ Doubled scores_of_head(Doubled x, const Tensor&, std::int64_t, std::int64_t) {
+          return x;
+        }""",
+        "simt::fold_forward<true, LogMeanExp<float>, Rows<LogMeanExp<float>>, Doubled>",
+        "ElementScores",
+    ),
     "rows that store no state": Wrong(
         "fold_epilogue",
         "",

@@ -92,6 +92,9 @@ EVERY_GPU = {
         ),
     ),
     "simt centre of rows": Kernel("row_prologue", ("simt::row_centre<float>",)),
+    "simt gradient of sinks": Kernel(
+        "sink_gradient", ("simt::sink_gradient<LogMeanExp<double>, RepairedRows<LogMeanExp<double>>>",)
+    ),
     "centre of rows": Kernel("row_residuals", ("prepare_rows<E, 16>", "clear_marks")),
     "repair": Kernel(
         "repair",

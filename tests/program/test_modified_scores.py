@@ -1,4 +1,4 @@
-"""GPU code of functions that modify scores: the host runs it in float64, NVRTC compiles the kernels."""
+"""GPU code of functions that modify scores: the host runs it in float64, NVRTC compiles kernels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import mods
 import pytest
 import torch
+from host_simt import ScoresData, scores_data
 from mods import CASES
 
 import monoidreduce as mr
@@ -65,20 +66,6 @@ extern "C" int next_row_tile(ModifiedScoresData data, int column0, int columns, 
 """
 
 
-class Data(ctypes.Structure):
-    """ModifiedScoresData of device/program/score_element.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("real", "integer")),
-        *((name, ctypes.c_int64) for name in ("reals", "integers")),
-        ("blocks", ctypes.c_void_p),
-        ("block_stride", ctypes.c_int64 * 4),
-        *((name, ctypes.c_int) for name in ("block_rows", "block_columns", "rows", "columns")),
-        ("scale", ctypes.c_float),
-        ("size", ctypes.c_int * 24),
-    )
-
-
 @pytest.fixture
 def nvrtc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONOIDREDUCE_CACHE_DIR", str(tmp_path / "cache"))
@@ -112,13 +99,7 @@ def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
     with torch.no_grad():
         real, integer, sizes = tables(traced, traced.tensors, torch.empty(0, dtype=F64), ())
     library = on_host(traced.text, tmp_path)
-    data = Data(
-        *(None if t is None else t.data_ptr() for t in (real, integer)),
-        *(0 if t is None else len(t) for t in (real, integer)),
-        rows=M,
-        columns=N,
-        size=(ctypes.c_int * 24)(*sizes),
-    )
+    data = scores_data((real, integer), sizes, (M, N))
     i, j = torch.arange(M)[:, None], torch.arange(N)
     for b, h in ((0, 0), (1, 2)):
         scores = torch.randn(M, N, dtype=F64, requires_grad=True)
@@ -134,14 +115,9 @@ def test_scores_and_slopes(make: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(slope, slopes, rtol=1e-13, atol=1e-13)
 
 
-def of_blocks(kinds: torch.Tensor, block: tuple[int, int], rows: int, columns: int) -> Data:
+def of_blocks(kinds: torch.Tensor, block: tuple[int, int], rows: int, columns: int) -> ScoresData:
     """Of a call whose blocks have these kinds."""
-    links = linked(kinds)
-    data = Data(
-        None, None, 0, 0, links.data_ptr(), (ctypes.c_int64 * 4)(*links.stride()), *block, rows, columns
-    )
-    data.kept = links  # alive as long as the pointer
-    return data
+    return scores_data((None, None), [], (rows, columns), linked(kinds), block)
 
 
 def test_tiles_of_blocks(tmp_path: Path) -> None:

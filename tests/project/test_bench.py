@@ -272,7 +272,7 @@ def test_every_peer_is_a_contender_on_a_gpu() -> None:
         },
         "distillation": {"torch.compile", "Liger"},
         "log_probs": {"torch.compile", "torch chunked", "TRL"},
-        "mlp": {"torch.compile", "torch checkpoint", "Liger"},
+        "mlp": {"torch.compile", "torch checkpoint", "Liger", "Liger, tiled"},
         "mods": {"FlexAttention", "monoidreduce, plain"},
         "kernel_sums": {"torch.compile", "torch.compile, differences", "KeOps"},
     }

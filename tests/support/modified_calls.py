@@ -11,6 +11,8 @@ from mods import Case, Mod, dense
 from tolerance import accuracy_failures
 from torch import Tensor
 
+from monoidreduce._ops.memory import accumulation_dtype
+
 Results = dict[str, tuple[Tensor, ...]]  # of each output and gradient: ours, exact, torch's
 # B, H, Hkv, M, N, F, D
 SHAPES = (
@@ -18,6 +20,14 @@ SHAPES = (
     (1, 2, 2, 130, 257, 128, 96),
     (1, 2, 1, 100, 140, 256, 160),
     (1, 3, 1, 5, 70, 59, 8),
+)
+# The same for the SIMT kernels: ragged tiles, and widths that tensor cores do not take.
+RAGGED = (
+    (2, 2, 1, 70, 133, 1, 3),
+    (1, 2, 2, 3, 64, 3, 1),
+    (1, 3, 1, 5, 70, 59, 8),
+    (2, 4, 2, 130, 65, 64, 64),
+    (1, 2, 1, 66, 90, 300, 130),
 )
 
 
@@ -45,7 +55,7 @@ def drawn(leaves: list[Tensor], case_in: Callable[[torch.dtype], Case], ours: An
 
     ours(case), of_torch(case, recomputed=): functions of q, k and v.
     """
-    case, exact = case_in(torch.float32), case_in(torch.float64)
+    case, exact = case_in(accumulation_dtype(leaves[0].dtype)), case_in(torch.float64)
     wide = [t.detach().double().requires_grad_() for t in leaves]
     narrow = [*leaves, *case.captured]
     found = results(ours(case), narrow)

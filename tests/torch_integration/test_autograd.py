@@ -380,7 +380,7 @@ def test_forward_mode_raises(specimen: Specimen, device: torch.device) -> None:
 
 def test_the_op_by_itself_has_the_gradients_of_the_function(device: torch.device) -> None:
     q, k, v = (torch.randn(1, 2, n, 8, device=device, requires_grad=True) for n in (5, 7, 7))
-    out, lse, *_ = torch.ops.monoidreduce.attention(q, k, v, None, None, 0.0, -1, 0, False)
+    out, lse, *_ = torch.ops.monoidreduce.attention(q, k, v, None, None, None, 0.0, -1, 0, False)
     expected = mr.attention(q, k, v, causal=True, return_lse=True)
     for ours, theirs in zip((out, lse), expected, strict=True):
         assert torch.equal(ours, theirs)

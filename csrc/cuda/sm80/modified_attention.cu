@@ -29,7 +29,7 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const 
       launch_loaded("modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
                     sizeof(ForwardMemory<E, Tile>), launch.stream,
                     forward_arguments<Tile>(p, forward_shape<E>(p), {x.out, x.out_low}), LogSumExp<Bits>{},
-                    scores_of(x), AttentionRows{data<float>(x.lse), data<float>(x.lse_low)});
+                    scores_of(x), attention_rows(x));
     });
   });
 }

@@ -46,8 +46,7 @@ void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, c
       launch_loaded("modified_attention_fold", x.kernel, forward_blocks<Tile>(p), Tile::kThreads,
                     kForwardBytes<Tile, void>, launch.stream,
                     forward_arguments<decltype(element), Tile, void>(p, {x.out, x.out_low}, counter, launch),
-                    LogSumExp<Bits>{}, scores_of(x),
-                    AttentionRows{data<float>(x.lse), data<float>(x.lse_low)});
+                    LogSumExp<Bits>{}, scores_of(x), attention_rows(x));
     });
   });
 }

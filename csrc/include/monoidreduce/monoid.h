@@ -126,6 +126,18 @@ MR_HD typename M::State combine(const M& m, const typename M::State& a, const ty
   }
 }
 
+// Joins one more element to a row's state: its sink, whose payload is 0. Returns what the payload's sums so far must be
+// multiplied by: NaN where the element's weight is not finite, as 0 times that is NaN.
+template <PayloadMonoid M>
+MR_HD typename M::Real join_sink(const M& m, typename M::State& state, typename M::Real score) {
+  using R = typename M::Real;
+  Element<R> sink{};
+  sink.score = score;
+  const auto before = m.frame_of(state), frame = m.join(before, m.frame(sink));
+  state = m.accumulate(m.reframe(state, frame), sink);
+  return m.rescale(before, frame) + m.weight(sink, frame) * R(0);
+}
+
 // A monoid with a payload of D components, added element by element: for host references, combining splits, and C++
 // tests. Kernels compute the payload's sums as a matrix product.
 template <PayloadMonoid M, int D>

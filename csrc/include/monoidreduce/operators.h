@@ -8,6 +8,7 @@
 //                         d_q, d_x: the same where Plan::adds_rows is false, else as with SIMT
 //                         all gradients must be present
 //   of a bias, anywhere   added to a buffer of the accumulation type
+//   of sinks, anywhere    written, in the accumulation type
 //
 // A log-sum-exp is stored in two words, lse and lse_low (LogNumber). Forward writes both, backward reads both.
 #pragma once

@@ -13,8 +13,11 @@ template <class T>
 struct LogSumExpRows {
   T *lse, *lse_low;  // [rows], natural logarithm
   RowVector<T> centre, grad_lse = {};
+  const T* sinks = nullptr;  // [heads], of attention; or null
   MR_HD bool active(std::int64_t) const { return true; }
   MR_HD std::int64_t label(std::int64_t) const { return -1; }
+  MR_HD bool has_sinks() const { return sinks != nullptr; }
+  MR_HD T sink(std::int64_t head) const { return sinks[head]; }
   MR_HD void store(std::int64_t row, LogNumber<T> p) const { lse[row] = p.high, lse_low[row] = p.low; }
   MR_HD LogNumber<T> product(std::int64_t row) const {
     return {softmax_product(lse[row], centre[row]), lse_low[row]};

@@ -51,6 +51,13 @@ concept KnowsProductGradient = PayloadMonoid<M> && M::kNormalized && requires(co
   { p.of_product(row) } -> std::same_as<typename M::Real>;
 };
 
+// Rows that may have a sink: one more element of the fold of each row of a head, whose score this is and whose payload is 0.
+template <class P, class M>
+concept RowsWithSinks = PayloadMonoid<M> && M::kNormalized && requires(const P p, std::int64_t head) {
+  { p.has_sinks() } -> std::same_as<bool>;
+  { p.sink(head) } -> std::same_as<typename M::Real>;
+};
+
 // Rows of which some are computed again (device/resident/repair.cuh): was the result of this row not finite.
 template <class P, class M>
 concept MarkedRows = ProductStore<P, M> && requires(const P p, std::int64_t row) {
@@ -59,10 +66,10 @@ concept MarkedRows = ProductStore<P, M> && requires(const P p, std::int64_t row)
 
 // Rows of the resident forward kernels. kLowWords: can the output have low words (FoldOutput).
 template <class P, class M>
-concept PayloadRows = requires(const P p, std::int64_t row, typename M::Output product, bool right,
+concept PayloadRows = requires(const P p, std::int64_t row, int head, typename M::Output product, bool right,
                                float (&sums)[4], int column0) {
   { P::kLowWords } -> std::convertible_to<bool>;
-  p.store(row, product, right);  // right: false if the row must be computed again (MarkedRows)
+  p.store(row, head, product, right);  // right: false if the row must be computed again (MarkedRows)
   // Makes of the payload's fold what is written: all that a thread has of two rows, or consecutive components of one.
   p.output(sums);
   p.output_of(sums, column0);
@@ -87,6 +94,16 @@ concept LocalGradientRows =
       { p.far(product) } -> std::same_as<bool>;
       { p.upstream(row, unit) } -> std::same_as<typename M::Upstream>;
     };
+
+// ---- Scores of the SIMT kernels: those of a head, element by element, of dot products of type R (device/block/elements.cuh).
+template <class S, class R>
+concept ElementScores = requires(const S s, std::int64_t row, std::int64_t column, R dot, R g) {
+  { s.at(row, column).value(dot) } -> std::same_as<R>;
+  { s.at(row, column).chain(g, dot) } -> std::same_as<R>;
+  { s.touches(row, column) } -> std::same_as<bool>;
+  { s.masks() } -> std::same_as<bool>;
+  { s.keeps(row, column) } -> std::same_as<bool>;
+};
 
 // ---- Scores: score.h for a fragment, a thread's part of a tile of dot products (device/block/fragment.cuh). Sizes of
 // fragments are deduced; those here are examples.

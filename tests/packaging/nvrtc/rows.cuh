@@ -35,7 +35,10 @@ template <class M>
 struct ResidentRows {
   static constexpr bool kLowWords = false;
   typename M::Output* products;
-  MR_HD void store(std::int64_t row, typename M::Output p, bool right) const {
+  const float* sinks;
+  MR_HD bool has_sinks() const { return sinks != nullptr; }
+  MR_HD typename M::Real sink(std::int64_t head) const { return sinks[head]; }
+  MR_HD void store(std::int64_t row, int, typename M::Output p, bool right) const {
     if (right) products[row] = p;
   }
   template <int kSize>

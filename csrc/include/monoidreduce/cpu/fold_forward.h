@@ -243,14 +243,26 @@ class Forward {
     }
   }
 
+  // Of the rows of a pack.
+  R sinks_of(const ProblemRows& rows, std::int64_t first) const {
+    T sinks[kLanes<T>] = {};
+    for (int lane = 0; lane < kLanes<T> && first + lane < rows.count(); ++lane)
+      sinks[lane] = policy_.sink(rows.head(first + lane));
+    return R::load(sinks);
+  }
+
   void finish(const ProblemRows& rows, std::int64_t first, const State* state, T* sums) const {
     for (int half = 0; half < kPacks; ++half) {
-      const typename Packs::Output product = m_.project(state[half]);
+      State whole = state[half];
       R scale(1);
+      if constexpr (RowsWithSinks<Rows, M<T>>) {
+        if (policy_.has_sinks()) scale = join_sink(m_, whole, sinks_of(rows, first + half * kLanes<T>));
+      }
       if constexpr (PayloadMonoid<Packs>) {
         if constexpr (Packs::kNormalized)
-          scale = select(m_.mass(state[half]) == R(0), R(0), R(1) / m_.mass(state[half]));
+          scale = scale * select(m_.mass(whole) == R(0), R(0), R(1) / m_.mass(whole));
       }
+      const typename Packs::Output product = m_.project(whole);
       for (std::int64_t d = 0; d < p_.payload_width(); ++d) {
         T* sum = sums + d * kPanel<T> + half * kLanes<T>;
         (R::load(sum) * scale + (p_.out_bias.present() ? R(load_one<T>(p_.out_bias, d)) : R(0))).store(sum);

@@ -12,24 +12,21 @@
 
 namespace monoidreduce {
 
-// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a
-// payload, c of pull()).
-template <bool kPayload, class M, class Rows>
-  requires(!kPayload || PayloadMonoid<M>)
-void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g,
-                   const Launch& launch) {
-  using simt::Walk;
-  using T = typename M::Real;
+namespace simt {
+
+// Calls run(arguments, walk, blocks) for each launch of fold_backward that the wanted gradients need.
+template <bool kPayload, int kScores, class Run>
+void backward_launches(const FoldProblem& p, const FoldGradients& g, bool deterministic, const Run& run) {
   if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return;
 
-  simt::PullArguments all{
+  PullArguments all{
       .pair = {{device_tensor(p.a), device_tensor(p.b), device_tensor(g.d_a), device_tensor(g.d_b)}},
       .pairs = 1,
       .bias = device_tensor(p.bias),
       .d_bias = device_tensor(g.d_bias),
       .range = p.range,
       .whole = p.whole};
-  if (M::kScores == 2) {
+  if (kScores == 2) {
     all.pair[all.pairs++] = {device_tensor(p.other_a), device_tensor(p.other_b), device_tensor(g.d_other_a),
                              device_tensor(g.d_other_b)};
   }
@@ -40,10 +37,9 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
 
   // The same with only some of the gradients wanted. The axes of a walk are batch, column head, member, row
   // tile, column tile.
-  const DeviceGuard device(p.a.cuda_device);
   const auto walk_tiles = [&](bool of_rows, bool of_columns, bool of_bias,
                               std::array<bool, Walk::kAxes> looped, bool exclusive) {
-    simt::PullArguments some = all;
+    PullArguments some = all;
     bool any = false;
     for (auto& pair : some.pair) {
       if (!of_rows) pair.d_rows = Tensor();
@@ -56,12 +52,10 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
                          divide_up(p.rows(), kTile), divide_up(p.columns(), kTile)},
               .exclusive = exclusive};
     std::copy(looped.begin(), looped.end(), walk.looped);
-    launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>,
-                  blocks_for(walk.count(false)), kThreads, sizeof(TileMemory<T>), launch.stream, m, some,
-                  Score<T>(p.score), rows, walk);
+    run(some, walk, blocks_for(walk.count(false)));
   };
 
-  if (launch.deterministic) {
+  if (deterministic) {
     const auto broadcast = [&](int axis) { return g.d_bias.stride[axis] == 0; };
     walk_tiles(true, false, false, {0, 0, 0, 0, 1}, true);
     walk_tiles(false, true, false, {0, 0, 1, 1, 0}, true);
@@ -74,6 +68,23 @@ void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const Fol
   } else {
     walk_tiles(true, true, true, {}, false);
   }
+}
+
+}  // namespace simt
+
+// Adds the wanted gradients of every row of the problem. rows.upstream(row) is the gradient by P_i (with a
+// payload, c of pull()).
+template <bool kPayload, class M, class Rows>
+  requires(!kPayload || PayloadMonoid<M>)
+void fold_backward(const M& m, const FoldProblem& p, const Rows& rows, const FoldGradients& g,
+                   const Launch& launch) {
+  using T = typename M::Real;
+  const DeviceGuard device(p.a.cuda_device);
+  const auto run = [&](const simt::PullArguments& arguments, const simt::Walk& walk, unsigned blocks) {
+    launch_kernel("fold_backward_simt", &simt::fold_backward<kPayload, M, Rows>, blocks, kThreads,
+                  sizeof(TileMemory<T>), launch.stream, m, arguments, Score<T>(p.score), rows, walk);
+  };
+  simt::backward_launches<kPayload, M::kScores>(p, g, launch.deterministic, run);
 }
 
 }  // namespace monoidreduce

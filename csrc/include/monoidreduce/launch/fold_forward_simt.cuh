@@ -9,6 +9,25 @@
 
 namespace monoidreduce {
 
+namespace simt {
+
+inline std::int64_t forward_jobs(const FoldProblem& p) {
+  const std::int64_t slices = p.payload_width() > 0 ? divide_up(p.payload_width(), kSlice) : 1;
+  return p.batch() * p.heads() * divide_up(p.rows(), kTile) * slices;
+}
+inline ForwardArguments forward_arguments(const FoldProblem& p, const FoldOutput& out) {
+  return {.rows = {device_tensor(p.a), device_tensor(p.other_a)},
+          .columns = {device_tensor(p.b), device_tensor(p.other_b)},
+          .payload = device_tensor(p.payload),
+          .bias = device_tensor(p.bias),
+          .out = device_tensor(out.out),
+          .out_low = device_tensor(out.low),
+          .out_bias = device_tensor(p.out_bias),
+          .range = p.range};
+}
+
+}  // namespace simt
+
 // Folds every row of the problem: rows.store(row, P_i), and with a payload its fold into out [B, H, M, D], of
 // the payload's element type.
 template <bool kPayload, class M, class Rows>
@@ -16,21 +35,12 @@ template <bool kPayload, class M, class Rows>
 void fold_forward(const M& m, const FoldProblem& p, const Rows& rows, const FoldOutput& out,
                   const Launch& launch) {
   using T = typename M::Real;
-  const std::int64_t slices =
-      kPayload && p.payload_width() > 0 ? divide_up(p.payload_width(), simt::kSlice) : 1;
-  const std::int64_t jobs = p.batch() * p.heads() * divide_up(p.rows(), kTile) * slices;
+  const std::int64_t jobs = simt::forward_jobs(p);
   if (jobs == 0) return;
-  const simt::ForwardArguments arguments{.rows = {device_tensor(p.a), device_tensor(p.other_a)},
-                                         .columns = {device_tensor(p.b), device_tensor(p.other_b)},
-                                         .payload = device_tensor(p.payload),
-                                         .bias = device_tensor(p.bias),
-                                         .out = device_tensor(out.out),
-                                         .out_low = device_tensor(out.low),
-                                         .out_bias = device_tensor(p.out_bias),
-                                         .range = p.range};
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_simt", &simt::fold_forward<kPayload, M, Rows>, blocks_for(jobs), kThreads,
-                sizeof(TileMemory<T>), launch.stream, m, arguments, Score<T>(p.score), rows);
+                sizeof(TileMemory<T>), launch.stream, m, simt::forward_arguments(p, out), Score<T>(p.score),
+                rows);
 }
 
 }  // namespace monoidreduce

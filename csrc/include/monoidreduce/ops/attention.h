@@ -49,16 +49,30 @@ constexpr auto span_operands() {
                     .dense()
                     .where(&check_spans<Call>));
 }
+// sinks: the score of one more element of each row of a head, whose value is 0.
+template <class Call>
+constexpr auto sink_operand() {
+  return optional("sinks", &Call::sinks, "H", Type::kAccumulation).dense();
+}
+template <class Call>
+void check_sink_gradient(const Call& x) {
+  require(!x.d_sinks.present() || x.sinks.present(),
+          "dsinks: expected none where there are no sinks, got a tensor");
+}
+template <class Call>
+constexpr auto sink_gradient_result() {
+  return result("dsinks", &Call::d_sinks, "H", Type::kAccumulation).maybe().where(&check_sink_gradient<Call>);
+}
 template <class Call>
 constexpr auto attention_operands() {
-  return fields(tensor("q", &Call::q, "B H M F"),
-                tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
-                tensor("v", &Call::v, "B Hkv N D"),
-                optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool));
+  return fields(
+      tensor("q", &Call::q, "B H M F"), tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
+      tensor("v", &Call::v, "B Hkv N D"),
+      optional("bias", &Call::bias, "B H M N", Type::kSameAccumulationOrBool), sink_operand<Call>());
 }
 
 struct AttentionForward {
-  TensorView q, k, v, bias, row_spans, column_spans, out, lse, lse_low, out_low;
+  TensorView q, k, v, bias, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
 };
@@ -72,8 +86,8 @@ constexpr auto describe(const X*) {
 }
 
 struct AttentionBackward {
-  TensorView grad_out, grad_lse, q, k, v, bias, row_spans, column_spans, out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v, d_bias;
+  TensorView grad_out, grad_lse, q, k, v, bias, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
+  TensorView d_q, d_k, d_v, d_bias, d_sinks;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   AttentionOptions options;
   bool whole = true;  // k and v are all keys that forward saw; false: a slice of them
@@ -98,8 +112,8 @@ constexpr auto describe(const X*) {
       gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
       gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient),
       gradient("dbias", &X::d_bias, "B H M N", Type::kAccumulation).strided().where(&check_bias_gradient),
-      scratch("scratch", &X::scratch).where(&check_cuda_scratch), options(&X::options),
-      option("whole", &X::whole));
+      sink_gradient_result<X>(), scratch("scratch", &X::scratch).where(&check_cuda_scratch),
+      options(&X::options), option("whole", &X::whole));
 }
 
 template <class Call>

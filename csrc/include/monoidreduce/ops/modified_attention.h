@@ -11,6 +11,10 @@
 
 namespace monoidreduce {
 
+template <class Call>
+void check_softmax(const Call& x) {
+  require(!x.sinks.present() || !x.options.weights, "sinks: expected none beside weights, got a tensor");
+}
 // table, table_index: what the program gathers from, reals and integers. blocks: 0 for blocks of rows and columns in which no
 // row keeps a column, else another number; on a GPU BlockWord (device/program/score_element.h). row_spans, column_spans: as of attention.
 template <class Call>
@@ -19,7 +23,8 @@ constexpr auto modified_operands() {
       tensor("q", &Call::q, "B H M F"), tensor("k", &Call::k, "B Hkv N F").where(&check_heads<Call>),
       tensor("v", &Call::v, "B Hkv N D"), optional("table", &Call::table, "T", Type::kAccumulation).dense(),
       optional("table_index", &Call::table_index, "I", Type::kInt64).dense(),
-      optional("blocks", &Call::blocks, "B H Mb Nb", Type::kInt64));
+      optional("blocks", &Call::blocks, "B H Mb Nb", Type::kInt64),
+      sink_operand<Call>().where(&check_softmax<Call>));
 }
 
 struct ModifiedOptions {
@@ -51,7 +56,7 @@ void check_blocks(const Call& x) {
 }
 
 struct ModifiedAttentionForward {
-  TensorView q, k, v, table, table_index, blocks, row_spans, column_spans, out, lse, lse_low, out_low;
+  TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
   std::string program;  // the code of cpu/program.h
   ModifiedOptions options;
 };
@@ -65,9 +70,9 @@ constexpr auto describe(const X*) {
 }
 
 struct ModifiedAttentionBackward {
-  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, row_spans, column_spans;
+  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
   TensorView out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v;
+  TensorView d_q, d_k, d_v, d_sinks;
   std::string program;
   ModifiedOptions options;
 };
@@ -81,14 +86,13 @@ constexpr auto describe(const X*) {
               optional("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
               optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
               gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F"),
-              gradient("dv", &X::d_v, "B Hkv N D"), option("program", &X::program).where(&check_blocks<X>),
-              options(&X::options));
+              gradient("dv", &X::d_v, "B Hkv N D"), sink_gradient_result<X>(),
+              option("program", &X::program).where(&check_blocks<X>), options(&X::options));
 }
 
-// The same on a GPU's tensor cores, by kernels that were compiled for the program (load_kernels). sizes: of what the program
-// gathers from.
+// The same on a GPU, by kernels that were compiled for the program (load_kernels). sizes: of what the program gathers from.
 struct ModifiedAttentionFold {
-  TensorView q, k, v, table, table_index, blocks, row_spans, column_spans, out, lse, lse_low, out_low;
+  TensorView q, k, v, table, table_index, blocks, sinks, row_spans, column_spans, out, lse, lse_low, out_low;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch
   std::int64_t kernel = 0;
   std::vector<std::int64_t> sizes;
@@ -104,9 +108,9 @@ constexpr auto describe(const X*) {
                    option("sizes", &X::sizes), options(&X::options));
 }
 struct ModifiedAttentionPull {
-  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, row_spans, column_spans;
+  TensorView grad_out, grad_lse, q, k, v, table, table_index, blocks, sinks, row_spans, column_spans;
   TensorView out, lse, lse_low, out_low;
-  TensorView d_q, d_k, d_v;
+  TensorView d_q, d_k, d_v, d_sinks;
   TensorView scratch;  // size: Plan::scratch
   std::int64_t kernel = 0;
   std::vector<std::int64_t> sizes;
@@ -121,9 +125,10 @@ constexpr auto describe(const X*) {
       tensor("lse", &X::lse, "B H M", Type::kAccumulation).dense(),
       tensor("lse_low", &X::lse_low, "B H M", Type::kAccumulation).dense(),
       optional("out_low", &X::out_low, "B H M D").where(&check_low_word<X>),
-      gradient("dq", &X::d_q, "B H M F"), result("dk", &X::d_k, "B Hkv N F"),
-      result("dv", &X::d_v, "B Hkv N D"), scratch("scratch", &X::scratch),
-      option("kernel", &X::kernel).where(&check_blocks<X>), option("sizes", &X::sizes), options(&X::options));
+      gradient("dq", &X::d_q, "B H M F"), gradient("dk", &X::d_k, "B Hkv N F", Type::kPlanGradient),
+      gradient("dv", &X::d_v, "B Hkv N D", Type::kPlanGradient), sink_gradient_result<X>(),
+      scratch("scratch", &X::scratch), option("kernel", &X::kernel).where(&check_blocks<X>),
+      option("sizes", &X::sizes), options(&X::options));
 }
 
 // Its scores are dot products: the program scales them.

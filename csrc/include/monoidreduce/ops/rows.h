@@ -89,7 +89,7 @@ inline void check_fitted(const FittedCopy& x) {
 template <std::same_as<FittedCopy> X>
 constexpr auto describe(const X*) {
   return cuda_call("copy_fitted", tensor("x", &X::x, "B H R C").where(&check_fitted),
-                   result("out", &X::out, "B H S D", Type::kUpToFloat32).strided());
+                   result("out", &X::out, "B H S D", Type::kUpToFloat32));
 }
 
 template <class Call>

@@ -1,5 +1,8 @@
 // From dot products to the elements of a tile: which of them take part, and their scores. All in the element
 // view (tile.cuh).
+//
+// What a score is, a kernel's policy says, of which it makes the scores of a head. Score<T> (score.h) is one,
+// ProgramScores (device/simt/modified_simt.cuh) another.
 #pragma once
 
 #include "monoidreduce/device/block/tile.cuh"
@@ -7,6 +10,33 @@
 #include "monoidreduce/score.h"
 
 namespace monoidreduce {
+
+// The scores of a head by score.h, with a bias.
+template <class T>
+struct BiasedScoresOfHead {
+  const Score<T>& score;
+  Matrix<T> bias;
+
+  // Of an element: its score of a dot product, and the gradient by what goes into the softcap of that by the score.
+  struct At {
+    const Score<T>& score;
+    T bias;
+    __device__ T value(T dot) const { return score.value(dot, bias); }
+    __device__ T chain(T g, T dot) const { return g * score.slope(dot, bias); }
+  };
+  __device__ At at(std::int64_t row, std::int64_t column) const {
+    return {score, score_bias(bias, row, column)};
+  }
+  // Does the tile at (row0, column0) hold any score; may one of an element be absent, and is that of this one there.
+  __device__ bool touches(std::int64_t, std::int64_t) const { return true; }
+  __device__ bool masks() const { return bias.tensor.dtype == DType::kBool; }
+  __device__ bool keeps(std::int64_t row, std::int64_t column) const { return *bias.at(row, column) != 0; }
+};
+template <class T>
+__device__ __forceinline__ BiasedScoresOfHead<T> scores_of_head(const Score<T>& score, const Tensor& bias,
+                                                                std::int64_t batch, std::int64_t head) {
+  return {score, Matrix<T>(bias, batch, head)};
+}
 
 // The elements of a tile that take part. The others are skipped: no monoid sees them, and nothing is
 // multiplied by what their columns hold.
@@ -20,9 +50,9 @@ struct Validity {
 // Of the tile at (row0, column0) of a [rows, columns] problem; active: does the calling thread's row take
 // part. Also fills memory.valid if the tile is not full. Starts with a barrier; memory.valid may be read
 // after the next one.
-template <class T>
+template <class T, class Scores>
 __device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const ColumnRange& range,
-                                               const Matrix<T>& bias, bool active, std::int64_t columns,
+                                               const Scores& scores, bool active, std::int64_t columns,
                                                std::int64_t row0, std::int64_t column0) {
   const std::int64_t row = row0 + element_row();
   const auto in_tile = [column0](std::int64_t column) {
@@ -37,10 +67,10 @@ __device__ __forceinline__ Validity find_valid(TileMemory<T>& memory, const Colu
     const int c = element_column(n);
     bits |= unsigned{begin <= c && c < end} << n;
   }
-  if (bias.tensor.dtype == DType::kBool) {
+  if (scores.masks()) {
 #pragma unroll 1
     for (int n = 0; n < kLaneElements; ++n) {
-      if ((bits >> n & 1) && *bias.at(row, column0 + element_column(n)) == 0) bits &= ~(1u << n);
+      if ((bits >> n & 1) && !scores.keeps(row, column0 + element_column(n))) bits &= ~(1u << n);
     }
   }
   Validity valid{bits, true, true};

@@ -16,7 +16,7 @@ struct WeightSum : Sum<R> {
 
 struct AttendRows : AttentionRows {
   template <class P>
-  __device__ void store(std::int64_t, P, bool) const {}
+  __device__ void store(std::int64_t, int, P, bool) const {}
 };
 
 // The host passes the same arguments to both.

@@ -14,8 +14,14 @@ namespace monoidreduce {
 struct AttentionRows {
   static constexpr bool kLowWords = true;
   float *lse, *lse_low;  // [rows], natural logarithm
-  __device__ void store(std::int64_t row, LogNumber<Bits> p, bool right) const {
-    lse[row] = right ? fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2)) : NAN;
+  const float* sinks;    // [heads], or null
+  __device__ bool has_sinks() const { return sinks != nullptr; }
+  __device__ Bits sink(std::int64_t head) const { return sinks[head] * float(kLog2E); }
+  __device__ void store(std::int64_t row, int head, LogNumber<Bits> p, bool right) const {
+    // That of a sink alone is the sink, which another unit would round.
+    const bool alone = has_sinks() && p.high == sink(head) && p.low == 0.f;
+    const float natural = alone ? sinks[head] : fmaf(p.high.x, float(kLn2), p.low.x * float(kLn2));
+    lse[row] = right ? natural : NAN;
     lse_low[row] = 0.f;
   }
   template <int kSize>

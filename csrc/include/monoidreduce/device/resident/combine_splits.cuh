@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
 #pragma unroll
   for (int other = 1; other < kCombiningWarps; ++other) state = whole.combine(state, of_warps[other][lane]);
 
-  const float factor = normalisation(m, state.scalar);
+  const int batch_head = static_cast<int>(row / shape.rows), head = batch_head % shape.heads;
+  const float factor = end_fold(m, state.scalar, rows, [&] { return head; });
   float result[kLaneWidth], probe = 0.f;  // NaN if a result is not finite
 #pragma unroll
   for (int d = 0; d < kLaneWidth; ++d) result[d] = state.payload[d].x * factor;
@@ -87,11 +88,10 @@ __global__ void __launch_bounds__(32 * kCombiningWarps)
 #pragma unroll
   for (int d = 0; d < kLaneWidth; ++d) probe += result[d] * 0.f;
   const bool finite = __all_sync(0xffffffffu, !there || probe == 0.f);
-  if (lane == 0) rows.store(row, m.project(state.scalar), !shape.partial() || finite);
+  if (lane == 0) rows.store(row, head, m.project(state.scalar), !shape.partial() || finite);
   if (!there) return;
-  const std::int64_t batch_head = row / shape.rows, batch = batch_head / shape.heads;
-  const std::int64_t at = batch * out.stride[0] + (batch_head - batch * shape.heads) * out.stride[1] +
-                          (row - batch_head * shape.rows) * out.stride[2] + column0;
+  const std::int64_t at = batch_head / shape.heads * out.stride[0] + head * out.stride[1] +
+                          (row - std::int64_t{batch_head} * shape.rows) * out.stride[2] + column0;
   if constexpr (std::is_same_v<E, float>) {
     float4* const to = reinterpret_cast<float4*>(static_cast<float*>(out.data) + at);
     to[0] = {result[0], result[1], result[2], result[3]};

@@ -441,14 +441,14 @@ struct BackwardConsumer {
   __device__ __forceinline__ void run_tile(const ColumnJob& job, int head, int row0,
                                            [[maybe_unused]] bool whole) {
     const int own_column0 = job.column0 + warpgroup * kFragmentRows;
-    // Listed spans come from memory: before the products, which take longer.
-    const bool full = shape().keeps_all(row0, kRows, own_column0, kFragmentRows);
     float dots[kRows / 2], u[kRows / 2];
     memory.row_ring.wait(at);
     multiply_transposed<false>(dots, memory.columns, memory.rows[at.stage]);
     memory.grad_ring.wait(at);
     multiply_transposed<Tile::kTransposed>(u, memory.payload, memory.grad_out[at.stage]);
     [[maybe_unused]] const auto& own_scores = scores_of_tile(job, head, row0, own_column0, whole);
+    // Listed spans come from memory: asked while the tile is being multiplied.
+    const bool full = shape().keeps_all(row0, kRows, own_column0, kFragmentRows);
     arch::wait_products<0>();
     arch::pin(dots);
     arch::pin(u);

@@ -101,6 +101,12 @@ __global__ void __launch_bounds__(256)
     const Matrix<float> bias(p.bias, batch, head);
     typename M::State state = m.identity();
     WarpRow sum = WarpRow::zero();
+    if constexpr (RowsWithSinks<Rows, M>) {
+      if (rows.has_sinks()) {  // first, so that a row whose sink is NaN ends at its first column
+        const R scale = join_sink(m, state, rows.sink(head));
+        sum.add(float(scale), 0.f, sum);
+      }
+    }
 #pragma unroll 1
     for (std::int64_t j = p.range.begin(row); j < p.range.end(row, columns); ++j) {
       if (!leaves(bias, row, j)) continue;

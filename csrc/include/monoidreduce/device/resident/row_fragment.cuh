@@ -14,15 +14,22 @@ struct OutputRows {
   int width;
 };
 
+// Whether lines [first, + 64) of a job's rows keep so many columns from column0 on.
+template <class Job>
+__device__ __forceinline__ bool keep_tile(const FoldShape& shape, const Job& job, int first, int column0,
+                                          int columns) {
+  return shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, columns);
+}
+
 // A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of
-// scores holds, and absent scores where a row does not keep a column.
+// scores holds, and absent scores where a row does not keep a column. whole: keep_tile of it.
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
-                                           const FoldShape& shape, const Job& job, int first, int column0) {
-  constexpr int kColumns = 2 * kSize;
+                                           const FoldShape& shape, const Job& job, int first, int column0,
+                                           bool whole) {
   scores.prepare(tile, job.row_of(first), column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
-  if (!shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, kColumns)) {
+  if (!whole) {
     Kept kept[2];
     find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
@@ -34,8 +41,8 @@ __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], con
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                           const Scores& scores, const FoldShape& shape, const Job& job,
-                                          int first, int column0, typename M::Real (&scale)[2]) {
-  score_rows(m, tile, scores, shape, job, first, column0);
+                                          int first, int column0, bool whole, typename M::Real (&scale)[2]) {
+  score_rows(m, tile, scores, shape, job, first, column0, whole);
   fold_fragment(m, state, tile, scores, scale);
 }
 
@@ -72,11 +79,31 @@ __device__ __forceinline__ float normalisation(const M& m, const typename M::Sta
   return !M::kNormalized ? 1.f : mass == 0.f ? 0.f : 1.f / mass;
 }
 
-// Turns the payload's sums into what is written. state: whole.
-template <PayloadMonoid M, PayloadRows<M> Rows, int kSize>
-__device__ __forceinline__ void normalise_sums(const M& m, const typename M::State (&state)[2],
-                                               float (&sums)[kSize], const Rows& rows) {
-  const float factor[2] = {normalisation(m, state[0]), normalisation(m, state[1])};
+// Ends the fold of a row of a head, from the whole state of its columns. Returns what the payload's sums are multiplied by.
+template <PayloadMonoid M, PayloadRows<M> Rows, class Head>
+__device__ __forceinline__ float end_fold(const M& m, typename M::State& state, const Rows& rows, Head head) {
+  if constexpr (RowsWithSinks<Rows, M>) {
+    if (rows.has_sinks()) {
+      const float scale = join_sink(m, state, rows.sink(head())).x;
+      return scale * normalisation(m, state);
+    }
+  }
+  return normalisation(m, state);
+}
+
+// Ends the folds of lines [first, + 64) of a job's rows, and turns the payload's sums into what is written. state: whole, of
+// the columns before and of the rows behind.
+template <PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
+__device__ __forceinline__ void end_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
+                                         const FoldShape& shape, const Job& job, int first,
+                                         const Rows& rows) {
+  float factor[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // A line without a row may be of no head.
+    const auto head = [&] { return ::min(job.head_of(first + fragment_row(r)), shape.heads - 1); };
+    factor[r] = end_fold(m, state[r], rows, head);
+  }
 #pragma unroll
   for (int i = 0; i < kSize; ++i) sums[i] *= factor[row_of_element(i)];
   rows.output(sums);
@@ -97,7 +124,7 @@ __device__ __forceinline__ void finish_states(const M& m, const typename M::Stat
     const int line = first + fragment_row(r);
     const float sum = reduce_lanes<kLanesOfRow>(probe[r], [](float a, float b) { return a + b; });
     if (job.has(shape, line) && threadIdx.x % kLanesOfRow == 0)
-      rows.store(flat_row(shape, job, line), m.project(state[r]), sum == 0.f);
+      rows.store(flat_row(shape, job, line), job.head_of(line), m.project(state[r]), sum == 0.f);
   }
 }
 
@@ -130,12 +157,12 @@ __device__ __forceinline__ void store_low_words(float (&sums)[kSize], const Fold
   }
 }
 
-// The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: whole.
+// The result of lines [first, + 64) of a job's rows: P_i to rows, the payload's fold to out. state: whole, of the columns.
 template <class E, PayloadMonoid M, class Job, PayloadRows<M> Rows, int kSize>
-__device__ __forceinline__ void finish_rows(const M& m, const typename M::State (&state)[2],
-                                            float (&sums)[kSize], const FoldShape& shape, const Job& job,
-                                            int first, const Rows& rows, const OutputRows& out) {
-  normalise_sums(m, state, sums, rows);
+__device__ __forceinline__ void finish_rows(const M& m, typename M::State (&state)[2], float (&sums)[kSize],
+                                            const FoldShape& shape, const Job& job, int first,
+                                            const Rows& rows, const OutputRows& out) {
+  end_rows(m, state, sums, shape, job, first, rows);
   finish_states(m, state, sums, shape, job, first, rows);
   store_sums<E>(sums, shape, job, first, out, out.data);
   store_low_words<E, Rows>(sums, shape, job, first, out);

@@ -1,4 +1,4 @@
-// The backward fold on any GPU: any monoid, any element type, width and strides.
+// The backward fold on any GPU: any monoid, any scores (elements.cuh), any element type, width and strides.
 //
 // Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij), so a tile of 64 x 64 elements needs only its own rows, its
 // own columns and the final products. It computes its scores again, pulls the upstream gradient through D and
@@ -74,14 +74,13 @@ __device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job
 // pair in memory.first, of the second pair in memory.second. After: the gradient by what goes into the
 // softcap (by a bias outside of it, where that is wanted) in memory.first, that of the second score or the
 // weights in memory.second. 0 where an element is not valid.
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Policy>
 __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m,
-                                              const PullArguments& p, const Score<typename M::Real>& score,
-                                              const Rows& rows, const TilePlace& at, std::int64_t flat_row,
-                                              Validity valid) {
+                                              const PullArguments& p, const Policy& score, const Rows& rows,
+                                              const TilePlace& at, std::int64_t flat_row, Validity valid) {
   using T = typename M::Real;
   const std::int64_t row = at.row0 + element_row();
-  const Matrix<T> bias(p.bias, at.batch, at.head);
+  const auto scores = scores_of_head(score, p.bias, at.batch, at.head);
   const bool slope_wanted = score.bias_inside || p.d_bias.data == nullptr;
   typename M::Output product{};
   typename M::Upstream upstream{};
@@ -105,8 +104,9 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
         const std::int64_t column = at.column0 + element_column(n);
         const int place = element_column(n) * kPitch + element_row();
         if (!valid[n]) continue;
-        const Element<T> e{score.value(memory.first[place], score_bias(bias, row, column)), T(0),
-                           static_cast<Index<T>>(column), label, factor};
+        const T dot = memory.first[place];
+        const Element<T> e{scores.at(row, column).value(dot), T(0), static_cast<Index<T>>(column), label,
+                           factor};
         mean += share_of_mean(m, e, product, memory.second[place]);
       }
       mean = reduce_lanes<kRowLanes>(mean, [](T a, T b) { return a + b; });
@@ -120,9 +120,10 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
       const std::int64_t column = at.column0 + element_column(n);
       T first = T(0), second = T(0);
       if (valid[n]) {
-        const T dot = memory.first[place], bias_value = score_bias(bias, row, column);
+        const T dot = memory.first[place];
+        const auto of_element = scores.at(row, column);
         const T second_dot = p.pairs == 2 ? memory.second[place] : T(0);
-        Element<T> e{score.value(dot, bias_value), T(0), static_cast<Index<T>>(column), label, factor};
+        Element<T> e{of_element.value(dot), T(0), static_cast<Index<T>>(column), label, factor};
         if constexpr (kPayload) {
           const auto pulled = pull(m, e, product, upstream, second_dot);
           first = pulled.score;
@@ -133,7 +134,7 @@ __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memo
           first = pulled.score;
           if constexpr (M::kScores == 2) second = pulled.other * score.slope(second_dot, T(0));
         }
-        if (slope_wanted) first *= score.slope(dot, bias_value);
+        if (slope_wanted) first = of_element.chain(first, dot);
       }
       memory.first[place] = first;
       if (p.pairs == 2) memory.second[place] = second;
@@ -156,17 +157,20 @@ __device__ __forceinline__ void add_product(TileMemory<T>& memory, const Matrix<
 }
 
 // Everything that one tile of elements adds to the wanted gradients.
-template <bool kPayload, Monoid M, RowPolicy<M> Rows>
+template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Policy>
 __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, const M& m,
-                                          const PullArguments& p, const Score<typename M::Real>& score,
-                                          const Rows& rows, const TilePlace& at, bool exclusive) {
+                                          const PullArguments& p, const Policy& score, const Rows& rows,
+                                          const TilePlace& at, bool exclusive) {
   using T = typename M::Real;
   const Tensor& a = p.pair[0].rows;
   const std::int64_t row = at.row0 + element_row(),
                      flat_row = (at.batch * a.size[1] + at.head) * a.size[2] + row;
   const bool active = row < a.size[2] && rows.active(flat_row);
-  const Validity valid = find_valid(memory, p.range, Matrix<T>(p.bias, at.batch, at.head), active,
-                                    p.pair[0].columns.size[2], at.row0, at.column0);
+  const auto scores = scores_of_head(score, p.bias, at.batch, at.head);
+  static_assert(ElementScores<decltype(scores), T>);
+  if (!scores.touches(at.row0, at.column0)) return;
+  const Validity valid =
+      find_valid(memory, p.range, scores, active, p.pair[0].columns.size[2], at.row0, at.column0);
   if (!valid.any) return;
 
 #pragma unroll 1
@@ -209,10 +213,10 @@ __device__ __forceinline__ void pull_tile(TileMemory<typename M::Real>& memory, 
   }
 }
 
-template <bool kPayload, class M, class Rows>
+template <bool kPayload, class M, class Rows, class Policy = Score<typename M::Real>>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
     fold_backward(const __grid_constant__ M m, const __grid_constant__ PullArguments p,
-                  const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows,
+                  const __grid_constant__ Policy score, const __grid_constant__ Rows rows,
                   const __grid_constant__ Walk walk) {
   static_assert(Monoid<M> && RowPolicy<Rows, M>);
   extern __shared__ __align__(32) unsigned char shared_bytes[];

@@ -1,4 +1,4 @@
-// The forward fold on any GPU: any monoid, any element type, width and strides.
+// The forward fold on any GPU: any monoid, any scores (elements.cuh), any element type, width and strides.
 //
 // A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time:
 // scores by a product, then the fold, four lanes a row. The lanes combine their states when the walk ends.
@@ -25,16 +25,16 @@ inline constexpr int kPayloadTiles = 2;  // that a block sums: 32 registers a th
 inline constexpr int kSlice = kPayloadTiles * kTile;
 
 // Scores in place of dot products: tile and, for a monoid of two scores, other_tile.
-template <Monoid M, class T>
-__device__ __forceinline__ void score_elements(const Score<T>& score, const Matrix<T>& bias, Validity valid,
-                                               std::int64_t row0, std::int64_t column0, T* tile,
-                                               T* other_tile) {
+template <Monoid M, class Scores, class T>
+__device__ __forceinline__ void score_elements(const Scores& scores, Validity valid, std::int64_t row0,
+                                               std::int64_t column0, T* tile, T* other_tile) {
 #pragma unroll 4
   for (int n = 0; n < kLaneElements; ++n) {
     if (!valid[n]) continue;
     const int at = element_column(n) * kPitch + element_row();
-    tile[at] = score.value(tile[at], score_bias(bias, row0 + element_row(), column0 + element_column(n)));
-    if constexpr (M::kScores == 2) other_tile[at] = score.value(other_tile[at], T(0));
+    const T dot = tile[at];
+    tile[at] = scores.at(row0 + element_row(), column0 + element_column(n)).value(dot);
+    if constexpr (M::kScores == 2) other_tile[at] = scores.score.value(other_tile[at], T(0));
   }
 }
 
@@ -81,10 +81,10 @@ __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M
   }
 }
 
-template <bool kPayload, class M, class Rows>
+template <bool kPayload, class M, class Rows, class Policy = Score<typename M::Real>>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
     fold_forward(const __grid_constant__ M m, const __grid_constant__ ForwardArguments p,
-                 const __grid_constant__ Score<typename M::Real> score, const __grid_constant__ Rows rows) {
+                 const __grid_constant__ Policy score, const __grid_constant__ Rows rows) {
   static_assert(Monoid<M> && RowPolicy<Rows, M>);
   using T = typename M::Real;
   extern __shared__ __align__(32) unsigned char shared_bytes[];
@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     const std::int64_t batch = head_of_batch / heads, head = head_of_batch % heads,
                        column_head = head / group;
     const std::int64_t row0 = row_tile * kTile, slice0 = slice * kSlice;
-    const Matrix<T> bias(p.bias, batch, head);
+    const auto scores = scores_of_head(score, p.bias, batch, head);
+    static_assert(ElementScores<decltype(scores), T>);
 
     // The calling thread's row, in the element view.
     const std::int64_t row = row0 + element_row(), flat_row = head_of_batch * row_count + row;
@@ -119,7 +120,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     const std::int64_t end_column = p.range.end(last_row, columns);
 #pragma unroll 1
     for (std::int64_t column0 = p.range.begin(row0) / kTile * kTile; column0 < end_column; column0 += kTile) {
-      const Validity valid = find_valid(memory, p.range, bias, row_exists, columns, row0, column0);
+      if (!scores.touches(row0, column0)) continue;
+      const Validity valid = find_valid(memory, p.range, scores, row_exists, columns, row0, column0);
       if (!valid.any) continue;
 
 #pragma unroll 1
@@ -129,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
       }
       __syncthreads();
 
-      score_elements<M>(score, bias, valid, row0, column0, memory.first, memory.second);
+      score_elements<M>(scores, valid, row0, column0, memory.first, memory.second);
       const auto element = [&](int n) {
         const int at = element_column(n) * kPitch + element_row();
         return Element<T>{memory.first[at], M::kScores == 2 ? memory.second[at] : T(0),
@@ -162,10 +164,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
     }
 
     state = reduce_lanes<kRowLanes>(state, [&](const auto& s, const auto& t) { return combine(m, s, t); });
+    T divisor(1);  // of the payload's sums
+    if constexpr (kPayload) divisor = m.mass(state);
+    if constexpr (kPayload && RowsWithSinks<Rows, M>) {
+      if (rows.has_sinks()) {
+        const T scale = join_sink(m, state, rows.sink(head)), mass = m.mass(state);
+        divisor = mass == T(0) ? mass : mass / scale;
+      }
+    }
     if (slice == 0 && row_exists && first_lane) rows.store(flat_row, m.project(state));
     if constexpr (kPayload) {
       __syncthreads();
-      if (first_lane) memory.row_value[element_row()] = m.mass(state);
+      if (first_lane) memory.row_value[element_row()] = divisor;
       const Matrix<T> out(p.out, batch, head);
 #pragma unroll
       for (int g = 0; g < kPayloadTiles; ++g) {

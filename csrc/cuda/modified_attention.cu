@@ -1,0 +1,59 @@
+#include "modified_scores.cuh"
+#include "monoidreduce/device/simt/modified_simt.cuh"
+#include "monoidreduce/launch/fold_backward_simt.cuh"
+#include "monoidreduce/launch/fold_forward_simt.cuh"
+#include "monoidreduce/launch/row_prologue.cuh"
+#include "monoidreduce/launch/sink_gradient.cuh"
+#include "monoidreduce/ops/modified_attention.h"
+
+namespace monoidreduce::cuda::simt {
+namespace {
+
+using namespace monoidreduce::simt;
+
+// ProgramScores of any program.
+template <class T, class Call>
+ProgramScoresData<T> program_scores(const Call& x) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;  // of 32-bit numbers, from which tiles count on
+  require(std::max(x.q.size[2], x.k.size[2]) <= kMost, "q, k: expected at most ", kMost,
+          " queries and keys beside functions of scores, got ", x.q.size[2], " and ", x.k.size[2]);
+  return {scores_of(x), static_cast<T>(x.options.scale)};
+}
+
+}  // namespace
+
+void modified_attention_fold(const ModifiedAttentionFold& x, const Plan&, const Launch& launch) {
+  const FoldProblem p = modified_problem(x);
+  const std::int64_t jobs = forward_jobs(p);
+  if (jobs == 0) return;
+  const DeviceGuard device(x.q.cuda_device);
+  with_accumulation(x.q.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const SoftmaxRows<T> rows{
+        .lse = data<T>(x.lse), .lse_low = data<T>(x.lse_low), .sinks = data<const T>(x.sinks)};
+    launch_loaded("modified_attention_fold", x.kernel, blocks_for(jobs), kThreads, sizeof(TileMemory<T>),
+                  launch.stream, LogSumExp<T>{}, forward_arguments(p, {x.out, x.out_low}),
+                  program_scores<T>(x), rows);
+  });
+}
+
+void modified_attention_pull(const ModifiedAttentionPull& x, const Plan&, const Launch& launch) {
+  const FoldProblem p = modified_problem(x);
+  const FoldGradients wanted{.grad_out = x.grad_out, .d_a = x.d_q, .d_b = x.d_k, .d_payload = x.d_v};
+  const DeviceGuard device(x.q.cuda_device);
+  with_accumulation(x.q.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    T *of_lse = data<T>(x.scratch), *centre = of_lse + p.batch() * p.heads() * p.rows();
+    if (!x.options.weights)  // rows of weights have no centre
+      row_centre<T>(x.grad_out, x.out, x.out_low, x.grad_lse, of_lse, centre, launch);
+    const SoftmaxRows<T> rows{data<T>(x.lse), data<T>(x.lse_low), centre, of_lse};
+    sink_gradient(LogSumExp<T>{}, rows, x, launch);
+    const auto run = [&](const PullArguments& arguments, const Walk& walk, unsigned blocks) {
+      launch_loaded("modified_attention_pull", x.kernel, blocks, kThreads, sizeof(TileMemory<T>),
+                    launch.stream, LogSumExp<T>{}, arguments, program_scores<T>(x), rows, walk);
+    };
+    backward_launches<true, LogSumExp<T>::kScores>(p, wanted, launch.deterministic, run);
+  });
+}
+
+}  // namespace monoidreduce::cuda::simt

@@ -1,0 +1,32 @@
+// Attention whose scores functions modify, as kernels that were compiled for the functions take it.
+#pragma once
+
+#include <algorithm>
+
+#include "monoidreduce/device/program/score_element.h"
+#include "monoidreduce/launch/loaded_kernels.cuh"
+#include "operator.h"
+
+namespace monoidreduce::cuda {
+
+// ModifiedScores of any program.
+template <class Call>
+ModifiedScoresData scores_of(const Call& x) {
+  const auto count = [](const TensorView& t) { return t.present() ? t.size[0] : std::int64_t{0}; };
+  ModifiedScoresData scores{
+      .tables = {x.table.data, data<std::int64_t>(x.table_index), count(x.table), count(x.table_index)},
+      .blocks = data<std::int64_t>(x.blocks),
+      .block_stride = {x.blocks.stride[0], x.blocks.stride[1], x.blocks.stride[2], x.blocks.stride[3]},
+      .block_rows = static_cast<int>(x.options.block_rows),
+      .block_columns = static_cast<int>(x.options.block_columns),
+      .rows = static_cast<int>(x.q.size[2]),
+      .columns = static_cast<int>(x.k.size[2]),
+      .scale = static_cast<float>(x.options.scale),
+      .size = {}};
+  require(x.sizes.size() <= ModifiedScoresData::kMostSizes, "sizes: expected at most ",
+          ModifiedScoresData::kMostSizes, ", got ", x.sizes.size());
+  std::copy(x.sizes.begin(), x.sizes.end(), scores.size);
+  return scores;
+}
+
+}  // namespace monoidreduce::cuda
