@@ -27,6 +27,7 @@ set(MONOIDREDUCE_PLAN_SOURCES
 set(MONOIDREDUCE_HOST_SOURCES
     csrc/operators.cpp
     csrc/path_counter.cpp
+    csrc/cpu/combine_states.cpp
     csrc/cpu/dispatch.cpp
     csrc/cpu/sequences.cpp
     ${MONOIDREDUCE_PLAN_SOURCES})
@@ -36,6 +37,7 @@ set(MONOIDREDUCE_BINDING_SOURCES csrc/bindings/python.cpp)
 # Compiled by nvcc when CUDA is on, for all architectures at once: kernels in code that is the same for each.
 set(MONOIDREDUCE_CUDA_SOURCES
     csrc/cuda/attention.cu
+    csrc/cuda/combine_states.cu
     csrc/cuda/copy_fitted.cu
     csrc/cuda/cross_entropy.cu
     csrc/cuda/distillation.cu

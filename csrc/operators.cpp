@@ -89,6 +89,15 @@ void run(const Call& x, const Launch& launch, const Plan* given) {
   }
 }
 
+// The same of a call whose CPU code is one for all instruction sets.
+template <auto kCpu, auto kCuda, class Call>
+void run_alike(const Call& x, const Launch& launch) {
+  if (leading(x).is_cuda()) return run_on_cuda<kCuda>(x, launch);
+  check(launch);
+  check(x);
+  kCpu(x);
+}
+
 // A part of a pass whose products torch takes on every device: counted as the pass.
 template <auto kCpu, auto kCuda, class Call>
 void run_between_products(const Call& x, const Launch& launch, const char* pass) {
@@ -293,10 +302,21 @@ void scale_rows(const RowScaling& x, const Launch& launch) { run_on_cuda<cuda::s
 void copy_fitted(const FittedCopy& x, const Launch& launch) { run_on_cuda<cuda::copy_fitted>(x, launch); }
 void order_rows(const RowOrdering& x, const Launch& launch) { run_on_cuda<cuda::order_rows>(x, launch); }
 void sequence_spans(const SequenceSpans& x, const Launch& launch) {
-  if (x.row_spans.is_cuda()) return run_on_cuda<cuda::sequence_spans>(x, launch);
-  check(launch);
-  check(x);
-  cpu::sequence_spans(x);
+  run_alike<cpu::sequence_spans, cuda::sequence_spans>(x, launch);
+}
+void combine_logsumexp(const CombinedLogSumExp& x, const Launch& launch) {
+  run_alike<cpu::combine_logsumexp, cuda::combine_logsumexp>(x, launch);
+}
+void combine_cross_entropy(const CombinedCrossEntropy& x, const Launch& launch) {
+  run_alike<cpu::combine_cross_entropy, cuda::combine_cross_entropy>(x, launch);
+  if (x.reduced.present()) reduce_losses({x.loss, x.target, {}, x.reduced, x.ignore_index, x.mean}, launch);
+}
+void combine_log_probs(const CombinedLogProbs& x, const Launch& launch) {
+  run_alike<cpu::combine_log_probs, cuda::combine_log_probs>(x, launch);
+}
+void combine_distillation(const CombinedDistillation& x, const Launch& launch) {
+  run_alike<cpu::combine_distillation, cuda::combine_distillation>(x, launch);
+  if (x.reduced.present()) reduce_losses({x.loss, {}, x.mask, x.reduced, 0, x.mean}, launch);
 }
 void undefine(const Undefined& x, const Launch& launch) { run_on_cuda<cuda::undefine>(x, launch); }
 void rows_product(const RowsProduct& x, const Launch& launch) {

@@ -140,6 +140,10 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&copy_fitted);
   calls.define(&order_rows);
   calls.define(&sequence_spans);
+  calls.define(&combine_logsumexp);
+  calls.define(&combine_cross_entropy);
+  calls.define(&combine_log_probs);
+  calls.define(&combine_distillation);
   calls.define(&undefine);
   calls.define(&rows_product);
   calls.define(&columns_product);

@@ -36,7 +36,11 @@ struct Engine {
 // The engine for tensors of this dtype.
 const Engine& engine_for(DType dtype);
 
-// The same for all instruction sets. Throws where starts are not sound.
+// The same for all instruction sets. sequence_spans throws where starts are not sound.
 void sequence_spans(const SequenceSpans& x);
+void combine_logsumexp(const CombinedLogSumExp& x);
+void combine_cross_entropy(const CombinedCrossEntropy& x);
+void combine_log_probs(const CombinedLogProbs& x);
+void combine_distillation(const CombinedDistillation& x);
 
 }  // namespace monoidreduce::cpu

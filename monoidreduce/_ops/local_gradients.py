@@ -161,7 +161,7 @@ class Head:
     take no part. uniform: is it the same number for all that do; then those that are computed are to be for
     UNIT_UPSTREAM too, so that rounding them to 16 bits rounds no upstream gradient: that would be the same
     error in the largest of each row. slope: a score's derivative by its dot product.
-    share: [rows], another factor of kept gradients (losses.py: share_kept); the rows' gradient is then a sum.
+    share: [rows], another factor of kept gradients (decision 66); the rows' gradient is then a sum.
     order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
     written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
     """

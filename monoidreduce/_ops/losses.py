@@ -142,40 +142,8 @@ def scores_can_be_kept(
 def may_keep_share(
     x: Tensor, class_weight: Tensor | None, label_smoothing: float, z_loss: float, **_: object
 ) -> bool:
-    """May a forward pass over a rank's own classes keep local gradients: `share_kept` then makes do."""
+    """May a forward pass over a rank's own classes keep local gradients (distributed/states.py)."""
     return x.dtype == torch.bfloat16 and class_weight is None and label_smoothing == z_loss == 0
-
-
-def share_kept(
-    kept: Tensor,
-    share: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    first_class: int,
-    classes: int,
-    skips: bool,
-) -> Tensor:
-    """What multiplies the rows of kept local gradients [tokens, classes] where a softmax has more classes.
-
-    They are p - 1 at the target and p elsewhere, for the softmax p over a rank's own classes. For the softmax
-    over the classes of all ranks they are share p, and share p - 1 at the target. So that one factor a row
-    serves both, p - 1 / share is put in the target's place.
-
-    share: [tokens]. classes: how many this rank has. skips: does the forward pass leave out ignored tokens.
-    """
-    counted = target != ignore_index
-    # The inverse of 2^-60 is a number of bfloat16. Rows that do not count may be NaN.
-    share = share.clamp(min=2.0**-60).where(counted, 1.0)
-    label = target - first_class
-    here = counted & (label >= 0) & (label < min(classes, kept.shape[1]))
-    in_order = share
-    if skips:
-        order = order_rows(kept, target=target, mask=None, ignore_index=ignore_index)[:-1]
-        label, here, in_order = label[order], here[order], share[order]
-    at = torch.arange(len(kept), device=kept.device), label.where(here, 0)
-    before = kept[at]
-    kept[at] = before.where(~here, (before - UNIT_UPSTREAM * (1 / in_order - 1)).to(kept.dtype))
-    return share
 
 
 def with_mean(class_weight: Tensor | None) -> Tensor | None:

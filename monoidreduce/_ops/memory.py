@@ -55,6 +55,22 @@ def dense(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.contiguous() for t in tensors]
 
 
+def in_words(t: Tensor) -> Tensor:
+    """The tensor in elements of 16 bytes, where its lines are made of such: torch copies strided tensors by
+    elements."""
+    step = 16 // t.element_size()
+    *others, last = t.stride() or (0,)
+    if torch.compiler.is_compiling() or last != 1 or t.numel() == 0 or t.data_ptr() % 16:
+        return t
+    distances = (t.shape[-1], t.storage_offset(), *others)
+    return t if any(distance % step for distance in distances) else t.view(torch.complex128)
+
+
+def one_piece(t: Tensor) -> Tensor:
+    """The tensor, or a copy, that lies in one piece in the order of its axes."""
+    return t if t.is_contiguous() else in_words(t).contiguous().view(t.dtype)
+
+
 def is_mapped(t: Tensor) -> bool:
     """Do tensor-core kernels read the tensor as it lies: rows dense, all else on 16 bytes."""
     if t.data_ptr() % 16 != 0:

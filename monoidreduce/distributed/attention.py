@@ -270,7 +270,8 @@ class _AllGather(torch.autograd.Function):
         grad_out = None if grad_out is None else grad_out.to(q.dtype)
         keys, values = _arrived(*(call.keys.start_gather(t, POSITIONS) for t in (k, v)))
         inputs = (q, keys, values, bias, *starts)
-        dq, dk, dv, dbias = fold_gradients(ctx.folds, (grad_out, grad_lse), inputs, results, needed)
+        grads = grad_out, grad_lse
+        dq, dk, dv, dbias = fold_gradients(ctx.folds, call.keys, grads, inputs, results, needed)
         arrivals = [None if t is None else _start_own_sum(t, call, k.dtype) for t in (dk, dv)]
         return (
             None,
@@ -281,7 +282,7 @@ class _AllGather(torch.autograd.Function):
         )
 
 
-def _start_own_sum(total: Tensor, call: Call, dtype: torch.dtype) -> Arrival:
-    """Of gradients of all keys, summed over ranks, those of this rank's keys."""
-    arrival = start_sum(call.keys.parts(total, POSITIONS), call.group, dtype, sent=call.sent, own=True)
+def _start_own_sum(parts: Tensor, call: Call, dtype: torch.dtype) -> Arrival:
+    """Of gradients of all keys, in parts for their ranks and summed over these, those of this rank's keys."""
+    arrival = start_sum(parts, call.group, dtype, sent=call.sent, own=True)
     return lambda: arrival()[0].narrow(POSITIONS, 0, call.keys.own)

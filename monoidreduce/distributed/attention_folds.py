@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.memory import accumulation_dtype, accumulator
+from monoidreduce._ops.memory import accumulation_dtype, accumulator, in_words
 from monoidreduce.distributed.split import Split
 
 __all__ = ["HEADS", "POSITIONS", "Fold", "attend", "fold_gradients", "fold_rows", "gradients", "part_of_bias"]
@@ -113,8 +113,38 @@ def fold_rows(
     return tuple(map(_in_order, zip(*found, strict=True)))
 
 
+class KeyGradient:
+    """The gradient of all keys, in parts for their ranks: [ranks, B, H, longest, D].
+
+    Of the accumulation dtype.
+    """
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.parts: Tensor | None = None
+
+    def add(self, found: Tensor, at: slice) -> None:
+        """The gradient of these keys."""
+        pieces = [*self.split.pieces(at)]
+        if self.parts is not None:
+            for rank, place, first, count in pieces:
+                self.parts[rank].narrow(POSITIONS, place, count).add_(found.narrow(POSITIONS, first, count))
+            return
+        found = found.to(accumulation_dtype(found.dtype))
+        self.parts = self.split.room(found, POSITIONS)
+        to, of = in_words(self.parts), in_words(found)
+        if to.dtype != of.dtype:
+            to, of = self.parts, found
+        for rank, place, first, count in pieces:
+            to[rank].narrow(POSITIONS, place, count).copy_(of.narrow(POSITIONS, first, count))
+        for rest in (slice(0, at.start), slice(at.stop, self.split.length)):
+            for rank, place, _, count in self.split.pieces(rest):
+                to[rank].narrow(POSITIONS, place, count).zero_()
+
+
 def fold_gradients(
     folds: Sequence[Fold],
+    key_split: Split,
     grads: tuple[Tensor | None, Tensor | None],
     inputs: tuple[Any, ...],
     results: tuple[Tensor, ...],
@@ -122,12 +152,11 @@ def fold_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs of fold_rows that are needed.
 
-    That of q is whole. Those of k, v and bias are this rank's part of a sum, in the accumulation dtype.
-    grads: of out and lse. results: what fold_rows returned.
+    That of q is whole. Those of k, v and bias are this rank's part of a sum, in the accumulation dtype; of k
+    and v as KeyGradient has them. grads: of out and lse. results: what fold_rows returned.
     """
-    q, k, v, bias, *_ = inputs
-    dk: Tensor | None = None
-    dv: Tensor | None = None
+    q, _, _, bias, *_ = inputs
+    dk, dv = KeyGradient(key_split), KeyGradient(key_split)
     dbias = accumulator(bias) if needed[3] else None
     of_queries: list[Tensor] = []
     for fold in reversed(folds):  # where masking is causal the last one has most keys
@@ -135,23 +164,12 @@ def fold_gradients(
         of_own = [t[:, :, fold.own] for t in results]
         found = gradients(upstream, fold.inputs(*inputs), of_own, fold.options, needed, unrounded=True)
         of_queries.insert(0, found[0].to(q.dtype))
-        if needed[1]:
-            dk = _added(dk, found[1], fold.keys, k.shape[POSITIONS])
-        if needed[2]:
-            dv = _added(dv, found[2], fold.keys, v.shape[POSITIONS])
+        for of_keys, gradient, wanted in ((dk, found[1], needed[1]), (dv, found[2], needed[2])):
+            if wanted:
+                of_keys.add(gradient, fold.keys)
         if dbias is not None:
             part_of_bias(dbias, queries=fold.queries, keys=fold.keys).add_(found[3])
-    return _in_order(of_queries) if needed[0] else None, dk, dv, dbias
-
-
-def _added(total: Tensor | None, part: Tensor, at: slice, length: int) -> Tensor:
-    """The gradient of all keys in the accumulation dtype, with that of some added."""
-    if total is None:
-        part = part.to(accumulation_dtype(part.dtype))
-        missing = (0, 0, at.start, length - at.stop)
-        return torch.nn.functional.pad(part, missing) if any(missing) else part
-    total[:, :, at] += part
-    return total
+    return _in_order(of_queries) if needed[0] else None, dk.parts, dv.parts, dbias
 
 
 def _in_order(parts: Sequence[Tensor]) -> Tensor:

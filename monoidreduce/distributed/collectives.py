@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.memory import accumulation_dtype, one_piece
 from monoidreduce.distributed.group import Arrival, Group, after
 
 __all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
@@ -21,21 +21,21 @@ __all__ = ["gather_states", "start_exchange", "start_sum", "sum_over_ranks"]
 
 def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
     """Each field [...] -> [ranks, ...], all of them by one collective."""
-    flat = [field.contiguous().view(-1).view(torch.uint8) for field in fields]
+    alike = len({field.dtype for field in fields}) == 1  # else they travel as bytes
+    flat = [field.reshape(-1) if alike else field.contiguous().view(-1).view(torch.uint8) for field in fields]
     found = group.gather(torch.cat(flat))
     ends = accumulate(len(part) for part in flat)
-    parts = (found[:, end - len(part) : end] for end, part in zip(ends, flat, strict=True))
-    dense = (part.clone(memory_format=torch.contiguous_format).view(-1) for part in parts)
-    return [
-        part.view(field.dtype).view(group.size, *field.shape)
-        for field, part in zip(fields, dense, strict=True)
-    ]
+    parts = [found[:, end - len(part) : end] for end, part in zip(ends, flat, strict=True)]
+    if not alike:
+        dense = (part.clone(memory_format=torch.contiguous_format).view(-1) for part in parts)
+        parts = [part.view(field.dtype) for field, part in zip(fields, dense, strict=True)]
+    return [part.view(group.size, *field.shape) for field, part in zip(fields, parts, strict=True)]
 
 
 def start_exchange(parts: Tensor, group: Group) -> Arrival:
     """[ranks, ...], of which part i goes to rank i -> [ranks, ...], of which part i came from rank i."""
     found = parts.new_empty(parts.shape)
-    sent = parts.contiguous().view(-1)
+    sent = one_piece(parts).view(-1)
     work = dist.all_to_all_single(found.view(-1), sent, group=group.handle, async_op=True)
     return partial(after, work, found)
 
@@ -47,8 +47,8 @@ def sum_over_ranks(
 
     A rank sums a share of the elements, in the accumulation dtype and in the order of ranks.
 
-    sent: the dtype of parts on their way; None is the accumulation dtype. own: only this rank's rows, which
-    are as many on each rank, else all.
+    sent: the dtype of parts on their way; None: as they are. own: only this rank's rows, which are as many on
+    each rank, else all.
     """
     return start_sum(part, group, dtype, sent=sent, own=own)()
 
@@ -57,8 +57,7 @@ def start_sum(
     part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
-    sums = accumulation_dtype(part.dtype)
-    flat = part.to(sums if sent is None else sent).flatten()
+    flat = (part if sent is None else part.to(sent)).flatten()
     share = -(-len(flat) // group.size)
     if padding := group.size * share - len(flat):
         flat = torch.nn.functional.pad(flat, (0, padding))
@@ -66,12 +65,21 @@ def start_sum(
     arrival = start_exchange(flat.view(group.size, share), group)
 
     def total() -> Tensor:
-        first, *others = arrival().to(sums)
-        for other in others:
-            first += other
-        found: Tensor = first.to(dtype)
+        found = _sum(arrival(), dtype)
         if own:
             return found.view(shape[0] // group.size, *shape[1:])
         return group.gather(found).view(-1)[:elements].view(shape)
 
     return total
+
+
+def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """[ranks, n] -> [n], their sum in the order of ranks. The last addition rounds it to dtype."""
+    if len(parts) == 1:
+        return parts[0].to(dtype)
+    total, *others, last = parts
+    if others or dtype != parts.dtype:  # else torch adds two numbers of 16 bits in float32, as here
+        total = total.to(accumulation_dtype(parts.dtype))
+    for other in others:
+        total += other
+    return torch.add(total, last, out=last.new_empty(last.shape, dtype=dtype))

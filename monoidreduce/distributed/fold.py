@@ -135,9 +135,10 @@ class ShardedFold:
 
     forward, backward: the options of both passes. rows: which inputs are rows; their gradients are summed.
     gathered: how many of the op's outputs are states of rows, the first ones; others stay with their rank.
-    combine: of these states of all ranks and the other outputs, the results, then the residuals. A residual
-    more than the op has goes to its backward op, behind `unrounded`. differentiable: how many of the results
-    have gradients, the first ones.
+    pack: makes one tensor of these states; None: they are of several dtypes.
+    combine: of these states of all ranks, each [ranks, ...] or packed, and the other outputs, the results,
+    then the residuals. A residual more than the op has goes to its backward op, behind `unrounded`.
+    differentiable: how many of the results have gradients, the first ones.
     """
 
     name: str
@@ -148,6 +149,7 @@ class ShardedFold:
     combine: Callable[..., tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]
     sharding: Sharding
     differentiable: int = 1
+    pack: Callable[[Any], Tensor] | None = None
 
 
 def fold_over_ranks(fold: ShardedFold, *inputs: Tensor | None) -> Any:
@@ -171,7 +173,8 @@ class _FoldOverRanks(torch.autograd.Function):
         found = getattr(torch.ops.monoidreduce, fold.name)(*inputs, *fold.forward)
         found = found if isinstance(found, tuple) else (found,)
         states, own = found[: fold.gathered], found[fold.gathered :]
-        results, residuals = fold.combine(gather_states(states, group), *own)
+        of_ranks: Any = group.gather(fold.pack(states)) if fold.pack else gather_states(states, group)
+        results, residuals = fold.combine(of_ranks, *own)
         ctx.fold, ctx.count = fold, len(inputs)
         ctx.mark_non_differentiable(*(t for t in results if not t.is_floating_point()))
         ctx.save_for_backward(*inputs, *residuals)

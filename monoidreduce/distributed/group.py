@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from monoidreduce._ops.memory import one_piece
 from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
 from monoidreduce._version import __version__
 
@@ -56,13 +57,13 @@ class Group:
     def gather(self, t: Tensor) -> Tensor:
         """[...], of one shape on all ranks -> [ranks, ...]."""
         found = t.new_empty((self.size, *t.shape))
-        _all_gather(found.view(-1), t.contiguous().view(-1), group=self.handle)
+        _all_gather(found.view(-1), one_piece(t).view(-1), group=self.handle)
         return found
 
     def start_gather(self, t: Tensor) -> Arrival:
         """gather, while the stream goes on."""
         found = t.new_empty((self.size, *t.shape))
-        work = _all_gather(found.view(-1), t.contiguous().view(-1), group=self.handle, async_op=True)
+        work = _all_gather(found.view(-1), one_piece(t).view(-1), group=self.handle, async_op=True)
         return partial(after, work, found)
 
     @property
@@ -177,10 +178,14 @@ class Columns:
         """Without padding."""
         return shard if shard is None or len(shard) == self.count else shard[: self.count]
 
-    def sums(self, of: Tensor | None, device: torch.device) -> Tensor:
-        """[all] -> [ranks], in float64: the sums over each rank's columns, or how many these are."""
-        of = torch.ones(self.all, device=device) if of is None else of
-        padded = torch.zeros(self.group.size * self.stride, dtype=torch.float64, device=device)
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Of columns, as kernels take them: how many lie between two ranks, and all."""
+        return max(self.stride, 1), self.all
+
+    def sums(self, of: Tensor) -> Tensor:
+        """[all] -> [ranks], in float64: the sums over each rank's columns."""
+        padded = of.new_zeros(self.group.size * self.stride, dtype=torch.float64)
         padded[: self.all] = of
         return padded.view(self.group.size, self.stride).sum(1)
 

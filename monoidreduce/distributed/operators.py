@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import may_keep_share, mean_divisor, share_kept, target_weights, with_mean
-from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.losses import may_keep_share
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
@@ -84,45 +83,22 @@ class Sharded:
         """[rows] -> those of this rank."""
         return shard(t, 0, self.group.handle) if self.sharding.own_rows else t
 
-    def _has_target(self, target: Tensor) -> Tensor:
-        """[ranks, rows]: is the target of a row among a rank's classes."""
-        ranks = torch.arange(self.group.size, device=target.device)
-        return ranks[:, None] == target // max(self.columns.stride, 1)
-
     def linear_cross_entropy(
         self, return_lse: bool, differentiated: tuple[bool, bool], workspace: int | None
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the log-sum-exps [rows]. differentiated: are x and weight."""
         x, weight, bias, target, class_weight = self.tensors
         reduction, logit_scale, softcap, ignore_index, smoothing, z_loss = self.options
-        columns, dtype = self.columns, accumulation_dtype(x.dtype)
+        columns = self.columns
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
         keep = x.is_cuda and any(differentiated) and may_keep_share(x, class_weight, smoothing, z_loss)
 
         # What follows is for the combination alone: the fold runs while the host asks for it.
-        def combine(gathered: list[Tensor], kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            counted = target != ignore_index
-            of_target = target_weights(with_mean(class_weight), target, counted)
-            # [ranks, rows]: with which weights a rank's classes are in a row's loss.
-            has_target = self._has_target(target)
-            weights = has_target.double() if of_target is None else has_target * of_target.double()
-            if smoothing:
-                soft = columns.sums(class_weight, x.device)[:, None] / max(columns.all, 1)
-                weights = (1 - smoothing) * weights + smoothing * soft
-            losses, high, low = gathered
-            of_ranks, lse = states.log_sum_exp(high, low)
-            above = states.raised(of_ranks, lse)
-            loss = states.cross_entropy(losses, weights, above)
-            of_kept: tuple[Tensor, ...] = ()
-            if kept.shape[1]:
-                share, own = (-above[self.group.rank]).exp().to(dtype), (columns.first, columns.count)
-                of_kept = (share_kept(kept, share, target, ignore_index, *own, skips=not return_lse),)
-            if z_loss:
-                loss = loss + z_loss * lse * lse
-            loss = loss.to(dtype).masked_fill(~counted, 0.0)
-            high, low = states.two_words(lse, dtype)
-            count = mean_divisor(counted, reduction, loss, of_target)
-            return (_reduced(loss, reduction, count), high), (high, low, kept, *of_kept)
+        def combine(gathered: Tensor, kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            of_loss = (reduction, ignore_index, smoothing, z_loss, kept, not return_lse)
+            found = states.cross_entropy(gathered, target, class_weight, columns, *of_loss)
+            of_kept = () if found.share is None else (found.share,)
+            return (found.loss, found.lse), (found.lse, found.lse_low, kept, *of_kept)
 
         slices = (columns.first, columns.all, return_lse, keep, differentiated[0], workspace)
         fold = ShardedFold(
@@ -131,6 +107,7 @@ class Sharded:
             backward=(*self.options, *slices),
             rows=(0,),
             gathered=3,
+            pack=torch.stack,
             combine=combine,
             sharding=self.sharding,
             differentiable=2,
@@ -144,13 +121,9 @@ class Sharded:
         reduction, kind, temperature = self.options
         mask = None if mask is None else self._all_rows(mask)
 
-        def combine(gathered: list[Tensor], kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            losses, stats = gathered
-            loss, of_rows = states.distillation(losses, stats, kind)
-            loss = loss.to(losses.dtype)
-            if mask is not None:
-                loss = loss.masked_fill(~mask, 0.0)
-            return (_reduced(loss, reduction, mean_divisor(mask, reduction, loss)),), (of_rows, kept)
+        def combine(gathered: Tensor, kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            loss, stats = states.distillation(gathered, kind, mask, reduction)
+            return (loss,), (stats, kept)
 
         fold = ShardedFold(
             "linear_distillation",
@@ -158,6 +131,7 @@ class Sharded:
             backward=(*self.options, False, False, workspace),
             rows=(0, 2),
             gathered=2,
+            pack=lambda found: torch.cat((found[0][None], found[1][:4])),  # the loss and log-sum-exps
             combine=combine,
             sharding=self.sharding,
         )
@@ -167,25 +141,17 @@ class Sharded:
     def linear_log_probs(self, workspace: int | None) -> tuple[Tensor, ...]:
         """What the op returns, [rows] each, but for top1, which is empty."""
         x, weight, bias, target, temperatures = self.tensors
-        columns, dtype, ignored = self.columns, accumulation_dtype(x.dtype), self.options[3]
+        columns = self.columns
         target = self._all_rows(target)
         temperatures = None if temperatures is None else self._all_rows(temperatures)
 
-        def combine(gathered: list[Tensor], _top1: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            has_target, skipped = self._has_target(target).double(), target == ignored
-            log_probs, entropies, high, low = gathered
-            of_ranks, lse = states.log_sum_exp(high, low)
-            above = states.raised(of_ranks, lse)
-            loss = states.cross_entropy(-log_probs, has_target, above)
-            entropy = states.entropy(entropies, of_ranks, above)
-            log_probs, entropy, lse = (t.masked_fill(skipped, 0.0) for t in (-loss, entropy, lse))
-            high, low = states.two_words(lse, dtype)
-            entropy = entropy.to(dtype)
-            return (log_probs.to(dtype), entropy, high), (entropy, high, low)
+        def combine(gathered: Tensor, _top1: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            found = states.log_probs(gathered, target, columns, self.options[3])
+            return (*found[:3],), (*found[1:],)
 
         options = (*self.options, columns.first, columns.all, workspace)
         fold = ShardedFold(
-            "linear_log_probs", options, options, (0,), 4, combine, self.sharding, differentiable=3
+            "linear_log_probs", options, options, (0,), 4, combine, self.sharding, 3, pack=torch.stack
         )
         results = fold_over_ranks(fold, x, weight, bias, target, temperatures)
         log_probs, entropy, lse = (self._own_rows(t) for t in results)
@@ -194,14 +160,14 @@ class Sharded:
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
         """[rows]."""
 
-        def combine(gathered: list[Tensor], mean: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            high, low = gathered
-            _, lse = states.log_sum_exp(high, low)
-            words = states.two_words(lse, high.dtype)
+        def combine(gathered: Tensor, mean: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            words = states.log_sum_exp(gathered)
             return words[:1], (*words, mean)
 
         options = (*self.options, False, workspace)  # a mean of this rank's columns would be none of all
-        fold = ShardedFold("logsumexp_matmul", options, options, (0,), 2, combine, self.sharding)
+        fold = ShardedFold(
+            "logsumexp_matmul", options, options, (0,), 2, combine, self.sharding, pack=torch.stack
+        )
         (lse,) = fold_over_ranks(fold, *self.tensors)
         return self._own_rows(lse)
 
@@ -210,13 +176,6 @@ class Sharded:
         options = (*self.options, True, workspace)
         result: Tensor = _Mlp.apply(operator, self.sharding, options, *self.tensors)  # type: ignore[no-untyped-call]
         return result
-
-
-def _reduced(losses: Tensor, reduction: str, count: Tensor | None) -> Tensor:
-    if reduction == "none":
-        return losses
-    total = losses.sum()
-    return total if reduction == "sum" else total / (max(len(losses), 1) if count is None else count)
 
 
 class _Mlp(torch.autograd.Function):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.memory import in_words
 from monoidreduce._validate import check_choice, check_int, check_tensor, mismatch
 from monoidreduce.distributed.group import Arrival, Group
 
@@ -85,20 +87,50 @@ class Split:
             return part
         return torch.nn.functional.pad(part, (0, 0) * (part.dim() - 1 - axis) + (0, missing))
 
+    @property
+    def even(self) -> bool:
+        """Is a part one chunk, as long as any other."""
+        return not self.zigzag and self.length == self.group.size * self.chunk
+
+    def pieces(self, at: slice) -> Iterator[tuple[int, int, int, int]]:
+        """Where these positions are: a rank, from where in its part, from where in `at`, and how many."""
+        for rank in range(self.group.size):
+            place = 0
+            for first, end in self.spans(rank):
+                begin, stop = max(first, at.start), min(end, at.stop)
+                if begin < stop:
+                    yield rank, place + begin - first, begin - at.start, stop - begin
+                place += end - first
+
+    def room(self, like: Tensor, axis: int) -> Tensor:
+        """[ranks, ..., longest, ...] for parts of a tensor [..., length, ...]; 0 where a part is padded."""
+        shape = (self.group.size, *like.shape[:axis], self.longest, *like.shape[axis + 1 :])
+        padded = self.group.size * self.longest != self.length
+        return like.new_zeros(shape) if padded else like.new_empty(shape)
+
     def parts(self, whole: Tensor, axis: int) -> Tensor:
-        """[..., length, ...] -> [ranks, ..., longest, ...], each part padded."""
-        of_ranks = (self.padded(self.part(whole, axis, rank), axis) for rank in range(self.group.size))
-        return torch.stack(tuple(of_ranks))
+        """[..., length, ...] -> [ranks, ..., longest, ...], each part padded; a view where parts are even."""
+        if self.even:
+            shape = (*whole.shape[:axis], self.group.size, self.chunk, *whole.shape[axis + 1 :])
+            return whole.view(shape).movedim(axis, 0)
+        words = whole if axis == whole.dim() - 1 else in_words(whole)
+        found = self.room(words, axis)
+        for rank, place, first, count in self.pieces(slice(0, self.length)):
+            found[rank].narrow(axis, place, count).copy_(words.narrow(axis, first, count))
+        return found.view(whole.dtype)
 
     def joined(self, parts: Tensor, axis: int) -> Tensor:
         """[ranks, ..., longest, ...] -> [..., length, ...]."""
+        words = parts if axis == parts.dim() - 2 else in_words(parts)
+        if self.even:
+            return words.movedim(0, axis).flatten(axis, axis + 1).view(parts.dtype)
         found = {}
-        for rank, part in enumerate(parts):
+        for rank, part in enumerate(words):
             at = 0
             for first, end in self.spans(rank):
                 found[first, end] = part.narrow(axis, at, end - first)
                 at += end - first
-        return torch.cat([found[span] for span in sorted(found)], axis)
+        return torch.cat([found[span] for span in sorted(found)], axis).view(parts.dtype)
 
     def gathered(self, part: Tensor, axis: int) -> Tensor:
         """This rank's part -> [..., length, ...]."""

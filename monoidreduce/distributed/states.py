@@ -1,15 +1,23 @@
 """What the operators' states of several ranks combine to, in float64 and in the order of ranks.
 
 A log-sum-exp has two words. A loss is measured from the log-sum-exps that it was computed with: a constant
-added to all scores of a row may be large, and cancels there.
+added to all scores of a row may be large, and cancels there. The rules are in csrc (monoids/products.h).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-__all__ = ["cross_entropy", "distillation", "entropy", "log_sum_exp", "raised", "two_words"]
+from monoidreduce._ops.engine import _C
+from monoidreduce._ops.local_gradients import UNIT_UPSTREAM, order_rows
+from monoidreduce._ops.losses import DISTILLATION_LOSSES, mean_divisor, target_weights, with_mean
+from monoidreduce._ops.memory import launch
+from monoidreduce.distributed.group import Columns
+
+__all__ = ["Loss", "cross_entropy", "distillation", "log_probs", "log_sum_exp", "two_words"]
 
 
 def two_words(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -18,51 +26,99 @@ def two_words(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return high, (x - high).nan_to_num(0.0, 0.0, 0.0).to(dtype)
 
 
-def log_sum_exp(high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-sum-exps in two words, [ranks, rows] each -> in float64, of each rank and of all [rows]."""
-    of_ranks = torch.where(high.isfinite(), high.double() + low.double(), high.double())
-    return of_ranks, of_ranks.logsumexp(0)
+def _rows(states: Tensor, count: int) -> list[Tensor]:
+    """So many results of rows."""
+    return [states.new_empty(states.shape[2]) for _ in range(count)]
 
 
-def raised(of_ranks: Tensor, lse: Tensor) -> Tensor:
-    """By how much the log-sum-exp is above that of each rank; 0 where both are the same infinity."""
-    return torch.where(lse == of_ranks, 0.0, lse - of_ranks)
+def log_sum_exp(states: Tensor) -> tuple[Tensor, Tensor]:
+    """Of log-sum-exps in two words [ranks, 2, rows] -> that of all, in two words [rows]."""
+    lse, lse_low = _rows(states, 2)
+    _C.combine_logsumexp(states, lse, lse_low, *launch(states))
+    return lse, lse_low
 
 
-def cross_entropy(losses: Tensor, weights: Tensor, above: Tensor) -> Tensor:
-    """The loss, [rows] in float64.
+class Loss(NamedTuple):
+    """loss: of each row, or reduced. share: [rows], of this rank's classes, where gradients were kept."""
 
-    Args:
-        losses: [ranks, rows], the sum of weight_c (lse - score_c) over a rank's classes, for its own lse.
-        weights: [ranks, rows], the sum of its weights, so that another lse is soon accounted for.
-        above: `raised`.
+    loss: Tensor
+    lse: Tensor
+    lse_low: Tensor
+    share: Tensor | None
+
+
+def cross_entropy(
+    states: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    columns: Columns,
+    reduction: str,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    kept: Tensor | None = None,
+    skips: bool = False,
+) -> Loss:
+    """The loss of states [ranks, 3, rows].
+
+    A rank's are its sum of weight_c (lse - score_c) for its own lse, and that in two words.
+
+    class_weight: of all classes. kept: [rows, classes], the local gradients of the softmax over this rank's
+    classes for UNIT_UPSTREAM: p - 1 at the target and p elsewhere. For the softmax over the classes of all
+    ranks they are share p - 1 and share p. So that one factor a row serves both, p - 1 / share is put in the
+    target's place. skips: did the forward pass leave out ignored tokens.
     """
-    # Scores of -inf below any other, or any below +inf: these classes are infinitely unlikely.
-    far = torch.where(weights > 0, torch.inf, 0.0).double()
-    return torch.where(above == torch.inf, far, losses + weights * above).sum(0)
+    loss, lse, lse_low = _rows(states, 3)
+    share = order = sums = None
+    reduced = None if reduction == "none" else states.new_empty(())
+    if kept is not None and kept.numel():
+        share, kept = torch.empty_like(lse), kept[:, : columns.count]
+        if skips:
+            order = order_rows(kept, target=target, mask=None, ignore_index=ignore_index)
+    else:
+        kept = None
+    weights = with_mean(class_weight)
+    if class_weight is not None and label_smoothing:
+        sums = columns.sums(class_weight).to(states.dtype)
+    given = (states, target, weights, sums, loss, reduced, lse, lse_low, share, kept, order)
+    mean = reduction == "mean" and weights is None
+    options = (
+        UNIT_UPSTREAM,
+        label_smoothing,
+        z_loss,
+        columns.group.rank,
+        *columns.numbers,
+        ignore_index,
+        mean,
+    )
+    _C.combine_cross_entropy(*given, *options, *launch(states))
+    if weights is not None and reduction == "mean":
+        counted = target != ignore_index
+        count = mean_divisor(counted, reduction, lse, target_weights(weights, target, counted))
+        assert reduced is not None and count is not None
+        reduced /= count
+    return Loss(loss if reduced is None else reduced, lse, lse_low, share)
 
 
-def entropy(entropies: Tensor, of_ranks: Tensor, above: Tensor) -> Tensor:
-    """The entropy [rows] in float64, of those [ranks, rows] of the softmax over each rank's classes.
+def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: int) -> list[Tensor]:
+    """log_probs, entropy and the log-sum-exps in two words, [rows] each, of each rank's [ranks, 4, rows]."""
+    found = log_probs, entropy, lse, lse_low = _rows(states, 4)
+    options = (*columns.numbers, ignore_index, *launch(states))
+    _C.combine_log_probs(states, target, log_probs, entropy, lse, lse_low, *options)
+    return found
 
-    of_ranks: their log-sum-exps. above: `raised`.
+
+def distillation(
+    states: Tensor, kind: str, mask: Tensor | None = None, reduction: str = "none"
+) -> tuple[Tensor, Tensor]:
+    """The loss, of each row or reduced, and the statistics [6, rows] as the op has them.
+
+    states: [ranks, 5, rows], a rank's losses, and its log-sum-exps of P and of Q in two words each. A loss is
+    an expectation under Q, relative to P.
     """
-    share = (-above).exp().masked_fill(of_ranks == -torch.inf, 0.0)
-    return torch.where(share == 0, 0.0, share * (entropies + above)).sum(0)
-
-
-def distillation(losses: Tensor, stats: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """The loss [rows] in float64, and the statistics [6, rows] as the op has them.
-
-    losses: [ranks, rows]; stats: [ranks, 6, rows]. Each is an expectation under Q, relative to P.
-    """
-    p_of_ranks, p = log_sum_exp(stats[:, 0], stats[:, 1])
-    q_of_ranks, q = log_sum_exp(stats[:, 2], stats[:, 3])
-    share = (q_of_ranks - q).exp().masked_fill(q_of_ranks == -torch.inf, 0.0)
-    below_p = raised(p_of_ranks, p)
-    of_ranks = torch.where(below_p == torch.inf, torch.inf, losses + below_p)
-    if kind != "cross_entropy":
-        of_ranks = of_ranks - raised(q_of_ranks, q)
-    loss = torch.where(share == 0, 0.0, share * of_ranks).sum(0)
-    words = [word for x in (p, q, p - loss) for word in two_words(x, stats.dtype)]
-    return loss, torch.stack(words)
+    (loss,) = _rows(states, 1)
+    stats = states.new_empty(6, states.shape[2])
+    reduced = None if reduction == "none" else states.new_empty(())
+    options = (DISTILLATION_LOSSES.index(kind), reduction == "mean")
+    _C.combine_distillation(states, mask, loss, reduced, stats, *options, *launch(states))
+    return loss if reduced is None else reduced, stats

@@ -88,13 +88,19 @@ class Group:
             latency, rate = latency + self.between.latency, min(rate, self.between.rate)
         return Send(what, "step", bytes, latency + bytes / rate)
 
-    def total(self, what: str, elements: float, own: bool) -> tuple[list[Send], float]:
-        """`sum_over_ranks` of so many elements, and the bytes that it moves. own: a rank wants its share."""
-        sends = [self.exchange(what, self.sum * elements)]
+    def total(self, what: str, elements: float, own: bool, rounded: bool = False) -> tuple[list[Send], float]:
+        """`sum_over_ranks` of so many elements, and the bytes that it moves. own: a rank wants its share.
+
+        rounded: are parts of the elements' type, else of that of sums.
+        """
+        part, share = (self.size if rounded else self.sum), elements / self.ranks
+        sends = [self.exchange(what, part * elements)]
         if not own:
             sends.append(self.gather(what, self.size * elements))
-        share = elements / self.ranks
-        return sends, 3 * self.sum * share * (self.ranks - 1) + (self.sum + self.size) * share
+        more = self.ranks - 2  # than two: a sum is begun, and these are added to it
+        begun = part + self.sum if more and part != self.sum else 0
+        added = more * (2 * self.sum + part) + (self.sum if more else part) + part + self.size
+        return sends, share * (begun + added)
 
     def copying(self, moved: float) -> float:
         """Seconds, of bytes that are read or written."""

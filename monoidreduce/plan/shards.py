@@ -19,10 +19,8 @@ __all__ = ["Call", "RankPass"]
 
 # By operator: its rows, which ranks gather if each has its own, and numbers of a row's state.
 _ROWS = {"linear_cross_entropy": "D", "linear_distillation": "DE", "linear_log_probs": "D"}
-_STATES = {"linear_cross_entropy": 3, "linear_distillation": 7, "linear_log_probs": 4}
+_STATES = {"linear_cross_entropy": 3, "linear_distillation": 5, "linear_log_probs": 4}
 _TARGET = 8  # bytes of an int64
-# Of a row and a rank, the bytes that combining states moves: about 15 ops in distributed/states.py.
-_COMBINED = 300
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Call:
             for what in ("log_probs", "entropy")[: 1 + bool(self.sizes.get("entropy"))]:
                 backward.append(group.gather(f"gradient of {what}", group.sum * rows))
         sums, summing = group.total("gradient of x", rows * widths[0], own_rows)
-        combining = 2 * states * (1 + group.ranks) + _COMBINED * rows * group.ranks
+        combining = states * (2 + group.ranks)  # packed, then read
         return (
             RankPass(fold[0], tuple(forward), group.copying(combining)),
             RankPass(fold[1], (*backward, *sums), group.copying(summing)),
@@ -108,11 +106,16 @@ class Call:
             rows * self.sizes["d"],
         )
         found = []
-        for seconds, rows_of, sum_of in zip(
-            fold, ("x", "gradient of the result"), ("the result", "gradient of x"), strict=True
+        rounds = not self.sizes.get("gated")  # tensor-core kernels, a result that is no sum of products
+        for seconds, rows_of, sum_of, rounded in zip(
+            fold,
+            ("x", "gradient of the result"),
+            ("the result", "gradient of x"),
+            (rounds, False),
+            strict=True,
         ):
             gathered = [group.gather(rows_of, group.size * elements)] if own_rows else []
-            sums, summing = group.total(sum_of, elements, own_rows)
+            sums, summing = group.total(sum_of, elements, own_rows, rounded)
             found.append(RankPass(seconds, (*gathered, *sums), group.copying(summing)))
         return found[0], found[1]
 
@@ -185,9 +188,9 @@ class Call:
         for what in "kv":
             of_what, moved = group.total(f"gradient of {what}", keys, own=True)
             sums, summing = sums + of_what, summing + moved
-        # Of both gradients: cleared, added to by each fold, and taken apart for the ranks.
-        seen = sum(n for _, n in folds) / length
-        summing += 2 * group.sum * keys * (1 + 3 * seen + 2)
+        # Of both gradients: that of the fold with most keys is copied, 0 elsewhere, and the others are added.
+        *others, most = (n / length for _, n in folds)
+        summing += 2 * group.sum * keys * (1 + most + 3 * sum(others))
         return (
             RankPass(sum(f for f, _ in each), gathers, group.copying(joined)),
             RankPass(sum(b for _, b in each), (*gathers, *sums), group.copying(joined + summing)),

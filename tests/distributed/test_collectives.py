@@ -32,11 +32,16 @@ def test_a_rank_may_have_its_rows_of_a_sum() -> None:
     assert torch.equal(torch.cat(found), expected)
 
 
-def test_16_bit_parts_are_summed_in_float32_and_rounded_once() -> None:
-    parts = [torch.randn(40) for _ in range(3)]
-    expected = sum(p.bfloat16().float() for p in parts).bfloat16()
-    options = {"sent": torch.bfloat16}
-    assert torch.equal(same_bits(on_ranks(3, _sum, Each(parts), torch.bfloat16, options)), expected)
+@pytest.mark.parametrize("ranks", (1, 2, 3))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("options", ({"sent": torch.bfloat16}, {}), ids=("sent", "given"))
+def test_16_bit_parts_are_summed_in_float32_and_rounded_once(
+    options: dict[str, Any], dtype: torch.dtype, ranks: int
+) -> None:
+    parts = [torch.randn(4000).bfloat16() for _ in range(ranks)]
+    given = Each([p.float() for p in parts] if options else parts)
+    expected = sum(p.float() for p in parts).to(dtype)
+    assert torch.equal(same_bits(on_ranks(ranks, _sum, given, dtype, options)), expected)
 
 
 def _gathered(group: Any, fields: list[Tensor]) -> list[Tensor]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.local_gradients import UNIT_UPSTREAM
 from monoidreduce.distributed import states
+from monoidreduce.distributed.group import Columns, Group
 
 RANKS = (1, 2, 7, 16)
+HANDLE: Any = None
+NONE = -100  # no target
 
 
 def _parts(scores: Tensor, ranks: int) -> list[Tensor]:
@@ -19,32 +24,50 @@ def _parts(scores: Tensor, ranks: int) -> list[Tensor]:
     return [scores[:, i * size : (i + 1) * size] for i in range(ranks)]
 
 
-def _words(lse: list[Tensor]) -> tuple[Tensor, Tensor]:
-    words = [states.two_words(x, torch.float32) for x in lse]
-    return torch.stack([high for high, _ in words]), torch.stack([low for _, low in words])
+def _columns(classes: int, ranks: int, rank: int = 0) -> Columns:
+    group = Group(HANDLE, rank, ranks)
+    return Columns.of(group, "weight", Columns._own(classes, -(-classes // ranks), rank), classes)
 
 
-def _cross_entropy(scores: Tensor, weights: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
-    parts, of_parts = _parts(scores, ranks), _parts(weights, ranks)
-    lse = [p.logsumexp(1) for p in parts]
-    losses = [(w * (x[:, None] - p)).sum(1) for x, p, w in zip(lse, parts, of_parts, strict=True)]
-    return _combined(torch.stack(losses), torch.stack([w.sum(1) for w in of_parts]), lse)
+def _words(lse: Tensor) -> tuple[Tensor, Tensor]:
+    """A log-sum-exp in two words of float32, which hold one of 1e4 to 1e-9 or so: they have 48 bits."""
+    high, low = states.two_words(lse, torch.float32)
+    return high.double(), low.double()
 
 
-def _combined(losses: Tensor, weights: Tensor, lse: list[Tensor]) -> tuple[Tensor, Tensor]:
-    of_ranks, whole = states.log_sum_exp(*_words(lse))
-    return states.cross_entropy(losses, weights, states.raised(of_ranks, whole)), whole
+def _sum(words: tuple[Tensor, ...]) -> Tensor:
+    high, low = words
+    return torch.where(high.isinf(), high, high + low)
+
+
+def _of_targets(scores: Tensor, target: Tensor, ranks: int, smoothing: float = 0.0) -> Tensor:
+    """The states of cross entropy: [ranks, 3, rows]."""
+    weights = torch.zeros_like(scores).scatter_(1, target[:, None], 1 - smoothing)
+    weights += smoothing / scores.shape[1]
+    found = []
+    for part, weight in zip(_parts(scores, ranks), _parts(weights, ranks), strict=True):
+        lse = part.logsumexp(1)
+        loss = torch.where(weight > 0, weight * (lse[:, None] - part), 0.0).sum(1)
+        found.append(torch.stack((loss, *_words(lse))))
+    return torch.stack(found)
+
+
+def _cross_entropy(scores: Tensor, target: Tensor, ranks: int, smoothing: float = 0.0) -> states.Loss:
+    columns = _columns(scores.shape[1], ranks)
+    given = _of_targets(scores, target, ranks, smoothing)
+    return states.cross_entropy(given, target, None, columns, "none", NONE, smoothing, 0.0)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("level", (0.0, 1e4, -1e4))
-def test_cross_entropy(ranks: int, level: float) -> None:
-    """Float32 words hold a log-sum-exp of 1e4 to 1e-9 or so: two of them have 48 bits."""
-    scores, weights = torch.randn(9, 33).double() + level, torch.rand(9, 33).double()
-    lse = scores.logsumexp(1)
-    loss, found = _cross_entropy(scores, weights, ranks)
-    torch.testing.assert_close(found, lse, rtol=1e-13, atol=0)
-    torch.testing.assert_close(loss, (weights * (lse[:, None] - scores)).sum(1), rtol=1e-7, atol=0)
+@pytest.mark.parametrize("smoothing", (0.0, 0.3))
+def test_cross_entropy(smoothing: float, level: float, ranks: int) -> None:
+    scores, target = torch.randn(9, 33).double() + level, torch.randint(33, (9,))
+    found = _cross_entropy(scores, target, ranks, smoothing)
+    torch.testing.assert_close(_sum(found[1:3]), scores.logsumexp(1), rtol=1e-13, atol=0)
+    options: dict[str, Any] = {"reduction": "none", "label_smoothing": smoothing}
+    expected = torch.nn.functional.cross_entropy(scores, target, **options)
+    torch.testing.assert_close(found.loss, expected, rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize("ranks", (2, 4))
@@ -57,6 +80,7 @@ def test_cross_entropy(ranks: int, level: float) -> None:
         (slice(0, 2), -math.inf, 0, math.inf),  # all of a rank
         (slice(0, 2), -math.inf, 3, None),
         (slice(0, 4), -math.inf, 3, math.nan),
+        (slice(0, 4), math.inf, 3, math.nan),
         (1, math.nan, 3, math.nan),
     ),
 )
@@ -65,19 +89,59 @@ def test_infinite_scores_are_as_on_one_device(
 ) -> None:
     scores = torch.tensor([[0.5, -1.0, 2.0, 0.25]]).double()
     scores[0, at] = value
-    weights = torch.zeros_like(scores)
-    weights[0, target] = 1.0
-    parts, of_parts = _parts(scores, ranks), _parts(weights, ranks)
-    lse = [p.logsumexp(1) for p in parts]
-    losses = [
-        torch.where(w > 0, x[:, None] - p, 0.0).sum(1) for x, p, w in zip(lse, parts, of_parts, strict=True)
-    ]
-    given = (torch.stack(losses), torch.stack([w.sum(1) for w in of_parts]))
-    loss, found = _combined(*given, lse)
+    found = _cross_entropy(scores, torch.tensor([target]), ranks)
     of_torch = torch.nn.functional.cross_entropy(scores, torch.tensor([target]))
     wanted = of_torch if expected is None else torch.tensor(expected).double()
-    torch.testing.assert_close(loss[0], wanted, equal_nan=True, rtol=1e-6, atol=0)
-    torch.testing.assert_close(found, scores.logsumexp(1), equal_nan=True, rtol=1e-12, atol=0)
+    torch.testing.assert_close(found.loss[0], wanted, equal_nan=True, rtol=1e-6, atol=0)
+    lse = _sum(found[1:3])
+    torch.testing.assert_close(lse, scores.logsumexp(1), equal_nan=True, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("ranks", (1, 2, 4))
+def test_kept_gradients_are_those_of_all_classes(ranks: int) -> None:
+    """share times them, of which the target's was corrected: within what rounding p - 1 / share may lose."""
+    scores, target = 3 * torch.randn(40, 32).double(), torch.randint(32, (40,))
+    scores[0, :8] -= 200  # a share below 2^-60
+    ignored = torch.arange(40) % 5 == 1
+    target[ignored] = NONE
+    given = _of_targets(scores, target.where(~ignored, 0), ranks).float()
+    whole = scores.softmax(1) - torch.nn.functional.one_hot(target.where(~ignored, 0), 32)
+    for rank, (part, expected) in enumerate(zip(_parts(scores, ranks), _parts(whole, ranks), strict=True)):
+        columns = _columns(32, ranks, rank)
+        label = target - columns.first
+        here = (label >= 0) & (label < columns.count)
+        own = part.softmax(1)
+        own[here, label[here]] -= 1
+        kept = (UNIT_UPSTREAM * own).bfloat16()
+        kept[ignored] = torch.nan
+        before = kept.clone()
+        found = states.cross_entropy(given, target, None, columns, "none", NONE, 0.0, 0.0, kept)
+        share = found.share
+        assert share is not None and share.min() >= 2.0**-60 and (share[ignored] == 1).all()
+        corrected = (before[here, label[here]] - UNIT_UPSTREAM * (1 / share[here] - 1)).bfloat16()
+        assert torch.equal(kept[here, label[here]], corrected)
+        kept[here, label[here]] = before[here, label[here]]
+        assert torch.equal(kept.nan_to_num(), before.nan_to_num())
+        kept[here, label[here]] = corrected
+        products = share[:, None] * kept.double() / UNIT_UPSTREAM
+        torch.testing.assert_close(products[~ignored], expected[~ignored], rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("level", (0.0, 1e4))
+def test_log_probs(level: float, ranks: int) -> None:
+    scores, target = torch.randn(9, 33).double() + level, torch.randint(33, (9,))
+    target[4] = NONE
+    found = []
+    for loss, part in zip(_of_targets(scores, target.clamp(0), ranks), _parts(scores, ranks), strict=True):
+        log_p = part.log_softmax(1)
+        found.append(torch.stack((-loss[0], -(log_p.exp() * log_p).sum(1), *loss[1:])))
+    log_probs, entropy, *words = states.log_probs(torch.stack(found), target, _columns(33, ranks), NONE)
+    whole = scores.log_softmax(1)
+    expected = whole.gather(1, target.clamp(0)[:, None])[:, 0], -(whole.exp() * whole).sum(1)
+    results = log_probs, entropy, _sum(tuple(words))
+    for given, wanted in zip(results, (*expected, scores.logsumexp(1)), strict=True):
+        torch.testing.assert_close(given, wanted.masked_fill(target == NONE, 0.0), rtol=1e-7, atol=0)
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -90,11 +154,22 @@ def test_distillation(kind: str, ranks: int) -> None:
         log_q = q.log_softmax(1) if kind == "forward_kl" else torch.zeros_like(q)
         return (q.softmax(1) * (log_q - p.log_softmax(1))).sum(1)
 
-    parts = list(zip(_parts(p, ranks), _parts(q, ranks), strict=True))
-    losses = torch.stack([of(a, b) for a, b in parts])
-    words = [_words([t.logsumexp(1) for t in side]) for side in zip(*parts, strict=True)]
-    stats = torch.stack((*words[0], *words[1], *torch.zeros(2, *words[0][0].shape)), 1)
-    loss, found = states.distillation(losses, stats, kind)
+    parts = zip(_parts(p, ranks), _parts(q, ranks), strict=True)
+    given = torch.stack(
+        [torch.stack((of(a, b), *_words(a.logsumexp(1)), *_words(b.logsumexp(1)))) for a, b in parts]
+    )
+    loss, found = states.distillation(given, kind)
     torch.testing.assert_close(loss, of(p, q), rtol=1e-6, atol=1e-9)
-    centre = found[4].double() + found[5].double()
-    torch.testing.assert_close(centre, p.logsumexp(1) - of(p, q), rtol=1e-9, atol=0)
+    for words, expected in zip(found.view(3, 2, 9), (p.logsumexp(1), q.logsumexp(1)), strict=False):
+        torch.testing.assert_close(_sum(tuple(words)), expected, rtol=1e-13, atol=0)
+    torch.testing.assert_close(_sum(tuple(found[4:])), p.logsumexp(1) - of(p, q), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_log_sum_exp(ranks: int) -> None:
+    """Also of rows that are empty, infinite or NaN on some ranks."""
+    scores = torch.randn(9, 33).double()
+    scores[0, 2:], scores[1], scores[2, 7], scores[3, 5] = -math.inf, -math.inf, math.inf, math.nan
+    given = torch.stack([torch.stack(_words(part.logsumexp(1))) for part in _parts(scores, ranks)])
+    found = _sum(states.log_sum_exp(given))
+    torch.testing.assert_close(found, scores.logsumexp(1), rtol=1e-13, atol=0, equal_nan=True)

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import attention_inputs, cross_entropy_inputs, name_of, varlen_inputs
+from specimens import attention_inputs, cross_entropy_inputs, mlp_inputs, name_of, varlen_inputs
 from tolerance import check_operator
 from virtual_ranks import (
     CrossEntropyOverVirtualRanks,
     attention_over_virtual_ranks,
     varlen_over_virtual_ranks,
 )
+
+from monoidreduce.distributed import states
+from monoidreduce.distributed.group import Columns, Group
 
 pytestmark = pytest.mark.tiers("sm80", "sm90")
 
@@ -133,3 +136,73 @@ def test_parts_of_the_rows_gradient_are_not_rounded(ignored: bool, tier: str, gp
     part = d_x(True)
     assert part.dtype == torch.float32 and not torch.equal(part, part.bfloat16().float())
     torch.testing.assert_close(part.bfloat16(), d_x(False), rtol=2**-7, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", (64, 512))
+def test_a_result_that_tensor_cores_round_is_not_widened(width: int, gpu: torch.device) -> None:
+    """What a rank has of an MLP's result travels in 16 bits, from one kernel and in parts."""
+    inputs = mlp_inputs(300, width, 1000, width, dtype=torch.bfloat16, device=gpu)
+    call = (*(inputs[name] for name in ("x", "w1", "w2")), None, None, "relu")
+    part = torch.ops.monoidreduce.mlp(*call, True, None)
+    assert part.dtype == torch.bfloat16 and torch.equal(part, torch.ops.monoidreduce.mlp(*call, False, None))
+
+
+def _states(fields: int, rows: int, high: list[int]) -> torch.Tensor:
+    """Those of 3 ranks, with some rows that are empty, infinite or NaN."""
+    found = torch.rand(3, fields, rows)
+    for field in high:
+        found[:, field] *= 30
+        found[1, field, :4] = torch.tensor([-torch.inf, torch.inf, torch.nan, -torch.inf])
+        found[:, field, 3] = -torch.inf
+        found[0, field, 5] = -200.0  # a share below 2^-60
+    return found
+
+
+@pytest.mark.parametrize("rows", (1, 400))
+def test_combined_states_are_as_on_the_cpu(rows: int, gpu: torch.device) -> None:
+    target = torch.randint(300, (rows,))
+    target[::3] = -100
+    weights, mask = torch.rand(300), torch.rand(rows) > 0.5
+    columns = Columns(Group(None, 1, 3), 100, 100, 300, 100)  # type: ignore[arg-type]
+    for_cross_entropy = (columns, "mean", -100, 0.1, 1e-4)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (states.log_sum_exp, (_states(2, max(rows, 6), [0]),)),
+        (states.cross_entropy, (_states(3, max(rows, 6), [1]), target, None, *for_cross_entropy)),
+        (states.cross_entropy, (_states(3, max(rows, 6), [1]), target, weights, *for_cross_entropy)),
+        (states.log_probs, (_states(4, max(rows, 6), [2]), target, columns, -100)),
+        (states.distillation, (_states(5, max(rows, 6), [1, 3]), "forward_kl", mask, "mean")),
+        (states.distillation, (_states(5, max(rows, 6), [1, 3]), "cross_entropy")),
+    ]
+    for function, (given, *others) in calls:
+        found = [
+            function(
+                given[..., :rows].to(on), *(t.to(on) if isinstance(t, torch.Tensor) else t for t in others)
+            )
+            for on in ("cpu", gpu)
+        ]
+        for expected, here in zip(*found, strict=True):
+            if expected is not None:
+                torch.testing.assert_close(here.cpu(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("skips", (False, True))
+def test_kept_gradients_are_corrected_in_their_order(skips: bool, gpu: torch.device) -> None:
+    given, target = _states(3, 400, [1]), torch.randint(300, (400,))
+    given[:, :, :4] = 0.5  # finite
+    target[::3] = -100
+    columns = Columns(Group(None, 1, 3), 100, 100, 300, 100)  # type: ignore[arg-type]
+    kept = torch.randn(400, 104).bfloat16()
+    of_loss = (None, columns, "none", -100, 0.0, 0.0)
+    expected = kept.clone()
+    share = states.cross_entropy(given, target, *of_loss, expected).share
+    order = torch.arange(400)
+    if skips:
+        counted = target != -100
+        order = torch.cat((order[counted], order[~counted]))
+    in_order = kept[order].to(gpu)
+    found = states.cross_entropy(given.to(gpu), target.to(gpu), *of_loss, in_order, skips)
+    assert not torch.equal(expected, kept)
+    torch.testing.assert_close(in_order.cpu(), expected[order], rtol=2**-7, atol=0)
+    assert share is not None and found.share is not None
+    torch.testing.assert_close(found.share.cpu(), share, rtol=1e-6, atol=0)

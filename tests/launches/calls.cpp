@@ -935,6 +935,53 @@ void run_row_calls(Recorder& recorder) {
       reduce("", false, false), reduce(", targets", true, false), reduce(", mask", false, true);
     }
   }
+  for (const DType dtype : {kFloat32, kFloat64}) {
+    const auto of = [dtype](const Tensors& t, const char* what) { return t(what, dtype, {5000}); };
+    recorder.run(message("combine_logsumexp ", name(dtype)), [&](const Tensors& t) {
+      combine_logsumexp(
+          {.states = t("states", dtype, {3, 2, 5000}), .lse = of(t, "lse"), .lse_low = of(t, "lse_low")},
+          launch);
+      return Plan{};
+    });
+    recorder.run(message("combine_cross_entropy ", name(dtype)), [&](const Tensors& t) {
+      combine_cross_entropy({.states = t("states", dtype, {3, 3, 5000}),
+                             .target = t("target", kInt64, {5000}),
+                             .class_weight = {},
+                             .class_sums = {},
+                             .loss = of(t, "loss"),
+                             .reduced = t("reduced", dtype, {1}),
+                             .lse = of(t, "lse"),
+                             .lse_low = of(t, "lse_low"),
+                             .share = of(t, "share"),
+                             .kept = t("kept", kBFloat16, {5000, 1000}),
+                             .kept_order = t("kept_order", kInt64, {5001}),
+                             .stride = 1000,
+                             .classes = 3000},
+                            launch);
+      return Plan{};
+    });
+    recorder.run(message("combine_log_probs ", name(dtype)), [&](const Tensors& t) {
+      combine_log_probs({.states = t("states", dtype, {3, 4, 5000}),
+                         .target = t("target", kInt64, {5000}),
+                         .log_probs = of(t, "log_probs"),
+                         .entropy = of(t, "entropy"),
+                         .lse = of(t, "lse"),
+                         .lse_low = of(t, "lse_low"),
+                         .stride = 1000,
+                         .classes = 3000},
+                        launch);
+      return Plan{};
+    });
+    recorder.run(message("combine_distillation ", name(dtype)), [&](const Tensors& t) {
+      combine_distillation({.states = t("states", dtype, {3, 5, 5000}),
+                            .mask = t("mask", kBool, {5000}),
+                            .loss = of(t, "loss"),
+                            .reduced = {},
+                            .stats = t("stats", dtype, {6, 5000})},
+                           launch);
+      return Plan{};
+    });
+  }
   recorder.run("order_rows mask", [&](const Tensors& t) {
     order_rows({.target = {}, .mask = t("mask", kBool, {5000}), .order = t("order", kInt64, {5001})}, launch);
     return Plan{};

@@ -203,3 +203,24 @@ def test_mlp_in_parts(
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.shape == theirs.shape
         torch.testing.assert_close(ours.as_subclass(Tensor), theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64, torch.bool))
+def test_words_are_of_tensors_that_are_made_of_them(dtype: torch.dtype) -> None:
+    whole = torch.randn(3, 5, 64).to(dtype)
+    for t in (whole, whole.transpose(0, 1), whole[1:, 2:4, 16:48]):
+        words = memory.in_words(t)
+        assert words.dtype == torch.complex128 and words.numel() == t.numel() * t.element_size() // 16
+        copy = memory.one_piece(t)
+        assert copy.is_contiguous() and torch.equal(copy, t)
+    odd = (
+        whole[..., 1:33],
+        whole[..., :33],
+        whole.transpose(1, 2),
+        whole[:0],
+        whole[0, 0, 0],
+        whole[..., ::2],
+    )
+    for t in odd:
+        assert memory.in_words(t) is t and torch.equal(memory.one_piece(t), t)
+    assert memory.one_piece(whole) is whole

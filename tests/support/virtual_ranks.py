@@ -45,11 +45,13 @@ class _Virtual(torch.autograd.Function):
         given = len(ctx.needs_input_grad) - 3
         (q, k, v, *starts), saved = ctx.saved_tensors[:given], ctx.saved_tensors[given:]
         parts, dk, dv = [], 0, 0
-        for rank, (folds, (queries, _)) in enumerate(zip(ctx.folds, ctx.splits, strict=True)):
+        for rank, (folds, (queries, keys)) in enumerate(zip(ctx.folds, ctx.splits, strict=True)):
             upstream = tuple(queries.part(g, POSITIONS) for g in grads)
             inputs = (queries.part(q, POSITIONS), k, v, None, *starts)
             results = tuple(saved[4 * rank : 4 * rank + 4])
-            dq, of_keys, of_values, _ = fold_gradients(folds, upstream, inputs, results, [True] * 3 + [False])
+            arguments = (upstream, inputs, results, [True] * 3 + [False])
+            dq, *of_ranks, _ = fold_gradients(folds, keys, *arguments)
+            of_keys, of_values = (keys.joined(t, POSITIONS) for t in of_ranks)
             parts.append(dq)
             assert of_keys.dtype == of_values.dtype == accumulation_dtype(k.dtype)
             dk, dv = dk + of_keys, dv + of_values
@@ -140,10 +142,9 @@ class _VirtualFolds(torch.autograd.Function):
         ctx.inputs = [(x, part, None, target, None) for part in weight.chunk(len(folds))]
         op = torch.ops.monoidreduce.linear_cross_entropy
         found = [op(*inputs, *fold.forward) for fold, inputs in zip(folds, ctx.inputs, strict=True)]
-        states = [torch.stack(each) for each in list(zip(*found, strict=True))[: folds[0].gathered]]
-        combined = [
-            fold.combine(states, *each[fold.gathered :]) for fold, each in zip(folds, found, strict=True)
-        ]
+        gathered, pack = folds[0].gathered, folds[0].pack
+        states = torch.stack([pack(each[:gathered]) for each in found])
+        combined = [fold.combine(states, *each[gathered:]) for fold, each in zip(folds, found, strict=True)]
         of.kept = [each[-1].shape[1] for each in found]
         ctx.residuals = [residuals for _, residuals in combined]
         ctx.set_materialize_grads(False)

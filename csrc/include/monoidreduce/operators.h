@@ -26,6 +26,7 @@
 #include "monoidreduce/ops/logsumexp.h"
 #include "monoidreduce/ops/mlp.h"
 #include "monoidreduce/ops/modified_attention.h"
+#include "monoidreduce/ops/ranks.h"
 #include "monoidreduce/ops/rows.h"
 #include "monoidreduce/ops/sequences.h"
 #include "monoidreduce/ops/statistics.h"
@@ -113,6 +114,11 @@ void copy_fitted(const FittedCopy& x, const Launch& launch);
 // Finds the active rows, for kernels that skip the others.
 void order_rows(const RowOrdering& x, const Launch& launch);
 void sequence_spans(const SequenceSpans& x, const Launch& launch);
+// Combines what the forward passes of several ranks left of their own columns.
+void combine_logsumexp(const CombinedLogSumExp& x, const Launch& launch);
+void combine_cross_entropy(const CombinedCrossEntropy& x, const Launch& launch);
+void combine_log_probs(const CombinedLogProbs& x, const Launch& launch);
+void combine_distillation(const CombinedDistillation& x, const Launch& launch);
 void undefine(const Undefined& x, const Launch& launch);
 // Matrix products of local gradients, only on GPUs whose kernels multiply (Capabilities).
 void rows_product(const RowsProduct& x, const Launch& launch);

@@ -1,0 +1,25 @@
+// What the states of several ranks combine to, on the CPU.
+#include "monoidreduce/ops/ranks.h"
+
+#include "engine.h"
+
+namespace monoidreduce::cpu {
+namespace {
+
+template <class Call>
+void combine(const Call& x) {
+  const auto with = [&]<class T>(T) {
+    const auto rows = combined_rows<T>(x);
+    for (std::int64_t place = 0; place < x.states.size[2]; ++place) combine_row(rows, place);
+  };
+  x.states.dtype == DType::kFloat64 ? with(0.0) : with(0.f);
+}
+
+}  // namespace
+
+void combine_logsumexp(const CombinedLogSumExp& x) { combine(x); }
+void combine_cross_entropy(const CombinedCrossEntropy& x) { combine(x); }
+void combine_log_probs(const CombinedLogProbs& x) { combine(x); }
+void combine_distillation(const CombinedDistillation& x) { combine(x); }
+
+}  // namespace monoidreduce::cpu

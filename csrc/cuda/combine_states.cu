@@ -1,0 +1,38 @@
+#include "monoidreduce/launch/launch_kernel.cuh"
+#include "monoidreduce/launch/tensors.cuh"
+#include "monoidreduce/ops/ranks.h"
+#include "operator.h"
+
+namespace monoidreduce::cuda {
+namespace {
+
+constexpr int kThreads = 64;  // few: a row takes long, and blocks are to be on all multiprocessors
+
+// A thread a row.
+template <class Rows>
+__global__ void __launch_bounds__(kThreads)
+    combine_states_kernel(const __grid_constant__ Rows rows, std::int64_t count) {
+  const std::int64_t place = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (place < count) combine_row(rows, place);
+}
+
+template <class Call>
+void combine(const Call& x, const Launch& launch) {
+  const std::int64_t count = x.states.size[2];
+  if (count == 0) return;
+  const DeviceGuard device(x.states.cuda_device);
+  with_accumulation(x.states.dtype, [&](auto zero) {
+    const auto rows = combined_rows<decltype(zero)>(x);
+    launch_kernel("combine_states", &combine_states_kernel<std::remove_const_t<decltype(rows)>>,
+                  blocks_for((count + kThreads - 1) / kThreads), kThreads, 0, launch.stream, rows, count);
+  });
+}
+
+}  // namespace
+
+void combine_logsumexp(const CombinedLogSumExp& x, const Launch& launch) { combine(x, launch); }
+void combine_cross_entropy(const CombinedCrossEntropy& x, const Launch& launch) { combine(x, launch); }
+void combine_log_probs(const CombinedLogProbs& x, const Launch& launch) { combine(x, launch); }
+void combine_distillation(const CombinedDistillation& x, const Launch& launch) { combine(x, launch); }
+
+}  // namespace monoidreduce::cuda

@@ -1,0 +1,345 @@
+// Folds whose columns are split over ranks: what a row's results of the ranks combine to, in the order of ranks. states has
+// them as the forward passes left them, one number a field.
+#pragma once
+
+#include <cstring>
+
+#include "monoidreduce/describe.h"
+#include "monoidreduce/error.h"
+#include "monoidreduce/monoids/products.h"
+#include "monoidreduce/ops/cross_entropy.h"
+
+namespace monoidreduce {
+
+template <class Call>
+constexpr auto states_of(const char* shape) {
+  return tensor("states", &Call::states, shape);
+}
+template <class Call>
+constexpr auto combined_lse() {
+  return fields(result("lse", &Call::lse, "N", Type::kAccumulation),
+                result("lse_low", &Call::lse_low, "N", Type::kAccumulation));
+}
+
+// The columns of a call: of classes all, rank r has those from r stride on, at most stride of them.
+struct RankedClasses {
+  std::int64_t stride = 1, all = 0;
+  MR_HD bool has(std::int64_t rank, std::int64_t target) const {
+    return rank * stride <= target && target < (rank + 1) * stride;
+  }
+  MR_HD double count(std::int64_t rank) const {
+    const std::int64_t left = all - rank * stride;
+    return static_cast<double>(left < 0 ? 0 : left < stride ? left : stride);
+  }
+};
+inline bool positive(std::int64_t n) { return n > 0; }
+template <class Call>
+constexpr auto ranked_classes() {
+  return fields(option("stride", &Call::stride, "an int > 0", &positive),
+                option("classes", &Call::classes, "an int >= 0", [](std::int64_t n) { return n >= 0; }));
+}
+template <class Call>
+RankedClasses classes_of(const Call& x) {
+  return {x.stride, x.classes};
+}
+
+struct CombinedLogSumExp {
+  TensorView states;  // lse, lse_low
+  TensorView lse, lse_low;
+};
+template <std::same_as<CombinedLogSumExp> X>
+constexpr auto describe(const X*) {
+  return call("combine_logsumexp", states_of<X>("W words=2 N"), combined_lse<X>());
+}
+
+// The states are those without smoothing, z-loss and reduction: options are of the combination.
+struct CombinedCrossEntropy {
+  TensorView states;  // loss, lse, lse_low
+  TensorView target;
+  TensorView class_weight;  // as in CrossEntropyForward
+  TensorView class_sums;    // of each rank; absent: how many classes it has
+  TensorView loss, reduced, lse, lse_low;
+  // Local gradients p - 1 and p of a softmax over this rank's classes alone, as forward stores them for an upstream gradient
+  // of kept_upstream. Those of the softmax over all are share times these, if p - 1 / share is in the target's place: this
+  // is put there. kept_order: of the rows of kept; absent: as they lie.
+  TensorView share, kept, kept_order;
+  double kept_upstream = 1, label_smoothing = 0, z_loss = 0;
+  std::int64_t rank = 0, stride = 1, classes = 0, ignore_index = -100;
+  bool mean = false;
+};
+inline void check_share(const CombinedCrossEntropy& x) {
+  require(!x.kept.present() || x.kept.dtype == DType::kBFloat16, "kept: expected bfloat16, got ",
+          name(x.kept.dtype));
+  require(x.share.present() == x.kept.present(),
+          "share: expected a tensor if and only if there is kept, got ", x.share.present() ? "one" : "none");
+}
+inline void check_all_weights(const CombinedCrossEntropy& x) {
+  require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(x.classes),
+          "class_weight: expected ", x.classes, " weights and their mean, got shape [",
+          x.class_weight.size[0], "]");
+}
+template <std::same_as<CombinedCrossEntropy> X>
+constexpr auto describe(const X*) {
+  return call("combine_cross_entropy", states_of<X>("W numbers=3 N"),
+              tensor("target", &X::target, "N", Type::kInt64),
+              optional("class_weight", &X::class_weight, "weights", Type::kAccumulation)
+                  .dense()
+                  .where(&check_all_weights),
+              optional("class_sums", &X::class_sums, "W", Type::kAccumulation).dense(),
+              result("loss", &X::loss, "N", Type::kAccumulation),
+              result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(), combined_lse<X>(),
+              result("share", &X::share, "N", Type::kAccumulation).maybe(),
+              result("kept", &X::kept, "N K", Type::kUpToFloat32).maybe().strided().where(&check_share),
+              optional("kept_order", &X::kept_order, {places_of("N")}, Type::kInt64).dense(),
+              option("kept_upstream", &X::kept_upstream), option("label_smoothing", &X::label_smoothing),
+              option("z_loss", &X::z_loss), option("rank", &X::rank), ranked_classes<X>(),
+              option("ignore_index", &X::ignore_index), option("mean", &X::mean));
+}
+
+struct CombinedLogProbs {
+  TensorView states;  // log_probs, entropy, lse, lse_low
+  TensorView target, log_probs, entropy, lse, lse_low;
+  std::int64_t stride = 1, classes = 0, ignore_index = -100;
+};
+template <std::same_as<CombinedLogProbs> X>
+constexpr auto describe(const X*) {
+  return call("combine_log_probs", states_of<X>("W numbers=4 N"),
+              tensor("target", &X::target, "N", Type::kInt64),
+              result("log_probs", &X::log_probs, "N", Type::kAccumulation),
+              result("entropy", &X::entropy, "N", Type::kAccumulation), combined_lse<X>(),
+              ranked_classes<X>(), option("ignore_index", &X::ignore_index));
+}
+
+struct CombinedDistillation {
+  TensorView states;  // loss; lse of P and of Q in two words each
+  TensorView mask, loss, reduced;
+  TensorView stats;  // as in DistillationForward
+  DistillationLoss kind = DistillationLoss::kCrossEntropy;
+  bool mean = false;
+};
+template <std::same_as<CombinedDistillation> X>
+constexpr auto describe(const X*) {
+  return call("combine_distillation", states_of<X>("W numbers=5 N"),
+              optional("mask", &X::mask, "N", Type::kBool),
+              result("loss", &X::loss, "N", Type::kAccumulation),
+              result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
+              result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
+              choice("kind", &X::kind, "0, 1 or 2", kDistillationLossNames), option("mean", &X::mean));
+}
+
+// The policies below say what a rank's state of a row is and what is stored for the combined one.
+
+template <class T>
+struct RankStates {
+  const T* data;
+  std::int64_t ranks, of_rank, of_field, of_row;  // strides
+  MR_HD double operator()(std::int64_t rank, int field, std::int64_t row) const {
+    return data[rank * of_rank + field * of_field + row * of_row];
+  }
+  // Of two words.
+  MR_HD double lse(std::int64_t rank, int field, std::int64_t row) const {
+    const double high = (*this)(rank, field, row), low = (*this)(rank, field + 1, row);
+    return abs(high) == infinity<double>() ? high : high + low;
+  }
+};
+template <class T>
+RankStates<T> rank_states(const TensorView& t) {
+  return {static_cast<const T*>(t.data), t.size[0], t.stride[0], t.stride[1], t.stride[2]};
+}
+
+// A number of double in two words of T.
+template <class T>
+MR_HD LogNumber<T> in_words(double x) {
+  const T high = T(x);
+  return {high, T(low_word(x, double(high)))};
+}
+
+template <class T>
+struct CombinedLogSumExpRows {
+  RankStates<T> states;
+  T *lse, *lse_low;
+  using Monoid = LogSumExpProduct;
+  using State = Monoid::State;
+
+  MR_HD Monoid monoid() const { return {}; }
+  MR_HD std::int64_t row(std::int64_t place) const { return place; }
+  MR_HD State state(std::int64_t rank, std::int64_t row) const { return {states.lse(rank, 0, row)}; }
+  MR_HD void store(std::int64_t, std::int64_t row, State s) const {
+    const LogNumber<T> words = in_words<T>(s.lse);
+    lse[row] = words.high, lse_low[row] = words.low;
+  }
+};
+template <class T>
+CombinedLogSumExpRows<T> combined_rows(const CombinedLogSumExp& x) {
+  return {rank_states<T>(x.states), static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data)};
+}
+
+// Local gradients in bfloat16, and whose they are. In bits, so that host and device have one code.
+struct KeptTargets {
+  std::uint16_t* bits;
+  std::int64_t stride, columns, first_class;
+  const std::int64_t* order;
+  double upstream;
+
+  // p - 1 of the target becomes p - 1 / share.
+  MR_HD void correct(std::int64_t place, std::int64_t target, float share) const {
+    const std::int64_t label = target - first_class;
+    if (label < 0 || label >= columns) return;
+    std::uint16_t& at = bits[place * stride + label];
+    std::uint32_t wide = std::uint32_t{at} << 16;
+    float x;
+    std::memcpy(&x, &wide, sizeof x);
+    x -= float(upstream) * (1.f / share - 1.f);
+    std::memcpy(&wide, &x, sizeof x);
+    // To the nearest, of two the even one. A NaN keeps its sign and is quiet.
+    at = static_cast<std::uint16_t>(x != x ? wide >> 16 | 0x40u : (wide + 0x7fffu + (wide >> 16 & 1u)) >> 16);
+  }
+};
+
+template <class T>
+struct CombinedCrossEntropyRows {
+  RankStates<T> states;
+  Targets target;
+  RankedClasses classes;
+  const T *class_weight, *class_sums;
+  T *loss, *lse, *lse_low, *share;
+  KeptTargets kept;
+  double smoothing, z_loss;
+  std::int64_t own;  // this rank
+  using Monoid = CrossEntropyProduct;
+  using State = Monoid::State;
+
+  MR_HD Monoid monoid() const { return {}; }
+  MR_HD std::int64_t row(std::int64_t place) const { return kept.order ? kept.order[place] : place; }
+  // With which weights a rank's classes are in a row's loss.
+  MR_HD double weight(std::int64_t rank, std::int64_t row) const {
+    double hard = classes.has(rank, target[row]);
+    if (class_weight && target.valid(row)) hard *= class_weight[1 + target[row]];
+    if (smoothing == 0) return hard;
+    const double soft = class_sums ? double(class_sums[rank]) : classes.count(rank);
+    return (1 - smoothing) * hard + smoothing * soft / static_cast<double>(classes.all < 1 ? 1 : classes.all);
+  }
+  MR_HD State state(std::int64_t rank, std::int64_t row) const {
+    return {states.lse(rank, 1, row), states(rank, 0, row), weight(rank, row)};
+  }
+  MR_HD void store(std::int64_t place, std::int64_t row, State s) const {
+    const LogNumber<T> words = in_words<T>(s.lse);
+    lse[row] = words.high, lse_low[row] = words.low;
+    const bool ignored = target.ignored(row);
+    loss[row] = ignored ? T(0) : T(s.loss + (z_loss == 0 ? 0.0 : z_loss * s.lse * s.lse));
+    if (!share) return;
+    // The inverse of 2^-60 is a number of bfloat16. Rows that do not count may be NaN.
+    constexpr double kLeast = 0x1p-60;
+    const double of_own = exp(-above_part(states.lse(own, 1, row), s.lse));
+    share[row] = ignored ? T(1) : T(of_own < kLeast ? kLeast : of_own);
+    if (!ignored) kept.correct(place, target[row], float(share[row]));
+  }
+};
+template <class T>
+CombinedCrossEntropyRows<T> combined_rows(const CombinedCrossEntropy& x) {
+  return {.states = rank_states<T>(x.states),
+          .target = {.data = static_cast<const std::int64_t*>(x.target.data),
+                     .stride = x.target.stride[0],
+                     .ignore_index = x.ignore_index,
+                     .classes = x.classes},
+          .classes = classes_of(x),
+          .class_weight = static_cast<const T*>(x.class_weight.data),
+          .class_sums = static_cast<const T*>(x.class_sums.data),
+          .loss = static_cast<T*>(x.loss.data),
+          .lse = static_cast<T*>(x.lse.data),
+          .lse_low = static_cast<T*>(x.lse_low.data),
+          .share = static_cast<T*>(x.share.data),
+          .kept = {.bits = static_cast<std::uint16_t*>(x.kept.data),
+                   .stride = x.kept.stride[0],
+                   .columns = x.kept.size[1],
+                   .first_class = x.rank * x.stride,
+                   .order = static_cast<const std::int64_t*>(x.kept_order.data),
+                   .upstream = x.kept_upstream},
+          .smoothing = x.label_smoothing,
+          .z_loss = x.z_loss,
+          .own = x.rank};
+}
+
+template <class T>
+struct CombinedLogProbsRows {
+  RankStates<T> states;
+  Targets target;
+  RankedClasses classes;
+  T *log_probs, *entropy, *lse, *lse_low;
+  using Monoid = LogProbsProduct;
+  using State = Monoid::State;
+
+  MR_HD Monoid monoid() const { return {}; }
+  MR_HD std::int64_t row(std::int64_t place) const { return place; }
+  MR_HD State state(std::int64_t rank, std::int64_t row) const {
+    const double weight = classes.has(rank, target[row]);
+    return {{states.lse(rank, 2, row), -states(rank, 0, row), weight}, states(rank, 1, row)};
+  }
+  MR_HD void store(std::int64_t, std::int64_t row, State s) const {
+    if (target.ignored(row)) {
+      log_probs[row] = entropy[row] = lse[row] = lse_low[row] = T(0);
+      return;
+    }
+    const LogNumber<T> words = in_words<T>(s.loss.lse);
+    lse[row] = words.high, lse_low[row] = words.low;
+    log_probs[row] = T(-s.loss.loss), entropy[row] = T(s.entropy);
+  }
+};
+template <class T>
+CombinedLogProbsRows<T> combined_rows(const CombinedLogProbs& x) {
+  return {.states = rank_states<T>(x.states),
+          .target = {.data = static_cast<const std::int64_t*>(x.target.data),
+                     .stride = x.target.stride[0],
+                     .ignore_index = x.ignore_index,
+                     .classes = x.classes},
+          .classes = classes_of(x),
+          .log_probs = static_cast<T*>(x.log_probs.data),
+          .entropy = static_cast<T*>(x.entropy.data),
+          .lse = static_cast<T*>(x.lse.data),
+          .lse_low = static_cast<T*>(x.lse_low.data)};
+}
+
+template <class T>
+struct CombinedDistillationRows {
+  RankStates<T> states;
+  RowVector<const bool> mask;
+  DistillationLoss kind;
+  std::int64_t rows;
+  T *loss, *stats;  // stats: [6, rows]
+  using Monoid = DistillationProduct;
+  using State = Monoid::State;
+
+  MR_HD Monoid monoid() const { return {kind}; }
+  MR_HD std::int64_t row(std::int64_t place) const { return place; }
+  MR_HD State state(std::int64_t rank, std::int64_t row) const {
+    return {states.lse(rank, 1, row), states.lse(rank, 3, row), states(rank, 0, row)};
+  }
+  MR_HD void store(std::int64_t, std::int64_t row, State s) const {
+    const LogNumber<T> words[] = {in_words<T>(s.p), in_words<T>(s.q), in_words<T>(s.p - s.loss)};
+    for (int n = 0; n < 3; ++n)
+      stats[2 * n * rows + row] = words[n].high, stats[(2 * n + 1) * rows + row] = words[n].low;
+    loss[row] = mask.data && !mask[row] ? T(0) : T(s.loss);
+  }
+};
+template <class T>
+CombinedDistillationRows<T> combined_rows(const CombinedDistillation& x) {
+  return {.states = rank_states<T>(x.states),
+          .mask = {static_cast<const bool*>(x.mask.data), x.mask.stride[0]},
+          .kind = x.kind,
+          .rows = x.loss.size[0],
+          .loss = static_cast<T*>(x.loss.data),
+          .stats = static_cast<T*>(x.stats.data)};
+}
+
+// A row's states, combined in the order of ranks. place: that of the row.
+template <class Rows>
+MR_HD void combine_row(const Rows& rows, std::int64_t place) {
+  const auto monoid = rows.monoid();
+  const std::int64_t row = rows.row(place);
+  typename Rows::State all = monoid.identity();
+  for (std::int64_t rank = 0; rank < rows.states.ranks; ++rank)
+    all = monoid.combine(all, rows.state(rank, row));
+  rows.store(place, row, all);
+}
+
+}  // namespace monoidreduce
