@@ -135,8 +135,8 @@ SOURCES = """
     cuda/sm80/modified_attention.cu cuda/sm80/statistics.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
     cuda/sm90/backward_kernels.cuh
-    cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
-    cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/log_probs.cu
+    cuda/sm90/cross_entropy_forward.cu cuda/sm90/distillation_forward.cu
+    cuda/sm90/distillation_gradient.cu cuda/sm90/log_probs.cu
     cuda/sm90/logsumexp.cu
     cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu

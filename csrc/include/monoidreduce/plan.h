@@ -27,6 +27,11 @@ struct Capabilities {
   bool skips_rows = false;     // that are not active, given an order of them
   bool transposed = false;     // weights of losses, as they lie
   bool bias_in_tiles = false;  // of scores, whose rows are dense and on 16-byte boundaries
+  bool clusters = false;       // of two multiprocessors share a tile of a contraction
+  // Kernels of modified scores are compiled for packed sequences, and for an order of sums; and may add to dot products in place
+  // of scores.
+  bool modified_cases = false;
+  const char* architecture = nullptr;  // that kernels of programs are compiled for; null: the GPU's own
 };
 inline constexpr Capabilities kFamilies[] = {
     {.name = "simt"},
@@ -40,7 +45,10 @@ inline constexpr Capabilities kFamilies[] = {
      .keeps = true,
      .skips_rows = true,
      .transposed = true,
-     .bias_in_tiles = true},
+     .bias_in_tiles = true,
+     .clusters = true,
+     .modified_cases = true,
+     .architecture = "sm_90a"},
 };
 
 // Why a call does not run on a family of kernels.
