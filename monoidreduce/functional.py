@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, overload
 
 import torch
 from torch import Tensor
@@ -263,6 +263,26 @@ def workspace_bytes(workspace: int | None) -> int | None:
     if workspace < 0:
         raise ValueError(mismatch("workspace", "None or an int >= 0", workspace))
     return min(workspace, FAR)
+
+
+class AttentionTensors(TypedDict, total=False):
+    """What a call of `nn.Attention` may have beside q, k and v."""
+
+    bias: Tensor | None
+    sinks: Tensor | None
+    block_mask: BlockMask | None
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What `nn.Attention` holds, beside return_lse."""
+
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
+    compensated: bool
 
 
 @overload
@@ -702,6 +722,25 @@ def _check_cross_entropy(
     return (rows, weight, bias, targets, class_weight), options
 
 
+class CrossEntropyTensors(TypedDict, total=False):
+    """What a call of `nn.LinearCrossEntropyLoss` may have beside x, weight and target."""
+
+    bias: Tensor | None
+    class_weight: Tensor | None
+
+
+class CrossEntropyOptions(TypedDict, total=False):
+    """What `nn.LinearCrossEntropyLoss` holds, beside return_lse."""
+
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    logit_scale: float
+    workspace: int | None
+
+
 @overload
 def linear_cross_entropy(
     x: Tensor,
@@ -956,6 +995,28 @@ def distillation_folds(
     bytes = workspace_bytes(workspace)
     options = (loss, temperature, beta, labels, keep, hard_weight, bytes)
     return Distillation(tuple(tensors), biases, *options)
+
+
+class DistillationTensors(TypedDict, total=False):
+    """What a call of `nn.LinearDistillationLoss` may have beside its operands."""
+
+    bias: Tensor | None
+    teacher_bias: Tensor | None
+    mask: Tensor | None
+    target: Tensor | None
+
+
+class DistillationOptions(TypedDict, total=False):
+    """What `nn.LinearDistillationLoss` holds."""
+
+    loss: str
+    beta: float
+    temperature: float
+    hard_weight: float
+    ignore_index: int
+    reduction: str
+    teacher_grad: bool
+    workspace: int | None
 
 
 def linear_distillation(
