@@ -28,6 +28,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
+from inspect import signature
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, overload
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.attention import in_full
-from monoidreduce._ops.losses import DISTILLATION_LOSSES
+from monoidreduce._ops.losses import DISTILLATION_LOSSES, CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad
@@ -697,7 +698,7 @@ def _check_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-) -> Checked:
+) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
     x, weight, bias, class_weight = _operands(
@@ -718,8 +719,15 @@ def _check_cross_entropy(
     label_smoothing = check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
-    options = (reduction, logit_scale, softcap_value(softcap), ignore_index, label_smoothing, z_loss)
-    return (rows, weight, bias, targets, class_weight), options
+    numbers = CrossEntropyNumbers(
+        reduction, logit_scale, softcap_value(softcap), ignore_index, label_smoothing, z_loss
+    )
+    return (rows, weight, bias, targets, class_weight), numbers
+
+
+def checked_cross_entropy(call: dict[str, Any]) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
+    """The first arguments of the op, of a call by name."""
+    return _check_cross_entropy(**{name: call[name] for name in signature(_check_cross_entropy).parameters})
 
 
 class CrossEntropyTensors(TypedDict, total=False):
