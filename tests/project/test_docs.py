@@ -199,5 +199,35 @@ def test_a_hop_that_is_no_call_is_found() -> None:
     assert _missing(first._replace(calls="kernel"), second)
 
 
+def _files_with(pattern: str) -> set[str]:
+    """The production files that have it, but for those of folds over ranks."""
+    found = re.compile(rf"\b(?:{pattern})\b")
+    sources = [p for f in ("monoidreduce", "csrc") for p in (ROOT / f).rglob("*") if p.suffix in SUFFIXES]
+    paths = (str(p.relative_to(ROOT)) for p in sources if found.search(p.read_text("utf-8")))
+    return {path for path in paths if "distributed/" not in path and not path.endswith("ops/ranks.h")}
+
+
+SUFFIXES = (".py", ".h", ".cuh", ".cu", ".cpp")
+
+
+def test_files_of_an_option_are_those_of_the_page() -> None:
+    """Of docs/extending.md: a tensor's are those that its section names, a number's five and the hints."""
+    page = (ROOT / "docs/extending.md").read_text("utf-8")
+    (section,) = re.findall(r"^## An option of an operator\n(.*?)^## ", page, re.M | re.S)
+    named = re.findall(r"`((?:csrc|monoidreduce)/[\w/.]+)`", section)
+    of_tensor = {n for n in named if n != "monoidreduce/nn.py" and "distributed/" not in n}
+    assert _files_with("class_weight|weighs_all|WeightedCrossEntropy") == of_tensor
+    of_number = (
+        "ops/cross_entropy.h",
+        "monoids/cross_entropy.h",
+        "losses.py",
+        "functional.py",
+        "reference.py",
+    )
+    hints = "monoidreduce/_keywords.py"
+    assert all(f"`{name}`" in section for name in of_number[:2])
+    assert _files_with("z_loss") - {hints} == {n for n in of_tensor if n.endswith(of_number)}
+
+
 def test_architecture_is_short() -> None:
     assert len((ROOT / "docs/architecture.md").read_text("utf-8").splitlines()) <= 200
