@@ -90,7 +90,6 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/log_probs.cu
     csrc/cuda/sm90/logsumexp.cu
     csrc/cuda/sm90/cross_entropy_forward.cu
-    csrc/cuda/sm90/cross_entropy_gradient.cu
-    csrc/cuda/sm90/local_products.cu
+    csrc/cuda/sm90/loss_gradients.cu
     csrc/cuda/sm90/modified_attention.cu
     csrc/cuda/sm90/statistics.cu)

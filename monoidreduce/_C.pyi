@@ -25,6 +25,15 @@ class DeviceFacts:
     minor: int
     multiprocessors: int
 
+class Capabilities:
+    name: str
+    tensor_cores: bool
+    clusters: bool
+    modified_cases: bool
+    architecture: str | None
+
+FAMILIES: dict[str, Capabilities]
+
 class Plan:
     scratch: int
     adds_rows: bool
@@ -38,6 +47,7 @@ class Plan:
     lanes: int
     clusters: int
     tier: str
+    can: Capabilities
     tensor_cores: bool
     keeps: bool
     skips_rows: bool

@@ -24,7 +24,7 @@ from monoidreduce.functional import logsumexp_matmul
 
 # What matplotlib draws to a file without further programs.
 PLOT_FORMATS = (".eps", ".jpeg", ".jpg", ".pdf", ".png", ".ps", ".svg", ".svgz", ".tif", ".tiff", ".webp")
-CUDA_TIERS = ("simt", "sm80", "sm90")
+CUDA_TIERS = tuple(_C.FAMILIES)
 
 # Up to the next table, `name` is that of the project.
 OWN_PYPROJECT = re.compile(r"^\[project\]\n(?:(?!\[).*\n)*?name = \"monoidreduce\"$", re.MULTILINE)

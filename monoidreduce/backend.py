@@ -381,7 +381,8 @@ def _of_mods(operator: str, call: dict[str, Any], tiers: set[str]) -> list[str]:
         )
     if blocks is not None:
         skipped = f"of {blocks.kinds.numel()} blocks {int((blocks.kinds == 0).sum())} are skipped"
-        tile = ", in tiles of 64 queries and 64 keys that meet no other block" if "simt" in tiers else ""
+        simt = any(not _C.FAMILIES[tier].tensor_cores for tier in tiers)
+        tile = ", in tiles of 64 queries and 64 keys that meet no other block" if simt else ""
         reasons.append(skipped + tile)
     return reasons
 
@@ -648,15 +649,9 @@ def _plans(
         backward = _C.plan_log_probs_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
         return forward, backward, _copies(forward, backward, tensors)
     if operator == "linear_cross_entropy":
-        scale = float(call["logit_scale"])
-        weights, smoothing = call["class_weight"], float(call["label_smoothing"])
-        weights = losses.with_mean(None if weights is None else weights.detach().to(dtype))
-        forward = _C.plan_cross_entropy_forward(
-            *operands, class_weight=weights, logit_scale=scale, label_smoothing=smoothing, gpu=gpu
-        )
-        backward = _C.plan_cross_entropy_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
-        keeps = losses.scores_can_be_kept(bias, weights, call["softcap"] or 0, smoothing)
-        width = 0
+        with torch.no_grad():
+            of_op = functional.checked_cross_entropy(call)
+        (forward, backward, keeps), width = losses.plan_cross_entropy(*of_op, workspace, gpu), 0
     else:
         teacher_x, scale = tensors["teacher_x"], float(call["temperature"])
         tensors["teacher_x"] = teacher_x = teacher_x.reshape(-1, teacher_x.shape[-1])

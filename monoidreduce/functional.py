@@ -28,16 +28,17 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import reduce
+from inspect import signature
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypedDict, overload
 
 import torch
 from torch import Tensor
 
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.attention import in_full
-from monoidreduce._ops.losses import DISTILLATION_LOSSES
+from monoidreduce._ops.losses import DISTILLATION_LOSSES, CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._ops.registry import any_requires_grad
@@ -263,6 +264,26 @@ def workspace_bytes(workspace: int | None) -> int | None:
     if workspace < 0:
         raise ValueError(mismatch("workspace", "None or an int >= 0", workspace))
     return min(workspace, FAR)
+
+
+class AttentionTensors(TypedDict, total=False):
+    """What a call of `nn.Attention` may have beside q, k and v."""
+
+    bias: Tensor | None
+    sinks: Tensor | None
+    block_mask: BlockMask | None
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What `nn.Attention` holds, beside return_lse."""
+
+    causal: bool
+    scale: float | None
+    window: Window | None
+    softcap: float | None
+    score_mod: ScoreMod | None
+    mask_mod: MaskMod | None
+    compensated: bool
 
 
 @overload
@@ -676,7 +697,7 @@ def _check_cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-) -> Checked:
+) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
     if class_weight is not None and torch.is_grad_enabled() and class_weight.requires_grad:
         raise ValueError(mismatch("class_weight", "a tensor that requires no gradient", "one that does"))
     x, weight, bias, class_weight = _operands(
@@ -697,8 +718,34 @@ def _check_cross_entropy(
     label_smoothing = check_finite("label_smoothing", label_smoothing, "a number in [0, 1]")
     if not 0 <= label_smoothing <= 1:
         raise ValueError(mismatch("label_smoothing", "a number in [0, 1]", label_smoothing))
-    options = (reduction, logit_scale, softcap_value(softcap), ignore_index, label_smoothing, z_loss)
-    return (rows, weight, bias, targets, class_weight), options
+    numbers = CrossEntropyNumbers(
+        reduction, logit_scale, softcap_value(softcap), ignore_index, label_smoothing, z_loss
+    )
+    return (rows, weight, bias, targets, class_weight), numbers
+
+
+def checked_cross_entropy(call: dict[str, Any]) -> tuple[tuple[Any, ...], CrossEntropyNumbers]:
+    """The first arguments of the op, of a call by name."""
+    return _check_cross_entropy(**{name: call[name] for name in signature(_check_cross_entropy).parameters})
+
+
+class CrossEntropyTensors(TypedDict, total=False):
+    """What a call of `nn.LinearCrossEntropyLoss` may have beside x, weight and target."""
+
+    bias: Tensor | None
+    class_weight: Tensor | None
+
+
+class CrossEntropyOptions(TypedDict, total=False):
+    """What `nn.LinearCrossEntropyLoss` holds, beside return_lse."""
+
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    z_loss: float
+    softcap: float | None
+    logit_scale: float
+    workspace: int | None
 
 
 @overload
@@ -955,6 +1002,28 @@ def distillation_folds(
     bytes = workspace_bytes(workspace)
     options = (loss, temperature, beta, labels, keep, hard_weight, bytes)
     return Distillation(tuple(tensors), biases, *options)
+
+
+class DistillationTensors(TypedDict, total=False):
+    """What a call of `nn.LinearDistillationLoss` may have beside its operands."""
+
+    bias: Tensor | None
+    teacher_bias: Tensor | None
+    mask: Tensor | None
+    target: Tensor | None
+
+
+class DistillationOptions(TypedDict, total=False):
+    """What `nn.LinearDistillationLoss` holds."""
+
+    loss: str
+    beta: float
+    temperature: float
+    hard_weight: float
+    ignore_index: int
+    reduction: str
+    teacher_grad: bool
+    workspace: int | None
 
 
 def linear_distillation(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
+import inspect
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,19 @@ from monoidreduce import functional
 from monoidreduce._keywords import refuse
 from monoidreduce._ops.mlp import ACTIVATIONS
 from monoidreduce._validate import check_bool, check_choice, check_floating, check_int, check_like, mismatch
-from monoidreduce.functional import MaskMod, ScoreMod, Window, autocast_dtype, is_dtensor
+from monoidreduce.functional import autocast_dtype, is_dtensor
 
 if TYPE_CHECKING:
-    from monoidreduce.block_mask import BlockMask
+    from typing_extensions import Unpack
+
+    from monoidreduce.functional import (
+        AttentionOptions,
+        AttentionTensors,
+        CrossEntropyOptions,
+        CrossEntropyTensors,
+        DistillationOptions,
+        DistillationTensors,
+    )
 
 __all__ = ["MLP", "Attention", "LinearCrossEntropyHead", "LinearCrossEntropyLoss", "LinearDistillationLoss"]
 
@@ -30,259 +40,159 @@ def _no_elements(axes: int, dtype: torch.dtype = torch.float32) -> Tensor:
 class _Operator(nn.Module):
     """A module without parameters that holds an operator's options."""
 
-    def __init__(
-        self,
-        operator: Callable[..., Any],
-        tensors: tuple[Tensor, ...],
-        others: dict[str, NoReturn],
-        named: Mapping[str, Tensor] = MappingProxyType({}),
-        **options: Any,
-    ) -> None:
-        """tensors, named: any that the operator takes. It checks the options, when it is called with them."""
+    _function: ClassVar[Callable[..., Any]]
+    _defaults: ClassVar[dict[str, Any]]
+
+    def __init__(self, options: dict[str, Any]) -> None:
         super().__init__()
-        if others:
-            refuse(operator.__name__, others)
-        operator(*tensors, **named, **options)
-        self.options = options
+        if others := options.keys() - self._defaults.keys():
+            refuse(self._function.__name__, others)
+        self.options = {**self._defaults, **options}
+        positional, named = self._without_elements()
+        self._function(*positional, **named, **self.options)  # which checks the options
+
+    def _without_elements(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Any tensors that the function takes with these options, and those that it takes by name."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
 
 
+Module = TypeVar("Module", bound=type[_Operator])
+
+
+def _of(function: Callable[..., Any], options: type, tensors: type) -> Callable[[Module], Module]:
+    """Makes a class the module of a function, which has its signatures and defaults.
+
+    options, tensors: TypedDicts of the function's keywords that the module holds, and that a call gives.
+    """
+    parameters = inspect.signature(function).parameters
+
+    def taken(names: set[str]) -> list[inspect.Parameter]:
+        return [p for name, p in parameters.items() if name in names or p.kind is p.VAR_KEYWORD]
+
+    def decorate(module: Module) -> Module:
+        operands = {name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}
+        held, given = (
+            taken({*options.__annotations__, "return_lse"}),
+            taken(operands | {*tensors.__annotations__}),
+        )
+        this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        methods: tuple[tuple[Any, Any], ...] = (module.__init__, held), (module.forward, given)
+        for method, of_method in methods:
+            method.__signature__ = inspect.Signature([this, *of_method])
+        module._function = staticmethod(function)
+        module._defaults = {p.name: p.default for p in held if p.kind is not p.VAR_KEYWORD}
+        return module
+
+    return decorate
+
+
+@_of(functional.attention, functional.AttentionOptions, functional.AttentionTensors)
 class Attention(_Operator, Generic[Result]):
-    """`monoidreduce.attention`: q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> [B, H, M, D]."""
+    """`monoidreduce.attention`: q [B, H, M, F], k [B, Hkv, N, F], v [B, Hkv, N, D] -> [B, H, M, D].
+
+    The options and the tensors by name are keywords of the function.
+    """
 
     @overload
     def __init__(
         self: Attention[Tensor],
         *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: Window | None = None,
-        softcap: float | None = None,
-        score_mod: ScoreMod | None = None,
-        mask_mod: MaskMod | None = None,
-        compensated: bool = False,
         return_lse: Literal[False] = False,
+        **options: Unpack[AttentionOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: Attention[tuple[Tensor, Tensor]],
         *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: Window | None = None,
-        softcap: float | None = None,
-        score_mod: ScoreMod | None = None,
-        mask_mod: MaskMod | None = None,
-        compensated: bool = False,
         return_lse: Literal[True],
+        **options: Unpack[AttentionOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: Attention[Tensor | tuple[Tensor, Tensor]],
         *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: Window | None = None,
-        softcap: float | None = None,
-        score_mod: ScoreMod | None = None,
-        mask_mod: MaskMod | None = None,
-        compensated: bool = False,
         return_lse: bool,
+        **options: Unpack[AttentionOptions],
     ) -> None: ...
-    def __init__(
-        self,
-        *,
-        causal: bool = False,
-        scale: float | None = None,
-        window: Window | None = None,
-        softcap: float | None = None,
-        score_mod: ScoreMod | None = None,
-        mask_mod: MaskMod | None = None,
-        compensated: bool = False,
-        return_lse: bool = False,
-        **others: NoReturn,
-    ) -> None:
-        super().__init__(
-            functional.attention,
-            (_no_elements(4),) * 3,
-            others,
-            causal=causal,
-            scale=scale,
-            window=window,
-            softcap=softcap,
-            score_mod=score_mod,
-            mask_mod=mask_mod,
-            compensated=compensated,
-            return_lse=return_lse,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(options)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        bias: Tensor | None = None,
-        sinks: Tensor | None = None,
-        block_mask: BlockMask | None = None,
-        **others: NoReturn,
-    ) -> Result:
-        call: Any = functional.attention
-        result: Result = call(
-            q, k, v, bias=bias, sinks=sinks, block_mask=block_mask, **self.options, **others
-        )
-        return result
+    def _without_elements(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        return (_no_elements(4),) * 3, {}
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, **named: Unpack[AttentionTensors]) -> Result:
+        result: Any = self._function(q, k, v, **named, **self.options)
+        return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
 
-        def __call__(
-            self,
-            q: Tensor,
-            k: Tensor,
-            v: Tensor,
-            *,
-            bias: Tensor | None = None,
-            sinks: Tensor | None = None,
-            block_mask: BlockMask | None = None,
-        ) -> Result: ...
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor, **named: Unpack[AttentionTensors]) -> Result: ...
 
 
+@_of(functional.linear_cross_entropy, functional.CrossEntropyOptions, functional.CrossEntropyTensors)
 class LinearCrossEntropyLoss(_Operator, Generic[Result]):
-    """`monoidreduce.linear_cross_entropy`.
+    """`monoidreduce.linear_cross_entropy`: x [..., D], weight [V, D], target [...] -> the loss.
 
-    x [..., D], weight [V, D], target [...], bias [V], class_weight [V] -> the loss.
+    The options and the tensors by name are keywords of the function.
     """
 
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor],
         *,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
         return_lse: Literal[False] = False,
-        workspace: int | None = None,
+        **options: Unpack[CrossEntropyOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[tuple[Tensor, Tensor]],
         *,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
         return_lse: Literal[True],
-        workspace: int | None = None,
+        **options: Unpack[CrossEntropyOptions],
     ) -> None: ...
     @overload
     def __init__(
         self: LinearCrossEntropyLoss[Tensor | tuple[Tensor, Tensor]],
         *,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
         return_lse: bool,
-        workspace: int | None = None,
+        **options: Unpack[CrossEntropyOptions],
     ) -> None: ...
-    def __init__(
-        self,
-        *,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
-        return_lse: bool = False,
-        workspace: int | None = None,
-        **others: NoReturn,
-    ) -> None:
-        super().__init__(
-            functional.linear_cross_entropy,
-            (_no_elements(2), _no_elements(2), _no_elements(1, torch.int64)),
-            others,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            z_loss=z_loss,
-            softcap=softcap,
-            logit_scale=logit_scale,
-            return_lse=return_lse,
-            workspace=workspace,
-        )
+    def __init__(self, **options: Any) -> None:
+        super().__init__(options)
+
+    def _without_elements(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        return (_no_elements(2), _no_elements(2), _no_elements(1, torch.int64)), {}
 
     def forward(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        target: Tensor,
-        *,
-        bias: Tensor | None = None,
-        class_weight: Tensor | None = None,
-        **others: NoReturn,
+        self, x: Tensor, weight: Tensor, target: Tensor, **named: Unpack[CrossEntropyTensors]
     ) -> Result:
-        result: Any = functional.linear_cross_entropy(
-            x, weight, target, bias=bias, class_weight=class_weight, **self.options, **others
-        )
+        result: Any = self._function(x, weight, target, **named, **self.options)
         return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
 
         def __call__(
-            self,
-            x: Tensor,
-            weight: Tensor,
-            target: Tensor,
-            *,
-            bias: Tensor | None = None,
-            class_weight: Tensor | None = None,
+            self, x: Tensor, weight: Tensor, target: Tensor, **named: Unpack[CrossEntropyTensors]
         ) -> Result: ...
 
 
+@_of(functional.linear_distillation, functional.DistillationOptions, functional.DistillationTensors)
 class LinearDistillationLoss(_Operator):
     """`monoidreduce.linear_distillation`.
 
-    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E], biases [V], mask and target [...] ->
-    the loss.
+    x [..., D], weight [V, D], teacher_x [..., E], teacher_weight [V, E] -> the loss. The options and the
+    tensors by name are keywords of the function.
     """
 
-    def __init__(
-        self,
-        *,
-        loss: str = "cross_entropy",
-        beta: float = 0.5,
-        temperature: float = 1.0,
-        hard_weight: float = 0.0,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-        teacher_grad: bool = False,
-        workspace: int | None = None,
-        **others: NoReturn,
-    ) -> None:
-        super().__init__(
-            functional.linear_distillation,
-            (_no_elements(2),) * 4,
-            others,
-            {"target": _no_elements(1, torch.int64)} if hard_weight else {},
-            loss=loss,
-            beta=beta,
-            temperature=temperature,
-            hard_weight=hard_weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-            teacher_grad=teacher_grad,
-            workspace=workspace,
-        )
+    def __init__(self, **options: Unpack[DistillationOptions]) -> None:
+        super().__init__({**options})
+
+    def _without_elements(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        hard = {"target": _no_elements(1, torch.int64)} if self.options["hard_weight"] else {}
+        return (_no_elements(2),) * 4, hard
 
     def forward(
         self,
@@ -290,17 +200,10 @@ class LinearDistillationLoss(_Operator):
         weight: Tensor,
         teacher_x: Tensor,
         teacher_weight: Tensor,
-        *,
-        bias: Tensor | None = None,
-        teacher_bias: Tensor | None = None,
-        mask: Tensor | None = None,
-        target: Tensor | None = None,
-        **others: NoReturn,
+        **named: Unpack[DistillationTensors],
     ) -> Tensor:
-        named: Any = {"bias": bias, "teacher_bias": teacher_bias, "mask": mask, "target": target}
-        return functional.linear_distillation(
-            x, weight, teacher_x, teacher_weight, **named, **self.options, **others
-        )
+        result: Any = self._function(x, weight, teacher_x, teacher_weight, **named, **self.options)
+        return result  # type: ignore[no-any-return]
 
     if TYPE_CHECKING:
 
@@ -310,11 +213,7 @@ class LinearDistillationLoss(_Operator):
             weight: Tensor,
             teacher_x: Tensor,
             teacher_weight: Tensor,
-            *,
-            bias: Tensor | None = None,
-            teacher_bias: Tensor | None = None,
-            mask: Tensor | None = None,
-            target: Tensor | None = None,
+            **named: Unpack[DistillationTensors],
         ) -> Tensor: ...
 
 

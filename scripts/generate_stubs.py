@@ -42,6 +42,15 @@ class DeviceFacts:
     minor: int
     multiprocessors: int
 
+class Capabilities:
+    name: str
+    tensor_cores: bool
+    clusters: bool
+    modified_cases: bool
+    architecture: str | None
+
+FAMILIES: dict[str, Capabilities]
+
 class Plan:
     scratch: int
     adds_rows: bool
@@ -55,6 +64,7 @@ class Plan:
     lanes: int
     clusters: int
     tier: str
+    can: Capabilities
     tensor_cores: bool
     keeps: bool
     skips_rows: bool

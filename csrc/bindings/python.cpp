@@ -62,6 +62,19 @@ py::tuple tiles_of(TensorArgument a, TensorArgument b, TensorArgument other_a, T
                         py::make_tuple(backward.rows, backward.columns));
 }
 
+// The table of families.
+void define_families(py::module_& m) {
+  py::class_<Capabilities>(m, "Capabilities")
+      .def_readonly("name", &Capabilities::name)
+      .def_readonly("tensor_cores", &Capabilities::tensor_cores)
+      .def_readonly("clusters", &Capabilities::clusters)
+      .def_readonly("modified_cases", &Capabilities::modified_cases)
+      .def_readonly("architecture", &Capabilities::architecture);
+  py::dict families;
+  for (const Capabilities& family : kFamilies) families[family.name] = family;
+  m.attr("FAMILIES") = families;
+}
+
 // What a caller allocates, copies and multiplies by: no name of a family is asked for.
 void define_plan(py::module_& m) {
   py::class_<DeviceFacts>(m, "DeviceFacts")
@@ -84,6 +97,7 @@ void define_plan(py::module_& m) {
       .def_property_readonly("few_rows", [](const Plan& p) { return p.packing.heads > 0; })
       .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })
       .def_property_readonly("tier", [](const Plan& p) { return p.can().name; })
+      .def_property_readonly("can", &Plan::can)
       .def_property_readonly("tensor_cores", can(&Capabilities::tensor_cores))
       .def_property_readonly("computed",
                              [](const Plan& p) {
@@ -105,6 +119,7 @@ void define_plan(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   Torch::load();
+  define_families(m);
   define_plan(m);
   Calls calls(m);
   calls.define(&attention_forward);

@@ -114,7 +114,8 @@ void cross_entropy_gradient_pass(const CrossEntropyLocalGradient& x, const Launc
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](const auto& m, const auto& scores) {
-      local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
+      const auto epilogue = gradient_epilogue<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, x.sums);
+      contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
     };
     if (x.bias.present() || x.options.softcap != 0 || weighs_all(x)) {
       const auto scores = logit_scores<E>(problem, x.bias);
@@ -131,8 +132,11 @@ void logsumexp_gradient_pass(const LogSumExpLocalGradient& x, const Launch& laun
                                     static_cast<float*>(x.lse_low.data),
                                     {static_cast<float*>(x.grad_lse.data), x.grad_lse.stride[0]}}};
   with_element(x.a.dtype, [&](auto element) {
-    local_gradient<decltype(element), Tile>(LogSumExp<Bits>{}, ScaledScores<Bits>(problem.score, kLog2E),
-                                            problem, rows, {as_rows(x.out)}, {}, launch);
+    using E = decltype(element);
+    const ScaledScores<Bits> scores(problem.score, kLog2E);
+    const auto epilogue =
+        gradient_epilogue<E, Tile>(LogSumExp<Bits>{}, scores, problem, rows, {as_rows(x.out)}, {});
+    contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
   });
 }
 

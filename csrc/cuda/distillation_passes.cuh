@@ -84,12 +84,11 @@ void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch
     const ScaledScores<Bits> scores(problem.score, kLog2E);
     // A kernel for each loss: with one for all, Hopper's step of the reverse KL took 5 % longer.
     NamedDistillation<Bits>{{}, x.options.loss}.with_named([&](const auto& m) {
-      if (x.teacher_out.present()) {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out), as_rows(x.teacher_out)}, {},
-                                launch);
-      } else {
-        local_gradient<E, Tile>(m, scores, problem, rows, {as_rows(x.out)}, {}, launch);
-      }
+      const auto run = [&](const auto&... outs) {
+        const auto epilogue = gradient_epilogue<E, Tile>(m, scores, problem, rows, {as_rows(outs)...}, {});
+        contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
+      };
+      x.teacher_out.present() ? run(x.out, x.teacher_out) : run(x.out);
     });
   });
 }

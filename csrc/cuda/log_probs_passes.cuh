@@ -77,7 +77,9 @@ void log_probs_gradient_pass(const LogProbsLocalGradient& x, const Launch& launc
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto run = [&](const auto& scores) {
-      local_gradient<E, Tile>(LogProbs<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums, launch);
+      const auto epilogue =
+          gradient_epilogue<E, Tile>(LogProbs<Bits>{}, scores, problem, rows, {as_rows(x.out)}, x.sums);
+      contraction<E>(Tile{}, problem, epilogue, nullptr, "local_gradient", launch);
     };
     has_logits(x) ? run(logit_scores<E>(problem, x.bias)) : run(ScaledScores<Bits>(problem.score, kLog2E));
   });

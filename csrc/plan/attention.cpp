@@ -52,8 +52,10 @@ std::int64_t row_numbers(const Call& x) {
 // What keeps attention whose scores functions modify from Hopper's kernels.
 template <class Call>
 Limits modified_limits(const Call& x, bool in_order) {
-  if (std::max(x.q.size[3], x.v.size[3]) > 128) return {.sm90 = {Why::kWideModified}};
-  if (in_order && x.blocks.present()) return {.sm90 = {Why::kBlocksInOrder}};
+  if (std::max(x.q.size[3], x.v.size[3]) > 128)
+    return {.sm90 = {"functions modify scores, and a width is more than 128"}};
+  if (in_order && x.blocks.present())
+    return {.sm90 = {"blocks are skipped, and the deterministic mode is asked for"}};
   return {};
 }
 
@@ -82,9 +84,11 @@ Plan plan(const AttentionBackward& given, const DeviceFacts& gpu, const Launch& 
   const AttentionBackward x = padded(given);
   const FoldProblem p = attention_problem(x);
   Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu)};
-  if (!x.grad_out.present()) limits.both = {Why::kOnlyLogSumExp};
-  if (p.bias.present() && std::max(p.width(), p.payload_width()) > 128) limits.sm90 = {Why::kWideBias};
-  if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias)) limits.both = {Why::kBiasInOrder};
+  if (!x.grad_out.present()) limits.both = {"only the log-sum-exp has a gradient"};
+  if (p.bias.present() && std::max(p.width(), p.payload_width()) > 128)
+    limits.sm90 = {"there is a bias of scores, and a width is more than 128"};
+  if (launch.deterministic && x.d_bias.present() && repeats(x.d_bias))
+    limits.both = {"scores share a bias whose gradient is wanted, and the deterministic mode is asked for"};
   Plan plan = plan_of(given, x, choose_resident(p, limits, gpu, launch), launch);
   const Family family = plan.choice.family;
   plan.computed = computed(family, p, x);

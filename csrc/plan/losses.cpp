@@ -27,10 +27,10 @@ Call padded(const Call& given) {
 template <class Call>
 Reason sm80_obstacle(const Call& x) {
   if constexpr (requires { x.class_weight; }) {
-    if (weighs_all(x)) return {Why::kClassWeights};
+    if (weighs_all(x)) return {"label smoothing has weights of classes"};
   }
   if constexpr (requires { x.top1; }) {
-    if (x.top1.present() && has_logits(x)) return {Why::kTopOfLogits};
+    if (x.top1.present() && has_logits(x)) return {"top1 is of logits with a bias or a softcap"};
   }
   return {};
 }
@@ -170,7 +170,8 @@ Plan plan(const StatisticsFold& given, const DeviceFacts& gpu, const Launch& lau
   const StatisticsFold x = padded(given);
   const FoldProblem p = problem_of(x);
   const bool of_program = x.state_words > 0, two = p.other_a.present();
-  const Choice choice = of_program ? choose_contraction(p, gpu) : Choice{.both = {Why::kUserMonoid}};
+  const Choice choice = of_program ? choose_contraction(p, gpu)
+                                   : Choice{.both = {"a user's monoid in C++ has no kernels with them"}};
   Plan plan = plan_of(given, x, choice, launch);
   if (of_program) plan_narrow(plan, p, gpu, std::numeric_limits<std::int64_t>::max());
   if (plan.parts > 1) plan.scratch = plan.parts * p.rows() * x.state_words;

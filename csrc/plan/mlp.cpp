@@ -79,7 +79,7 @@ Choice choose_parts(const FoldProblem& p, const TileSize& part, std::int64_t wor
                     const DeviceFacts& gpu, const Launch& launch) {
   const Choice choice = choose_multiplied(p, gpu, launch);
   if (choice.family == Family::kSimt || part.rows * part.columns != 0) return choice;
-  return {.both = {Why::kHiddenSpace, workspace}};
+  return {.both = {"the workspace of {} bytes holds no tile of hidden values", workspace}};
 }
 
 template <class Call>
@@ -107,9 +107,9 @@ Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);
   const std::int64_t rows = p.rows(), row_blocks = parts_of(rows, kRows), all = gpu.multiprocessors;
   if (!adds_rows && units >= kManyUnits && row_blocks * kShareOfRows <= all)
-    return {Why::kIdleByRows, rows, row_blocks, all};
+    return {"{} rows are {} blocks for {} multiprocessors", rows, row_blocks, all};
   if (p.a.dtype == DType::kFloat32 || rows < kManyRows || blocks * kShare > all) return {};
-  return {Why::kIdleByUnits, units, blocks, all};
+  return {"{} hidden units are {} blocks for {} multiprocessors", units, blocks, all};
 }
 
 // Are parts so large that launches take no longer than products. Where parts are of units, products of width 128 that are
@@ -143,7 +143,7 @@ Plan plan(const MlpBackward& given, const DeviceFacts& gpu, const Launch& launch
   const MlpBackward x = padded(given);
   const FoldProblem p = mlp_problem(x);
   Limits limits{.widest_sm80 = widest_sm80_backward(p, gpu)};
-  if (launch.deterministic) limits.sm80 = {Why::kInOrder};
+  if (launch.deterministic) limits.sm80 = {"the deterministic mode is asked for"};
   Choice whole = choose_resident(p, limits, gpu, launch);
   Plan plan = plan_of(given, x, whole, launch);
   plan.adds_rows = whole.family != Family::kSm90 || (gradients_at_once(p) && !launch.deterministic);

@@ -33,39 +33,40 @@ Family named_family() {
 Reason gpu_obstacle(Family family, const DeviceFacts& gpu) {
   const Capabilities& row = kFamilies[static_cast<int>(family)];
   const bool runs = row.major_alone ? gpu.major == row.major && gpu.minor == 0 : gpu.major >= row.major;
-  return runs ? Reason{} : Reason{Why::kGpu, gpu.major, gpu.minor, row.major};
+  return runs ? Reason{} : Reason{"the GPU is sm_{}{}, not sm_{}0", gpu.major, gpu.minor, row.major};
 }
 
 // What keeps a fold from tensor cores of any kind. tf32: are there kernels for float32, and may they round to it.
 Reason common_obstacle(const FoldProblem& p, const DeviceFacts& gpu, bool tf32 = false) {
-  if (named_family() == Family::kSimt) return {Why::kNamedSimt};
-  if (p.a.dtype == DType::kFloat32 && !tf32) return {Why::kFloat32};
-  if (p.a.dtype == DType::kFloat64) return {Why::kFloat64};
-  if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return {Why::kEmpty};
-  if (!(p.score.scale > 0)) return {.why = Why::kScale, .number = p.score.scale};
+  if (named_family() == Family::kSimt) return {"MONOIDREDUCE_CUDA_TIER=simt"};
+  if (p.a.dtype == DType::kFloat32 && !tf32) return {"the inputs are float32, not multiplied in tf32"};
+  if (p.a.dtype == DType::kFloat64) return {"the inputs are float64"};
+  if (p.batch() * p.heads() * p.rows() * p.columns() == 0) return {"there are no rows or no columns"};
+  if (!(p.score.scale > 0)) return {"the scale is {}, not positive", p.score.scale};
   // Row, column and job numbers are 32-bit.
   const std::int64_t tiles = (std::max(p.rows(), p.columns()) + 63) / 64;
   if (std::max(p.rows(), p.columns()) >= tiles::kFar || p.batch() * p.heads() * tiles >= tiles::kFar)
-    return {Why::kTooMany};
+    return {"there are 2^30 rows, columns or tiles of them, or more"};
   return gpu_obstacle(Family::kSm80, gpu);
 }
 
 Reason width_obstacle(const FoldProblem& p, std::int64_t widest) {
   for (const TensorView* t : {&p.a, &p.other_a, &p.payload}) {
     if (!t->present()) continue;
-    if (t->size[3] == 0) return {Why::kWidth0};
-    if (t->size[3] > widest) return {Why::kWidth, t->size[3], widest};
+    if (t->size[3] == 0) return {"a width is 0"};
+    if (t->size[3] > widest) return {"a width is {}, more than {}", t->size[3], widest};
   }
   return {};
 }
 
 Reason sm90_obstacle(const FoldProblem& p, std::int64_t widest, const DeviceFacts& gpu) {
-  if (p.a.dtype == DType::kFloat32) return {Why::kTf32};
-  if (!kWithSm90) return {Why::kNotBuilt};
-  if (named_family() == Family::kSm80) return {Why::kNamedSm80};
+  if (p.a.dtype == DType::kFloat32) return {"the inputs are float32, multiplied in tf32"};
+  if (!kWithSm90) return {"this build has no code for sm_90a"};
+  if (named_family() == Family::kSm80) return {"MONOIDREDUCE_CUDA_TIER=sm80"};
   if (const Reason reason = gpu_obstacle(Family::kSm90, gpu)) return reason;
   const bool biased = p.bias.present() && !p.score.bias_inside;
-  if (biased && p.bias.size[3] > 1 && p.bias.stride[3] == 0) return {Why::kSharedBias};
+  if (biased && p.bias.size[3] > 1 && p.bias.stride[3] == 0)
+    return {"the bias of scores is the same for all columns"};
   return width_obstacle(p, widest);
 }
 
@@ -113,7 +114,8 @@ Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu) {
 Choice choose_multiplied(const FoldProblem& p, const DeviceFacts& gpu, const Launch& launch) {
   const char* const config = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   const std::string_view given = config ? config : "";
-  if (launch.deterministic && given != ":4096:8" && given != ":16:8") return {.both = {Why::kTorchInOrder}};
+  if (launch.deterministic && given != ":4096:8" && given != ":16:8")
+    return {.both = {"torch's matrix products are deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8"}};
   return choose_contraction(p, gpu);
 }
 
@@ -125,7 +127,7 @@ Choice choose_products(const FoldProblem& p, std::int64_t workspace, const Devic
   if (choice.family == Family::kSimt) return choice;
   constexpr std::int64_t kTileColumns = 256;
   if (workspace / (p.rows() * item_size(p.a.dtype) * kTileColumns) == 0)
-    return {.both = {Why::kWorkspace, workspace}};
+    return {.both = {"the workspace of {} bytes holds no tile a row", workspace}};
   return choice;
 }
 

@@ -1,3 +1,5 @@
+#include <cmath>
+#include <string>
 #include <string_view>
 
 #include "monoidreduce/error.h"
@@ -8,65 +10,17 @@ namespace monoidreduce {
 namespace {
 
 std::string text(const Reason& r) {
-  switch (r.why) {
-    case Why::kNothing:
-      return "";
-    case Why::kNamedSimt:
-      return "MONOIDREDUCE_CUDA_TIER=simt";
-    case Why::kNamedSm80:
-      return "MONOIDREDUCE_CUDA_TIER=sm80";
-    case Why::kFloat32:
-      return "the inputs are float32, not multiplied in tf32";
-    case Why::kFloat64:
-      return "the inputs are float64";
-    case Why::kEmpty:
-      return "there are no rows or no columns";
-    case Why::kScale:
-      return message("the scale is ", r.number, ", not positive");
-    case Why::kTooMany:
-      return "there are 2^30 rows, columns or tiles of them, or more";
-    case Why::kTf32:
-      return "the inputs are float32, multiplied in tf32";
-    case Why::kNotBuilt:
-      return "this build has no code for sm_90a";
-    case Why::kGpu:
-      return message("the GPU is sm_", r.first, r.second, ", not sm_", r.third, "0");
-    case Why::kSharedBias:
-      return "the bias of scores is the same for all columns";
-    case Why::kWideBias:
-      return "there is a bias of scores, and a width is more than 128";
-    case Why::kWidth0:
-      return "a width is 0";
-    case Why::kWidth:
-      return message("a width is ", r.first, ", more than ", r.second);
-    case Why::kOnlyLogSumExp:
-      return "only the log-sum-exp has a gradient";
-    case Why::kBiasInOrder:
-      return "scores share a bias whose gradient is wanted, and the deterministic mode is asked for";
-    case Why::kInOrder:
-      return "the deterministic mode is asked for";
-    case Why::kTorchInOrder:
-      return "torch's matrix products are deterministic only with CUBLAS_WORKSPACE_CONFIG=:4096:8";
-    case Why::kWorkspace:
-      return message("the workspace of ", r.first, " bytes holds no tile a row");
-    case Why::kHiddenSpace:
-      return message("the workspace of ", r.first, " bytes holds no tile of hidden values");
-    case Why::kIdleByRows:
-      return message(r.first, " rows are ", r.second, " blocks for ", r.third, " multiprocessors");
-    case Why::kIdleByUnits:
-      return message(r.first, " hidden units are ", r.second, " blocks for ", r.third, " multiprocessors");
-    case Why::kClassWeights:
-      return "label smoothing has weights of classes";
-    case Why::kTopOfLogits:
-      return "top1 is of logits with a bias or a softcap";
-    case Why::kWideModified:
-      return "functions modify scores, and a width is more than 128";
-    case Why::kBlocksInOrder:
-      return "blocks are skipped, and the deterministic mode is asked for";
-    case Why::kUserMonoid:
-      return "a user's monoid in C++ has no kernels with them";
+  std::string_view left = r.text ? r.text : "";
+  std::string all;
+  for (const double n : r.numbers) {
+    const std::size_t place = left.find("{}");
+    if (place == left.npos) break;
+    const bool whole = std::abs(n) < 0x1p53 && n == std::trunc(n);
+    all += left.substr(0, place);
+    all += whole ? message(static_cast<std::int64_t>(n)) : message(n);
+    left.remove_prefix(place + 2);
   }
-  return "";
+  return all + std::string(left);
 }
 
 std::string text(const Choice& choice) {

@@ -6,7 +6,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -132,6 +132,17 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 # Linear cross entropy
 
 
+class CrossEntropyNumbers(NamedTuple):
+    """The first options of the op, which are those of a call."""
+
+    reduction: str
+    logit_scale: float
+    softcap: float
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+
+
 def scores_can_be_kept(
     bias: Tensor | None, class_weight: Tensor | None, softcap: float, label_smoothing: float
 ) -> bool:
@@ -186,6 +197,24 @@ def cross_entropy_results(
     keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
     kept = _traced_kept(x, weight, workspace, x_differentiated, keep, logit_scale)
     return loss, lse, torch.empty_like(lse), kept
+
+
+def plan_cross_entropy(
+    tensors: tuple[Any, ...], numbers: CrossEntropyNumbers, workspace: int, gpu: _C.DeviceFacts | None
+) -> tuple[_C.Plan, _C.Plan, bool]:
+    """Of both passes; and may the forward pass keep local gradients.
+
+    tensors, numbers: the first arguments of the op. gpu: plans for it, wherever the tensors are.
+    """
+    x, weight, bias, _, class_weight = tensors
+    softcap, smoothing = numbers.softcap, numbers.label_smoothing
+    call: dict[str, Any] = {"x": x, "weight": weight, "bias": bias, "gpu": gpu}
+    call["logit_scale"] = numbers.logit_scale
+    changed: dict[str, Any] = {"class_weight": with_mean(class_weight), "label_smoothing": smoothing}
+    forward = _C.plan_cross_entropy_forward(**call, **changed)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    backward = _C.plan_cross_entropy_backward(**call, workspace=workspace, deterministic=deterministic)
+    return forward, backward, scores_can_be_kept(bias, class_weight, softcap, smoothing)
 
 
 def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:

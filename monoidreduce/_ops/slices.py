@@ -124,7 +124,7 @@ def product_waves(row_tiles: int, columns: int, clusters: int) -> tuple[float, i
     """How long a product of local gradients takes, in columns of a cluster, and the columns of its tile.
 
     Tiles come in waves, one for each cluster, and in the last wave some clusters are idle. Of tiles of 256
-    columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/local_products.cu).
+    columns and of 192 the kernel takes those that are done first (csrc/cuda/sm90/loss_gradients.cu).
     """
 
     def waves(tile: int) -> int:

@@ -111,9 +111,8 @@ class _Notes(DispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "monoidreduce":
             name = func._schema.name.removeprefix("monoidreduce::")
-            given = self.differentiated(
-                dict(zip((a.name for a in func._schema.arguments), args, strict=True))
-            )
+            names = (a.name for a in func._schema.arguments)
+            given = self.differentiated(name, dict(zip(names, args, strict=True)))
             with self:
                 results = OPERATORS[name].forward(*given.values())
             self.calls.append((name, given, results))
@@ -124,13 +123,13 @@ class _Notes(DispatchMode):  # type: ignore[misc]
         self.note(func, args, results)
         return results
 
-    def differentiated(self, given: dict[str, Any]) -> dict[str, Any]:
+    def differentiated(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of an op as if autograd recorded it; fake tensors of a GPU record nothing."""
         if "keep" in given:
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
             keep = given["x"].is_cuda and bool(student) and not teacher
             if not self.keeps:  # but a share, of cross entropy's
-                keep &= "class_weight" in given and may_keep_share(**given)
+                keep &= name == "linear_cross_entropy" and may_keep_share(**given)
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         if "a_differentiated" in given:
             given["a_differentiated"] = self.keeps and given["a"].is_cuda and "a" in self.needed

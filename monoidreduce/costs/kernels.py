@@ -369,7 +369,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     if "grad_out" in a:
         width += a["grad_out"].shape[1]
     written = _bytes(launch, "out teacher_out hidden kept teacher_kept")
-    if plan.tier != "sm90":
+    if not plan.can.clusters:
         gradients = [a[n] for n in ("dx", "dweight", "dteacher_x", "dteacher_weight", "da", "db") if n in a]
         products = 1 + sum(t.shape[1] for t in gradients) / width
         read = _bytes(launch, "x a weight b teacher_x teacher_weight w1 w2 grad_out")

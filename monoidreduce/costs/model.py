@@ -22,6 +22,7 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
+*_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
 # From the end of a kernel until the next one is at its rate. Of 2 and 5 us, the only ones tried, 5 was taken
 # with the errors of held-out phases in sight (docs/cost.md).
 LAUNCH_SECONDS = 5e-6
@@ -86,7 +87,7 @@ def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]
     """Those of the narrowest measured width that holds `width`, else of the widest."""
     rows = (fitted_constants() if among is None else among).get(kernel, ())
     if not rows:
-        family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), "sm90")
+        family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), _WITH_TILES)
         return Constants(0, _UNMEASURED[family], 0.0)
     return next((row for row in rows if row.width >= width), rows[-1])
 

@@ -81,15 +81,15 @@ def _split_dimension(weight: DTensor) -> int:
 
 
 def linear_cross_entropy(
-    x: Any, weight: Any, target: Any, *, bias: Any, class_weight: Any, reduction: str, **options: Any
+    x: Any, weight: Any, target: Any, *, bias: Any, reduction: str, **options: Any
 ) -> Any:
     """`functional.linear_cross_entropy` of DTensors on one mesh.
 
     Args:
         x: [tokens, D], on each mesh dimension Shard(0) or Replicate. target: [tokens], placed as x.
         weight: [V, D], Shard(0) on one mesh dimension and Replicate on the others. bias: [V], placed so.
-        class_weight: None.
         reduction: "mean" divides by the number of tokens of all ranks.
+        options: as there, without tensors.
 
     Returns:
         A DTensor, or two. On the dimension that splits the classes it is replicated. On others where x is
@@ -104,10 +104,9 @@ def linear_cross_entropy(
             raise TypeError(mismatch(name, expected, type(t).__name__))
         if t is not None and t.device_mesh != weight.device_mesh:
             raise TypeError(mismatch(name, expected, t.device_mesh))
-    if class_weight is not None:
-        raise TypeError(
-            mismatch("class_weight", "None, where weight is a DTensor", type(class_weight).__name__)
-        )
+    for name, option in options.items():
+        if isinstance(option, Tensor):
+            raise TypeError(mismatch(name, "None, where weight is a DTensor", type(option).__name__))
     check_choice("reduction", reduction, functional.REDUCTIONS)
     mesh, split = weight.device_mesh, _split_dimension(weight)
     if x.dim() != 2 or any(p not in (Shard(0), Replicate()) for p in x.placements):

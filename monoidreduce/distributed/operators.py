@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import may_keep_share
+from monoidreduce._ops.losses import CrossEntropyNumbers, may_keep_share
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
@@ -88,7 +88,9 @@ class Sharded:
     ) -> tuple[Tensor, Tensor]:
         """The loss, and the log-sum-exps [rows]. differentiated: are x and weight."""
         x, weight, bias, target, class_weight = self.tensors
-        reduction, logit_scale, softcap, ignore_index, smoothing, z_loss = self.options
+        numbers: CrossEntropyNumbers = self.options  # type: ignore[assignment]
+        reduction, ignore_index = numbers.reduction, numbers.ignore_index
+        smoothing, z_loss = numbers.label_smoothing, numbers.z_loss
         columns = self.columns
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
         keep = x.is_cuda and any(differentiated) and may_keep_share(x, class_weight, smoothing, z_loss)
@@ -103,7 +105,7 @@ class Sharded:
         slices = (columns.first, columns.all, return_lse, keep, differentiated[0], workspace)
         fold = ShardedFold(
             "linear_cross_entropy",
-            forward=("none", logit_scale, softcap, ignore_index, smoothing, 0.0, *slices),
+            forward=(*numbers._replace(reduction="none", z_loss=0.0), *slices),
             backward=(*self.options, *slices),
             rows=(0,),
             gathered=3,

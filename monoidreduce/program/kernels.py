@@ -154,7 +154,7 @@ def compiled(
         program: `Program.text`.
         counts: how many data a call has of each kind.
         dtype: of the operands.
-        tier: "simt", "sm80" or "sm90", of the plan.
+        tier: of the plan.
         capability: of the GPU, as (9, 0).
         owned: of a fold whose threads own rows. Widths are multiples of the lanes' vectors of 16 bytes.
     """
@@ -220,9 +220,10 @@ def scores_kernel(
 
     As of `compiled_scores`; width: the larger one of the operands. scale: of dot products.
     """
-    at_most = _ANY_WIDTH if tier == "simt" else next(size for size in _WIDTHS if width <= size)
+    family = _C.FAMILIES[tier]
+    at_most = next(size for size in _WIDTHS if width <= size) if family.tensor_cores else _ANY_WIDTH
     capability = capability_of(device)
-    steps = tier == "sm90" and scale >= _LEAST_SCALE and not weights
+    steps = family.modified_cases and scale >= _LEAST_SCALE and not weights
     return _loaded_scores(program, which, packed, dtype, at_most, tier, capability, steps, weights)
 
 
@@ -258,18 +259,19 @@ def compiled_scores(
     Args:
         program: `Program.text`.
         which: FORWARD, BACKWARD, or BACKWARD_IN_TURN: blocks add to a query's gradient in a fixed order.
-            Other tiers than sm90 have one kernel for both.
+            Where there are no cases of them (`_C.Capabilities`), one kernel does both.
         packed: are these packed sequences.
         dtype: of the operands.
-        width: 64, 128 or 256; on sm90 backward at most 128; "simt" has one kernel for all.
-        tier: "simt", "sm80" or "sm90", of the plan.
+        width: 64, 128 or 256; with cases backward at most 128. Without tensor cores one kernel has all.
+        tier: of the plan.
         capability: of the GPU, as (9, 0).
-        steps: of sm90, may kernels add to dot products in place of scores, which are divided by the scale.
+        steps: where there are cases, may kernels add to dot products in place of scores, which are divided
+            by the scale.
         weights: are the scores weights, those of `attend`.
     """
     found = compiler.find()
     assert found is not None
-    if tier == "simt":
+    if not _C.FAMILIES[tier].tensor_cores:
         return _compiled_simt_scores(found, program, which, packed, dtype, capability, weights)
     text = _UNIT.format(
         includes=f'#include "monoidreduce/device/resident/modified_{tier}.cuh"\n',
@@ -283,7 +285,7 @@ def compiled_scores(
     types = [f"{here}{monoid}<{here}Bits>", f"{here}ModifiedScores<{here}P>"]
     if which == FORWARD:
         types.append(f"{here}{rows}")
-    if tier == "sm90":
+    if _C.FAMILIES[tier].modified_cases:
         tile.append(str(packed).lower())
         if which != FORWARD:
             tile.append(f"{family}RowSums::{'kInTurn' if which == BACKWARD_IN_TURN else 'kAnyOrder'}")
@@ -321,7 +323,7 @@ def compiled_unit(
     found: compiler.Compiler, text: str, names: list[str], tier: str, capability: tuple[int, int]
 ) -> Image:
     """The kernels of a unit with these names, from the cache or the compiler."""
-    architecture = "sm_90a" if tier == "sm90" else _architecture(found.architectures, capability)
+    architecture = _C.FAMILIES[tier].architecture or _architecture(found.architectures, capability)
     key = cache.key(text, *names, architecture, str(found.version), hash_of_headers())
     image = cache.load(key)
     if image is None:
@@ -337,10 +339,11 @@ def compiled_unit(
 
 def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype) -> str:
     """What is compiled: the library's headers, the program, and what the host takes for granted of it."""
-    headers = ["simt/program_simt" if tier == "simt" else f"contraction/program_{tier}"]
-    if tier != "simt" and which == _FOLD:
+    tensor_cores = _C.FAMILIES[tier].tensor_cores
+    headers = [f"contraction/program_{tier}" if tensor_cores else "simt/program_simt"]
+    if tensor_cores and which == _FOLD:
         headers.append("contraction/fold_epilogue")
-    real = _real(dtype) if tier == "simt" else "ElementReal"
+    real = "ElementReal" if tensor_cores else _real(dtype)
     checks = _state_check(program) if which == _FOLD else ""
     includes = "".join(f'#include "monoidreduce/device/{header}.cuh"\n' for header in headers)
     return _UNIT.format(includes=includes, program=source.text, real=real, checks=checks)
@@ -357,7 +360,7 @@ def _state_check(program: str) -> str:
 def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> list[str]:
     """The kernels of a unit as C++ names them."""
     here = _HERE
-    if tier == "simt":
+    if not _C.FAMILIES[tier].tensor_cores:
         return [f"{here}simt::{'fold' if which == _FOLD else 'pull'}_program<{here}P>"]
     family, element = f"{here}{tier}::", _ELEMENTS[dtype]
     if which == _FOLD:

@@ -128,7 +128,7 @@ def test_tiles_of_contractions_are_those_of_the_plan() -> None:
 
 def test_tiles_of_products_are_those_of_the_kernel() -> None:
     """Of 256 columns, or of 192 where that is done first."""
-    source = "cuda/sm90/local_products.cu"
+    source = "cuda/sm90/loss_gradients.cu"
     wide, narrow = (
         int(*in_source(source, rf"using {name} = ContractionTile<(\d+), 4, 1, kRowsTransposed>;"))
         for name in ("Wide", "Narrow")

@@ -139,11 +139,9 @@ SOURCES = """
     cuda/sm80/mlp_few_rows.cu cuda/sm80/mlp_forward.cu cuda/sm80/mlp_gradient.cu cuda/sm80/mlp_hidden.cu
     cuda/sm80/modified_attention.cu cuda/sm80/statistics.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
-    cuda/sm90/backward_kernels.cuh
-    cuda/sm90/cross_entropy_forward.cu cuda/sm90/cross_entropy_gradient.cu cuda/sm90/distillation_forward.cu
-    cuda/sm90/distillation_gradient.cu cuda/sm90/local_products.cu cuda/sm90/log_probs.cu
-    cuda/sm90/logsumexp.cu
-    cuda/sm90/mlp_backward.cu
+    cuda/sm90/backward_kernels.cuh cuda/sm90/cross_entropy_forward.cu cuda/sm90/distillation_forward.cu
+    cuda/sm90/distillation_gradient.cu cuda/sm90/log_probs.cu cuda/sm90/logsumexp.cu
+    cuda/sm90/loss_gradients.cu cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
     cuda/sm90/modified_attention.cu cuda/sm90/statistics.cu
     plan/attention.cpp plan/attention.h plan/check.h plan/losses.cpp plan/mlp.cpp plan/plan.cpp plan/plan.h

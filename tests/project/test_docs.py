@@ -6,7 +6,9 @@ import importlib
 import inspect
 import re
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -93,19 +95,138 @@ def _definition(function: str) -> re.Pattern[str]:
     return re.compile(rf"^(?:{python}|{struct}|{typed}|{kernel})", re.M)
 
 
-def test_walks_name_functions_that_exist() -> None:
-    """Each hop of the walks of docs/architecture.md is a function that is defined in that file."""
+def _bodies(function: str, path: str) -> list[str]:
+    """The text of each definition of a function in a file."""
+    source, found = (ROOT / path).read_text("utf-8"), []
+    for match in _definition(function).finditer(source):
+        head, *lines = source[match.start() :].lstrip("\n").splitlines()
+        kernel = "__grid_constant__" in head  # whose parameters stand on a line of their own
+        indent = 0 if kernel else len(head) - len(head.lstrip())
+        end = re.compile(rf"\s{{0,{indent}}}" + (r"[^\s)]" if path.endswith(".py") else "}"))
+        last = next((i for i, line in enumerate(lines) if end.match(line)), len(lines))
+        found.append("\n".join((head, *lines[:last])))
+    return found
+
+
+# A function that is called by another name -> that name, and where a line binds it.
+BOUND = {
+    "kernel": (
+        (
+            "torch.ops.monoidreduce.attention",
+            "monoidreduce/_ops/registry.py",
+            "_library.impl(kernel_name, kernel,",
+        ),
+        ("backward_op", "monoidreduce/_ops/registry.py", "_library.impl(kernel_name, kernel,"),
+    ),
+    "attention_forward": (
+        ("backend", "monoidreduce/_ops/attention.py", "    forward=attention_forward,"),
+        ("run", "csrc/bindings/python.cpp", "calls.define(&attention_forward);"),
+        ("kSm90", "csrc/operators.cpp", "sm90::attention_forward>("),
+    ),
+    "define": (
+        ("_C.attention_forward", "csrc/bindings/python.cpp", "calls.define(&attention_forward);"),
+        (
+            "_C.cross_entropy_local_gradient",
+            "csrc/bindings/python.cpp",
+            "calls.define(&cross_entropy_local_gradient);",
+        ),
+        ("_C.rows_product", "csrc/bindings/python.cpp", "calls.define(&rows_product);"),
+    ),
+    "cross_entropy_backward": (
+        ("backend", "monoidreduce/_ops/losses.py", "    backward=cross_entropy_backward,"),
+    ),
+    "cross_entropy_local_gradient": (
+        ("run", "csrc/bindings/python.cpp", "calls.define(&cross_entropy_local_gradient);"),
+        ("kSm90", "csrc/operators.cpp", "sm90::cross_entropy_local_gradient>("),
+    ),
+    "rows_product": (
+        ("run", "csrc/bindings/python.cpp", "calls.define(&rows_product);"),
+        ("kSm90", "csrc/operators.cpp", "run_product<sm90::rows_product>("),
+    ),
+}
+
+
+class Hop(NamedTuple):
+    function: str
+    path: str
+    calls: str  # as its text has it
+
+
+def _walks() -> list[list[Hop]]:
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
-    hops = re.findall(r"^(\d+)\. `(\w+)` in `([^`]+)`", page, re.M)
-    second = [number for number, *_ in hops].index("1", 1)
-    for walk, most_files in ((hops[:second], 9), (hops[second:], 11)):
-        assert 9 < len(walk) <= 12 and len({path for *_, path in walk}) <= most_files
-    missing = [
-        f"{function} in {path}"
-        for _, function, path in hops
-        if not _definition(function).search((ROOT / path).read_text("utf-8"))
-    ]
-    assert missing == []
+    walks: list[list[Hop]] = []
+    for number, names, path, text in re.findall(r"^(\d+)\. ((?:`\w+`,? )+)in `([^`]+)`: (.*)", page, re.M):
+        functions, called = re.findall(r"\w+", names), ["", *re.findall("`([^`]+)`", text)]
+        if number == "1":
+            walks.append([])
+        calls = [*functions[1:], called[-1]]
+        walks[-1] += [Hop(function, path, to) for function, to in zip(functions, calls, strict=True)]
+    return walks
+
+
+def _missing(hop: Hop, to: Hop) -> list[str]:
+    """What keeps a hop from being one: the text names the other function, or what is bound to it, and so
+    does the function itself."""
+    bound = [n for n, path, line in BOUND.get(to.function, ()) if line in (ROOT / path).read_text("utf-8")]
+    names = [to.function, *bound]
+    if hop.calls not in names:
+        return [f"{hop.function} in {hop.path} calls {hop.calls}, which is not {to.function}"]
+    searched = names if hop.calls == to.function else [hop.calls]
+    call = re.compile("|".join(rf"(?<!\w){re.escape(name)}\b" for name in searched))
+    found = any(map(call.search, _bodies(hop.function, hop.path)))
+    return [] if found else [f"{hop.function} in {hop.path} does not call {' or '.join(searched)}"]
+
+
+def test_walks_are_those_of_the_calls() -> None:
+    """Of docs/architecture.md: every hop is a call, in a function that is defined in that file."""
+    first, second = _walks()
+    assert len(first) - 1 <= 12 and len({hop.path for hop in first}) <= 8
+    assert len({hop.path for hop in second}) <= 10
+    ends = [hop.function for hop in second].index(
+        "add_products"
+    )  # a second branch, of multiply_local_gradients
+    fork = next(hop for hop in second if hop.function == "multiply_local_gradients")
+    chains = (first, second[:ends], [fork._replace(calls="add_products"), *second[ends:]])
+    missing = [problem for chain in chains for pair in pairwise(chain) for problem in _missing(*pair)]
+    undefined = [f"{h.function} in {h.path}" for h in (*first, *second) if not _bodies(h.function, h.path)]
+    assert missing + undefined == []
+    assert "wgmma.mma_async" in (ROOT / first[-1].path).read_text("utf-8")
+
+
+def test_a_hop_that_is_no_call_is_found() -> None:
+    (first, *_), (second, *_) = _walks()
+    assert _missing(first, second)
+    assert _missing(first._replace(calls="kernel"), second)
+
+
+def _files_with(pattern: str) -> set[str]:
+    """The production files that have it, but for those of folds over ranks."""
+    found = re.compile(rf"\b(?:{pattern})\b")
+    sources = [p for f in ("monoidreduce", "csrc") for p in (ROOT / f).rglob("*") if p.suffix in SUFFIXES]
+    paths = (str(p.relative_to(ROOT)) for p in sources if found.search(p.read_text("utf-8")))
+    return {path for path in paths if "distributed/" not in path and not path.endswith("ops/ranks.h")}
+
+
+SUFFIXES = (".py", ".h", ".cuh", ".cu", ".cpp")
+
+
+def test_files_of_an_option_are_those_of_the_page() -> None:
+    """Of docs/extending.md: a tensor's are those that its section names, a number's five and the hints."""
+    page = (ROOT / "docs/extending.md").read_text("utf-8")
+    (section,) = re.findall(r"^## An option of an operator\n(.*?)^## ", page, re.M | re.S)
+    named = re.findall(r"`((?:csrc|monoidreduce)/[\w/.]+)`", section)
+    of_tensor = {n for n in named if n != "monoidreduce/nn.py" and "distributed/" not in n}
+    assert _files_with("class_weight|weighs_all|WeightedCrossEntropy") == of_tensor
+    of_number = (
+        "ops/cross_entropy.h",
+        "monoids/cross_entropy.h",
+        "losses.py",
+        "functional.py",
+        "reference.py",
+    )
+    hints = "monoidreduce/_keywords.py"
+    assert all(f"`{name}`" in section for name in of_number[:2])
+    assert _files_with("z_loss") - {hints} == {n for n in of_tensor if n.endswith(of_number)}
 
 
 def test_architecture_is_short() -> None:

@@ -54,17 +54,22 @@ void attention_forward(const AttentionForward& x, const Plan& plan, const Launch
   auto* const counter = plan.scratch > 0 ? data<unsigned long long>(x.scratch) : nullptr;
   const std::int64_t width = std::max(x.q.size[3], x.v.size[3]), columns = x.k.size[2];
   const FoldProblem problem = attention_problem(x);
-  with_attention_rows<Biases::kTiles>(x, problem, [&](auto element, const auto& scores, const auto& rows) {
-    using Tile = Tiles<std::decay_t<decltype(scores)>>;
-    const auto fold = [&](auto tile) {
-      fold_forward<decltype(element), decltype(tile)>(LogSumExp<Bits>{}, scores, problem, rows,
-                                                      {x.out, x.out_low}, counter, launch);
+  const DeviceGuard device(x.q.cuda_device);
+  const auto fold_rows = [&]<class E, class Scores, class Rows>(E, const Scores& scores, const Rows& rows) {
+    using B = BiasElement<Scores>;
+    using Tile = Tiles<Scores>;
+    const auto fold = [&]<class T>(T) {
+      launch_kernel("fold_forward_sm90", &fold_forward_kernel<E, T, LogSumExp<Bits>, Scores, Rows>,
+                    forward_blocks<T>(problem), T::kThreads, kForwardBytes<T, B>, launch.stream,
+                    forward_arguments<E, T, B>(problem, {x.out, x.out_low}, counter, launch),
+                    LogSumExp<Bits>{}, scores, rows);
     };
     if (width <= 64) return fold(typename Tile::Width64{});
     if (width <= 128 && columns <= kFewColumns) return fold(typename Tile::FewColumnsWidth128{});
     if (width <= 128) return fold(typename Tile::Width128{});
     fold(typename Tile::Width256{});
-  });
+  };
+  with_attention_rows<Biases::kTiles>(x, problem, fold_rows);
   repair_attention(x, problem, launch);
 }
 

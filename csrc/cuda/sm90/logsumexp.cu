@@ -20,8 +20,8 @@ auto fold(const Launch& launch) {
   return [&](auto element, const auto& m, const auto& scores, const FoldProblem& p, const auto& rows,
              const FoldOutput& out) {
     using E = decltype(element);
-    if (p.width() <= 64) return fold_forward<E, Width64>(m, scores, p, rows, out, nullptr, launch);
-    fold_forward<E, Width128>(m, scores, p, rows, out, nullptr, launch);
+    if (p.width() <= 64) return fold_forward<E, Width64>(m, scores, p, rows, out, launch);
+    fold_forward<E, Width128>(m, scores, p, rows, out, launch);
   };
 }
 

@@ -26,9 +26,9 @@ void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch) {
   mlp_forward_pass(x, [&](auto element, const auto& m, const auto& scores, const auto& problem,
                           const auto& rows, const FoldOutput& out) {
     using E = decltype(element);
-    if (width <= 64) return fold_forward<E, Width64>(m, scores, problem, rows, out, nullptr, launch);
-    if (width <= 128) return fold_forward<E, Width128>(m, scores, problem, rows, out, nullptr, launch);
-    fold_forward<E, Width256>(m, scores, problem, rows, out, nullptr, launch);
+    if (width <= 64) return fold_forward<E, Width64>(m, scores, problem, rows, out, launch);
+    if (width <= 128) return fold_forward<E, Width128>(m, scores, problem, rows, out, launch);
+    fold_forward<E, Width256>(m, scores, problem, rows, out, launch);
   });
 }
 

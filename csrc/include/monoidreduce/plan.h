@@ -27,6 +27,11 @@ struct Capabilities {
   bool skips_rows = false;     // that are not active, given an order of them
   bool transposed = false;     // weights of losses, as they lie
   bool bias_in_tiles = false;  // of scores, whose rows are dense and on 16-byte boundaries
+  bool clusters = false;       // of two multiprocessors share a tile of a contraction
+  // Kernels of modified scores are compiled for packed sequences, and for an order of sums; and may add to dot products in place
+  // of scores.
+  bool modified_cases = false;
+  const char* architecture = nullptr;  // that kernels of programs are compiled for; null: the GPU's own
 };
 inline constexpr Capabilities kFamilies[] = {
     {.name = "simt"},
@@ -40,45 +45,21 @@ inline constexpr Capabilities kFamilies[] = {
      .keeps = true,
      .skips_rows = true,
      .transposed = true,
-     .bias_in_tiles = true},
+     .bias_in_tiles = true,
+     .clusters = true,
+     .modified_cases = true,
+     .architecture = "sm_90a"},
 };
 
-// Why a call does not run on a family of kernels.
-enum class Why : std::int8_t {
-  kNothing,
-  kNamedSimt,  // by MONOIDREDUCE_CUDA_TIER
-  kNamedSm80,
-  kFloat32,  // and no tf32
-  kFloat64,
-  kEmpty,
-  kScale,    // number: it, not positive
-  kTooMany,  // rows, columns or tiles of them
-  kTf32,
-  kNotBuilt,
-  kGpu,         // first, second: its compute capability; third: the major one that it lacks
-  kSharedBias,  // by all columns
-  kWideBias,    // and a width of more than 128
-  kWidth0,
-  kWidth,          // first: it, more than second
-  kOnlyLogSumExp,  // has a gradient
-  kBiasInOrder,    // its gradient, that scores share, in the deterministic mode
-  kInOrder,        // the deterministic mode
-  kTorchInOrder,   // torch's products in the deterministic mode
-  kWorkspace,      // first: its bytes, which hold no tile a row
-  kHiddenSpace,    // the same, no tile of hidden values
-  kIdleByRows,     // first: their number, second: their blocks, third: of multiprocessors
-  kIdleByUnits,    // the same, of hidden units
-  kClassWeights,   // with label smoothing
-  kTopOfLogits,    // with a bias or a softcap
-  kWideModified,   // by functions, and a width of more than 128
-  kBlocksInOrder,  // blocks of modified scores are skipped, in the deterministic mode
-  kUserMonoid,     // in C++
-};
+// Why a call does not run on a family of kernels: a text, with the next of the numbers at each "{}".
 struct Reason {
-  Why why = Why::kNothing;
-  std::int64_t first = 0, second = 0, third = 0;
-  double number = 0;
-  explicit operator bool() const { return why != Why::kNothing; }
+  const char* text = nullptr;
+  double numbers[3] = {};
+  constexpr Reason() = default;
+  template <class... Number>
+  constexpr Reason(const char* text, Number... number)
+      : text(text), numbers{static_cast<double>(number)...} {}
+  explicit operator bool() const { return text != nullptr; }
 };
 
 // The fastest family that takes a call. both: what keeps it from tensor cores; or sm90 and sm80, from each.

@@ -3,6 +3,7 @@
 
 #include "monoidreduce/device/contraction/contraction_sm80.cuh"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"
@@ -38,10 +39,11 @@ constexpr std::size_t contraction_bytes(Tile) {
   return sizeof(ContractionMemory<Tile>);
 }
 
-// Runs the epilogue over the products of a problem.
+// Runs the epilogue over the products of a problem. scratch: kScratch floats per block.
 template <class E, class Tile, class Epilogue>
-void contraction(Tile tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
-                 float* scratch, const char* name, const Launch& launch) {
+void contraction(Tile tile, const FoldProblem& p, const Epilogue& epilogue, float* scratch, const char* name,
+                 const Launch& launch) {
+  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>, static_cast<unsigned>(schedule.clusters),
                 Tile::kThreads, contraction_bytes<typename Epilogue::Memory>(tile), launch.stream,

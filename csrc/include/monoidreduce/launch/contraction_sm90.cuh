@@ -3,6 +3,7 @@
 
 #include "monoidreduce/device/contraction/contraction_sm90.cuh"
 #include "monoidreduce/fold.h"
+#include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensor_map.cuh"
@@ -46,8 +47,9 @@ constexpr std::size_t contraction_bytes(Tile) {
 
 // Runs the epilogue over the products of a problem.
 template <class E, class Tile, class Epilogue>
-void contraction(Tile tile, const TileSchedule& schedule, const FoldProblem& p, const Epilogue& epilogue,
-                 float* scratch, const char* name, const Launch& launch) {
+void contraction(Tile tile, const FoldProblem& p, const Epilogue& epilogue, float* scratch, const char* name,
+                 const Launch& launch) {
+  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel(name, &contraction_kernel<E, Tile, Epilogue>,
                 static_cast<unsigned>(schedule.clusters * Tile::kBlocks), Tile::kThreads,

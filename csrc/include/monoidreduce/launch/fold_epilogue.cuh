@@ -23,7 +23,7 @@ void fold_contraction(const Epilogue& epilogue, const FoldEpilogue<M, Scores, Ro
   const TileSchedule schedule = contraction_schedule(kTile, p, device_facts(p.a.cuda_device));
   float* const scratch =
       reinterpret_cast<float*>(fold.partial) + partial_floats(kTile, kStateFloats<M>, schedule);
-  contraction<E>(Tile{}, schedule, p, epilogue, scratch, "fold_contraction", launch);
+  contraction<E>(Tile{}, p, epilogue, scratch, "fold_contraction", launch);
   constexpr int kThreads = 128;
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel("combine_partial", &combine_partial<M, Tile, Rows>,

@@ -20,7 +20,8 @@ arch::TensorMap payload_map(const TensorView& payload) {
                            : tensor_map(payload, Tile::kColumns);
 }
 
-// As fold_forward takes them. B: element type of the biases of scores, or void. Clears the counter.
+// B: element type of the biases of scores, or void. counter: of jobs, which this clears, if rows keep different numbers of columns;
+// else null.
 template <class E, class Tile, class B>
 ForwardArguments forward_arguments(const FoldProblem& p, const FoldOutput& out, unsigned long long* counter,
                                    const Launch& launch) {
@@ -46,15 +47,15 @@ unsigned forward_blocks(const FoldProblem& p) {
 template <class Tile, class B>
 inline constexpr std::size_t kForwardBytes = sizeof(ForwardMemory<Tile, B, RowJob>) + kSharedAlignment;
 
-// counter: if rows keep different numbers of columns, a counter of jobs; else null.
+// A fold whose rows keep all columns, by scores without biases of their own.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_forward(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows,
-                  const FoldOutput& out, unsigned long long* counter, const Launch& launch) {
-  using B = BiasElement<Scores>;
+                  const FoldOutput& out, const Launch& launch) {
+  static_assert(!kBiasedByTile<Scores>);
   const DeviceGuard device(p.a.cuda_device);
   launch_kernel("fold_forward_sm90", &fold_forward_kernel<E, Tile, M, Scores, Rows>, forward_blocks<Tile>(p),
-                Tile::kThreads, kForwardBytes<Tile, B>, launch.stream,
-                forward_arguments<E, Tile, B>(p, out, counter, launch), m, scores, rows);
+                Tile::kThreads, kForwardBytes<Tile, void>, launch.stream,
+                forward_arguments<E, Tile, void>(p, out, nullptr, launch), m, scores, rows);
 }
 
 }  // namespace monoidreduce::sm90

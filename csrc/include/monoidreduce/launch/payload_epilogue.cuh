@@ -3,7 +3,6 @@
 
 #include "monoidreduce/device/contraction/payload_epilogue.cuh"
 #include "monoidreduce/fold.h"
-#include "monoidreduce/launch/contraction_schedule.h"
 #include "monoidreduce/launch/launch.h"
 #include "monoidreduce/launch/launch_kernel.cuh"
 #include "monoidreduce/launch/tensors.cuh"
@@ -23,8 +22,7 @@ void payload_weights(const M& m, const Scores& scores, const FoldProblem& p,
       {static_cast<float*>(sums.data), sums.stride[0], static_cast<int>(p.rows())},
       stores_for(Tile{}, outs)};
   static_assert(Tile::kScratch == 0);
-  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
-  contraction<E>(Tile{}, schedule, p, epilogue, nullptr, "payload_weights", launch);
+  contraction<E>(Tile{}, p, epilogue, nullptr, "payload_weights", launch);
 }
 
 }  // namespace monoidreduce

@@ -1,3 +1,7 @@
+// The backward pass of the losses on Hopper: dlogits of cross entropy and of a log-sum-exp, and the matrix products of any
+// loss's dlogits.
+#include "../../plan/tiles.h"
+#include "../cross_entropy_passes.cuh"
 #include "../element.h"
 #include "../engine.h"
 #include "monoidreduce/device/contraction/product_epilogue_sm90.cuh"
@@ -9,6 +13,10 @@ namespace monoidreduce::cuda::sm90 {
 namespace {
 
 using namespace monoidreduce::sm90;
+
+using GradientTile = ContractionTile<256, 4>;
+static_assert(GradientTile::kRowBlock == tiles::kSm90Loss.row_block &&
+              GradientTile::kColumns == tiles::kSm90Loss.columns);
 
 // Calls run(Tile{}) with the tile of fewer columns where it leaves less of the last wave of tiles empty: with 9 tiles of 256
 // columns in place of 12 of 192, 32 row blocks took 1.1 times as long on an H100.
@@ -27,13 +35,6 @@ void with_tile(const FoldProblem& p, Run run) {
   run(Wide{});
 }
 
-template <class E, class Tile, class Epilogue>
-void multiply(Tile tile, const FoldProblem& p, const Epilogue& epilogue, const char* name,
-              const Launch& launch) {
-  const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(p.a.cuda_device));
-  contraction<E>(tile, schedule, p, epilogue, nullptr, name, launch);
-}
-
 // Rows that do not count.
 template <class E>
 __global__ void clear_others(const __grid_constant__ RowOrder order, E* out, std::int64_t pitch, int width) {
@@ -44,6 +45,14 @@ __global__ void clear_others(const __grid_constant__ RowOrder order, E* out, std
 
 }  // namespace
 
+void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Plan&, const Launch& launch) {
+  cross_entropy_gradient_pass<GradientTile>(x, launch);
+}
+
+void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Plan&, const Launch& launch) {
+  logsumexp_gradient_pass<GradientTile>(x, launch);
+}
+
 void rows_product(const RowsProduct& x, const Launch& launch) {
   const FoldProblem p = rows_product_problem(x);
   constexpr const char* kName = "rows_product";
@@ -53,8 +62,9 @@ void rows_product(const RowsProduct& x, const Launch& launch) {
     using E = decltype(element);
     with_tile<false>(p, [&](auto tile) {
       if (x.out.dtype == DType::kFloat32)
-        return multiply<E>(tile, p, AddEpilogue{factors, tensor_map(out, kSlabBoxRows)}, kName, launch);
-      multiply<E>(tile, p, ScatterEpilogue<E>{factors, tensor_map(out, 1)}, kName, launch);
+        return contraction<E>(tile, p, AddEpilogue{factors, tensor_map(out, kSlabBoxRows)}, nullptr, kName,
+                              launch);
+      contraction<E>(tile, p, ScatterEpilogue<E>{factors, tensor_map(out, 1)}, nullptr, kName, launch);
     });
     if (x.out.dtype == DType::kFloat32 || !x.order.present()) return;
     const DeviceGuard guard(x.a.cuda_device);
@@ -72,7 +82,7 @@ void columns_product(const ColumnsProduct& x, const Launch& launch) {
     with_tile<true>(p, [&](auto tile) {
       const StoreEpilogue<E> epilogue{static_cast<const float*>(x.scale.data),
                                       row_order(p.order, p.width(), p.first_place), stores_for(tile, outs)};
-      multiply<E>(tile, p, epilogue, "columns_product", launch);
+      contraction<E>(tile, p, epilogue, nullptr, "columns_product", launch);
     });
   });
 }
