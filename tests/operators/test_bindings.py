@@ -516,7 +516,8 @@ def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs_or_of_sums() -> Non
     """The latter are the same numbers, which are not rounded yet."""
     arguments = {
         name: value.bfloat16()
-        if isinstance(value, Tensor) and name not in ("lse", "lse_low", "grad_lse", "dbias")
+        if isinstance(value, Tensor)
+        and name not in ("lse", "lse_low", "grad_lse", "dbias", "sinks", "dsinks")
         else value
         for name, value in attention_arguments().items()
     }
@@ -533,7 +534,7 @@ def test_on_the_cpu_gradients_have_the_dtype_of_their_inputs_or_of_sums() -> Non
 
 
 def test_on_a_gpu_column_gradients_have_the_accumulation_dtype_or_that_of_the_inputs() -> None:
-    accumulated = ("lse", "lse_low", "grad_lse", "dq", "dbias")
+    accumulated = ("lse", "lse_low", "grad_lse", "dq", "dbias", "sinks", "dsinks")
     arguments = {
         name: on_cuda(value if name in accumulated else value.bfloat16())
         if isinstance(value, Tensor)
