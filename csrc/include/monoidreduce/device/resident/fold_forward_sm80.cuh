@@ -158,11 +158,9 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     R scale[kFragments][2];
     bool far = false;
 #pragma unroll
-    for (int f = 0; f < kFragments; ++f) {
-      const int first = f * kFragmentRows, column0 = (job.first_tile + tile) * kColumns;
-      score_rows(m, scores[f], scores_of, p.shape, job, first, column0,
-                 keep_tile(p.shape, job, first, column0, kColumns));
-    }
+    for (int f = 0; f < kFragments; ++f)
+      score_rows(m, scores[f], scores_of, p.shape, job, f * kFragmentRows,
+                 (job.first_tile + tile) * kColumns);
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) far |= frame_fragment(m, state[f], scores[f], scores_of, scale[f]);
 #pragma unroll

@@ -250,16 +250,11 @@ struct Consumer {
     else
       return (scores_of);
   }
-  // Listed spans come from memory: asked while the tile is being multiplied.
-  __device__ __forceinline__ bool keep(const Job& job, int tile) const {
-    return keep_tile(shape, job, warpgroup * kFragmentRows, tile * kColumns, kColumns);
-  }
   template <class TileScores>
-  __device__ __forceinline__ void fold(const Job& job, int tile, bool whole, const TileScores& scores_of) {
+  __device__ __forceinline__ void fold(const Job& job, int tile, const TileScores& scores_of) {
     arch::pin(scores);
     const auto fold = [&](const auto& scores_of) {
-      fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, whole,
-                scale);
+      fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
     };
     if constexpr (kBiasedByTile<Scores>) {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
@@ -296,10 +291,9 @@ struct Consumer {
     multiply_scores();
     end_ping_pong();
     const auto& first_scores = scores_of_tile(job, job.first_tile);
-    const bool first_whole = keep(job, job.first_tile);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
-    fold(job, job.first_tile, first_whole, first_scores);
+    fold(job, job.first_tile, first_scores);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
     for (int tile = after(job.first_tile); tile < job.first_tile + job.tiles; tile = after(tile)) {
@@ -310,10 +304,9 @@ struct Consumer {
       multiply_payload(before);
       end_ping_pong();
       const auto& tile_scores = scores_of_tile(job, tile);
-      const bool whole = keep(job, tile);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
-      fold(job, tile, whole, tile_scores);
+      fold(job, tile, tile_scores);
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);

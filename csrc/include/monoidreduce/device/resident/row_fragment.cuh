@@ -14,22 +14,15 @@ struct OutputRows {
   int width;
 };
 
-// Whether lines [first, + 64) of a job's rows keep so many columns from column0 on.
-template <class Job>
-__device__ __forceinline__ bool keep_tile(const FoldShape& shape, const Job& job, int first, int column0,
-                                          int columns) {
-  return shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, columns);
-}
-
 // A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of
-// scores holds, and absent scores where a row does not keep a column. whole: keep_tile of it.
+// scores holds, and absent scores where a row does not keep a column.
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
-                                           const FoldShape& shape, const Job& job, int first, int column0,
-                                           bool whole) {
+                                           const FoldShape& shape, const Job& job, int first, int column0) {
+  constexpr int kColumns = 2 * kSize;
   scores.prepare(tile, job.row_of(first), column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
-  if (!whole) {
+  if (!shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, kColumns)) {
     Kept kept[2];
     find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
@@ -41,8 +34,8 @@ __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], con
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                           const Scores& scores, const FoldShape& shape, const Job& job,
-                                          int first, int column0, bool whole, typename M::Real (&scale)[2]) {
-  score_rows(m, tile, scores, shape, job, first, column0, whole);
+                                          int first, int column0, typename M::Real (&scale)[2]) {
+  score_rows(m, tile, scores, shape, job, first, column0);
   fold_fragment(m, state, tile, scores, scale);
 }
 
