@@ -239,7 +239,7 @@ class Statistics:
         kinds = rows, columns
         if self._last is not None:
             captures, of_kinds, traced = self._last
-            if not traced.reads and of_kinds == kinds and captures.hold():
+            if not traced.reads and of_kinds == kinds and captures.hold(self._function):
                 return traced
         captures = Captures(self._function)
         traced = trace(self._function, dict(rows), dict(columns))
@@ -475,11 +475,11 @@ def _traced_now(key: str, *kinds: Any) -> tuple[Traced, tuple[tuple[str, Any], .
 
     The graph holds as long as tracing gives the same program.
     """
-    from monoidreduce.program.tracing import Captures
+    from monoidreduce.program.tracing import places_of
 
     of = _living[key]
     traced = of._trace(*kinds)
-    places = Captures(of._function).places(traced.tensors)
+    places = places_of(of._function, traced.tensors)
     _torch_private.guard(lambda: of._trace(*kinds).text == traced.text)
     return traced, places
 

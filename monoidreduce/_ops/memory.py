@@ -60,7 +60,8 @@ def in_words(t: Tensor) -> Tensor:
     elements."""
     step = 16 // t.element_size()
     *others, last = t.stride() or (0,)
-    if torch.compiler.is_compiling() or last != 1 or t.numel() == 0 or t.data_ptr() % 16:
+    traced = torch.compiler.is_compiling() or type(t) is not Tensor  # which have no address
+    if traced or last != 1 or t.numel() == 0 or t.data_ptr() % 16:
         return t
     distances = (t.shape[-1], t.storage_offset(), *others)
     return t if any(distance % step for distance in distances) else t.view(torch.complex128)

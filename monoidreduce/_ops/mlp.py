@@ -10,6 +10,7 @@ from torch import Tensor
 
 from monoidreduce._ops.engine import _C
 from monoidreduce._ops.memory import (
+    accumulation_dtype,
     accumulator,
     allows_tf32,
     bias_gradient,
@@ -39,7 +40,7 @@ def mlp_result(
     unrounded_result: bool,
     workspace: int | None,
 ) -> Tensor:
-    """unrounded_result: it has the accumulation dtype, unless the kernels are those of tensor cores."""
+    """unrounded_result: it has the accumulation dtype."""
     shape = (x.shape[0], w2.shape[0])
     return statistics(x, *shape) if unrounded_result else x.new_empty(*shape)
 
@@ -104,7 +105,9 @@ def mlp_forward(
         multiply_hidden(store, part[0], x, w2, bias2, out)
     else:
         _C.mlp_forward(x, w1, w2, bias1, bias2, out, scratch, kind, 0, *on_device, plan)
-    return out if out.shape[1] == outputs else first(outputs, out)
+    if out.shape[1] != outputs:
+        out = first(outputs, out)
+    return out.to(accumulation_dtype(x.dtype)) if unrounded_result != unrounded else out
 
 
 def mlp_backward(

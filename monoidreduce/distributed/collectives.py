@@ -47,8 +47,8 @@ def sum_over_ranks(
 
     A rank sums a share of the elements, in the accumulation dtype and in the order of ranks.
 
-    sent: the dtype of parts on their way; None: as they are. own: only this rank's rows, which are as many on
-    each rank, else all.
+    sent: the dtype of parts on their way, the same on all ranks; None: that of sums. own: only this rank's
+    rows, which are as many on each rank, else all.
     """
     return start_sum(part, group, dtype, sent=sent, own=own)()
 
@@ -57,7 +57,7 @@ def start_sum(
     part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
-    flat = (part if sent is None else part.to(sent)).flatten()
+    flat = part.to(accumulation_dtype(part.dtype) if sent is None else sent).flatten()
     share = -(-len(flat) // group.size)
     if padding := group.size * share - len(flat):
         flat = torch.nn.functional.pad(flat, (0, padding))

@@ -174,8 +174,14 @@ class Sharded:
         return self._own_rows(lse)
 
     def mlp(self, operator: str, workspace: int | None) -> Tensor:
-        """[rows, N], of mlp or gated_mlp. The state of a row is the row itself, a sum."""
-        options = (*self.options, True, workspace)
+        """[rows, N], of mlp or gated_mlp. The state of a row is the row itself, a sum.
+
+        Tensor cores round results of 16 bits. So these are rounded on every GPU, also on one without units,
+        which runs other kernels.
+        """
+        x = self.tensors[0]
+        unrounded = operator == "gated_mlp" or not x.is_cuda or x.element_size() != 2
+        options = (*self.options, unrounded, workspace)
         result: Tensor = _Mlp.apply(operator, self.sharding, options, *self.tensors)  # type: ignore[no-untyped-call]
         return result
 
@@ -193,7 +199,7 @@ class _Mlp(torch.autograd.Function):
         # All ranks have bias2; it is to be added once.
         op = getattr(torch.ops.monoidreduce, operator)
         part = op(x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
-        return sum_over_ranks(part, sharding.group, x.dtype, own=sharding.own_rows)
+        return sum_over_ranks(part, sharding.group, x.dtype, sent=part.dtype, own=sharding.own_rows)
 
     @staticmethod
     @differentiable_once

@@ -97,7 +97,7 @@ class Group:
         sends = [self.exchange(what, part * elements)]
         if not own:
             sends.append(self.gather(what, self.size * elements))
-        more = self.ranks - 2  # than two: a sum is begun, and these are added to it
+        more = max(self.ranks - 2, 0)  # than two: a sum is begun, and these are added to it
         begun = part + self.sum if more and part != self.sum else 0
         added = more * (2 * self.sum + part) + (self.sum if more else part) + part + self.size
         return sends, share * (begun + added)

@@ -28,7 +28,7 @@ from monoidreduce.program.graph import Expression, Node
 from monoidreduce.program.program import Program, parse, reachable
 from monoidreduce.program.reader import evaluate
 from monoidreduce.program.sequences import in_sequences
-from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, described, run
+from monoidreduce.program.tracing import OUTSIDE, Captures, Trace, described, places_in, run
 
 __all__ = ["LINES", "STAND_INS", "Mods", "kept_elements", "mods_now", "mods_of", "tables"]
 
@@ -268,11 +268,13 @@ def mods_of(
     functions = [f for f in (score_mod, mask_mod) if f is not None]
     if not all(isinstance(function, FunctionType) for function in functions):
         return trace_mods(score_mod, mask_mod, block, weights, packed)
-    by = (score_mod is None, mask_mod, block, weights, packed)
+    # Nothing here may keep the key alive, which is the first function.
+    by = (score_mod is None, mask_mod if score_mod is not None else None, block, weights, packed)
     last = _known.get(functions[0])
     if last is not None:
         others, read, mods = last
-        if others == by and not mods.reads and all(captures.hold() for captures in read):
+        held = (captures.hold(function) for captures, function in zip(read, functions, strict=True))
+        if others == by and not mods.reads and all(held):
             return mods
     captures = [Captures(function) for function in functions]
     mods = trace_mods(score_mod, mask_mod, block, weights, packed)
@@ -292,7 +294,7 @@ def mods_now(*given: Any) -> tuple[Mods, tuple[tuple[int, str, Any], ...]]:
         found = [(-1, "", number) for number, known in enumerate(STAND_INS) if tensor is known]
         for number, function in enumerate(given[:2]):
             if isinstance(function, FunctionType) and not found:
-                found = [(number, *place) for place in Captures(function).place(tensor)[:1]]
+                found = [(number, *place) for place in places_in(function, tensor)[:1]]
         if not found:
             raise TraceError(OUTSIDE, definition(next(f for f in given[:2] if f is not None)))
         places.append(found[0])

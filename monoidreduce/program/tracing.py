@@ -23,7 +23,17 @@ from monoidreduce.program.errors import TraceError, line_of
 from monoidreduce.program.graph import Expression, Graph, Node
 from monoidreduce.program.program import Program, named, reachable
 
-__all__ = ["Captures", "Source", "Trace", "Traced", "described", "run", "trace"]
+__all__ = [
+    "Captures",
+    "Source",
+    "Trace",
+    "Traced",
+    "described",
+    "places_in",
+    "places_of",
+    "run",
+    "trace",
+]
 
 OF_ROWS, OF_COLUMNS = {"row", "row_index"}, {"column", "column_index", "position"}
 OF_ELEMENTS = {"score", "other"}
@@ -307,17 +317,16 @@ class Captures:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.function: Any = function
-        self.functions: list[Any] = [function]  # in the order in which they are found
+        functions: list[Any] = [function]  # in the order in which they are found
         self.values: list[Any] = []
         self.complete = True
-        for reader in self.functions:
+        for reader in functions:
             values = _read_by(reader)
             self.values += values
             for value in values[1:]:
                 if isinstance(value, types.FunctionType) and not _is_ours(value):
-                    if value not in self.functions:
-                        self.functions.append(value)
+                    if value not in functions:
+                        functions.append(value)
                 elif not (
                     value is _ABSENT
                     or isinstance(value, _PLAIN)
@@ -326,33 +335,38 @@ class Captures:
                 ):
                     self.complete = False
 
-    def hold(self) -> bool:
-        """Do the functions read the same as then: the same objects, or equal numbers. False if unknown."""
-        return self.complete and all(
+        self.others = functions[1:]  # a table of functions that are to be freed may keep these captures
+
+    def hold(self, function: Any) -> bool:
+        """Does it, and do those it calls, read the same as then: the same objects, or equal numbers.
+
+        False if unknown. function: that whose captures these are.
+        """
+        if not self.complete:
+            return False
+        now = [value for reader in (function, *self.others) for value in _read_by(reader)]
+        return len(now) == len(self.values) and all(
             x is y or (type(x) is type(y) and isinstance(x, _PLAIN[:4]) and _equal(x, y))
-            for x, y in zip(
-                [value for function in self.functions for value in _read_by(function)],
-                self.values,
-                strict=True,
-            )
+            for x, y in zip(now, self.values, strict=True)
         )
 
-    def places(self, tensors: tuple[Tensor, ...]) -> tuple[tuple[str, Any], ...]:
-        """Where the function itself reads these: ("closure", number of the cell) or ("global", name)."""
-        found = []
-        for tensor in tensors:
-            places = self.place(tensor)
-            if not places:
-                raise TraceError(f"{OUTSIDE}, or pass it in row= or column=", definition(self.function))
-            found.append(places[0])
-        return tuple(found)
 
-    def place(self, tensor: Tensor) -> list[tuple[str, Any]]:
-        """The places where the function itself reads a tensor."""
-        function = self.function
-        cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
-        names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
-        return [*(("closure", i) for i in cells), *(("global", name) for name in names)]
+def places_of(function: Any, tensors: tuple[Tensor, ...]) -> tuple[tuple[str, Any], ...]:
+    """Where a function itself reads these: ("closure", number of the cell) or ("global", name)."""
+    found = []
+    for tensor in tensors:
+        places = places_in(function, tensor)
+        if not places:
+            raise TraceError(f"{OUTSIDE}, or pass it in row= or column=", definition(function))
+        found.append(places[0])
+    return tuple(found)
+
+
+def places_in(function: Any, tensor: Tensor) -> list[tuple[str, Any]]:
+    """All places where a function itself reads a tensor."""
+    cells = [i for i, cell in enumerate(function.__closure__ or ()) if _contents(cell) is tensor]
+    names = [n for n in names_in(function.__code__) if function.__globals__.get(n) is tensor]
+    return [*(("closure", i) for i in cells), *(("global", name) for name in names)]
 
 
 def described(tensor: Tensor, *functions: Any) -> str:
@@ -360,7 +374,7 @@ def described(tensor: Tensor, *functions: Any) -> str:
     at, variable = definition(next(iter(functions), None)), ""
     for function in functions:
         if isinstance(function, types.FunctionType):
-            for kind, which in Captures(function).place(tensor):
+            for kind, which in places_in(function, tensor):
                 names = function.__code__.co_freevars
                 at, variable = definition(function), f" {names[which] if kind == 'closure' else which},"
     return f"{at[0]}:{at[1]}: captured tensor{variable} of shape {list(tensor.shape)}"
@@ -371,11 +385,12 @@ _ABSENT = object()  # a global that is not there, or the name of an attribute
 
 def _read_by(function: Any) -> list[Any]:
     """A function's code, and what it reads itself: defaults, variables of closures and globals."""
-    variables = function.__globals__
+    variables, named = function.__globals__, function.__kwdefaults__ or {}
     return [
         function.__code__,
         *(function.__defaults__ or ()),
-        *(function.__kwdefaults__ or {}).values(),
+        *named,
+        *named.values(),
         *[_contents(cell) for cell in function.__closure__ or ()],
         *[variables.get(name, _ABSENT) for name in names_in(function.__code__)],
     ]

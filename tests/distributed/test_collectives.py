@@ -44,6 +44,13 @@ def test_16_bit_parts_are_summed_in_float32_and_rounded_once(
     assert torch.equal(same_bits(on_ranks(ranks, _sum, given, dtype, options)), expected)
 
 
+def test_parts_of_ranks_may_differ_in_dtype() -> None:
+    """Which kernels a rank's share takes, and in which dtype they sum, is its own affair."""
+    parts = [torch.randn(40).bfloat16(), torch.randn(40)]
+    expected = (parts[0].float() + parts[1]).bfloat16()
+    assert torch.equal(same_bits(on_ranks(2, _sum, Each(parts), torch.bfloat16, {})), expected)
+
+
 def _gathered(group: Any, fields: list[Tensor]) -> list[Tensor]:
     return gather_states(fields, Group.of(group))
 

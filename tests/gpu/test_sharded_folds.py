@@ -138,13 +138,14 @@ def test_parts_of_the_rows_gradient_are_not_rounded(ignored: bool, tier: str, gp
     torch.testing.assert_close(part.bfloat16(), d_x(False), rtol=2**-7, atol=1e-4)
 
 
+@pytest.mark.parametrize("units", (1000, 0))
 @pytest.mark.parametrize("width", (64, 512))
-def test_a_result_that_tensor_cores_round_is_not_widened(width: int, gpu: torch.device) -> None:
-    """What a rank has of an MLP's result travels in 16 bits, from one kernel and in parts."""
-    inputs = mlp_inputs(300, width, 1000, width, dtype=torch.bfloat16, device=gpu)
+def test_a_result_has_the_dtype_that_is_asked_for(width: int, units: int, gpu: torch.device) -> None:
+    """Whichever kernels a rank's share of an MLP takes: parts of all ranks are exchanged in one dtype."""
+    inputs = mlp_inputs(300, width, units, width, dtype=torch.bfloat16, device=gpu)
     call = (*(inputs[name] for name in ("x", "w1", "w2")), None, None, "relu")
-    part = torch.ops.monoidreduce.mlp(*call, True, None)
-    assert part.dtype == torch.bfloat16 and torch.equal(part, torch.ops.monoidreduce.mlp(*call, False, None))
+    for unrounded, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+        assert torch.ops.monoidreduce.mlp(*call, unrounded, None).dtype == dtype
 
 
 def _states(fields: int, rows: int, high: list[int]) -> torch.Tensor:

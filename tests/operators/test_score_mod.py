@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 import math
+import weakref
 from typing import Any
 
 import mods
@@ -242,6 +244,40 @@ def test_numbers_change() -> None:
     for _ in range(2):
         assert_near([mr.attention(q, k, v, score_mod=score_mod)], [dense(q, k, v, score_mod)[0]])
         cap, shift = 5.0, shift + 0.1
+
+
+def test_defaults_change() -> None:
+    q, k, v = operands(SHAPES[2], F64)
+
+    def scaled(score: Any, b: Any, h: Any, i: Any, j: Any, *, first: float = 2.0, second: float = 3.0) -> Any:
+        return score * first
+
+    def run() -> Tensor:
+        return mr.attention(q, k, v, score_mod=scaled)  # type: ignore[no-any-return]
+
+    before = run()
+    scaled.__kwdefaults__ = {"second": 2.0, "first": 3.0}
+    assert not torch.equal(run(), before)
+    scaled.__defaults__ = (0,) * 5  # more values than before
+    scaled.__kwdefaults__ = {"first": 2.0, "second": 3.0}
+    assert torch.equal(run(), before)
+
+
+@pytest.mark.parametrize("name", ("score_mod", "mask_mod"))
+def test_functions_are_let_go(name: str) -> None:
+    """With what they captured: users make them anew in each step."""
+    q, k, v = operands(SHAPES[2], F64)
+    table = torch.ones(40)
+    functions = {
+        "score_mod": lambda score, b, h, i, j: score + table[j],
+        "mask_mod": lambda b, h, i, j: table[j] > 0,
+    }
+    function = functions.pop(name)
+    there = weakref.ref(function)
+    mr.attention(q, k, v, **{name: function})
+    del function, functions
+    gc.collect()
+    assert there() is None
 
 
 def test_partial_functions() -> None:
