@@ -74,7 +74,8 @@ def test_few_rows(width: int, rows: int, columns: int, options: dict[str, Any], 
     """Where blocks share the columns of a row, its sink is joined once."""
     inputs = attention_inputs(1, 8, 2, rows, columns, width, width, dtype=torch.bfloat16, device=gpu)
     explanation = str(mr.explain("attention", *inputs.values(), **options))
-    assert "few rows" in explanation and ("splits" in explanation or columns < 9000)
+    split = columns > 9000 and "window" not in options  # which leaves too few columns
+    assert "few rows" in explanation and ("splits" in explanation) >= split
     check_operator("attention", with_sinks(inputs), {"return_lse": True, **options})
 
 

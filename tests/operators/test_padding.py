@@ -6,7 +6,6 @@ tiers that they are of tensor cores. What the kernels of a GPU make of padding, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,12 +37,18 @@ class TensorCores:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("plan"):
             return lambda *_, **options: self.plan
-        return lambda *arguments: self._run(getattr(_C, name), arguments)
+        return lambda *arguments: self._run(name, arguments)
 
-    def _run(self, kernel: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.shapes += [tuple(t.shape) for t in arguments if isinstance(t, Tensor)]
-        plain = (t.as_subclass(Tensor) if isinstance(t, Tensor) else t for t in arguments)
-        kernel(*(None if t is self.plan else t for t in plain))
+    def _run(self, name: str, arguments: tuple[Any, ...]) -> None:
+        plain = [t.as_subclass(Tensor) if isinstance(t, Tensor) else t for t in arguments]
+        if name == "attention_backward":  # which reads outputs of any width, as 0 behind a row
+            fields = [field.name for field in _C.CALLS[name]]
+            width = plain[fields.index("v")].shape[3]
+            for i in (fields.index(field) for field in ("out", "out_low")):
+                if plain[i] is not None:
+                    plain[i] = fit(plain[i], plain[i].new_empty(*plain[i].shape[:3], width))
+        self.shapes += [tuple(t.shape) for t in plain if isinstance(t, Tensor)]
+        getattr(_C, name)(*(None if t is self.plan else t for t in plain))
 
 
 def fit(t: Tensor, out: Tensor) -> Tensor:

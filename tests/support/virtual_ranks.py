@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce import functional, varlen
+from monoidreduce._ops.losses import CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.distributed import operators
@@ -115,7 +116,7 @@ class CrossEntropyOverVirtualRanks:
         workspace: int | None = None,
     ) -> Any:
         folds: list[ShardedFold] = []
-        options = (reduction, logit_scale, 0.0, ignore_index, 0.0, 0.0)
+        options = CrossEntropyNumbers(reduction, logit_scale, 0.0, ignore_index, 0.0, 0.0)
         parts = weight.detach().chunk(self.ranks)
 
         def capture(fold: ShardedFold, *inputs: Any) -> tuple[Tensor, Tensor]:

@@ -324,9 +324,9 @@ struct Consumer {
   // Stores the result of a job, through the buffer of the rows. No other warp reads a warp's lines there, so warps do not
   // wait for each other.
   __device__ __forceinline__ void store(const Rows& rows, const ForwardArguments& p) {
+    end_rows(m, state, sums, shape, memory.job[row_at.stage], warpgroup * kFragmentRows, rows);
+    const Job job = memory.job[row_at.stage];  // again, as the first line below: registers are few before
     const int first = warpgroup * kFragmentRows;
-    end_rows(m, state, sums, shape, memory.job[row_at.stage], first, rows);
-    const Job job = memory.job[row_at.stage];  // again: registers are few before
     unsigned char* const place = memory.rows[row_at.stage];
 #pragma unroll
     for (int slab = 0; slab < kPayloadWidth / kSlab; ++slab) {
