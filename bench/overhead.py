@@ -47,7 +47,7 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
     q, k, v = leaf(1, 1, rows, 16), leaf(1, 1, 16, 16), leaf(1, 1, 16, 16)
     packed_q, packed_k, packed_v = leaf(rows, 1, 16), leaf(16, 1, 16), leaf(16, 1, 16)
     cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=device) for n in (rows, 16))
-    # Functions of a score take 16 bits alone on a GPU.
+    # On a GPU in 16 bits, as most functions of a score are used.
     modified = torch.bfloat16 if device.type == "cuda" else torch.float32
     modified_q, modified_k, modified_v = (leaf(1, 1, n, 16, dtype=modified) for n in (rows, 16, 16))
     x, weight, w2, teacher = leaf(rows, 16), leaf(16, 16), leaf(16, 16), torch.randn(16, 16, device=device)
