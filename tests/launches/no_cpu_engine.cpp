@@ -4,8 +4,15 @@
 
 namespace monoidreduce {
 namespace cpu {
-const Engine& engine_for(DType) { throw Error("there is no CPU engine here"); }
-void sequence_spans(const SequenceSpans&) { throw Error("there is no CPU engine here"); }
+namespace {
+[[noreturn]] void refuse() { throw Error("there is no CPU engine here"); }
+}  // namespace
+const Engine& engine_for(DType) { refuse(); }
+void sequence_spans(const SequenceSpans&) { refuse(); }
+void combine_logsumexp(const CombinedLogSumExp&) { refuse(); }
+void combine_cross_entropy(const CombinedCrossEntropy&) { refuse(); }
+void combine_log_probs(const CombinedLogProbs&) { refuse(); }
+void combine_distillation(const CombinedDistillation&) { refuse(); }
 }  // namespace cpu
 const char* cpu_isa(DType) { return "none"; }
 }  // namespace monoidreduce
