@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const void* from
 template <class E>
 __device__ __forceinline__ void load_chunk(float (&to)[kChunk], const E* row, int first, int width) {
   const E* const from = row + first;
-  if (first + kChunk <= width && reinterpret_cast<std::uintptr_t>(from) % sizeof(uint4) == 0)
+  if (first + kChunk <= width && reinterpret_cast<std::uint64_t>(from) % sizeof(uint4) == 0)
     return load_chunk<E>(to, from);
 #pragma unroll
   for (int k = 0; k < kChunk; ++k) to[k] = first + k < width ? float(from[k]) : 0.f;
