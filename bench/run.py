@@ -59,6 +59,7 @@ OPERATORS = (
     "folds",
     "mods",
     "kernel_sums",
+    "short",
 )
 OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call", "interpreter", "models")
 SECONDS = 8.0  # for each case
