@@ -19,6 +19,7 @@ OTHERS = (
     "overhead",
     "first_call",
     "interpreter",
+    "fold_kernels",
     "models",
     "traffic",
     "ranks",
@@ -347,6 +348,23 @@ def interpreter_table(rows: list[Row]) -> str:
     )
 
 
+def fold_kernels_table(rows: list[Row]) -> str:
+    """Milliseconds of each kernel, and its rate beside the built-in's."""
+
+    def cell(row: Row, phase: str) -> str:
+        own, built_in = (row["milliseconds"][phase][name] for name in ("own", "built-in"))
+        rate, target = built_in / own, row["target"]
+        return f"{own:.3g}, {built_in:.3g}: {rate:.2f}, {target:.2f} {_verdict(rate >= target)}"
+
+    return table(
+        ["fold", "size", "forward", "local gradients"],
+        [
+            [row["op"], in_words(row["parameters"]), cell(row, "forward"), cell(row, "backward")]
+            for row in rows
+        ],
+    )
+
+
 def traffic_table(rows: list[Row]) -> str:
     """MB that each pass moves, by the model and by the counter."""
 
@@ -626,6 +644,14 @@ def tables(document: Row) -> str:
             "### The interpreter of the CPU engine",
             "Milliseconds of the same fold compiled by g++ and interpreted, on one thread, and the ratio.",
             interpreter_table(document["interpreter"]),
+        ]
+    if kernels := document.get("fold_kernels"):
+        parts += [
+            "### Kernels of folds",
+            "Milliseconds of the kernel of a fold and of its local gradients, then of the built-in "
+            "operator's, and the ratio of rates. That is linear_cross_entropy, for divergences "
+            "linear_distillation.",
+            fold_kernels_table(kernels),
         ]
     if traffic := document.get("traffic"):
         parts += [

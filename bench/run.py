@@ -24,6 +24,7 @@ import torch
 from bench.accuracy import measure_accuracy
 from bench.decode import measure_decode
 from bench.first_call import measure_first_call
+from bench.fold_kernels import measure_fold_kernels
 from bench.forward import measure_forward
 from bench.harness import time_case
 from bench.interpreter import measure_interpreter
@@ -61,7 +62,17 @@ OPERATORS = (
     "kernel_sums",
     "short",
 )
-OTHERS = ("decode", "forward", "accuracy", "memory", "overhead", "first_call", "interpreter", "models")
+OTHERS = (
+    "decode",
+    "forward",
+    "accuracy",
+    "memory",
+    "overhead",
+    "first_call",
+    "interpreter",
+    "fold_kernels",
+    "models",
+)
 SECONDS = 8.0  # for each case
 
 
@@ -101,6 +112,9 @@ def bench(
         yield document
     if "interpreter" in what:
         document["interpreter"] = measure_interpreter(device, quick)
+        yield document
+    if "fold_kernels" in what:
+        document["fold_kernels"] = measure_fold_kernels(device, quick)
         yield document
     if "models" in what:
         for row in measure_models(device, quick):

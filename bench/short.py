@@ -14,7 +14,13 @@ from bench.harness import Case
 SIZES: list[tuple[Callable[..., Case], dict[str, Any]]] = [
     *(
         (attention.case, {"B": B, "H": H, "L": L, "d": d, "causal": causal})
-        for B, H, L, d in ((1, 8, 512, 64), (1, 16, 1024, 64), (1, 16, 512, 128), (2, 16, 1024, 128), (1, 8, 512, 256))
+        for B, H, L, d in (
+            (1, 8, 512, 64),
+            (1, 16, 1024, 64),
+            (1, 16, 512, 128),
+            (2, 16, 1024, 128),
+            (1, 8, 512, 256),
+        )
         for causal in (False, True)
     ),
     *(

@@ -147,6 +147,20 @@ void run_part(const Call& x, const Launch& launch, const Plan* plan, const char*
   }
 }
 
+// After a forward pass, whose plan is given.
+template <auto kSm90, class Call>
+void run_kept(const Call& x, const Launch& launch, const Plan* plan, const char* pass) {
+  check(launch);
+  check(x);
+  if constexpr (kWithCuda) {
+    require(plan != nullptr, "plan: expected that of ", pass, ", got none");
+    check_part(x, *plan, pass);
+    run_planned<kNone, kNone, kSm90>(x, launch, *plan);
+  } else {
+    refuse_cuda(x);
+  }
+}
+
 template <auto kSm90, class Call>
 void run_product(const Call& x, const FoldProblem& problem, const Launch& launch) {
   check(launch);
@@ -187,6 +201,10 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch, c
   if (x.reduced.present())
     reduce_losses({x.loss, x.target, {}, x.reduced, x.options.ignore_index, x.mean}, launch);
 }
+void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Launch& launch,
+                                  const Plan* plan) {
+  run_kept<sm90::cross_entropy_kept_gradients>(x, launch, plan, kDescription<CrossEntropyForward>.name);
+}
 void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::cross_entropy_backward, simt::cross_entropy_backward, kNone, kNone>(x, launch, plan);
 }
@@ -195,6 +213,9 @@ void distillation_forward(const DistillationForward& x, const Launch& launch, co
       sm90::distillation_forward>(x, launch, plan);
   count_kept(x, kDescription<DistillationBackward>.name);
   if (x.reduced.present()) reduce_losses({x.loss, {}, x.mask, x.reduced, 0, x.mean}, launch);
+}
+void distillation_kept_gradients(const DistillationKeptGradients& x, const Launch& launch, const Plan* plan) {
+  run_kept<sm90::distillation_kept_gradients>(x, launch, plan, kDescription<DistillationForward>.name);
 }
 void distillation_backward(const DistillationBackward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::distillation_backward, simt::distillation_backward, kNone, kNone>(x, launch, plan);

@@ -1118,7 +1118,9 @@ def linear_distillation(
             workspace,
         )
     else:
-        result = sharded.linear_distillation(workspace)
+        of_x, of_weight = map(_differentiated, tensors[:2])
+        differentiated = (of_x, of_weight, _differentiated(*tensors[2:4]))
+        result = sharded.linear_distillation(differentiated, workspace)
     return _like_rows(result, x) if reduction == "none" else result
 
 

@@ -53,6 +53,7 @@ FAMILIES: dict[str, Capabilities]
 
 class Plan:
     scratch: int
+    frames: int
     adds_rows: bool
     in_turn: bool
     tile: tuple[int, int]

@@ -91,6 +91,7 @@ void define_plan(py::module_& m) {
   };
   py::class_<Plan>(m, "Plan")
       .def_readonly("scratch", &Plan::scratch)
+      .def_readonly("frames", &Plan::frames)
       .def_readonly("adds_rows", &Plan::adds_rows)
       .def_property_readonly("in_turn", [](const Plan& p) { return p.sharing.in_turn; })
       .def_property_readonly("tile", [](const Plan& p) { return std::pair(p.tile.rows, p.tile.columns); })
@@ -126,9 +127,11 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&attention_backward);
   calls.define(&cross_entropy_forward);
   calls.define(&cross_entropy_backward);
+  calls.define(&cross_entropy_kept_gradients);
   calls.define(&cross_entropy_local_gradient);
   calls.define(&distillation_forward);
   calls.define(&distillation_backward);
+  calls.define(&distillation_kept_gradients);
   calls.define(&distillation_local_gradient);
   calls.define(&mlp_forward);
   calls.define(&mlp_backward);

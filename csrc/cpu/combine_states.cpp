@@ -10,7 +10,7 @@ template <class Call>
 void combine(const Call& x) {
   const auto with = [&]<class T>(T) {
     const auto rows = combined_rows<T>(x);
-    for (std::int64_t place = 0; place < x.states.size[2]; ++place) combine_row(rows, place);
+    for (std::int64_t row = 0; row < x.states.size[2]; ++row) combine_row(rows, row);
   };
   x.states.dtype == DType::kFloat64 ? with(0.0) : with(0.f);
 }

@@ -12,8 +12,8 @@ constexpr int kThreads = 64;  // few: a row takes long, and blocks are to be on 
 template <class Rows>
 __global__ void __launch_bounds__(kThreads)
     combine_states_kernel(const __grid_constant__ Rows rows, std::int64_t count) {
-  const std::int64_t place = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (place < count) combine_row(rows, place);
+  const std::int64_t row = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (row < count) combine_row(rows, row);
 }
 
 template <class Call>

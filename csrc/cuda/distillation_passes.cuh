@@ -28,13 +28,16 @@ struct DistillationResults {
   }
 };
 
-inline DistillationRows<float> rows_of(const DistillationForward& x) {
-  return {.mask = static_cast<const bool*>(x.mask.data),
-          .mask_stride = x.mask.stride[0],
-          .rows = x.x.size[0],
-          .loss = static_cast<float*>(x.loss.data),
-          .stats = static_cast<float*>(x.stats.data),
-          .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0}};
+template <class Call>
+DistillationRows<float> rows_of(const Call& x) {
+  DistillationRows<float> rows{.mask = static_cast<const bool*>(x.mask.data),
+                               .mask_stride = x.mask.stride[0],
+                               .rows = x.x.size[0],
+                               .loss = nullptr,
+                               .stats = static_cast<float*>(x.stats.data),
+                               .grad_loss = {static_cast<float*>(x.kept_upstream.data), 0}};
+  if constexpr (requires { x.loss; }) rows.loss = static_cast<float*>(x.loss.data);
+  return rows;
 }
 
 // run(E{}, monoid, scores, results) folds.

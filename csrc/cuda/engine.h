@@ -55,8 +55,10 @@ void mlp_few_rows(const MlpForward& x, const Packing& packing, const Launch& lau
 void attention_forward(const AttentionForward& x, const Plan& plan, const Launch& launch);
 void attention_backward(const AttentionBackward& x, const Plan& plan, const Launch& launch);
 void cross_entropy_forward(const CrossEntropyForward& x, const Plan& plan, const Launch& launch);
+void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Plan& plan, const Launch& launch);
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Plan& plan, const Launch& launch);
 void distillation_forward(const DistillationForward& x, const Plan& plan, const Launch& launch);
+void distillation_kept_gradients(const DistillationKeptGradients& x, const Plan& plan, const Launch& launch);
 void distillation_local_gradient(const DistillationLocalGradient& x, const Plan& plan, const Launch& launch);
 void mlp_forward(const MlpForward& x, const Plan& plan, const Launch& launch);
 void mlp_backward(const MlpBackward& x, const Plan& plan, const Launch& launch);

@@ -124,11 +124,16 @@ def _scale_rows(
 
 
 def _rows_product(
-    local: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None
+    local: Tensor,
+    columns: Tensor,
+    factor: Tensor | None,
+    out: Tensor,
+    order: Tensor | None,
+    adds: bool,
 ) -> None:
     """(factor[:, None] * local) @ columns of the rows that count: added to a float32 out, or written to
     out[order], with zeros for the other rows."""
-    _C.rows_product(local, columns, factor, out, order, 1, streams.current(out.device.index))
+    _C.rows_product(local, columns, factor, out, order, adds, 1, streams.current(out.device.index))
 
 
 def _columns_product(
@@ -161,7 +166,7 @@ class Head:
     take no part. uniform: is it the same number for all that do; then those that are computed are to be for
     UNIT_UPSTREAM too, so that rounding them to 16 bits rounds no upstream gradient: that would be the same
     error in the largest of each row. slope: a score's derivative by its dot product.
-    share: [rows], another factor of kept gradients (decision 66); the rows' gradient is then a sum.
+    unrounded: is the rows' gradient wanted in float32.
     order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
     written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
     """
@@ -178,7 +183,7 @@ class Head:
         uniform: bool = False,
         slope: float = 1.0,
         order: Tensor | None = None,
-        share: Tensor | None = None,
+        unrounded: bool = False,
     ) -> None:
         self.rows, self.columns = multipliable(rows), multipliable(columns)
         self.clusters, self.order = clusters, order
@@ -192,24 +197,20 @@ class Head:
         room = rows.new_empty(rows.shape) if space.has_rows or space.gathers_in_rows else None
         self.room = room if space.has_rows else None
         self.d_rows = room if needed[0] else None
-        self.row_sums: Tensor | None = None  # if all is kept nothing is added, and a row is rounded once
-        if needed[0] and not (whole and share is None):
+        self.row_sums: Tensor | None = None
+        if needed[0] and not whole:
             self.row_sums = rows.new_zeros(rows.shape, dtype=torch.float32)
+        elif needed[0] and unrounded:  # if all is kept nothing is added
+            self.d_rows = rows.new_empty(rows.shape, dtype=torch.float32)
         self.own: Tensor | None = None
         self.over = slope / UNIT_UPSTREAM
-        self.factor: Tensor | None = None  # of computed products, by rows; and the same number
-        self.scale: Tensor | None = None
-        self.upstream_of_kept: Tensor | None = None
-        self.scale_of_kept: Tensor | None = None
+        self.upstream: Tensor | None = None
+        self.factor: Tensor | None = None  # of the products of what is kept, by rows
+        self.scale: Tensor | None = None  # of all products, if uniform
         if upstream is not None:
-            upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
-            if uniform:
-                self.factor = self.over * upstream
-                self.scale = self.factor[:1]
-            self.upstream_of_kept, self.scale_of_kept = upstream, self.scale
-            if share is not None:
-                self.upstream_of_kept = upstream * (share if order is None else share[order[:-1]])
-                self.scale_of_kept = None
+            self.upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
+            self.factor = self.over * self.upstream
+            self.scale = self.factor[:1] if uniform else None
         if order is not None and not whole:
             gathered = room if space.gathers_in_rows and room is not None else torch.empty_like(self.rows)
             self.rows = gather_rows(self.rows, order, gathered)
@@ -241,7 +242,8 @@ class Head:
         local, columns = self.local(part), self.columns[part]
         if self.row_sums is not None:
             if self.clusters:
-                _rows_product(local, columns, self.factor, self.row_sums, self.order)
+                factor = None if self.scale is None else self.factor
+                _rows_product(local, columns, factor, self.row_sums, self.order, True)
             else:
                 add_product(self.row_sums, local, columns)
         if self.d_columns is not None:
@@ -262,8 +264,8 @@ class Head:
             rows, scale = self._factors_of_kept()
             _columns_product(self.kept, rows, scale, self.d_columns[:first], self.order)
         if sums is not None:  # now: their memory may have had the rows
-            assert self.upstream_of_kept is not None
-            _rows_product(self.kept, columns, self.over * self.upstream_of_kept, sums, self.order)
+            adds = self.row_sums is not None
+            _rows_product(self.kept, columns, self.factor, sums, self.order, adds)
 
     def _factors_of_kept(self) -> tuple[Tensor, Tensor]:
         """The rows in their order, [1] what their product with kept local gradients is multiplied by.
@@ -272,12 +274,11 @@ class Head:
         where their product with local gradients does not: there the largest upstream gradient is brought to
         1, and the product back by as much while it is in float32.
         """
-        assert self.upstream_of_kept is not None
+        assert self.upstream is not None
         order = None if self.gathers else self.order
-        upstream, scale = None, self.scale_of_kept
+        upstream, scale = None, self.scale
         if scale is None:
-            upstream = self.upstream_of_kept
-            scale = upstream.new_full((1,), self.over)
+            upstream, scale = self.upstream, self.upstream.new_full((1,), self.over)
             if self.rows.dtype == torch.float16:
                 _, exponent = torch.frexp(upstream.abs().amax())
                 exponent = exponent.clamp(-126, 126).to(upstream.dtype)
@@ -290,7 +291,7 @@ class Head:
         ), scale
 
     def rows_gradient(self, unrounded: bool = False) -> Tensor | None:
-        """As the rows lie. Once, when all products have been added. unrounded: in float32, if it is a sum."""
+        """As the rows lie. Once, when all products have been added. unrounded: in float32."""
         if self.d_rows is None or self.row_sums is None:
             return self.d_rows
         if self.order is None:

@@ -6,6 +6,7 @@ A log-sum-exp is kept in two words: `lse`, and in `lse_low` what was lost in rou
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -150,11 +151,20 @@ def scores_can_be_kept(
     return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
 
 
-def may_keep_share(
-    x: Tensor, class_weight: Tensor | None, label_smoothing: float, z_loss: float, **_: object
-) -> bool:
-    """May a forward pass over a rank's own classes keep local gradients (distributed/states.py)."""
-    return x.dtype == torch.bfloat16 and class_weight is None and label_smoothing == z_loss == 0
+def rank_may_keep(class_weight: Tensor | None, label_smoothing: float) -> bool:
+    """May a forward pass over a rank's own classes keep local gradients (`states.cross_entropy`: miss)."""
+    return class_weight is None and label_smoothing == 0
+
+
+class KeptWeights(NamedTuple):
+    """What a forward pass has kept, where the log-sum-exps of the classes of all ranks are not known yet.
+
+    miss: [tokens], to be filled: the target's share of the softmax less 1. to_gradients: makes local
+    gradients of what was kept, from the combined log-sum-exp in two words and z_loss.
+    """
+
+    miss: Tensor
+    to_gradients: Callable[..., None]
 
 
 def with_mean(class_weight: Tensor | None) -> Tensor | None:
@@ -226,7 +236,7 @@ def _debug_targets(target: Tensor, classes: int, ignore_index: int) -> None:
             raise IndexError(mismatch("target", expected, wrong[0].item()))
 
 
-def cross_entropy_forward(
+def fold_cross_entropy(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -244,11 +254,13 @@ def cross_entropy_forward(
     keep: bool,
     x_differentiated: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    of_rank: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, KeptWeights | None]:
+    """What the op returns, and of a rank's classes what its local gradients are made of."""
     _debug_targets(target, weight.shape[0] if classes < 0 else classes, ignore_index)
     losses = statistics(x, x.shape[0])
     lse, lse_low = torch.empty_like(losses), torch.empty_like(losses)
-    plan = scratch = first_kept = kept_for = order = gathered = None
+    plan = scratch = first_kept = kept_for = order = gathered = later = None
     kept, class_weights = _empty_kept(x, 0), with_mean(class_weight)
     mean = reduction == "mean" and class_weight is None
     options = (mean, logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
@@ -266,13 +278,30 @@ def cross_entropy_forward(
             order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             (gathered,) = room_to_gather(x)
     reduced = _reduced(losses, reduction)
-    results = (losses, reduced, lse, lse_low, scratch, first_kept, kept_for, order, gathered)
-    _C.cross_entropy_forward(x, weight, bias, target, class_weights, *results, *options, *launch(x), plan)
+    operands: Any = (x, weight, bias, target, class_weights)
+    results: Any = (losses, reduced, lse, lse_low, scratch, first_kept, None if of_rank else kept_for)
+    arguments: Any = (*operands, *results, order, gathered, *options, *launch(x), plan)
+    _C.cross_entropy_forward(*arguments)
+    if of_rank and kept_for is not None:
+        assert plan is not None and scratch is not None
+        frames = scratch[plan.frames :]
+
+        def to_gradients(lse: Tensor, lse_low: Tensor, z_loss: float) -> None:
+            of_kept = (lse, lse_low, frames, first_kept, kept_for, order)
+            numbers = (logit_scale, softcap, ignore_index, label_smoothing, z_loss, first_class, classes)
+            arguments: Any = (*operands, *of_kept, *numbers, *launch(x), plan)
+            _C.cross_entropy_kept_gradients(*arguments)
+
+        later = KeptWeights(frames[-len(x) :], to_gradients)
     if class_weights is not None and reduced is not None:
         counted = target != ignore_index
         count = mean_divisor(counted, reduction, lse, target_weights(class_weights, target, counted))
         reduced = reduced if count is None else reduced / count
-    return losses if reduced is None else reduced, lse, lse_low, kept
+    return losses if reduced is None else reduced, lse, lse_low, kept, later
+
+
+def cross_entropy_forward(*call: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return fold_cross_entropy(*call)[:4]
 
 
 def cross_entropy_backward(
@@ -300,7 +329,6 @@ def cross_entropy_backward(
     workspace: int | None,
     needed: list[bool],
     unrounded: bool = False,
-    share: Tensor | None = None,
 ) -> list[Tensor]:
     lse, lse_low, kept = lse.contiguous(), lse_low.contiguous(), kept.contiguous()
     counted, class_weights = target != ignore_index, with_mean(class_weight)
@@ -330,7 +358,7 @@ def cross_entropy_backward(
                 grad_lse = torch.where(counted, grad_lse, 0)
             if uniform:
                 grad_loss = _unit_upstream(lse, logit_scale)
-            how = (upstream, uniform, logit_scale, order, share)
+            how: Any = (upstream, uniform, logit_scale, order, unrounded)
             head = Head(x, weight, own_columns, needed, plan.clusters, kept[:, : len(weight)], *how)
             rows: Any = (target, class_weights, grad_loss, grad_lse, lse, lse_low)
 
@@ -369,7 +397,7 @@ register(
     forward=cross_entropy_forward,
     fake=cross_entropy_results,
     backward=cross_entropy_backward,
-    backward_options=UNROUNDED + ", Tensor? share=None",
+    backward_options=UNROUNDED,
 )
 
 
@@ -389,7 +417,7 @@ def distillation_results(
     return loss, stats, kept
 
 
-def distillation_forward(
+def fold_distillation(
     x: Tensor,
     weight: Tensor,
     teacher_x: Tensor,
@@ -401,10 +429,12 @@ def distillation_forward(
     keep: bool,
     x_differentiated: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    of_rank: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], None] | None]:
+    """What the op returns, and of a rank's classes what makes local gradients of what is kept, from stats."""
     losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
     plan = scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
-    kept = _empty_kept(x, 0)
+    kept, to_gradients = _empty_kept(x, 0), None
     options = (reduction == "mean", DISTILLATION_LOSSES.index(kind), temperature)
     if x.is_cuda:  # by position, as a call: names would take a microsecond
         given: Any = (x, weight, teacher_x, teacher_weight, *(None,) * 11, *options)
@@ -425,11 +455,24 @@ def distillation_forward(
             gathered, teacher_gathered = room_to_gather(x, teacher_x)
     reduced = _reduced(losses, reduction)
     heads = (x, weight, teacher_x, teacher_weight)
-    results = (losses, reduced, stats, scratch, first_kept, teacher_kept, kept_for)
+    results = (losses, reduced, stats, scratch, first_kept, teacher_kept, None if of_rank else kept_for)
     active = (order, gathered, teacher_gathered)
     arguments: Any = (*heads, mask, *results, *active, *options, *launch(x), plan)
     _C.distillation_forward(*arguments)
-    return losses if reduced is None else reduced, stats, kept
+    if of_rank and kept_for is not None:
+        assert plan is not None and scratch is not None
+        frames = scratch[plan.frames :]
+
+        def to_gradients(stats: Tensor) -> None:
+            of_kept = (stats, frames, first_kept, teacher_kept, kept_for, order)
+            arguments: Any = (*heads, mask, *of_kept, *options[1:], *launch(x), plan)
+            _C.distillation_kept_gradients(*arguments)
+
+    return losses if reduced is None else reduced, stats, kept, to_gradients
+
+
+def distillation_forward(*call: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return fold_distillation(*call)[:3]
 
 
 def distillation_backward(
@@ -474,7 +517,7 @@ def distillation_backward(
             upstream = _upstream(grad_losses, mask, kept, uniform)
             if uniform:
                 grad_losses = _unit_upstream(grad_losses, 1 / temperature)
-            how = (upstream, uniform, 1 / temperature, order)
+            how: Any = (upstream, uniform, 1 / temperature, order, unrounded)
             heads = [
                 Head(
                     x, weight, own_columns, [*needed[:2], False], plan.clusters, kept[:, : len(weight)], *how

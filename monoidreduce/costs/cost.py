@@ -183,7 +183,7 @@ def cost(
 
 
 def cost_of_shard(op: str, *arguments: Any, hardware: Hardware, **options: Any) -> Cost:
-    """`cost` of a rank's columns: it keeps local gradients as `may_keep_share` says. Nothing is sent."""
+    """`cost` of a rank's columns: it keeps local gradients as `rank_may_keep` says. Nothing is sent."""
     return _cost(*resolved(op, arguments, options), hardware, None, keeps=False)
 
 

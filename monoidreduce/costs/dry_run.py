@@ -16,7 +16,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional
 from monoidreduce._ops import engine
-from monoidreduce._ops.losses import may_keep_share
+from monoidreduce._ops.losses import rank_may_keep
 from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._torch_private import DispatchMode, tree_leaves, without_fakes
 from monoidreduce._validate import check_choice, mismatch
@@ -128,8 +128,8 @@ class _Notes(DispatchMode):  # type: ignore[misc]
         if "keep" in given:
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
             keep = given["x"].is_cuda and bool(student) and not teacher
-            if not self.keeps:  # but a share, of cross entropy's
-                keep &= name == "linear_cross_entropy" and may_keep_share(**given)
+            if not self.keeps and name == "linear_cross_entropy":
+                keep &= rank_may_keep(given["class_weight"], given["label_smoothing"])
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         if "a_differentiated" in given:
             given["a_differentiated"] = self.keeps and given["a"].is_cuda and "a" in self.needed
@@ -234,7 +234,7 @@ def dry_run(
         call: all its arguments by name. The values of tensors do not count.
         needed: names of the tensors whose gradients are wanted.
         gpu: that the call is planned for; None: a CPU, whose engine allocates its scratch memory unseen.
-        keeps: may a forward pass keep any local gradients, as it may unless columns are split over ranks.
+        keeps: are these all columns, not those of one rank, whose forward pass keeps less.
 
     Raises:
         TypeError, ValueError: the call would, or it has no model: docs/cost.md, "What it does not know".

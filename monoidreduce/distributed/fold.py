@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.registry import OPERATORS
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
 from monoidreduce.distributed.group import Group, Sharding, facts_of, together
@@ -137,7 +136,8 @@ class ShardedFold:
     gathered: how many of the op's outputs are states of rows, the first ones; others stay with their rank.
     pack: makes one tensor of these states; None: they are of several dtypes.
     combine: of these states of all ranks, each [ranks, ...] or packed, and the other outputs, the results,
-    then the residuals. A residual more than the op has goes to its backward op, behind `unrounded`.
+    then the residuals.
+    run: what has the op's outputs, and others for `combine`; None: the op.
     differentiable: how many of the results have gradients, the first ones.
     """
 
@@ -150,6 +150,7 @@ class ShardedFold:
     sharding: Sharding
     differentiable: int = 1
     pack: Callable[[Any], Tensor] | None = None
+    run: Callable[..., Any] | None = None
 
 
 def fold_over_ranks(fold: ShardedFold, *inputs: Tensor | None) -> Any:
@@ -170,7 +171,8 @@ class _FoldOverRanks(torch.autograd.Function):
             for i in fold.rows:
                 if inputs[i] is not None:
                     inputs[i] = group.gather(inputs[i]).flatten(0, 1)
-        found = getattr(torch.ops.monoidreduce, fold.name)(*inputs, *fold.forward)
+        run = fold.run or getattr(torch.ops.monoidreduce, fold.name)
+        found = run(*inputs, *fold.forward)
         found = found if isinstance(found, tuple) else (found,)
         states, own = found[: fold.gathered], found[fold.gathered :]
         of_ranks: Any = group.gather(fold.pack(states)) if fold.pack else gather_states(states, group)
@@ -189,8 +191,7 @@ class _FoldOverRanks(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
         op = getattr(torch.ops.monoidreduce, f"{fold.name}_backward")
-        op_saves = OPERATORS[fold.name].saved
-        found = [*op(*grads, *saved[:op_saves], *fold.backward, needed, True, *saved[op_saves:])]
+        found = [*op(*grads, *saved, *fold.backward, needed, True)]
         found += [None] * (ctx.count - len(found))  # constants
         for i in fold.rows:
             if needed[i]:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from monoidreduce._ops.losses import CrossEntropyNumbers, may_keep_share
+from monoidreduce._ops.losses import (
+    CrossEntropyNumbers,
+    KeptWeights,
+    fold_cross_entropy,
+    fold_distillation,
+    rank_may_keep,
+)
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
@@ -93,14 +100,17 @@ class Sharded:
         smoothing, z_loss = numbers.label_smoothing, numbers.z_loss
         columns = self.columns
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
-        keep = x.is_cuda and any(differentiated) and may_keep_share(x, class_weight, smoothing, z_loss)
+        keep = x.is_cuda and any(differentiated) and rank_may_keep(class_weight, smoothing)
 
         # What follows is for the combination alone: the fold runs while the host asks for it.
-        def combine(gathered: Tensor, kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-            of_loss = (reduction, ignore_index, smoothing, z_loss, kept, not return_lse)
+        def combine(
+            gathered: Tensor, kept: Tensor, weights: KeptWeights | None = None
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            of_loss = (reduction, ignore_index, smoothing, z_loss, weights and weights.miss)
             found = states.cross_entropy(gathered, target, class_weight, columns, *of_loss)
-            of_kept = () if found.share is None else (found.share,)
-            return (found.loss, found.lse), (found.lse, found.lse_low, kept, *of_kept)
+            if weights:
+                weights.to_gradients(found.lse, found.lse_low, z_loss)
+            return (found.loss, found.lse), (found.lse, found.lse_low, kept)
 
         slices = (columns.first, columns.all, return_lse, keep, differentiated[0], workspace)
         fold = ShardedFold(
@@ -113,29 +123,37 @@ class Sharded:
             combine=combine,
             sharding=self.sharding,
             differentiable=2,
+            run=partial(fold_cross_entropy, of_rank=True) if keep else None,
         )
         loss, lse = fold_over_ranks(fold, x, weight, bias, target, class_weight)
         return self._own_rows(loss) if reduction == "none" else loss, self._own_rows(lse)
 
-    def linear_distillation(self, workspace: int | None) -> Tensor:
-        """The loss."""
+    def linear_distillation(self, differentiated: tuple[bool, bool, bool], workspace: int | None) -> Tensor:
+        """The loss. differentiated: are x, weight, and a tensor of the teacher."""
         x, weight, teacher_x, teacher_weight, mask = self.tensors
         reduction, kind, temperature = self.options
         mask = None if mask is None else self._all_rows(mask)
+        of_x, of_weight, of_teacher = differentiated
+        keep = x.is_cuda and (of_x or of_weight) and not of_teacher
 
-        def combine(gathered: Tensor, kept: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        def combine(
+            gathered: Tensor, kept: Tensor, to_gradients: Callable[[Tensor], None] | None = None
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             loss, stats = states.distillation(gathered, kind, mask, reduction)
+            if to_gradients:
+                to_gradients(stats)
             return (loss,), (stats, kept)
 
         fold = ShardedFold(
             "linear_distillation",
-            forward=("none", kind, temperature, False, False, workspace),
-            backward=(*self.options, False, False, workspace),
+            forward=("none", kind, temperature, keep, of_x, workspace),
+            backward=(*self.options, keep, of_x, workspace),
             rows=(0, 2),
             gathered=2,
             pack=lambda found: torch.cat((found[0][None], found[1][:4])),  # the loss and log-sum-exps
             combine=combine,
             sharding=self.sharding,
+            run=partial(fold_distillation, of_rank=True) if keep else None,
         )
         (loss,) = fold_over_ranks(fold, x, weight, teacher_x, teacher_weight, mask)
         return self._own_rows(loss) if reduction == "none" else loss

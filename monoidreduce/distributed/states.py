@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.local_gradients import UNIT_UPSTREAM, order_rows
 from monoidreduce._ops.losses import DISTILLATION_LOSSES, mean_divisor, target_weights, with_mean
 from monoidreduce._ops.memory import launch
 from monoidreduce.distributed.group import Columns
@@ -39,12 +38,11 @@ def log_sum_exp(states: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Loss(NamedTuple):
-    """loss: of each row, or reduced. share: [rows], of this rank's classes, where gradients were kept."""
+    """loss: of each row, or reduced."""
 
     loss: Tensor
     lse: Tensor
     lse_low: Tensor
-    share: Tensor | None
 
 
 def cross_entropy(
@@ -56,48 +54,29 @@ def cross_entropy(
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
-    kept: Tensor | None = None,
-    skips: bool = False,
+    miss: Tensor | None = None,
 ) -> Loss:
     """The loss of states [ranks, 3, rows].
 
     A rank's are its sum of weight_c (lse - score_c) for its own lse, and that in two words.
 
-    class_weight: of all classes. kept: [rows, classes], the local gradients of the softmax over this rank's
-    classes for UNIT_UPSTREAM: p - 1 at the target and p elsewhere. For the softmax over the classes of all
-    ranks they are share p - 1 and share p. So that one factor a row serves both, p - 1 / share is put in the
-    target's place. skips: did the forward pass leave out ignored tokens.
+    class_weight: of all classes. miss: [rows], of KeptWeights, to be filled.
     """
     loss, lse, lse_low = _rows(states, 3)
-    share = order = sums = None
-    reduced = None if reduction == "none" else states.new_empty(())
-    if kept is not None and kept.numel():
-        share, kept = torch.empty_like(lse), kept[:, : columns.count]
-        if skips:
-            order = order_rows(kept, target=target, mask=None, ignore_index=ignore_index)
-    else:
-        kept = None
+    sums, reduced = None, None if reduction == "none" else states.new_empty(())
     weights = with_mean(class_weight)
     if class_weight is not None and label_smoothing:
         sums = columns.sums(class_weight).to(states.dtype)
-    given = (states, target, weights, sums, loss, reduced, lse, lse_low, share, kept, order)
+    given = (states, target, weights, sums, loss, reduced, lse, lse_low, miss)
     mean = reduction == "mean" and weights is None
-    options = (
-        UNIT_UPSTREAM,
-        label_smoothing,
-        z_loss,
-        columns.group.rank,
-        *columns.numbers,
-        ignore_index,
-        mean,
-    )
+    options = (label_smoothing, z_loss, *columns.numbers, ignore_index, mean)
     _C.combine_cross_entropy(*given, *options, *launch(states))
     if weights is not None and reduction == "mean":
         counted = target != ignore_index
         count = mean_divisor(counted, reduction, lse, target_weights(weights, target, counted))
         assert reduced is not None and count is not None
         reduced /= count
-    return Loss(loss if reduced is None else reduced, lse, lse_low, share)
+    return Loss(loss if reduced is None else reduced, lse, lse_low)
 
 
 def log_probs(states: Tensor, target: Tensor, columns: Columns, ignore_index: int) -> list[Tensor]:

@@ -62,16 +62,17 @@ def test_rows_product(
 
     sums = torch.randn(rows, width, device=gpu)
     expected = sums.double() + product
-    local_gradients._rows_product(local, weight, factor, sums, order)
+    local_gradients._rows_product(local, weight, factor, sums, order, True)
     _close(sums, expected, 1e-5)
 
-    out = torch.full((rows, width), 7.0, dtype=dtype, device=gpu)
-    local_gradients._rows_product(local, weight, factor, out, order)
     places = order[:counted]
-    _close(out[places], product[:counted], float(torch.finfo(dtype).eps))
     others = torch.ones(rows, dtype=torch.bool, device=gpu)
     others[places] = False
-    assert (out[others] == 0).all()
+    for of_result, error in ((dtype, float(torch.finfo(dtype).eps)), (torch.float32, 1e-5)):
+        out = torch.full((rows, width), 7.0, dtype=of_result, device=gpu)
+        local_gradients._rows_product(local, weight, factor, out, order, False)
+        _close(out[places], product[:counted], error)
+        assert (out[others] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
@@ -94,7 +95,7 @@ def test_all_rows_count_without_an_order(gpu: torch.device) -> None:
     local, _ = _problem(500, 300, 500, torch.bfloat16, gpu)
     weight, x = (torch.randn(n, 128, device=gpu).bfloat16() for n in (300, 500))
     sums, out = torch.zeros(500, 128, device=gpu), torch.empty_like(weight)
-    local_gradients._rows_product(local, weight, None, sums, None)
+    local_gradients._rows_product(local, weight, None, sums, None, True)
     local_gradients._columns_product(local, x, None, out, None)
     _close(sums, local.double() @ weight.double(), 1e-5)
     _close(out, local.double().T @ x.double(), float(torch.finfo(torch.bfloat16).eps))

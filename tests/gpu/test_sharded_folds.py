@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from specimens import attention_inputs, cross_entropy_inputs, mlp_inputs, name_of, varlen_inputs
+from specimens import (
+    attention_inputs,
+    cross_entropy_inputs,
+    distillation_inputs,
+    mlp_inputs,
+    name_of,
+    varlen_inputs,
+)
 from tolerance import check_operator
 from virtual_ranks import (
     CrossEntropyOverVirtualRanks,
+    DistillationOverVirtualRanks,
     attention_over_virtual_ranks,
     varlen_over_virtual_ranks,
 )
@@ -64,42 +72,70 @@ def test_starts_that_are_not_ascending(layout: str, gpu: torch.device) -> None:
         assert bool(t.isnan().all())
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
 @pytest.mark.parametrize("reduction", ("none", "mean"))
 @pytest.mark.parametrize("ignored", (False, True), ids=("all", "ignored"))
 @pytest.mark.parametrize("columns", (0, 512, 1000), ids=lambda n: f"{n}_kept")
 @pytest.mark.parametrize("level", (1.0, 8.0))
-@pytest.mark.parametrize("return_lse", (False, True), ids=("loss", "lse"))
+@pytest.mark.parametrize("options", ({}, {"return_lse": True}, {"z_loss": 1e-3}), ids=("loss", "lse", "z"))
 def test_local_gradients_that_a_rank_keeps(
-    return_lse: bool,
+    options: dict[str, Any],
     level: float,
     columns: int,
     ignored: bool,
     reduction: str,
+    dtype: torch.dtype,
     tier: str,
     gpu: torch.device,
 ) -> None:
-    """They are of a softmax over its own classes. At level 8 ranks have shares of e^-50 of the softmax.
+    """They are made when the log-sum-exps of all ranks are known. At level 8 ranks have e^-50 of the softmax.
 
     With a log-sum-exp no row is left out, and those that are ignored may hold NaN.
     """
     rows, ranks = 400, 3
-    inputs = cross_entropy_inputs(rows, 1000 * ranks, 2048, dtype=torch.bfloat16, device=gpu)
+    inputs = cross_entropy_inputs(rows, 1000 * ranks, 2048, dtype=dtype, device=gpu)
     inputs["weight"][:1500] *= level
     if ignored:
         inputs["target"][::3] = -100
     over_ranks = CrossEntropyOverVirtualRanks(ranks)
-    options: dict[str, Any] = {"reduction": reduction, "logit_scale": 0.9, "workspace": 2 * rows * columns}
-    if return_lse:  # whose gradient would leave what is kept unused
-        options["return_lse"] = True
-        upstream: Any = [torch.randn(rows if reduction == "none" else (), device=gpu), None]
-    else:
-        upstream = "strided"
+    options = options | {"reduction": reduction, "logit_scale": 0.9, "workspace": 2 * rows * columns}
+    upstream: Any = "strided"
+    if "return_lse" in options:  # whose gradient would leave what is kept unused
+        upstream = [torch.randn(rows if reduction == "none" else (), device=gpu), None]
     check_operator("linear_cross_entropy", inputs, options, function=over_ranks, upstream=upstream)
     assert over_ranks.kept == [columns if tier == "sm90" else 0] * ranks
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=name_of)
+@pytest.mark.parametrize("reduction", ("none", "mean"))
+@pytest.mark.parametrize("masked", (False, True), ids=("all", "masked"))
+@pytest.mark.parametrize("columns", (0, 256, 1000), ids=lambda n: f"{n}_kept")
+@pytest.mark.parametrize("level", (0.0, 100.0))
+@pytest.mark.parametrize("loss", ("cross_entropy", "forward_kl", "reverse_kl"))
+def test_local_gradients_of_distillation_that_a_rank_keeps(
+    loss: str,
+    level: float,
+    columns: int,
+    masked: bool,
+    reduction: str,
+    dtype: torch.dtype,
+    tier: str,
+    gpu: torch.device,
+) -> None:
+    """level: of the teacher's scores, which cancels. The reverse KL keeps none."""
+    rows, ranks = 400, 3
+    sizes = (rows, 1000 * ranks, 2048, 1024)
+    of_teacher: Any = {"mask": masked, "teacher_level": level}
+    inputs = distillation_inputs(*sizes, dtype=dtype, device=gpu, **of_teacher)
+    over_ranks = DistillationOverVirtualRanks(ranks)
+    options = {"loss": loss, "temperature": 1.5, "reduction": reduction, "workspace": 4 * rows * columns}
+    check_operator("linear_distillation", inputs, options, function=over_ranks, upstream="strided")
+    keeps = tier == "sm90" and loss != "reverse_kl"
+    assert over_ranks.kept == [columns if keeps else 0] * ranks
+
+
 def test_garbage_in_ignored_rows_that_a_rank_keeps(gpu: torch.device) -> None:
-    """The log-sum-exp of such a row is NaN, and so is the rank's share of it."""
+    """The log-sum-exp of such a row is NaN."""
     inputs = cross_entropy_inputs(400, 3000, 2048, dtype=torch.bfloat16, device=gpu)
     inputs["target"][::3] = -100
     garbage = inputs | {"x": inputs["x"].clone()}
@@ -155,8 +191,14 @@ def _states(fields: int, rows: int, high: list[int]) -> torch.Tensor:
         found[:, field] *= 30
         found[1, field, :4] = torch.tensor([-torch.inf, torch.inf, torch.nan, -torch.inf])
         found[:, field, 3] = -torch.inf
-        found[0, field, 5] = -200.0  # a share below 2^-60
+        found[0, field, 5] = -200.0
     return found
+
+
+def _miss(given: torch.Tensor, *others: Any) -> list[torch.Tensor]:
+    miss = given.new_empty(given.shape[2])
+    states.cross_entropy(given, *others, miss)
+    return [miss]
 
 
 @pytest.mark.parametrize("rows", (1, 400))
@@ -170,6 +212,7 @@ def test_combined_states_are_as_on_the_cpu(rows: int, gpu: torch.device) -> None
         (states.log_sum_exp, (_states(2, max(rows, 6), [0]),)),
         (states.cross_entropy, (_states(3, max(rows, 6), [1]), target, None, *for_cross_entropy)),
         (states.cross_entropy, (_states(3, max(rows, 6), [1]), target, weights, *for_cross_entropy)),
+        (_miss, (_states(3, max(rows, 6), [1]), target, None, columns, "mean", -100, 0.0, 1e-4)),
         (states.log_probs, (_states(4, max(rows, 6), [2]), target, columns, -100)),
         (states.distillation, (_states(5, max(rows, 6), [1, 3]), "forward_kl", mask, "mean")),
         (states.distillation, (_states(5, max(rows, 6), [1, 3]), "cross_entropy")),
@@ -184,26 +227,3 @@ def test_combined_states_are_as_on_the_cpu(rows: int, gpu: torch.device) -> None
         for expected, here in zip(*found, strict=True):
             if expected is not None:
                 torch.testing.assert_close(here.cpu(), expected, rtol=1e-6, atol=1e-6, equal_nan=True)
-
-
-@pytest.mark.tiers("sm90")
-@pytest.mark.parametrize("skips", (False, True))
-def test_kept_gradients_are_corrected_in_their_order(skips: bool, gpu: torch.device) -> None:
-    given, target = _states(3, 400, [1]), torch.randint(300, (400,))
-    given[:, :, :4] = 0.5  # finite
-    target[::3] = -100
-    columns = Columns(Group(None, 1, 3), 100, 100, 300, 100)  # type: ignore[arg-type]
-    kept = torch.randn(400, 104).bfloat16()
-    of_loss = (None, columns, "none", -100, 0.0, 0.0)
-    expected = kept.clone()
-    share = states.cross_entropy(given, target, *of_loss, expected).share
-    order = torch.arange(400)
-    if skips:
-        counted = target != -100
-        order = torch.cat((order[counted], order[~counted]))
-    in_order = kept[order].to(gpu)
-    found = states.cross_entropy(given.to(gpu), target.to(gpu), *of_loss, in_order, skips)
-    assert not torch.equal(expected, kept)
-    torch.testing.assert_close(in_order.cpu(), expected[order], rtol=2**-7, atol=0)
-    assert share is not None and found.share is not None
-    torch.testing.assert_close(found.share.cpu(), share, rtol=1e-6, atol=0)

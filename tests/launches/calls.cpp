@@ -283,7 +283,8 @@ void multiply(const Tensors& t, const TensorView& local, const TensorView& rows,
   const std::int64_t count = rows.size[0], width = rows.size[1];
   const Launch launch = launch_of();
   const TensorView sums = t("row_sums", kFloat32, {count, width}), factor = t("factor", kFloat32, {count});
-  rows_product({.a = local, .b = columns, .out = sums, .factor = factor, .order = order}, launch);
+  rows_product({.a = local, .b = columns, .out = sums, .factor = factor, .order = order, .adds = true},
+               launch);
   columns_product({.a = local,
                    .b = rows,
                    .scale = t("scale", kFloat32, {1}),
@@ -299,6 +300,13 @@ void multiply(const Tensors& t, const TensorView& local, const TensorView& rows,
              launch);
 }
 
+// The frames of what a forward pass of losses has kept, the last part of its scratch memory.
+TensorView frames_of(TensorView scratch, const Plan& plan) {
+  scratch.data = static_cast<float*>(scratch.data) + plan.frames;
+  scratch.size[0] -= plan.frames;
+  return scratch;
+}
+
 // ---- Linear cross entropy
 
 struct LinearCrossEntropy {
@@ -306,7 +314,7 @@ struct LinearCrossEntropy {
   DType dtype = kBFloat16;
   std::int64_t rows = 4096, classes = 32000, width = 1024;
   bool biased = false, weighted = false, transposed = false, ordered = false, deterministic = false,
-       of_lse = false;
+       of_lse = false, of_rank = false;
   double softcap = 0, smoothing = 0;
   std::int64_t kept = 0;  // classes
   std::int64_t workspace = 64 << 20;
@@ -336,7 +344,7 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   const Launch launch = launch_of(c.deterministic);
   if (c.kept && can_keep(c.width, 0, 0.5, facts_of(t.device))) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
-    x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+    if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
@@ -344,6 +352,15 @@ Plan forward(const LinearCrossEntropy& c, const Tensors& t) {
   x.order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
   if (x.order.present()) x.gathered = t("gathered", c.dtype, {c.rows * 5 / 8, x.x.size[1]});
   cross_entropy_forward(x, launch, &plan);
+  if (c.of_rank && x.kept.present()) {
+    CrossEntropyKeptGradients then;
+    fill_cross_entropy(c, t, then);
+    pad_cross_entropy(t, plan, then);
+    then.frames = frames_of(x.scratch, plan);
+    then.kept = x.kept, then.order = x.order;
+    then.kept_upstream = t("kept_upstream", kFloat32, {1});
+    cross_entropy_kept_gradients(then, launch, &plan);
+  }
   return plan;
 }
 
@@ -425,6 +442,7 @@ std::vector<LinearCrossEntropy> cross_entropy_calls() {
     add("kept, smoothing", {.smoothing = 0.1, .kept = 8192});
     add("some kept, large", {.rows = 8192, .classes = 128256, .width = 4096, .kept = 4096});
     add("some kept, order", {.rows = 8192, .width = 4096, .ordered = true, .kept = 2048});
+    add("kept by a rank", {.ordered = true, .of_rank = true, .kept = 8192});
   }
   return calls;
 }
@@ -541,7 +559,7 @@ struct LinearDistillation {
   std::string name = "";
   DType dtype = kBFloat16;
   std::int64_t rows = 2048, classes = 32000, width = 512, teacher_width = 1024;
-  bool masked = false, transposed = false, deterministic = false, of_teacher = false;
+  bool masked = false, transposed = false, deterministic = false, of_teacher = false, of_rank = false;
   DistillationLoss loss = DistillationLoss::kForwardKL;
   std::int64_t kept = 0;
   std::int64_t workspace = 64 << 20;
@@ -573,7 +591,7 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
   if (c.kept && can_keep(c.width, c.teacher_width, 0.5, facts_of(t.device))) {
     x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
     x.teacher_kept = t.lines("teacher_kept", c.dtype, c.rows, c.kept);
-    x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
+    if (!c.of_rank) x.kept_upstream = t("kept_upstream", accumulation(c.dtype), {1});
   }
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_distillation(t, plan, x);
@@ -584,6 +602,15 @@ Plan forward(const LinearDistillation& c, const Tensors& t) {
     x.teacher_gathered = t("teacher_gathered", c.dtype, {c.rows * 5 / 8, x.teacher_x.size[1]});
   }
   distillation_forward(x, launch, &plan);
+  if (c.of_rank && x.kept.present()) {
+    DistillationKeptGradients then;
+    fill_distillation(c, t, then);
+    pad_distillation(t, plan, then);
+    then.frames = frames_of(x.scratch, plan);
+    then.kept = x.kept, then.teacher_kept = x.teacher_kept, then.order = x.order;
+    then.kept_upstream = t("kept_upstream", kFloat32, {1});
+    distillation_kept_gradients(then, launch, &plan);
+  }
   return plan;
 }
 
@@ -651,6 +678,7 @@ std::vector<LinearDistillation> distillation_calls() {
     add("kept", {.kept = 32000});
     add("some kept, mask", {.masked = true, .kept = 8192});
     add("kept, cross entropy", {.loss = DistillationLoss::kCrossEntropy, .kept = 32000});
+    add("kept by a rank", {.masked = true, .of_rank = true, .kept = 8192});
   }
   return calls;
 }
@@ -952,9 +980,7 @@ void run_row_calls(Recorder& recorder) {
                              .reduced = t("reduced", dtype, {1}),
                              .lse = of(t, "lse"),
                              .lse_low = of(t, "lse_low"),
-                             .share = of(t, "share"),
-                             .kept = t("kept", kBFloat16, {5000, 1000}),
-                             .kept_order = t("kept_order", kInt64, {5001}),
+                             .miss = of(t, "miss"),
                              .stride = 1000,
                              .classes = 3000},
                             launch);
@@ -1013,15 +1039,17 @@ void run_product_calls(Recorder& recorder) {
       const auto order = [&](const Tensors& t) {
         return in_order ? t("order", kInt64, {5001}) : TensorView{};
       };
-      recorder.run("rows_product to its type " + name_of_call, [&](const Tensors& t) {
-        rows_product({.a = t("a", dtype, {5000, 2048}),
-                      .b = t("b", dtype, {2048, 768}),
-                      .out = t("out", dtype, {5000, 768}),
-                      .factor = {},
-                      .order = order(t)},
-                     launch);
-        return Plan{};
-      });
+      for (const DType result : {dtype, kFloat32}) {
+        recorder.run(message("rows_product to ", name(result), " ", name_of_call), [&](const Tensors& t) {
+          rows_product({.a = t("a", dtype, {5000, 2048}),
+                        .b = t("b", dtype, {2048, 768}),
+                        .out = t("out", result, {5000, 768}),
+                        .factor = {},
+                        .order = order(t)},
+                       launch);
+          return Plan{};
+        });
+      }
     }
   }
 }

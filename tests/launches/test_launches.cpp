@@ -328,7 +328,7 @@ const std::vector<Expected> kExpected = {
 
     // 20 x 3 tiles.
     {"H100",
-     "rows_product to its type bfloat16 in order",
+     "rows_product to bfloat16 bfloat16 in order",
      "",
      {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
        "sm90::ScatterEpilogue<",

@@ -111,11 +111,16 @@ def products_of_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """
 
     def rows_product(
-        local: Tensor, columns: Tensor, factor: Tensor | None, out: Tensor, order: Tensor | None
+        local: Tensor,
+        columns: Tensor,
+        factor: Tensor | None,
+        out: Tensor,
+        order: Tensor | None,
+        adds: bool,
     ) -> None:
         assert order is None
         product = (1 if factor is None else factor[:, None]) * (local @ columns)
-        out.copy_(out + product if out.dtype == torch.float32 else product)
+        out.copy_(out + product if adds else product)
 
     def columns_product(
         local: Tensor,

@@ -1231,6 +1231,25 @@ def test_a_contender_in_a_mode_has_it_forward_and_backward_and_nothing_else_has(
     assert not is_on()
 
 
+def test_kernels_of_folds_are_reported_beside_the_built_in() -> None:
+    row = {
+        "op": "siglip",
+        "parameters": {"N": 1, "V": 2, "D": 3},
+        "milliseconds": {
+            "forward": {"own": 2.0, "built-in": 1.0},
+            "backward": {"own": 1.0, "built-in": 0.92},
+        },
+        "target": 0.92,
+    }
+    *_, line = report.fold_kernels_table([row]).splitlines()
+    assert [*map(str.strip, line.split("|"))][1:5] == [
+        "siglip",
+        "N 1, V 2, D 3",
+        "2, 1: 0.50, 0.92 **MISSED**",
+        "1, 0.92: 0.92, 0.92 met",
+    ]
+
+
 def test_the_interpreter_is_timed_beside_a_compiled_monoid() -> None:
     (row,) = interpreter.measure_interpreter(CPU, quick=True)
     assert row["width"] == 64 and all(t > 0 for times in row["milliseconds"].values() for t in times)

@@ -12,7 +12,6 @@ from torch import Tensor
 from monoidreduce import functional, varlen
 from monoidreduce._ops.losses import CrossEntropyNumbers
 from monoidreduce._ops.memory import accumulation_dtype
-from monoidreduce._ops.registry import OPERATORS
 from monoidreduce.distributed import operators
 from monoidreduce.distributed.attention_folds import POSITIONS, Fold, fold_gradients, fold_rows
 from monoidreduce.distributed.fold import ShardedFold
@@ -97,12 +96,36 @@ def varlen_over_virtual_ranks(ranks: int, layout: str) -> Callable[..., Any]:
     return attention_varlen
 
 
-class CrossEntropyOverVirtualRanks:
-    """mr.linear_cross_entropy with classes over ranks. kept: of how many columns each kept gradients."""
+class _OverVirtualRanks:
+    """A linear loss with classes over ranks. kept: of how many columns each rank kept gradients."""
+
+    operator: str
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.kept: list[int] = []
+
+    def fold(self, x: Tensor, weight: Tensor, inputs: list[tuple[Any, ...]], options: Any, call: Any) -> Any:
+        """The results of a call of `Sharded` on each rank's inputs."""
+        folds: list[ShardedFold] = []
+
+        def capture(fold: ShardedFold, *_: Any) -> tuple[Tensor, Tensor]:
+            folds.append(fold)
+            return x, x
+
+        with mock.patch.object(operators, "fold_over_ranks", capture):
+            for rank, tensors in enumerate(inputs):
+                sharding = Sharding(Group(HANDLE, rank, self.ranks), len(weight), False, None)
+                columns = sharding.columns("weight", tensors[1])
+                with mock.patch.object(operators.Sharded, "_own_rows", lambda _, t: t):
+                    call(operators.Sharded(tensors, options, columns, sharding))
+        return _VirtualFolds.apply(self, folds, inputs, x, weight)
+
+
+class CrossEntropyOverVirtualRanks(_OverVirtualRanks):
+    """mr.linear_cross_entropy."""
+
+    operator = "linear_cross_entropy"
 
     def __call__(
         self,
@@ -112,54 +135,80 @@ class CrossEntropyOverVirtualRanks:
         reduction: str = "mean",
         ignore_index: int = -100,
         logit_scale: float = 1.0,
+        z_loss: float = 0.0,
         return_lse: bool = False,
         workspace: int | None = None,
     ) -> Any:
-        folds: list[ShardedFold] = []
-        options = CrossEntropyNumbers(reduction, logit_scale, 0.0, ignore_index, 0.0, 0.0)
-        parts = weight.detach().chunk(self.ranks)
-
-        def capture(fold: ShardedFold, *inputs: Any) -> tuple[Tensor, Tensor]:
-            folds.append(fold)
-            return x, x
-
-        with mock.patch.object(operators, "fold_over_ranks", capture):
-            for rank, part in enumerate(parts):
-                sharding = Sharding(Group(HANDLE, rank, self.ranks), len(weight), False, None)
-                columns = sharding.columns("weight", part)
-                call = operators.Sharded((x, part, None, target, None), options, columns, sharding)
-                call.linear_cross_entropy(return_lse, (True, True), workspace)
-        loss, lse = _VirtualFolds.apply(self, folds, x, weight, target)
+        options = CrossEntropyNumbers(reduction, logit_scale, 0.0, ignore_index, 0.0, z_loss)
+        inputs = [(x.detach(), part, None, target, None) for part in weight.detach().chunk(self.ranks)]
+        loss, lse = self.fold(
+            x,
+            weight,
+            inputs,
+            options,
+            lambda sharded: sharded.linear_cross_entropy(return_lse, (True, True), workspace),
+        )
         return (loss, lse) if return_lse else loss
+
+
+class DistillationOverVirtualRanks(_OverVirtualRanks):
+    """mr.linear_distillation, whose teacher has no gradient."""
+
+    operator = "linear_distillation"
+
+    def __call__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        teacher_x: Tensor,
+        teacher_weight: Tensor,
+        mask: Tensor | None = None,
+        loss: str = "cross_entropy",
+        temperature: float = 1.0,
+        reduction: str = "mean",
+        workspace: int | None = None,
+    ) -> Tensor:
+        parts = zip(*(t.detach().chunk(self.ranks) for t in (weight, teacher_weight)), strict=True)
+        inputs = [(x.detach(), own, teacher_x, of_teacher, mask) for own, of_teacher in parts]
+        (found,) = self.fold(
+            x,
+            weight,
+            inputs,
+            (reduction, loss, temperature),
+            lambda sharded: sharded.linear_distillation((True, True, False), workspace),
+        )
+        return found  # type: ignore[no-any-return]
 
 
 class _VirtualFolds(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, of: CrossEntropyOverVirtualRanks, folds: list[ShardedFold], *given: Tensor
+        ctx: Any,
+        of: _OverVirtualRanks,
+        folds: list[ShardedFold],
+        inputs: list[tuple[Any, ...]],
+        *_: Tensor,
     ) -> tuple[Tensor, ...]:
-        x, weight, target = given
-        ctx.folds = folds
-        ctx.inputs = [(x, part, None, target, None) for part in weight.chunk(len(folds))]
-        op = torch.ops.monoidreduce.linear_cross_entropy
-        found = [op(*inputs, *fold.forward) for fold, inputs in zip(folds, ctx.inputs, strict=True)]
-        gathered, pack = folds[0].gathered, folds[0].pack
-        states = torch.stack([pack(each[:gathered]) for each in found])
-        combined = [fold.combine(states, *each[gathered:]) for fold, each in zip(folds, found, strict=True)]
-        of.kept = [each[-1].shape[1] for each in found]
+        ctx.folds, ctx.inputs, ctx.operator = folds, inputs, of.operator
+        op, first = getattr(torch.ops.monoidreduce, of.operator), folds[0]
+        found = [(fold.run or op)(*own, *fold.forward) for fold, own in zip(folds, inputs, strict=True)]
+        assert first.pack is not None
+        states = torch.stack([first.pack(each[: first.gathered]) for each in found])
+        combined = [
+            fold.combine(states, *each[first.gathered :]) for fold, each in zip(folds, found, strict=True)
+        ]
+        of.kept = [each[first.gathered].shape[1] for each in found]
         ctx.residuals = [residuals for _, residuals in combined]
         ctx.set_materialize_grads(False)
         return combined[0][0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        d_x, d_weight = 0, []
-        own = OPERATORS["linear_cross_entropy"].saved - 5
-        needed = [True, True, False, False, False]
+        d_x, d_weight, needed = 0, [], [True, True, False, False, False]
+        op = getattr(torch.ops.monoidreduce, f"{ctx.operator}_backward")
         for fold, inputs, residuals in zip(ctx.folds, ctx.inputs, ctx.residuals, strict=True):
-            options = (*residuals[:own], *fold.backward, needed, True, *residuals[own:])
-            found = torch.ops.monoidreduce.linear_cross_entropy_backward(*grads, *inputs, *options)
+            found = op(*grads, *inputs, *residuals, *fold.backward, needed, True)
             assert found[0].dtype == torch.float32
             d_x = d_x + found[0]
             d_weight.append(found[1])
-        return None, None, d_x.to(ctx.inputs[0][0].dtype), torch.cat(d_weight), None
+        return None, None, None, d_x.to(ctx.inputs[0][0].dtype), torch.cat(d_weight)

@@ -30,28 +30,34 @@ struct CrossEntropyTerms {
   }
 };
 
-Kept kept_of(const CrossEntropyForward& x, const Plan& plan) {
-  return {.weights = {static_cast<__half*>(x.kept.data)},
-          .frames = {static_cast<float*>(x.scratch.data) + plan.frames},
-          .pitch = x.kept.stride[0],
-          .columns = static_cast<int>(x.kept.size[1])};
+Kept kept_of(const TensorView& kept, float* frames) {
+  return {.weights = {static_cast<__half*>(kept.data)},
+          .frames = {frames},
+          .pitch = kept.stride[0],
+          .columns = static_cast<int>(kept.size[1])};
 }
 
-// The same forward, and local gradients for an upstream gradient of kept_upstream.
+// Behind the frames: a number a row.
+float* miss_of(const Kept& kept, const FoldProblem& p) { return kept.frames[0] + p.rows() * kept.tiles(); }
+
+template <class E, class Call>
+void to_gradients(const Call& x, const Kept& kept, const FoldProblem& p, const Launch& launch) {
+  CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss_of(kept, p)};
+  terms.rows.grad_loss = {static_cast<float*>(x.kept_upstream.data), 0};
+  weights_to_gradients<E>(kept, terms, p, launch);
+}
+
+// The same forward, and local gradients for an upstream gradient of kept_upstream, or the weights that they are made from.
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const Kept kept = kept_of(x, plan);
-  float* const miss = kept.frames[0] + problem.rows() * kept.tiles();  // a number a row
-  const auto rows = cross_entropy_rows<float, double>(x);
-  CrossEntropyTerms terms{cross_entropy_rows<float>(x), miss};
-  terms.rows.grad_loss = {static_cast<float*>(x.kept_upstream.data), 0};
+  const Kept kept = kept_of(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
+  const CrossEntropyResults results{cross_entropy_rows<float, double>(x), miss_of(kept, problem)};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
     using E = decltype(element);
     const auto fold = [&](const auto& m) {
       in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
-        fold_keeping<E, Tile>(m, scores, part, CrossEntropyResults{rows, miss}, x.scratch.data,
-                              kept.from(part.first_place), launch);
+        fold_keeping<E, Tile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place), launch);
       });
     };
     if (x.options.label_smoothing != 0) {
@@ -59,11 +65,18 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
     } else {
       fold(HardCrossEntropy<Bits>{});
     }
-    weights_to_gradients<E>(kept, terms, problem, launch);
+    if (x.kept_upstream.present()) to_gradients<E>(x, kept, problem, launch);
   });
 }
 
 }  // namespace
+
+void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) {
+  with_element(x.x.dtype, [&](auto element) {
+    const Kept kept = kept_of(x.kept, static_cast<float*>(x.frames.data));
+    to_gradients<decltype(element)>(x, kept, cross_entropy_problem(x), launch);
+  });
+}
 
 void cross_entropy_forward(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   if (x.kept.present()) return cross_entropy_forward_keeping(x, plan, launch);

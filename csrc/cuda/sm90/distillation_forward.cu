@@ -30,13 +30,13 @@ struct DistillationTerms {
   }
 };
 
-Kept kept_of(const DistillationForward& x, const Plan& plan) {
+template <class Call>
+Kept kept_of(const Call& x, float* frames) {
   Kept kept{.weights = {static_cast<__half*>(x.kept.data), static_cast<__half*>(x.teacher_kept.data)},
             .frames = {},
             .pitch = x.kept.stride[0],
             .columns = static_cast<int>(x.kept.size[1])};
-  kept.frames[0] = static_cast<float*>(x.scratch.data) + plan.frames;
-  kept.frames[1] = kept.frames[0] + x.x.size[0] * kept.tiles();
+  kept.frames[0] = frames, kept.frames[1] = frames + x.x.size[0] * kept.tiles();
   return kept;
 }
 
@@ -51,12 +51,20 @@ void distillation_forward(const DistillationForward& x, const Plan& plan, const 
         fold_contraction<E, Tile>(m, scores, part, results, x.scratch.data, launch);
       });
     }
-    const Kept kept = kept_of(x, plan);
+    const Kept kept = kept_of(x, static_cast<float*>(x.scratch.data) + plan.frames);
     in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
       fold_keeping<E, KeepingTile>(m, scores, part, results, x.scratch.data, kept.from(part.first_place),
                                    launch);
     });
-    weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
+    if (x.kept_upstream.present())
+      weights_to_gradients<E>(kept, DistillationTerms{rows_of(x)}, problem, launch);
+  });
+}
+
+void distillation_kept_gradients(const DistillationKeptGradients& x, const Plan&, const Launch& launch) {
+  with_element(x.x.dtype, [&](auto element) {
+    weights_to_gradients<decltype(element)>(kept_of(x, static_cast<float*>(x.frames.data)),
+                                            DistillationTerms{rows_of(x)}, distillation_problem(x), launch);
   });
 }
 

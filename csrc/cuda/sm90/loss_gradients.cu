@@ -60,17 +60,20 @@ void rows_product(const RowsProduct& x, const Launch& launch) {
   const TensorView out = as_rows(x.out);
   with_element(x.a.dtype, [&](auto element) {
     using E = decltype(element);
+    const auto scatter = [&]<class Out>(Out) {
+      with_tile<false>(p, [&](auto tile) {
+        contraction<E>(tile, p, ScatterEpilogue<Out>{factors, tensor_map(out, 1)}, nullptr, kName, launch);
+      });
+      if (!x.order.present()) return;
+      const DeviceGuard guard(x.a.cuda_device);
+      launch_kernel("clear_others", &clear_others<Out>, 2 * multiprocessors(x.a.cuda_device), 256, 0,
+                    launch.stream, factors.order, static_cast<Out*>(x.out.data), x.out.stride[0],
+                    static_cast<int>(x.out.size[1]));
+    };
+    if (!x.adds) return x.out.dtype == DType::kFloat32 ? scatter(0.f) : scatter(E{});
     with_tile<false>(p, [&](auto tile) {
-      if (x.out.dtype == DType::kFloat32)
-        return contraction<E>(tile, p, AddEpilogue{factors, tensor_map(out, kSlabBoxRows)}, nullptr, kName,
-                              launch);
-      contraction<E>(tile, p, ScatterEpilogue<E>{factors, tensor_map(out, 1)}, nullptr, kName, launch);
+      contraction<E>(tile, p, AddEpilogue{factors, tensor_map(out, kSlabBoxRows)}, nullptr, kName, launch);
     });
-    if (x.out.dtype == DType::kFloat32 || !x.order.present()) return;
-    const DeviceGuard guard(x.a.cuda_device);
-    launch_kernel("clear_others", &clear_others<E>, 2 * multiprocessors(x.a.cuda_device), 256, 0,
-                  launch.stream, factors.order, static_cast<E*>(x.out.data), x.out.stride[0],
-                  static_cast<int>(x.out.size[1]));
   });
 }
 

@@ -97,6 +97,10 @@ void statistics_forward(const StatisticsForward& x, const Launch& launch);
 void statistics_backward(const StatisticsBackward& x, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* plan);
 
+// Local gradients of the weights that a forward pass kept. plan: of that pass.
+void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Launch& launch, const Plan* plan);
+void distillation_kept_gradients(const DistillationKeptGradients& x, const Launch& launch, const Plan* plan);
+
 // On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), of a slice of
 // the classes at a time. plan: of the backward pass.
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch, const Plan* plan);

@@ -71,7 +71,8 @@ struct CrossEntropyForward {
   TensorView scratch;  // size: Plan::scratch
   // Local gradients (dlogits, see below) of the first K classes, which forward stores for the backward pass, for an
   // upstream gradient of kept_upstream for every loss; lines are padded to a multiple of 8. Only where the plan can (Capabilities::keeps),
-  // without a bias or softcap, or class weights with label smoothing.
+  // without a bias or softcap, or class weights with label smoothing. Without kept_upstream: the weights that these are made
+  // from (CrossEntropyKeptGradients), and their frames in the last part of scratch (Plan::frames).
   TensorView kept, kept_upstream;
   // Which rows are active. Other rows are not computed; their statistics are 0. The stored local gradients are in this
   // order, all other results are not. Absent: all rows are computed.
@@ -106,7 +107,6 @@ void check_kept(const Call& x) {
           columns);
   require(x.x.size[0] <= 1 || x.kept.stride[0] >= (columns + 7) / 8 * 8,
           "kept: expected lines padded to a multiple of 8 elements, got stride ", x.kept.stride[0]);
-  require(x.kept_upstream.present(), "kept_upstream: expected a tensor, got none");
 }
 // Do all classes have a part in a row's loss, by their weights; else the target alone has.
 template <class Call>
@@ -144,6 +144,24 @@ constexpr auto describe(const X*) {
                 check_gathered("gathered", x, x.gathered);
               }),
               option("mean", &X::mean), options(&X::options));
+}
+
+// Makes local gradients of the weights that forward left in kept, now that the log-sum-exps of all classes are known: those
+// of several ranks. frames: as forward left them, then for each row the share of its target among all classes less 1.
+struct CrossEntropyKeptGradients {
+  TensorView x, weight, bias, target, class_weight, lse, lse_low, frames, kept, kept_upstream, order;
+  CrossEntropyOptions options;
+};
+template <std::same_as<CrossEntropyKeptGradients> X>
+constexpr auto describe(const X*) {
+  return cuda_call("cross_entropy_kept_gradients", cross_entropy_operands<X>(),
+                   tensor("target", &X::target, "N", Type::kInt64), class_weight_of<X>(),
+                   tensor("lse", &X::lse, "N", Type::kAccumulation).dense(),
+                   tensor("lse_low", &X::lse_low, "N", Type::kAccumulation).dense(),
+                   tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
+                   result("kept", &X::kept, "N K").strided().where(&check_kept<X>),
+                   tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+                   order_of(&X::order, "N"), options(&X::options));
 }
 
 struct CrossEntropyBackward {

@@ -36,13 +36,14 @@ struct DistillationForward {
   TensorView x, weight, teacher_x, teacher_weight, mask, loss, stats;
   TensorView reduced, scratch;  // as for cross entropy
   // As for cross entropy. kept: with respect to the student's dot products; teacher_kept, of the same size: the
-  // weights that these are made from. Not for the reverse KL.
+  // teacher's weights, which these are made from too. Not for the reverse KL.
   TensorView kept, teacher_kept, kept_upstream;
   TensorView order, gathered, teacher_gathered;  // as for cross entropy
   bool mean = false;
   DistillationOptions options;
 };
-inline void check_teacher_kept(const DistillationForward& x) {
+template <class Call>
+void check_teacher_kept(const Call& x) {
   check_kept(x);
   if (!x.kept.present()) return;
   require(x.teacher_kept.present(), "teacher_kept: expected a tensor, got none");
@@ -62,12 +63,29 @@ constexpr auto describe(const X*) {
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(),
               result("stats", &X::stats, "statistics=6 N", Type::kAccumulation),
               scratch("scratch", &X::scratch), result("kept", &X::kept, "N K").maybe().strided(),
-              result("teacher_kept", &X::teacher_kept, "N K").maybe().strided().where(&check_teacher_kept),
+              result("teacher_kept", &X::teacher_kept, "N K").maybe().strided().where(&check_teacher_kept<X>),
               optional("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
               order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
               optional("gathered", &X::gathered, "R D").dense(),
               optional("teacher_gathered", &X::teacher_gathered, "R E").dense().where(&check_both_gathered),
               option("mean", &X::mean), options(&X::options));
+}
+
+// As CrossEntropyKeptGradients. frames: of the student's weights, then of the teacher's.
+struct DistillationKeptGradients {
+  TensorView x, weight, teacher_x, teacher_weight, mask, stats, frames, kept, teacher_kept, kept_upstream,
+      order;
+  DistillationOptions options;
+};
+template <std::same_as<DistillationKeptGradients> X>
+constexpr auto describe(const X*) {
+  return cuda_call("distillation_kept_gradients", distillation_operands<X>(),
+                   tensor("stats", &X::stats, "statistics=6 N", Type::kAccumulation).dense(),
+                   tensor("frames", &X::frames, "F", Type::kAccumulation).dense(),
+                   result("kept", &X::kept, "N K").strided(),
+                   result("teacher_kept", &X::teacher_kept, "N K").strided().where(&check_teacher_kept<X>),
+                   tensor("kept_upstream", &X::kept_upstream, "values=1", Type::kAccumulation).dense(),
+                   order_of(&X::order, "N"), options(&X::options));
 }
 
 struct DistillationBackward {

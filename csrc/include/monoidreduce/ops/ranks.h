@@ -2,7 +2,7 @@
 // them as the forward passes left them, one number a field.
 #pragma once
 
-#include <cstring>
+#include <cmath>
 
 #include "monoidreduce/describe.h"
 #include "monoidreduce/error.h"
@@ -59,19 +59,14 @@ struct CombinedCrossEntropy {
   TensorView class_weight;  // as in CrossEntropyForward
   TensorView class_sums;    // of each rank; absent: how many classes it has
   TensorView loss, reduced, lse, lse_low;
-  // Local gradients p - 1 and p of a softmax over this rank's classes alone, as forward stores them for an upstream gradient
-  // of kept_upstream. Those of the softmax over all are share times these, if p - 1 / share is in the target's place: this
-  // is put there. kept_order: of the rows of kept; absent: as they lie.
-  TensorView share, kept, kept_order;
-  double kept_upstream = 1, label_smoothing = 0, z_loss = 0;
-  std::int64_t rank = 0, stride = 1, classes = 0, ignore_index = -100;
+  TensorView miss;  // the target's share of the softmax less 1, for CrossEntropyKeptGradients
+  double label_smoothing = 0, z_loss = 0;
+  std::int64_t stride = 1, classes = 0, ignore_index = -100;
   bool mean = false;
 };
-inline void check_share(const CombinedCrossEntropy& x) {
-  require(!x.kept.present() || x.kept.dtype == DType::kBFloat16, "kept: expected bfloat16, got ",
-          name(x.kept.dtype));
-  require(x.share.present() == x.kept.present(),
-          "share: expected a tensor if and only if there is kept, got ", x.share.present() ? "one" : "none");
+inline void check_miss(const CombinedCrossEntropy& x) {
+  require(!x.miss.present() || (!x.class_weight.present() && x.label_smoothing == 0),
+          "miss: expected none beside class weights or label smoothing, got a tensor");
 }
 inline void check_all_weights(const CombinedCrossEntropy& x) {
   require(!x.class_weight.present() || x.class_weight.size[0] == class_weights(x.classes),
@@ -88,12 +83,9 @@ constexpr auto describe(const X*) {
               optional("class_sums", &X::class_sums, "W", Type::kAccumulation).dense(),
               result("loss", &X::loss, "N", Type::kAccumulation),
               result("reduced", &X::reduced, "values=1", Type::kAccumulation).maybe(), combined_lse<X>(),
-              result("share", &X::share, "N", Type::kAccumulation).maybe(),
-              result("kept", &X::kept, "N K", Type::kUpToFloat32).maybe().strided().where(&check_share),
-              optional("kept_order", &X::kept_order, {places_of("N")}, Type::kInt64).dense(),
-              option("kept_upstream", &X::kept_upstream), option("label_smoothing", &X::label_smoothing),
-              option("z_loss", &X::z_loss), option("rank", &X::rank), ranked_classes<X>(),
-              option("ignore_index", &X::ignore_index), option("mean", &X::mean));
+              result("miss", &X::miss, "N", Type::kAccumulation).maybe().where(&check_miss),
+              option("label_smoothing", &X::label_smoothing), option("z_loss", &X::z_loss),
+              ranked_classes<X>(), option("ignore_index", &X::ignore_index), option("mean", &X::mean));
 }
 
 struct CombinedLogProbs {
@@ -162,9 +154,8 @@ struct CombinedLogSumExpRows {
   using State = Monoid::State;
 
   MR_HD Monoid monoid() const { return {}; }
-  MR_HD std::int64_t row(std::int64_t place) const { return place; }
   MR_HD State state(std::int64_t rank, std::int64_t row) const { return {states.lse(rank, 0, row)}; }
-  MR_HD void store(std::int64_t, std::int64_t row, State s) const {
+  MR_HD void store(std::int64_t row, State s) const {
     const LogNumber<T> words = in_words<T>(s.lse);
     lse[row] = words.high, lse_low[row] = words.low;
   }
@@ -174,43 +165,18 @@ CombinedLogSumExpRows<T> combined_rows(const CombinedLogSumExp& x) {
   return {rank_states<T>(x.states), static_cast<T*>(x.lse.data), static_cast<T*>(x.lse_low.data)};
 }
 
-// Local gradients in bfloat16, and whose they are. In bits, so that host and device have one code.
-struct KeptTargets {
-  std::uint16_t* bits;
-  std::int64_t stride, columns, first_class;
-  const std::int64_t* order;
-  double upstream;
-
-  // p - 1 of the target becomes p - 1 / share.
-  MR_HD void correct(std::int64_t place, std::int64_t target, float share) const {
-    const std::int64_t label = target - first_class;
-    if (label < 0 || label >= columns) return;
-    std::uint16_t& at = bits[place * stride + label];
-    std::uint32_t wide = std::uint32_t{at} << 16;
-    float x;
-    std::memcpy(&x, &wide, sizeof x);
-    x -= float(upstream) * (1.f / share - 1.f);
-    std::memcpy(&wide, &x, sizeof x);
-    // To the nearest, of two the even one. A NaN keeps its sign and is quiet.
-    at = static_cast<std::uint16_t>(x != x ? wide >> 16 | 0x40u : (wide + 0x7fffu + (wide >> 16 & 1u)) >> 16);
-  }
-};
-
 template <class T>
 struct CombinedCrossEntropyRows {
   RankStates<T> states;
   Targets target;
   RankedClasses classes;
   const T *class_weight, *class_sums;
-  T *loss, *lse, *lse_low, *share;
-  KeptTargets kept;
+  T *loss, *lse, *lse_low, *miss;
   double smoothing, z_loss;
-  std::int64_t own;  // this rank
   using Monoid = CrossEntropyProduct;
   using State = Monoid::State;
 
   MR_HD Monoid monoid() const { return {}; }
-  MR_HD std::int64_t row(std::int64_t place) const { return kept.order ? kept.order[place] : place; }
   // With which weights a rank's classes are in a row's loss.
   MR_HD double weight(std::int64_t rank, std::int64_t row) const {
     double hard = classes.has(rank, target[row]);
@@ -222,17 +188,12 @@ struct CombinedCrossEntropyRows {
   MR_HD State state(std::int64_t rank, std::int64_t row) const {
     return {states.lse(rank, 1, row), states(rank, 0, row), weight(rank, row)};
   }
-  MR_HD void store(std::int64_t place, std::int64_t row, State s) const {
+  MR_HD void store(std::int64_t row, State s) const {
     const LogNumber<T> words = in_words<T>(s.lse);
     lse[row] = words.high, lse_low[row] = words.low;
     const bool ignored = target.ignored(row);
     loss[row] = ignored ? T(0) : T(s.loss + (z_loss == 0 ? 0.0 : z_loss * s.lse * s.lse));
-    if (!share) return;
-    // The inverse of 2^-60 is a number of bfloat16. Rows that do not count may be NaN.
-    constexpr double kLeast = 0x1p-60;
-    const double of_own = exp(-above_part(states.lse(own, 1, row), s.lse));
-    share[row] = ignored ? T(1) : T(of_own < kLeast ? kLeast : of_own);
-    if (!ignored) kept.correct(place, target[row], float(share[row]));
+    if (miss) miss[row] = ignored ? T(0) : T(::expm1(-s.loss));
   }
 };
 template <class T>
@@ -248,16 +209,9 @@ CombinedCrossEntropyRows<T> combined_rows(const CombinedCrossEntropy& x) {
           .loss = static_cast<T*>(x.loss.data),
           .lse = static_cast<T*>(x.lse.data),
           .lse_low = static_cast<T*>(x.lse_low.data),
-          .share = static_cast<T*>(x.share.data),
-          .kept = {.bits = static_cast<std::uint16_t*>(x.kept.data),
-                   .stride = x.kept.stride[0],
-                   .columns = x.kept.size[1],
-                   .first_class = x.rank * x.stride,
-                   .order = static_cast<const std::int64_t*>(x.kept_order.data),
-                   .upstream = x.kept_upstream},
+          .miss = static_cast<T*>(x.miss.data),
           .smoothing = x.label_smoothing,
-          .z_loss = x.z_loss,
-          .own = x.rank};
+          .z_loss = x.z_loss};
 }
 
 template <class T>
@@ -270,12 +224,11 @@ struct CombinedLogProbsRows {
   using State = Monoid::State;
 
   MR_HD Monoid monoid() const { return {}; }
-  MR_HD std::int64_t row(std::int64_t place) const { return place; }
   MR_HD State state(std::int64_t rank, std::int64_t row) const {
     const double weight = classes.has(rank, target[row]);
     return {{states.lse(rank, 2, row), -states(rank, 0, row), weight}, states(rank, 1, row)};
   }
-  MR_HD void store(std::int64_t, std::int64_t row, State s) const {
+  MR_HD void store(std::int64_t row, State s) const {
     if (target.ignored(row)) {
       log_probs[row] = entropy[row] = lse[row] = lse_low[row] = T(0);
       return;
@@ -310,11 +263,10 @@ struct CombinedDistillationRows {
   using State = Monoid::State;
 
   MR_HD Monoid monoid() const { return {kind}; }
-  MR_HD std::int64_t row(std::int64_t place) const { return place; }
   MR_HD State state(std::int64_t rank, std::int64_t row) const {
     return {states.lse(rank, 1, row), states.lse(rank, 3, row), states(rank, 0, row)};
   }
-  MR_HD void store(std::int64_t, std::int64_t row, State s) const {
+  MR_HD void store(std::int64_t row, State s) const {
     const LogNumber<T> words[] = {in_words<T>(s.p), in_words<T>(s.q), in_words<T>(s.p - s.loss)};
     for (int n = 0; n < 3; ++n)
       stats[2 * n * rows + row] = words[n].high, stats[(2 * n + 1) * rows + row] = words[n].low;
@@ -331,15 +283,14 @@ CombinedDistillationRows<T> combined_rows(const CombinedDistillation& x) {
           .stats = static_cast<T*>(x.stats.data)};
 }
 
-// A row's states, combined in the order of ranks. place: that of the row.
+// A row's states, combined in the order of ranks.
 template <class Rows>
-MR_HD void combine_row(const Rows& rows, std::int64_t place) {
+MR_HD void combine_row(const Rows& rows, std::int64_t row) {
   const auto monoid = rows.monoid();
-  const std::int64_t row = rows.row(place);
   typename Rows::State all = monoid.identity();
   for (std::int64_t rank = 0; rank < rows.states.ranks; ++rank)
     all = monoid.combine(all, rows.state(rank, row));
-  rows.store(place, row, all);
+  rows.store(row, all);
 }
 
 }  // namespace monoidreduce

@@ -101,19 +101,24 @@ void check_16_bits(const Call& x) {
 // other rows of a are 0 up to the next multiple of 64, and are not read beyond. Tensors have the 16-bit type of a
 // unless said otherwise; their lines are 16-byte aligned.
 //
-// out is added to if it is float. If it has the type of a, row order[i] of out is written for place i: 0 if that row is
-// not active.
+// adds: to out, which is float. Else row order[i] of out is written for place i: 0 if that row is not active.
 struct RowsProduct {
   TensorView a, b, out;
   TensorView factor;  // multiplies the rows of the product
   TensorView order;   // absent: all rows are active
+  bool adds = false;
 };
+inline void check_sum(const RowsProduct& x) {
+  require(!x.adds || x.out.dtype == DType::kFloat32, "out: expected float32, which can be added to, got ",
+          name(x.out.dtype));
+}
 template <std::same_as<RowsProduct> X>
 constexpr auto describe(const X*) {
-  return cuda_call(
-      "rows_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>), tensor("b", &X::b, "C D"),
-      optional("factor", &X::factor, "P", Type::kAccumulation).dense(),
-      result("out", &X::out, "P D", Type::kSameOrAccumulation).strided(), order_of(&X::order, "P"));
+  return cuda_call("rows_product", tensor("a", &X::a, "P C").where(&check_16_bits<X>),
+                   tensor("b", &X::b, "C D"),
+                   optional("factor", &X::factor, "P", Type::kAccumulation).dense(),
+                   result("out", &X::out, "P D", Type::kSameOrAccumulation).strided().where(&check_sum),
+                   order_of(&X::order, "P"), option("adds", &X::adds));
 }
 
 // out = scale a^T b, summed over the active rows.

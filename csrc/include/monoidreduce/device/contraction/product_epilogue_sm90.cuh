@@ -67,9 +67,30 @@ struct StoreEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 };
 
-// Multiplies rows by their factors, rounds them, and stores each that counts where it belongs, row order[i] of a tensor
-// [1, 1, rows, columns] of the element type.
-template <class E>
+// Elements that a thread has of a slab, of lines of kSlabOf<Out> columns.
+template <class Out>
+inline constexpr int kElementsOfSlab = kFragmentRows * kSlabOf<Out> / kWarpgroup;
+
+// The warp's lines of a slab, rounded, as TMA reads it.
+template <class Out>
+__device__ __forceinline__ void stage(const float (&part)[kElementsOfSlab<Out>], unsigned char* slab) {
+  if constexpr (sizeof(Out) == 4) {
+#pragma unroll
+    for (int i = 0; i < kElementsOfSlab<Out>; i += 2) {
+      const int column = fragment_column(i);
+      unsigned char* const to = slab + place_of(fragment_row(row_of_element(i)), column / 4);
+      *reinterpret_cast<float2*>(to + column % 4 * sizeof(float)) = {part[i], part[i + 1]};
+    }
+  } else {
+    std::uint32_t words[kElementsOfSlab<Out> / 2];
+    round_fragment<Out>(words, part);
+    store_fragment<kFragmentRows>(arch::shared_address(slab), 0, words);
+  }
+}
+
+// Multiplies rows by their factors, and stores each that counts where it belongs, row order[i] of a tensor
+// [1, 1, rows, columns].
+template <class Out>
 struct ScatterEpilogue {
   using Memory = SlabMemory;
   using Work = RowFactors::OfThread;
@@ -80,7 +101,7 @@ struct ScatterEpilogue {
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
                                        Memory& memory, int warpgroup) const {
-    constexpr int kSlabs = kSize / kSlabElements;
+    constexpr int kSlabs = kSize / kElementsOfSlab<Out>;
     const RowOrder& order = factors.order;
     const int lane = threadIdx.x % 32, line = threadIdx.x / 32 % 4 * kSlabBoxRows + lane;
     const bool stores = lane < kSlabBoxRows && row0 + line < order.counted();
@@ -88,21 +109,19 @@ struct ScatterEpilogue {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       unsigned char* const staging = memory.slabs[warpgroup][slab % 2];
-      float part[kSlabElements];
-      scaled_part(part, dots, slab * kSlabElements, work.factor);
-      std::uint32_t words[kSlabElements / 2];
-      round_fragment<E>(words, part);
+      float part[kElementsOfSlab<Out>];
+      scaled_part(part, dots, slab * kElementsOfSlab<Out>, work.factor);
       if (slab > 0 || kSlabs % 2 == 0) {
         arch::wait_stores_read<1>();
       } else {
         arch::wait_stores_read<0>();  // the last store of the tile before had the same slab
       }
       __syncwarp();
-      store_fragment<kFragmentRows>(arch::shared_address(staging), 0, words);
+      stage<Out>(part, staging);
       arch::fence_async_shared();
       __syncwarp();
       if (stores)
-        arch::store_streaming(out, {column0 + slab * kSlab, row, 0, 0}, staging + line * kLineBytes);
+        arch::store_streaming(out, {column0 + slab * kSlabOf<Out>, row, 0, 0}, staging + line * kLineBytes);
       arch::commit_stores();
     }
   }
@@ -115,7 +134,6 @@ struct ScatterEpilogue {
 struct AddEpilogue {
   using Memory = SlabMemory;
   using Work = RowFactors::OfThread;
-  static constexpr int kColumns = kSlabOf<float>;
   RowFactors factors;
   arch::TensorMap sums;  // boxes of kSlabBoxRows lines
 
@@ -123,28 +141,23 @@ struct AddEpilogue {
   template <int kSize>
   __device__ __forceinline__ void tile(const Work& work, const float (&dots)[1][kSize], int row0, int column0,
                                        Memory& memory, int warpgroup) const {
-    constexpr int kElements = kFragmentRows * kColumns / kWarpgroup;  // of a thread
-    constexpr int kParts = kSize / kElements;
-    static_assert(kParts % 2 == 0);
+    constexpr int kSlabs = kSize / kElementsOfSlab<float>;
+    static_assert(kSlabs % 2 == 0);
     const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
     const bool leads = threadIdx.x % 32 == 0;
 #pragma unroll
-    for (int n = 0; n < kParts; ++n) {
-      unsigned char* const staging = memory.slabs[warpgroup][n % 2];
-      float part[kElements];
-      scaled_part(part, dots, n * kElements, work.factor);
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      unsigned char* const staging = memory.slabs[warpgroup][slab % 2];
+      float part[kElementsOfSlab<float>];
+      scaled_part(part, dots, slab * kElementsOfSlab<float>, work.factor);
       if (leads) arch::wait_stores_read<1>();
       __syncwarp();
-#pragma unroll
-      for (int i = 0; i < kElements; i += 2) {
-        const int column = fragment_column(i);
-        unsigned char* const to = staging + place_of(fragment_row(row_of_element(i)), column / 4);
-        *reinterpret_cast<float2*>(to + column % 4 * sizeof(float)) = {part[i], part[i + 1]};
-      }
+      stage<float>(part, staging);
       arch::fence_async_shared();
       __syncwarp();
       if (leads) {
-        arch::reduce_add(sums, {column0 + n * kColumns, row0 + line, 0, 0}, staging + line * kLineBytes);
+        arch::reduce_add(sums, {column0 + slab * kSlabOf<float>, row0 + line, 0, 0},
+                         staging + line * kLineBytes);
         arch::commit_stores();
       }
     }
