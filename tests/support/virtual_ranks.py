@@ -100,6 +100,7 @@ class _OverVirtualRanks:
     """A linear loss with classes over ranks. kept: of how many columns each rank kept gradients."""
 
     operator: str
+    results: int
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
@@ -109,9 +110,9 @@ class _OverVirtualRanks:
         """The results of a call of `Sharded` on each rank's inputs."""
         folds: list[ShardedFold] = []
 
-        def capture(fold: ShardedFold, *_: Any) -> tuple[Tensor, Tensor]:
+        def capture(fold: ShardedFold, *_: Any) -> tuple[Tensor, ...]:
             folds.append(fold)
-            return x, x
+            return (x,) * self.results
 
         with mock.patch.object(operators, "fold_over_ranks", capture):
             for rank, tensors in enumerate(inputs):
@@ -125,7 +126,7 @@ class _OverVirtualRanks:
 class CrossEntropyOverVirtualRanks(_OverVirtualRanks):
     """mr.linear_cross_entropy."""
 
-    operator = "linear_cross_entropy"
+    operator, results = "linear_cross_entropy", 2
 
     def __call__(
         self,
@@ -154,7 +155,7 @@ class CrossEntropyOverVirtualRanks(_OverVirtualRanks):
 class DistillationOverVirtualRanks(_OverVirtualRanks):
     """mr.linear_distillation, whose teacher has no gradient."""
 
-    operator = "linear_distillation"
+    operator, results = "linear_distillation", 1
 
     def __call__(
         self,
