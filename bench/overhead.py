@@ -94,8 +94,8 @@ def calls(device: torch.device, rows: int) -> dict[str, Call]:
             (x, weight),
         ),
         "folds": Call(
-            lambda: folds.loss_of(folds.lse_target, x, weight, target),
-            lambda: folds.loss_of(folds.lse_target.reference, x, weight, target),
+            lambda: folds.lse_target(x, weight, label=target).lse,
+            lambda: folds.lse_target.reference(x, weight, label=target).lse,
             (x, weight),
         ),
         "mods": Call(
