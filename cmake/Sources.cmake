@@ -92,4 +92,6 @@ set(MONOIDREDUCE_SM90_SOURCES
     csrc/cuda/sm90/cross_entropy_forward.cu
     csrc/cuda/sm90/loss_gradients.cu
     csrc/cuda/sm90/modified_attention.cu
+    csrc/cuda/sm90/jsd_rows.cu
+    csrc/cuda/sm90/score_product.cu
     csrc/cuda/sm90/statistics.cu)

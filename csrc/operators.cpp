@@ -175,6 +175,20 @@ void run_product(const Call& x, const FoldProblem& problem, const Launch& launch
   }
 }
 
+// A call that has kernels for Hopper alone.
+template <auto kSm90, class Call>
+void run_on_hopper(const Call& x, const Launch& launch) {
+  check(launch);
+  check(x);
+  if constexpr (kWithCuda) {
+    require(can_keep(8, 8, 1, facts_of(leading(x).cuda_device)), kDescription<Call>.name,
+            ": expected tensors on a GPU of the tier sm90, got some on another");
+    if constexpr (kWithSm90) kSm90(x, launch);
+  } else {
+    refuse_cuda(x);
+  }
+}
+
 }  // namespace
 
 const DeviceFacts& facts_of([[maybe_unused]] int cuda_device) {
@@ -339,12 +353,25 @@ void combine_distillation(const CombinedDistillation& x, const Launch& launch) {
   run_alike<cpu::combine_distillation, cuda::combine_distillation>(x, launch);
   if (x.reduced.present()) reduce_losses({x.loss, {}, x.mask, x.reduced, 0, x.mean}, launch);
 }
+// Counted as passes, by the type of the operands.
+void jsd_rows(const JsdRows& x, const Launch& launch) {
+  run_on_hopper<sm90::jsd_rows>(x, launch);
+  const char* const dtype = name(DType::kBFloat16);
+  count_path("jsd_forward", "cuda", "sm90", false, dtype);
+  if (x.factor.present()) count_path("jsd_backward", "cuda", "sm90", false, dtype);
+}
+void jsd_gradient(const JsdGradient& x, const Launch& launch) {
+  run_on_hopper<sm90::jsd_gradient>(x, launch);
+}
 void undefine(const Undefined& x, const Launch& launch) { run_on_cuda<cuda::undefine>(x, launch); }
 void rows_product(const RowsProduct& x, const Launch& launch) {
   run_product<sm90::rows_product>(x, rows_product_problem(x), launch);
 }
 void columns_product(const ColumnsProduct& x, const Launch& launch) {
   run_product<sm90::columns_product>(x, columns_product_problem(x), launch);
+}
+void score_product(const ScoreProduct& x, const Launch& launch) {
+  run_product<sm90::score_product>(x, score_product_problem(x), launch);
 }
 
 }  // namespace monoidreduce

@@ -36,7 +36,6 @@ FAMILIES: dict[str, Capabilities]
 
 class Plan:
     scratch: int
-    frames: int
     adds_rows: bool
     in_turn: bool
     tile: tuple[int, int]
@@ -279,29 +278,6 @@ def plan_cross_entropy_backward(
     tf32: bool = False,
     gpu: DeviceFacts | None = None,
 ) -> Plan: ...
-def cross_entropy_kept_gradients(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    class_weight: Tensor | None,
-    lse: Tensor,
-    lse_low: Tensor,
-    frames: Tensor,
-    kept: Tensor,
-    kept_upstream: Tensor,
-    order: Tensor | None,
-    logit_scale: float,
-    softcap: float,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    first_class: int,
-    classes: int,
-    threads: int,
-    stream: int,
-    plan: Plan | None = None,
-) -> None: ...
 def cross_entropy_local_gradient(
     x: Tensor,
     weight: Tensor,
@@ -410,24 +386,6 @@ def plan_distillation_backward(
     tf32: bool = False,
     gpu: DeviceFacts | None = None,
 ) -> Plan: ...
-def distillation_kept_gradients(
-    x: Tensor,
-    weight: Tensor,
-    teacher_x: Tensor,
-    teacher_weight: Tensor,
-    mask: Tensor | None,
-    stats: Tensor,
-    frames: Tensor,
-    kept: Tensor,
-    teacher_kept: Tensor,
-    kept_upstream: Tensor,
-    order: Tensor | None,
-    kind: int,
-    temperature: float,
-    threads: int,
-    stream: int,
-    plan: Plan | None = None,
-) -> None: ...
 def distillation_local_gradient(
     x: Tensor,
     weight: Tensor,
@@ -1078,6 +1036,16 @@ def plan_statistics_row_gradient(
     tf32: bool = False,
     gpu: DeviceFacts | None = None,
 ) -> Plan: ...
+def reduce_losses(
+    losses: Tensor,
+    target: Tensor | None,
+    mask: Tensor | None,
+    reduced: Tensor,
+    ignore_index: int,
+    mean: bool,
+    threads: int,
+    stream: int,
+) -> None: ...
 def scale_rows(
     x: Tensor,
     factor: Tensor | None,
@@ -1127,9 +1095,13 @@ def combine_cross_entropy(
     reduced: Tensor | None,
     lse: Tensor,
     lse_low: Tensor,
-    miss: Tensor | None,
+    share: Tensor | None,
+    kept: Tensor | None,
+    kept_order: Tensor | None,
+    kept_upstream: float,
     label_smoothing: float,
     z_loss: float,
+    rank: int,
     stride: int,
     classes: int,
     ignore_index: int,
@@ -1173,7 +1145,6 @@ def rows_product(
     factor: Tensor | None,
     out: Tensor,
     order: Tensor | None,
-    adds: bool,
     threads: int,
     stream: int,
 ) -> None: ...
@@ -1183,6 +1154,36 @@ def columns_product(
     scale: Tensor | None,
     out: Tensor,
     order: Tensor | None,
+    threads: int,
+    stream: int,
+) -> None: ...
+def score_product(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    threads: int,
+    stream: int,
+) -> None: ...
+def jsd_rows(
+    student: Tensor,
+    teacher: Tensor,
+    mask: Tensor | None,
+    loss: Tensor,
+    stats: Tensor,
+    factor: Tensor | None,
+    inverse: float,
+    beta: float,
+    threads: int,
+    stream: int,
+) -> None: ...
+def jsd_gradient(
+    student: Tensor,
+    teacher: Tensor,
+    mask: Tensor | None,
+    stats: Tensor,
+    factor: Tensor,
+    inverse: float,
+    beta: float,
     threads: int,
     stream: int,
 ) -> None: ...

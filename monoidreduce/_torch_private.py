@@ -23,6 +23,7 @@ __all__ = [
     "current_stream",
     "forward_ad_level",
     "forward_ad_on",
+    "frees_saved",
     "guard",
     "inductor_keeping",
     "is_transformed",
@@ -83,6 +84,8 @@ _keys_below_autograd: Any = _optional(torch._C, "_after_ADInplaceOrView_keyset")
 _dispatch_key: Any = _required("torch._C.DispatchKey")
 _backends = (_dispatch_key.CPU, _dispatch_key.CUDA)
 _reaches_backend: dict[int, bool] = {}
+# Does the backward pass that runs keep what its nodes saved. A torch that does not tell keeps it.
+_keeps_graph: Any = _optional(_required("torch._C._autograd"), "_get_current_graph_task_keep_graph")
 # Since torch 2.9, and since torch 2.7.
 _fp32_precision: Any = _optional(torch._C, "_get_fp32_precision_getter")
 _functorch: Any = _required("torch._C._functorch")
@@ -108,6 +111,14 @@ def backend_is_next(keys: Any) -> bool:
             and (keys & _keys_below_autograd).highestPriorityTypeId() in _backends
         )
     return reaches
+
+
+def frees_saved(*tensors: Tensor | None) -> bool:
+    """Whether nobody reads these tensors after the node of a backward pass that runs: they were saved for it,
+    and the pass is neither traced nor recorded, nor will it come again."""
+    plain = all(t is None or type(t) is Tensor for t in tensors) and not torch.compiler.is_compiling()
+    once = plain and not (torch.is_grad_enabled() or transforms_are_active())
+    return once and _keeps_graph is not None and not _keeps_graph()
 
 
 def allows_tf32() -> bool:

@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
 from monoidreduce._ops import attention, attention_wide, gated_mlp, losses, memory, mlp
 from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.stored_scores import Layout
 from monoidreduce._torch_private import FakeTensorMode
 from monoidreduce._validate import FLOATING, check_choice, mismatch
 from monoidreduce._version import __version__
@@ -23,6 +24,9 @@ from monoidreduce.attend import attend, traced_mods
 from monoidreduce.cpp_monoid import CppMonoid
 from monoidreduce.hardware import find
 from monoidreduce.workspace import get_workspace
+
+if TYPE_CHECKING:
+    from monoidreduce.distillation import Distillation
 
 __all__ = ["Explanation", "backend_info", "explain"]
 
@@ -274,9 +278,41 @@ def _explain_distillation(call: dict[str, Any], hardware: str | None) -> Explana
         (call["target"], call["hard_weight"], call["ignore_index"]),
         call["workspace"],
     )
+    obstacle = folds.obstacle(call["reduction"])
+    if obstacle is None:
+        return _explain_stored_scores(folds, call)
     found = folds.explain()
     how = "biases, jsd and a target are two folds of monoidreduce.statistics, of log-sum-exps and of the loss"
-    return replace(found, operator="linear_distillation", reasons=(how, *found.reasons))
+    why = [f"scores are not stored: {obstacle}"] if folds.loss == "jsd" else []
+    return replace(found, operator="linear_distillation", reasons=(how, *why, *found.reasons))
+
+
+def _explain_stored_scores(folds: Distillation, call: dict[str, Any]) -> Explanation:
+    """What the loss "jsd" runs where scores are stored, with a gradient of the weights."""
+    x, weight, *_ = folds.operands
+    rows, (classes, width) = len(x), weight.shape
+    workspace = get_workspace() if folds.workspace is None else folds.workspace
+    layout = Layout.of(rows, classes, width, workspace, keeps=True)
+    reasons = [f"scores of {layout.at_once} of {rows} rows at a time are stored in float32"]
+    if layout.at_once < rows:
+        kept = f"local gradients of the last {classes - layout.own.start} of {classes} classes are kept"
+        reasons.append(f"{kept}, in the memory of the weights' gradient and in the workspace")
+    if layout.again:
+        reasons.append(f"scores of the others are computed again, {layout.again} classes at a time")
+    return Explanation(
+        operator="linear_distillation",
+        forward=f"jsd_forward/cuda/sm90/{_name(x.dtype)}",
+        backward=f"jsd_backward/cuda/sm90/{_name(x.dtype)}",
+        architecture=_architecture(x.device),
+        tiles=None,
+        workspace=workspace,
+        deterministic=True,
+        reasons=(
+            *reasons,
+            "gradients are computed in the forward pass; the backward pass multiplies them by a number",
+            "gradients are matrix products of local gradients, added in a fixed order",
+        ),
+    )
 
 
 def _explain_gated_mlp(

@@ -1,7 +1,8 @@
 """Distillation with what its built-in fold has not: biases, the Jensen-Shannon divergence, hard labels.
 
 They are folds of `statistics`, two for each loss. The first gives the log-sum-exps, without a gradient. The
-second has them as data of rows: differences of log-probabilities are formed before anything is summed.
+second has them as data of rows: differences of log-probabilities are formed before anything is summed. On a
+Hopper GPU the loss "jsd" has an op of its own for the calls that `_ops/stored_scores.py` names.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from monoidreduce import stat
+from monoidreduce._ops import stored_scores
 from monoidreduce._ops.memory import accumulation_dtype
+from monoidreduce._ops.registry import any_requires_grad
 from monoidreduce._torch_private import transforms_are_active
 from monoidreduce._validate import mismatch
 from monoidreduce.statistics import Statistics, statistics
@@ -172,6 +175,7 @@ class Distillation:
         self.operands = rows, weight, teacher_rows, teacher_weight
         self.loss, self.beta, self.hard_weight, self.used = loss, beta, hard_weight, used
         self.target, self.classes, self.workspace = target, len(weight), workspace
+        self.temperature = temperature
         place: Any = {"dtype": accumulation_dtype(rows.dtype), "device": rows.device}
         self.row = {
             name: torch.full((1,), value, **place).expand(len(rows))
@@ -221,6 +225,8 @@ class Distillation:
         return soft if self.used is None else torch.where(self.used, soft, 0)
 
     def reduced(self, reduction: str) -> Tensor:
+        if self.obstacle(reduction) is None:
+            return self.stored(reduction == "mean")
         losses = self.losses()
         if reduction == "none":
             return losses
@@ -228,6 +234,18 @@ class Distillation:
         if reduction == "sum":
             return total
         return total / (max(len(losses), 1) if self.used is None else self.used.sum().clamp(min=1))
+
+    def obstacle(self, reduction: str) -> str | None:
+        """Why scores are not stored, if they are not."""
+        folds = len(self.column) > 0 or self.outside is not None
+        return stored_scores.obstacle(self.operands, self.loss, reduction, folds)
+
+    def stored(self, mean: bool) -> Tensor:
+        """The sum or the mean of the losses, from stored scores."""
+        wanted = [torch.is_grad_enabled() and any_requires_grad((t,)) for t in self.operands[:2]]
+        numbers = (mean, self.temperature, self.beta, wanted, self.workspace)
+        loss: Tensor = torch.ops.monoidreduce.linear_jsd.default(*self.operands, self.used, *numbers)[0]
+        return loss
 
     def soft(self, found: Any) -> Any:
         """Log-sum-exps of log-probabilities are 0 but for rounding, and have gradients."""

@@ -78,6 +78,17 @@ def linear_distillation_backward(
     return 2 * x[0] * weight[0] * (x[1] * (1 + sum(needed[:2])) + teacher_x[1] * (1 + sum(needed[2:4])))
 
 
+def linear_jsd(x: Shape, weight: Shape, teacher_x: Shape, teacher_weight: Shape, *rest: Any, **_: Any) -> int:
+    """The logits of both, and the products of the gradients by x and weight that are wanted."""
+    scores = 2 * x[0] * weight[0]
+    return scores * (x[1] * (1 + sum(_needed(rest))) + teacher_x[1])
+
+
+def linear_jsd_backward(*_: Any, **__: Any) -> int:
+    """Gradients are multiplied by a number."""
+    return 0
+
+
 def linear_log_probs(x: Shape, weight: Shape, *_: Any, **__: Any) -> int:
     """x [N, D], weight [V, D]: logits."""
     return linear_cross_entropy(x, weight)
@@ -195,6 +206,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
         linear_cross_entropy_backward,
         linear_distillation,
         linear_distillation_backward,
+        linear_jsd,
+        linear_jsd_backward,
         linear_log_probs,
         linear_log_probs_backward,
         mlp,

@@ -1087,7 +1087,9 @@ def linear_distillation(
         TypeError, ValueError: an argument is not as above.
 
     Biases, "jsd" and target are folds of `monoidreduce.statistics`, whose kernels the first call on a GPU
-    compiles: see `mr.explain`.
+    compiles. On Hopper "jsd" in bfloat16 has kernels of its own where its losses are reduced, without biases,
+    hard labels and gradients of the teacher. It stores scores in the workspace, and computes gradients in the
+    forward pass. See `mr.explain`.
     """
     if others:
         refuse("linear_distillation", others)

@@ -154,6 +154,7 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&statistics_fold);
   calls.define(&statistics_local_gradient);
   calls.define(&statistics_row_gradient);
+  calls.define(&reduce_losses);
   calls.define(&scale_rows);
   calls.define(&copy_fitted);
   calls.define(&order_rows);
@@ -165,6 +166,9 @@ PYBIND11_MODULE(_C, m) {
   calls.define(&undefine);
   calls.define(&rows_product);
   calls.define(&columns_product);
+  calls.define(&score_product);
+  calls.define(&jsd_rows);
+  calls.define(&jsd_gradient);
   m.def(
       "can_keep",
       [](int device, std::int64_t width, std::int64_t other_width, double scale) {

@@ -72,6 +72,9 @@ void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch&
 void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan& plan, const Launch& launch);
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);
+void score_product(const ScoreProduct& x, const Launch& launch);
+void jsd_rows(const JsdRows& x, const Launch& launch);
+void jsd_gradient(const JsdGradient& x, const Launch& launch);
 void modified_attention_fold(const ModifiedAttentionFold& x, const Plan& plan, const Launch& launch);
 void modified_attention_pull(const ModifiedAttentionPull& x, const Plan& plan, const Launch& launch);
 void statistics_fold(const StatisticsFold& x, const Plan& plan, const Launch& launch);

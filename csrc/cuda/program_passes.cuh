@@ -95,10 +95,11 @@ void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Stores& s
 }
 template <class Tile>
 void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Launch& launch) {
-  if constexpr (Tile::kScores == 1)
-    local_gradient(tile, x, stores_for(tile, {as_rows(x.out)}), launch);
-  else
-    local_gradient(tile, x, stores_for(tile, {as_rows(x.out), as_rows(x.other_out)}), launch);
+  if constexpr (Tile::kScores == 2) {
+    if (x.other_out.present())
+      return local_gradient(tile, x, stores_for(tile, {as_rows(x.out), as_rows(x.other_out)}), launch);
+  }
+  local_gradient(tile, x, stores_for(tile, {as_rows(x.out)}), launch);
 }
 
 }  // namespace monoidreduce::cuda

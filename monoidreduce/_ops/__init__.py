@@ -10,6 +10,7 @@ from monoidreduce._ops import (
     mlp,
     modified_attention,
     statistics,
+    stored_scores,
 )
 from monoidreduce.flops import register_when_counted
 
@@ -23,6 +24,7 @@ __all__ = [
     "mlp",
     "modified_attention",
     "statistics",
+    "stored_scores",
 ]
 
 register_when_counted()

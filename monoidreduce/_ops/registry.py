@@ -23,6 +23,7 @@ from monoidreduce._torch_private import (
     below_autograd,
     forward_ad_level,
     forward_ad_on,
+    frees_saved,
     single_level,
     transforms_are_active,
 )
@@ -156,6 +157,7 @@ def register(
     backward: Callable[..., list[Tensor]],
     constants: str = "",
     backward_options: str = "",
+    in_place: Callable[..., list[Tensor]] | None = None,
 ) -> None:
     """Define the ops `name` and `name_backward`.
 
@@ -165,7 +167,8 @@ def register(
         -> the gradients of the inputs, without those of the last ones that are `constants`; those whose entry
            in `needed` is false are empty
     `residuals` are the outputs that the backward reads. `backward_options` have defaults, with which autograd
-    calls.
+    calls. `in_place` is `backward` where it may return the residuals, changed: autograd calls it if it frees
+    them afterwards.
     """
     results = _names(outputs)
     saved = _picker([results.index(residual) for residual in _names(residuals)] if residuals else [])
@@ -206,7 +209,11 @@ def register(
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         if all(grad is None for grad in grads):  # what followed the op has no gradient either
             return (None,) * (input_count + len(ctx.options))
-        found = backward_op(*grads[:grad_count], *ctx.saved_tensors, *ctx.options, needed)
+        tensors = ctx.saved_tensors
+        differentiated = backward_op
+        if in_place is not None and frees_saved(*grads[:grad_count], *tensors[input_count:]):
+            differentiated = in_place
+        found = differentiated(*grads[:grad_count], *tensors, *ctx.options, needed)
         return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
 
     def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:

@@ -92,18 +92,20 @@ def backward(
     """
     if not any(needed):
         return [None] * 4
-    scores = 1 if operands[2] is None else 2
-    plan, store, read = _local_gradients(program, operands, known, counts, scale, workspace)
+    of_other = operands[2] is not None and any(needed[2:4])
+    bytes = workspace // (2 if of_other else 1)
+    plan, store, read = _local_gradients(program, operands, known, counts, scale, bytes, of_other)
     a, b, other_a, other_b = read if factors is None else _as_kernels_read(factors, plan)
     if not plan.tensor_cores:
-        return multiplied_by_torch((a, b, other_a, other_b), store, workspace // scores, needed)
-    heads = [Head(a, b, columns_in(workspace // scores, len(a)), [*needed[:2], False], plan.clusters)]
-    if other_a is not None and other_b is not None:
-        own = columns_in(workspace // scores, len(a))
+        return multiplied_by_torch((a, b, other_a, other_b), store, bytes, needed)
+    own = columns_in(bytes, len(a))
+    heads = [Head(a, b, own, [*needed[:2], False], plan.clusters)]
+    if of_other:
+        assert other_a is not None and other_b is not None
         heads.append(Head(other_a, other_b, own, [*needed[2:4], False], plan.clusters))
 
     def store_for_heads(part: slice) -> None:
-        store(part, heads[0].local(part), heads[1].local(part) if scores == 2 else None)
+        store(part, heads[0].local(part), heads[1].local(part) if of_other else None)
 
     multiply_local_gradients(store_for_heads, heads)
     found = [gradient for head in heads for gradient in (head.rows_gradient(unrounded), head.d_columns)]
@@ -125,7 +127,8 @@ def rows_product(
     On tensor cores. known, counts: as of `backward`. payload: [columns, width] of 16 bits; the width is a
     multiple of 8.
     """
-    plan, store, _ = _local_gradients(program, (a, b, None, None), known, counts, scale, workspace)
+    operands = (a, b, None, None)
+    plan, store, _ = _local_gradients(program, operands, known, counts, scale, workspace, False)
     rows = payload.new_empty(1, payload.shape[1]).expand(len(a), -1)  # whose product with g nobody wants
     head = Head(rows, payload, columns_in(workspace, len(a)), [True, False, False], plan.clusters)
     multiply_local_gradients(lambda part: store(part, head.local(part), None), [head])
@@ -134,16 +137,24 @@ def rows_product(
 
 
 def _local_gradients(
-    program: str, operands: Operands, known: Data, counts: Counts, scale: float, workspace: int
+    program: str,
+    operands: Operands,
+    known: Data,
+    counts: Counts,
+    scale: float,
+    bytes: int,
+    of_other: bool,
 ) -> tuple[_C.Plan, Callable[[slice, Tensor | None, Tensor | None], None], Operands]:
-    """The plan; store(part, out, other_out), which writes those by both scores; operands as it reads them."""
-    scores = 1 if operands[2] is None else 2
+    """The plan; store(part, out, other_out), which writes local gradients; operands as it reads them.
+
+    bytes: for those by each score. of_other: are those by a second score wanted; else, on tensor cores, there
+    is no other_out.
+    """
     plan = _C.plan_statistics_local_gradient(
-        *operands,
-        workspace=workspace // scores,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        *operands, workspace=bytes, deterministic=torch.are_deterministic_algorithms_enabled()
     )
-    kernels = gradient_kernels(program, counts, operands[0].dtype, plan, operands[0].device.index)
+    of_first = plan.tensor_cores and operands[2] is not None and not of_other
+    kernels = gradient_kernels(program, counts, operands[0].dtype, plan, operands[0].device.index, of_first)
     row, column, row_index, column_index = contiguous(known)
     a, b, other_a, other_b = _as_kernels_read(operands, plan)
 
@@ -152,7 +163,7 @@ def _local_gradients(
         of_second = None if other_b is None else other_b[part]
         data = (row, of_columns[0], row_index, of_columns[1])
         arguments: Any = (a, b[part], other_a, of_second, *data, None, None, out, other_out)
-        arguments += (kernels, part.start, scale, workspace, *launch(a), plan)
+        arguments += (kernels, part.start, scale, bytes, *launch(a), plan)
         _C.statistics_local_gradient(*arguments)
 
     return plan, store, (a, b, other_a, other_b)

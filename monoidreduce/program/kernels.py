@@ -65,7 +65,7 @@ using P = Program<{real}>;
 """
 _HERE = "monoidreduce::"
 _ELEMENTS = {torch.bfloat16: "__nv_bfloat16", torch.float16: "__half"}
-_FOLD, _GRADIENT = "fold", "gradient"
+_FOLD, _GRADIENT, _GRADIENT_OF_FIRST = "fold", "gradient", "gradient of first"
 FORWARD, BACKWARD, BACKWARD_IN_TURN = "forward", "backward", "backward in turn"
 _WIDTHS = (64, 128, 256)  # of the tiles of modified scores on tensor cores
 _ANY_WIDTH = 0
@@ -89,9 +89,15 @@ def fold_kernels(
     return _loaded(_FOLD, program, counts, dtype, plan.tier, capability, owned)
 
 
-def gradient_kernels(program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int) -> int:
-    """The number of the kernel that writes gradients by scores. counts: as of the forward pass."""
-    return _loaded(_GRADIENT, program, counts, dtype, plan.tier, capability_of(device))
+def gradient_kernels(
+    program: str, counts: Counts, dtype: torch.dtype, plan: _C.Plan, device: int, of_first: bool
+) -> int:
+    """The number of the kernel that writes gradients by scores. counts: as of the forward pass.
+
+    of_first: those by the first of two scores alone, on tensor cores.
+    """
+    which = _GRADIENT_OF_FIRST if of_first else _GRADIENT
+    return _loaded(which, program, counts, dtype, plan.tier, capability_of(device))
 
 
 def row_gradient_kernel(
@@ -150,7 +156,7 @@ def compiled(
     """The kernels of a pass, from the cache or the compiler.
 
     Args:
-        which: "fold" or "gradient".
+        which: "fold", "gradient" or "gradient of first".
         program: `Program.text`.
         counts: how many data a call has of each kind.
         dtype: of the operands.
@@ -370,7 +376,8 @@ def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> lis
             f"{here}combine_partial<{here}StatisticsSum<{here}P>, {tile}, {here}ProgramRows<{here}P>>",
         ]
     tile = f"{family}ProgramGradientTile<{source.scores}>"
-    epilogue = f"{here}ProgramGradient<{element}, {here}P, typename {tile}::template Stores<{source.scores}>>"
+    outs = 1 if which == _GRADIENT_OF_FIRST else source.scores
+    epilogue = f"{here}ProgramGradient<{element}, {here}P, typename {tile}::template Stores<{outs}>>"
     return [f"{family}contraction_kernel<{element}, {tile}, {epilogue}>"]
 
 

@@ -923,6 +923,41 @@ void run_gated_calls(Recorder& recorder) {
   }
 }
 
+// ---- Distillation whose scores are stored
+
+void run_stored_scores(Recorder& recorder) {
+  const Launch launch = launch_of();
+  recorder.run("score_product", [&](const Tensors& t) {
+    score_product({.a = t("a", kBFloat16, {1000, 512}),
+                   .b = t("b", kBFloat16, {8000, 512}),
+                   .out = t("out", kFloat32, {1000, 8000})},
+                  launch);
+    return Plan{};
+  });
+  for (const bool gradients : {false, true}) {
+    const std::int64_t classes = gradients ? 32000 : 8000;
+    recorder.run(gradients ? "jsd_rows gradients" : "jsd_rows", [&](const Tensors& t) {
+      jsd_rows({.student = t("student", kFloat32, {1000, classes}),
+                .teacher = t("teacher", kFloat32, {1000, classes}),
+                .mask = t("mask", kBool, {1000}),
+                .loss = t("loss", kFloat32, {1000}),
+                .stats = t("stats", kFloat32, {1000, 5}),
+                .factor = gradients ? t("factor", kFloat32, {1}) : TensorView{}},
+               launch);
+      return Plan{};
+    });
+  }
+  recorder.run("jsd_gradient", [&](const Tensors& t) {
+    jsd_gradient({.student = t("student", kFloat32, {1000, 8000}),
+                  .teacher = t("teacher", kFloat32, {1000, 8000}),
+                  .mask = {},
+                  .stats = t("stats", kFloat32, {1000, 5}),
+                  .factor = t("factor", kFloat32, {1})},
+                 launch);
+    return Plan{};
+  });
+}
+
 // ---- Packed sequences
 
 void run_sequence_calls(Recorder& recorder) {
@@ -1074,7 +1109,8 @@ std::vector<Call> calls_on(const Machine& machine) {
   run_cases(recorder, "distillation", distillation_calls());
   run_cases(recorder, "logsumexp", logsumexp_calls());
   run_cases(recorder, "mlp", mlp_calls());
-  run_row_calls(recorder), run_gated_calls(recorder), run_sequence_calls(recorder);
+  run_row_calls(recorder), run_gated_calls(recorder), run_stored_scores(recorder),
+      run_sequence_calls(recorder);
   if (can_keep(2048, 0, 1, facts_of(machine.device))) run_product_calls(recorder);
   return std::move(recorder.calls);
 }

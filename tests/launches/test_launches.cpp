@@ -351,6 +351,16 @@ const std::vector<Expected> kExpected = {
     // 2048 elements a block, the last of which is not full.
     {"H100", "gated_hidden bfloat16", "", {{"gated_hidden_kernel<__nv_bfloat16, float>", 490, 256}}},
     {"A100", "gated_gradient float64", "", {{"gated_gradient_kernel<double, double>", 490, 256}}},
+    // Clusters share tiles; a block a row, or a cluster of eight where classes are many.
+    {"H100",
+     "score_product",
+     "",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
+       "sm90::FloatEpilogue>",
+       132, 384}}},
+    {"H100", "jsd_rows", "", {{"simt::jsd_rows_kernel<", 1000, 512}}},
+    {"H100", "jsd_rows gradients", "", {{"simt::jsd_rows_of_cluster<", 8000, 512}}},
+    {"H100", "jsd_gradient", "", {{"simt::jsd_gradient_kernel<", 1000, 512}}},
 };
 
 void check_expected(Checks& checks, const Expected& expected, const Call& call) {

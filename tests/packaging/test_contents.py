@@ -18,7 +18,7 @@ PYTHON = """
     _ops/__init__.py _ops/attention.py _ops/attention_varlen.py _ops/attention_wide.py
     _ops/cpp_monoid.py _ops/engine.py _ops/gated_mlp.py _ops/local_gradients.py _ops/log_probs.py
     _ops/losses.py _ops/memory.py _ops/mlp.py _ops/mlp_parts.py _ops/modified_attention.py _ops/registry.py
-    _ops/sinks.py _ops/slices.py _ops/statistics.py
+    _ops/sinks.py _ops/slices.py _ops/statistics.py _ops/stored_scores.py
     costs/__init__.py costs/calibrate.py costs/command.py costs/constants.json costs/cost.py costs/cpu.py
     costs/dry_run.py costs/kernels.py costs/model.py costs/roofline.py costs/sizes.py costs/steps.py
     demo/__init__.py demo/data.py demo/fold.py demo/layers.py demo/memory.py demo/model.py demo/policy.py
@@ -83,7 +83,9 @@ HEADERS = """
     device/schedule/handover.cuh device/schedule/last_round.h device/schedule/packed_schedule.cuh
     device/schedule/packing.h device/schedule/parts.h device/schedule/schedule.cuh
     device/schedule/tile_schedule.cuh device/schedule/turns.cuh
-    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/modified_simt.cuh
+    device/simt/fold_backward_simt.cuh device/simt/fold_forward_simt.cuh device/simt/jsd_rows.cuh
+    device/simt/jsd_rows_sm90.cuh
+    device/simt/modified_simt.cuh
     device/simt/monoid_simt.cuh
     device/simt/program_narrow.cuh
     device/simt/program_simt.cuh
@@ -105,6 +107,7 @@ HEADERS = """
     monoids/products.h monoids/sum.h monoids/weighted_sum.h ops/attention.h ops/cross_entropy.h
     ops/distillation.h ops/gated_mlp.h ops/log_probs.h ops/logsumexp.h ops/matrix.h ops/mlp.h
     ops/modified_attention.h ops/ranks.h ops/rows.h ops/sequences.h ops/statistics.h
+    ops/stored_scores.h
     rtc/algorithm rtc/cmath rtc/concepts rtc/cstdint rtc/cstring rtc/cuda_bf16.h rtc/cuda_fp16.h
     rtc/limits rtc/type_traits
 """
@@ -140,10 +143,10 @@ SOURCES = """
     cuda/sm80/modified_attention.cu cuda/sm80/statistics.cu cuda/sm80/tiles.h
     cuda/sm90/attention_backward.cu cuda/sm90/attention_few_rows.cu cuda/sm90/attention_forward.cu
     cuda/sm90/backward_kernels.cuh cuda/sm90/cross_entropy_forward.cu cuda/sm90/distillation_forward.cu
-    cuda/sm90/distillation_gradient.cu cuda/sm90/log_probs.cu cuda/sm90/logsumexp.cu
+    cuda/sm90/distillation_gradient.cu cuda/sm90/jsd_rows.cu cuda/sm90/log_probs.cu cuda/sm90/logsumexp.cu
     cuda/sm90/loss_gradients.cu cuda/sm90/mlp_backward.cu
     cuda/sm90/mlp_few_rows.cu cuda/sm90/mlp_forward.cu cuda/sm90/mlp_gradient.cu cuda/sm90/mlp_hidden.cu
-    cuda/sm90/modified_attention.cu cuda/sm90/statistics.cu
+    cuda/sm90/modified_attention.cu cuda/sm90/score_product.cu cuda/sm90/statistics.cu
     plan/attention.cpp plan/attention.h plan/check.h plan/losses.cpp plan/mlp.cpp plan/plan.cpp plan/plan.h
     plan/text.cpp plan/tiles.h
 """

@@ -70,6 +70,7 @@ HOPPER = {
         "arrive_cluster();": "barrier.cluster.arrive.aligned;",
         "wait_cluster();": "barrier.cluster.wait.aligned;",
         "const SharedAddress there = in_block(memory, 1);": "mapa.shared::cluster.u32",
+        "words[1] = load_from_block(there);": "ld.shared::cluster.u32",
         "arrive(there);": "mbarrier.arrive.shared::cluster.b64",
     },
     "flag": {

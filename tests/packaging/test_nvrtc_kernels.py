@@ -92,6 +92,9 @@ EVERY_GPU = {
         ),
     ),
     "simt centre of rows": Kernel("row_prologue", ("simt::row_centre<float>",)),
+    "simt rows of stored scores": Kernel(
+        "jsd_rows", ("simt::jsd_rows_kernel<JsdMath, 512>", "simt::jsd_gradient_kernel<JsdMath, 256>")
+    ),
     "simt gradient of sinks": Kernel(
         "sink_gradient", ("simt::sink_gradient<LogMeanExp<double>, RepairedRows<LogMeanExp<double>>>",)
     ),
@@ -150,6 +153,9 @@ EVERY_GPU = {
     ),
 }
 HOPPER = {
+    "simt rows of stored scores, of clusters": Kernel(
+        "jsd_rows_sm90", ("simt::jsd_rows_of_cluster<JsdMath, 8, 512>",)
+    ),
     "sm90 resident forward": Kernel(
         "fold_forward_sm90",
         (
@@ -203,7 +209,7 @@ HOPPER = {
             "sm90::KeepingEpilogue<M, S, FoldRows<M>, 256>>",
         ),
     ),
-    "sm90 products of local gradients": Kernel(
+    "sm90 products of matrices": Kernel(
         "contraction_sm90 product_epilogue_sm90",
         tuple(
             f"sm90::contraction_kernel<E, sm90::ContractionTile<192, 4, 1, {transposed}>, sm90::{epilogue}>"
@@ -211,6 +217,7 @@ HOPPER = {
                 ("StoreEpilogue<E>", "true"),
                 ("ScatterEpilogue<E>", "false"),
                 ("AddEpilogue", "false"),
+                ("FloatEpilogue", "false"),
             )
         ),
     ),

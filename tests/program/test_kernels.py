@@ -49,12 +49,13 @@ def program_of(name: str) -> tuple[str, kernels.Counts]:
     return traced.text, (counts[0], counts[1], counts[2], counts[3])
 
 
-@pytest.mark.parametrize("which", ("fold", "gradient"))
+@pytest.mark.parametrize("which", ("fold", "gradient", "gradient of first"))
 @pytest.mark.parametrize(
     ("name", "tier"),
     (
         *(("token_stats", tier) for tier in ("sm90", "sm80", "simt")),
         ("reference_kl", "sm90"),
+        ("reference_kl", "sm80"),
     ),
 )
 def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which: str) -> None:
@@ -110,7 +111,7 @@ def test_losses_of_distillation_hardly_spill(nvrtc: Compiler, loss: str) -> None
     rows = {argument: "real" for argument in arguments(function) if argument not in ARGUMENTS}
     traced = trace(function, rows, {})
     counts: Any = [len(traced.sources[kind]) for kind in ("row", "row_index", "column", "column_index")]
-    for which in ("fold", "gradient"):
+    for which in ("fold", "gradient", "gradient of first"):
         image = kernels.compiled(which, traced.text, counts, torch.bfloat16, "sm90", (9, 0))
         assert max(int(bytes) for bytes in SPILLS.findall(image.log)) <= 64, image.log
 

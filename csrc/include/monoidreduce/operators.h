@@ -30,6 +30,7 @@
 #include "monoidreduce/ops/rows.h"
 #include "monoidreduce/ops/sequences.h"
 #include "monoidreduce/ops/statistics.h"
+#include "monoidreduce/ops/stored_scores.h"
 #include "monoidreduce/plan.h"
 
 namespace monoidreduce {
@@ -127,6 +128,10 @@ void undefine(const Undefined& x, const Launch& launch);
 // Matrix products of local gradients, only on GPUs whose kernels multiply (Capabilities).
 void rows_product(const RowsProduct& x, const Launch& launch);
 void columns_product(const ColumnsProduct& x, const Launch& launch);
+// Distillation with the loss "jsd", of stored scores: these as matrix products, on the same GPUs, and what is between products.
+void score_product(const ScoreProduct& x, const Launch& launch);
+void jsd_rows(const JsdRows& x, const Launch& launch);
+void jsd_gradient(const JsdGradient& x, const Launch& launch);
 // An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose products the caller
 // takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units. plan: of the pass.
 void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan);

@@ -88,4 +88,11 @@ struct KeptRows {
   MR_HD Terms terms(std::int64_t) const { return {}; }
 };
 
+// Of stored scores.
+struct JsdMath {
+  MR_HD static float exp2(float x) { return ::exp2f(x); }
+  MR_HD static float log2(float x) { return ::log2f(x); }
+  MR_HD static unsigned pack(float low, float high) { return low < high; }
+};
+
 }  // namespace user

@@ -1,6 +1,6 @@
 // Kernels of device/simt/ on the host: what of CUDA's language they use, one block at a time.
 //
-// The 256 threads of a block are fibers of one thread, which change where they wait for each other. Each round of them goes
+// The threads of a block are fibers of one thread, which change where they wait for each other. Each round of them goes
 // in the other direction, so that a barrier that is missing shows in the results. A barrier that not all reach ends the process.
 #pragma once
 
@@ -12,6 +12,10 @@
 #include <cstring>
 #include <functional>
 #include <vector>
+
+#ifndef HOST_THREADS
+#define HOST_THREADS 256  // of a block
+#endif
 
 #define __global__
 #define __device__
@@ -35,7 +39,7 @@ struct Barrier {
 
 class Block {
  public:
-  static constexpr int kThreads = 256, kWarp = 32, kStack = 128 << 10;
+  static constexpr int kThreads = HOST_THREADS, kWarp = 32, kStack = 128 << 10;
 
   void run(const std::function<void()>& kernel) {
     kernel_ = &kernel, left_ = kThreads;

@@ -24,6 +24,12 @@ __device__ __forceinline__ SharedAddress in_block(const void* p, int block) {
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(block));
   return at;
 }
+// What is in any block.
+__device__ __forceinline__ unsigned load_from_block(SharedAddress at) {
+  unsigned word;
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
+  return word;
+}
 // On an mbarrier of any block. Releases to the calling block only, which suffices after reads: a release to the cluster
 // would wait for all of the thread's earlier accesses to memory.
 __device__ __forceinline__ void arrive(SharedAddress barrier) {

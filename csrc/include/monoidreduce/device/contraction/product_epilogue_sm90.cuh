@@ -1,4 +1,4 @@
-// Epilogues of the contraction (contraction_sm90.cuh) for matrix products of local gradients.
+// Epilogues of the contraction (contraction_sm90.cuh) for matrix products: of local gradients, and scores that are stored.
 #pragma once
 
 #include "monoidreduce/device/contraction/row_order.cuh"
@@ -158,6 +158,41 @@ struct AddEpilogue {
       if (leads) {
         arch::reduce_add(sums, {column0 + slab * kSlabOf<float>, row0 + line, 0, 0},
                          staging + line * kLineBytes);
+        arch::commit_stores();
+      }
+    }
+  }
+  __device__ __forceinline__ void end(const Work&, std::int64_t) const {}
+  __device__ __forceinline__ void finish() const { arch::wait_stores_read<0>(); }
+};
+
+// Writes a tensor of floats [1, 1, rows, columns], 32 columns at a time.
+struct FloatEpilogue {
+  using Memory = SlabMemory;
+  struct Work {};
+  arch::TensorMap out;  // boxes of kSlabBoxRows lines
+
+  __device__ __forceinline__ Work begin(int) const { return {}; }
+  template <int kSize>
+  __device__ __forceinline__ void tile(const Work&, const float (&dots)[1][kSize], int row0, int column0,
+                                       Memory& memory, int warpgroup) const {
+    constexpr int kSlabs = kSize / kElementsOfSlab<float>;
+    static_assert(kSlabs % 2 == 0);
+    const int line = threadIdx.x / 32 % 4 * kSlabBoxRows;
+    const bool leads = threadIdx.x % 32 == 0;
+#pragma unroll
+    for (int slab = 0; slab < kSlabs; ++slab) {
+      unsigned char* const staging = memory.slabs[warpgroup][slab % 2];
+      float part[kElementsOfSlab<float>];
+#pragma unroll
+      for (int i = 0; i < kElementsOfSlab<float>; ++i) part[i] = dots[0][slab * kElementsOfSlab<float> + i];
+      if (leads) arch::wait_stores_read<1>();
+      __syncwarp();
+      stage<float>(part, staging);
+      arch::fence_async_shared();
+      __syncwarp();
+      if (leads) {
+        arch::store(out, {column0 + slab * kSlabOf<float>, row0 + line, 0, 0}, staging + line * kLineBytes);
         arch::commit_stores();
       }
     }

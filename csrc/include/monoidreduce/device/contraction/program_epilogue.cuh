@@ -99,10 +99,12 @@ struct ProgramRows {
   __device__ __forceinline__ void skip(std::int64_t row) const { store(row, StatisticsSum<P>{}.identity()); }
 };
 
-// P::gradient(element) -> Gradient, by the scores. To as many tensors [rows, columns] as there are scores, rounded to E.
+// P::gradient(element) -> Gradient, by the scores. To tensors [rows, columns], rounded to E: one a score, or that of the first
+// alone, whose kernel computes no more.
 template <class E, class P, FragmentStores Stores>
 struct ProgramGradient {
-  static_assert(Stores::kOuts == P::kScores);
+  static constexpr int kOuts = Stores::kOuts;
+  static_assert(kOuts <= P::kScores);
   using Memory = typename Stores::Memory;
   struct Work {
     ProgramRow<P> rows[2];
@@ -121,18 +123,18 @@ struct ProgramGradient {
     constexpr int kSlabs = kSize / kSlabElements;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      std::uint32_t words[P::kScores][kSlabElements / 2];
+      std::uint32_t words[kOuts][kSlabElements / 2];
 #pragma unroll
       for (int i = 0; i < kSlabElements / 2; ++i) {
         const auto first = gradient(work, dots, slab * kSlabElements + 2 * i, column0),
                    second = gradient(work, dots, slab * kSlabElements + 2 * i + 1, column0);
         words[0][i] = arch::pack<E>(first.score, second.score);
-        if constexpr (P::kScores == 2) words[1][i] = arch::pack<E>(first.other, second.other);
+        if constexpr (kOuts == 2) words[1][i] = arch::pack<E>(first.other, second.other);
       }
 #pragma unroll
-      for (int n = 0; n < P::kScores; ++n)
-        stores.template store<kSlabs * P::kScores>(words[n], n, row0, column0 + slab * kSlab,
-                                                   slab * P::kScores + n, memory, warpgroup);
+      for (int n = 0; n < kOuts; ++n)
+        stores.template store<kSlabs * kOuts>(words[n], n, row0, column0 + slab * kSlab, slab * kOuts + n,
+                                              memory, warpgroup);
     }
   }
   __device__ __forceinline__ void end(const Work&, std::int64_t) const {}

@@ -1,0 +1,19 @@
+// Scores as a matrix product in float32, for losses whose rows are computed from stored scores.
+#include <cuda_bf16.h>
+
+#include "../engine.h"
+#include "monoidreduce/device/contraction/product_epilogue_sm90.cuh"
+#include "monoidreduce/launch/contraction_sm90.cuh"
+#include "monoidreduce/ops/stored_scores.h"
+
+namespace monoidreduce::cuda::sm90 {
+
+using namespace monoidreduce::sm90;
+
+void score_product(const ScoreProduct& x, const Launch& launch) {
+  const FloatEpilogue epilogue{tensor_map(as_rows(x.out), kSlabBoxRows)};
+  contraction<__nv_bfloat16>(ContractionTile<256, 4>{}, score_product_problem(x), epilogue, nullptr,
+                             "score_product", launch);
+}
+
+}  // namespace monoidreduce::cuda::sm90

@@ -1,0 +1,333 @@
+"""Distillation with the loss "jsd" where this library multiplies: the op `linear_jsd`.
+
+The loss of a class needs both log-sum-exps of its row, and its local gradient the row's loss. So whole rows
+of scores are stored, in float32, as many as fit the workspace, and a kernel reads them three times. Gradients
+are those of an upstream gradient of 1, computed in the forward pass: scores are computed once.
+
+The gradient of the weights is a sum over all rows, and it is rounded once. So local gradients of all rows are
+kept until then, of as many of the last classes as there is memory for: in the memory of that gradient, which
+is not written yet, and in what scores leave of the workspace. Those of the first classes are computed again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from monoidreduce._ops.engine import _C, streams
+from monoidreduce._ops.local_gradients import multipliable, write_product
+from monoidreduce._ops.losses import mean_divisor
+from monoidreduce._ops.memory import is_mapped, launch, mapped, new, no_gradient, padded, statistics
+from monoidreduce._ops.mlp_parts import parts_of, without_autocast
+from monoidreduce._ops.registry import any_requires_grad, register
+from monoidreduce._ops.slices import TILE_COLUMNS, TILE_ROWS
+from monoidreduce._torch_private import mark_constant
+from monoidreduce.workspace import get_workspace
+
+__all__ = ["Layout", "obstacle"]
+
+_FEWEST_ROWS = 128  # of a slice: those of one block of a cluster
+_PAIR = 8  # bytes of the scores of a student and a teacher
+_STATISTICS = 5  # numbers of a row (csrc/include/monoidreduce/device/simt/jsd_rows.cuh)
+
+
+def _whole(count: int, tile: int) -> int:
+    """Rounded up to whole tiles."""
+    return -(-count // tile) * tile
+
+
+def _even(count: int, most: int, tile: int) -> int:
+    """The size of equal parts in whole tiles, at most `most`, which is whole tiles."""
+    return min(_whole(-(-count // -(-count // most)), tile), count)
+
+
+class Layout(NamedTuple):
+    """What is stored where, in elements of the scores' dtype and in classes. Arithmetic alone.
+
+    Attributes:
+        at_once: rows whose scores are stored at a time.
+        pitch: of a row of scores.
+        panels: classes whose local gradients [rows, classes] lie one behind another in the memory of the
+            weights' gradient.
+        own: classes whose local gradients lie behind the scores.
+        again: classes at a time of those before, which are computed again; 0 where there are none.
+    """
+
+    at_once: int
+    pitch: int
+    panels: tuple[slice, ...] = ()
+    own: slice = slice(0, 0)
+    again: int = 0
+
+    @classmethod
+    def of(cls, rows: int, classes: int, width: int, workspace: int, keeps: bool) -> Layout:
+        """keeps: is there to be a gradient of the weights [classes, width]."""
+        pitch = _whole(classes, 8)
+        fitting = workspace // (_PAIR * pitch)
+        most = fitting // TILE_ROWS * TILE_ROWS or _FEWEST_ROWS
+        at_once = _even(rows, most, min(most, TILE_ROWS))
+        if not keeps or at_once == rows:
+            return cls(at_once, pitch)
+        # A panel is moved to where scores were before the gradient of its classes is written.
+        movable = _PAIR // 2 * at_once * pitch // rows // TILE_COLUMNS * TILE_COLUMNS
+        in_gradient = classes * width // rows - 8 if movable else 0  # the last panel's pitch may be longer
+        first = min(_whole(max(classes - in_gradient, 0), TILE_COLUMNS), classes)
+        panels: tuple[slice, ...] = ()
+        if first < classes:
+            size = _even(classes - first, movable, TILE_COLUMNS)
+            panels = tuple(slice(first + p.start, first + p.stop) for p in parts_of(classes - first, size))
+        left = max(workspace - _PAIR * at_once * pitch, 0) // (2 * rows) // TILE_COLUMNS * TILE_COLUMNS
+        own = slice(max(_whole(first, TILE_COLUMNS) - left, 0) if left else first, first)
+        again = 0
+        if own.start > 0:
+            most = max(workspace // (_PAIR * rows) // TILE_COLUMNS, 1) * TILE_COLUMNS
+            again = _even(own.start, most, TILE_COLUMNS)
+        return cls(at_once, pitch, panels, own, again)
+
+    def floats(self, rows: int) -> int:
+        """Of float32 elements that all but the gradients needs."""
+        own = rows * _whole(self.own.stop - self.own.start, 8) // 2
+        return max(2 * self.at_once * self.pitch + own, 2 * rows * _whole(self.again, 8))
+
+
+class Scores:
+    """Scores of a student and a teacher, in the same memory for any rows and classes, and what they become.
+
+    operands: x [N, D], weight [V, D], teacher_x [N, E], teacher_weight [V, E]. used: [N] bool, or None.
+    factor: [1], of local gradients. memory: float32.
+    """
+
+    def __init__(
+        self,
+        operands: tuple[Tensor, Tensor, Tensor, Tensor],
+        used: Tensor | None,
+        numbers: tuple[float, float],
+        factor: Tensor | None,
+        memory: Tensor,
+    ) -> None:
+        self.operands, self.used, self.numbers, self.factor = operands, used, numbers, factor
+        self.memory = memory
+        self.losses = statistics(operands[0], len(operands[0]))
+        self.stats = statistics(operands[0], len(operands[0]), _STATISTICS)
+        self.on_device = (1, streams.current(memory.device.index))
+
+    def _multiplied(self, rows: slice, classes: slice) -> tuple[Tensor, Tensor]:
+        x, weight, teacher_x, teacher_weight = self.operands
+        shape = rows.stop - rows.start, _whole(classes.stop - classes.start, 8)
+        count = shape[0] * shape[1]
+        student, teacher = (
+            self.memory[first : first + count].view(shape)[:, : classes.stop - classes.start]
+            for first in (0, count)
+        )
+        _C.score_product(x[rows], weight[classes], student, *self.on_device)
+        _C.score_product(teacher_x[rows], teacher_weight[classes], teacher, *self.on_device)
+        return student, teacher
+
+    def _used(self, rows: slice) -> Tensor | None:
+        return None if self.used is None else self.used[rows]
+
+    def of_rows(self, rows: slice) -> Tensor:
+        """Of all classes: writes losses and statistics. Returns local gradients, if there is a factor."""
+        student, teacher = self._multiplied(rows, slice(0, len(self.operands[1])))
+        of_rows = self._used(rows), self.losses[rows], self.stats[rows], self.factor
+        _C.jsd_rows(student, teacher, *of_rows, *self.numbers, *self.on_device)
+        return _in_16_bits(student)
+
+    def of_classes(self, classes: slice) -> Tensor:
+        """Local gradients of all rows, whose statistics are known."""
+        rows = slice(0, len(self.operands[0]))
+        student, teacher = self._multiplied(rows, classes)
+        assert self.factor is not None
+        of_rows = self.used, self.stats, self.factor
+        _C.jsd_gradient(student, teacher, *of_rows, *self.numbers, *self.on_device)
+        return _in_16_bits(student)
+
+
+def _weights(t: Tensor) -> Tensor:
+    """[V, D] or a copy, as the kernels read it: row by row, or as [D, V]."""
+    return t if t.shape[1] % 8 == 0 and is_mapped(t.mT) else padded(t)
+
+
+def _in_16_bits(scores: Tensor) -> Tensor:
+    """The local gradients in the first halves of rows of scores: [rows, classes rounded up to 8]."""
+    rows, pitch = len(scores), _whole(scores.shape[1], 8)
+    return scores.as_strided((rows, pitch), (pitch, 1)).view(torch.bfloat16)[:, :pitch]
+
+
+def _panel(memory: Tensor, first: int, rows: int, classes: slice) -> tuple[Tensor, int]:
+    """Local gradients [rows, classes rounded up to 8] from an element of 16-bit memory on, and where the next
+    ones lie."""
+    pitch = _whole(classes.stop - classes.start, 8)
+    end = first + rows * pitch
+    return memory[first:end].view(rows, pitch), end
+
+
+def _copy(to: Tensor, of: Tensor) -> Tensor:
+    """Whole vectors of rows. torch copies strided tensors by elements, so these are as large."""
+    to.view(torch.complex128).copy_(of.view(torch.complex128))
+    return to
+
+
+def _weight_gradient(local: Tensor, x: Tensor, out: Tensor) -> None:
+    """out [classes, D] = local^T x, where local has these classes first."""
+    _C.columns_product(local[:, : len(out)], x, None, out, None, 1, streams.current(out.device.index))
+
+
+def linear_jsd_results(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    mean: bool,
+    temperature: float,
+    beta: float,
+    wanted: list[bool],
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and its gradients by x and weight: those that are wanted."""
+    dx, dweight = (
+        t.new_empty(t.shape if is_wanted else 0) for t, is_wanted in zip((x, weight), wanted, strict=True)
+    )
+    return x.new_empty((), dtype=torch.float32), dx, dweight
+
+
+def linear_jsd_forward(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    mean: bool,
+    temperature: float,
+    beta: float,
+    wanted: list[bool],
+    workspace: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x and teacher_x are 0 in rows that the mask excludes."""
+    workspace = get_workspace() if workspace is None else workspace
+    rows, (classes, width) = len(x), weight.shape
+    results = linear_jsd_results(
+        x, weight, teacher_x, teacher_weight, mask, mean, temperature, beta, wanted, workspace
+    )
+    loss, dx, dweight = results
+    operands = mapped(x), _weights(weight), padded(teacher_x), _weights(teacher_weight)
+    factor = None
+    if any(wanted):
+        factor = loss.new_full((1,), (1 - beta) / temperature)
+        if mean:
+            count = mean_divisor(mask, "mean", loss)
+            factor /= rows if count is None else count
+    layout = Layout.of(rows, classes, width, workspace, wanted[1])
+    memory = loss.new_empty(layout.floats(rows))
+    scores = Scores(operands, mask, (1 / temperature, beta), factor, memory)
+    of_scores, in_16_bits = 2 * layout.at_once * layout.pitch, memory.view(torch.bfloat16)
+    kept = []  # the last classes last
+    if layout.own.start < layout.own.stop:
+        kept.append((layout.own, _panel(in_16_bits, 2 * of_scores, rows, layout.own)[0]))
+    first = 0
+    for part in layout.panels:
+        panel, first = _panel(dweight.view(-1), first, rows, part)
+        kept.append((part, panel))
+    with without_autocast(x):
+        for part in parts_of(rows, layout.at_once):
+            local = scores.of_rows(part)
+            if wanted[0]:
+                write_product(dx[part], local[:, :classes], multipliable(operands[1]))
+            for of_classes, panel in kept:
+                _copy(panel[part], local[:, of_classes.start : of_classes.start + panel.shape[1]])
+            if wanted[1] and layout.at_once == rows:
+                _weight_gradient(local, operands[0], dweight)
+        for of_classes, panel in reversed(kept):
+            if of_classes != layout.own:
+                panel = _copy(_panel(in_16_bits, 0, rows, of_classes)[0], panel)
+            _weight_gradient(panel, operands[0], dweight[of_classes])
+        if layout.again:
+            for part in parts_of(layout.own.start, layout.again):
+                _weight_gradient(scores.of_classes(part), operands[0], dweight[part])
+    _C.reduce_losses(scores.losses, None, mask, loss, 0, mean, *launch(x))
+    return results
+
+
+def linear_jsd_backward(
+    grad_loss: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    dx: Tensor,
+    dweight: Tensor,
+    mean: bool,
+    temperature: float,
+    beta: float,
+    wanted: list[bool],
+    workspace: int | None,
+    needed: list[bool],
+) -> list[Tensor]:
+    found = zip((dx, dweight), needed, strict=False)
+    return [_scaled(t, grad_loss, new(t)) if is_needed else no_gradient([x]) for t, is_needed in found]
+
+
+def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
+    """The same, which needs no memory for gradients: those of the weights are as many as the weights."""
+    *_, dx, dweight, _, _, _, _, _, needed = rest
+    found = zip((dx, dweight), needed, strict=False)
+    return [_scaled(t, grad_loss, t) if is_needed else t for t, is_needed in found]
+
+
+def _scaled(gradient: Tensor, by: Tensor, out: Tensor) -> Tensor:
+    """out, which may be the gradient, = by * gradient: in float32, rounded once."""
+    factors = by.expand(len(gradient)).contiguous()
+    _C.scale_rows(gradient, factors, out, None, False, 1, streams.current(out.device.index))
+    return out
+
+
+register(
+    "linear_jsd",
+    inputs="Tensor x, Tensor weight, Tensor teacher_x, Tensor teacher_weight, Tensor? mask",
+    options="bool mean, float temperature, float beta, bool[] wanted, int? workspace",
+    outputs="loss, dx, dweight",
+    differentiable="loss",
+    residuals="dx, dweight",
+    constants="teacher_x, teacher_weight, mask",
+    forward=linear_jsd_forward,
+    fake=linear_jsd_results,
+    backward=linear_jsd_backward,
+    in_place=linear_jsd_backward_in_place,
+)
+
+
+def _multiplies(device: int) -> bool:
+    """Whether the kernels of a GPU multiply, for any width."""
+    return bool(_C.can_keep(device, TILE_COLUMNS, TILE_COLUMNS, 1.0))
+
+
+mark_constant(_multiplies)  # a compiler calls it while it traces
+
+
+def obstacle(
+    operands: tuple[Tensor, Tensor, Tensor, Tensor], loss: str, reduction: str, others: bool
+) -> str | None:
+    """Why scores of a call are not stored, if they are not. others: has it biases or hard labels."""
+    x, weight, teacher_x, teacher_weight = operands
+    if loss != "jsd":
+        return f"the loss is {loss}"
+    if others:
+        return "there are biases or hard labels"
+    if x.dtype != torch.bfloat16:
+        return f"gradients are kept for an upstream gradient of 1, in bfloat16, and the inputs are {x.dtype}"
+    if reduction == "none":
+        return "upstream gradients of tokens are not known in the forward pass"
+    if torch.is_grad_enabled() and any_requires_grad((teacher_x, teacher_weight)):
+        return "gradients of the teacher are wanted"
+    if x.shape[1] % 8:
+        return f"the width {x.shape[1]} is not a multiple of 8"
+    sizes = (*x.shape, *weight.shape, teacher_x.shape[1])
+    if 0 in sizes or max(sizes) >= 1 << 30:
+        return "a size is 0, or 2^30 or more"
+    if not x.is_cuda or not _multiplies(x.device.index):
+        return "only kernels for Hopper store scores"
+    return None
