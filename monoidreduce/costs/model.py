@@ -23,8 +23,8 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
 *_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
-# Of a profile of short calls (docs/decisions/69): from a kernel to the next one, 0.8 us, and a kernel that moves
-# few bytes, 1.95 us; and what else two events around a pass see, of however many kernels.
+# Of a profile of short calls on an H100 (docs/decisions/50-costs-from-a-dry-run.md): a kernel that does next to
+# nothing and the gap before it; and what events around a pass see beside that.
 LAUNCH_SECONDS, PASS_SECONDS = 2.75e-6, 3.1e-6
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
@@ -52,20 +52,25 @@ class Time:
 
     Attributes:
         compute: of its jobs.
-        memory: of its bytes.
-        launch: of a kernel that does next to nothing, and for the first one of a pass, what a pass takes.
+        read, written: of its bytes.
+        launch: of its launch; of the first kernel of a pass, what the pass takes too.
         known: has it constants of its own, or does it need none.
     """
 
     compute: float
-    memory: float
+    read: float
+    written: float
     launch: float
     known: bool
 
     @property
+    def memory(self) -> float:
+        return self.read + self.written
+
+    @property
     def seconds(self) -> float:
-        """If jobs hide what memory takes, or memory what jobs take (Rooflines and Scaling, equation 1)."""
-        return max(self.compute, self.memory) + self.launch
+        """If what is read hides arithmetic, or arithmetic hides it; results are written after both."""
+        return max(self.compute, self.read) + self.written + self.launch
 
     @property
     def bound(self) -> str:
@@ -119,15 +124,14 @@ def time_of(
     work: Work, hardware: Hardware, constants: Constants | None = None, first: bool = False
 ) -> Time:
     """How long a kernel takes on a GPU. constants: instead of fitted ones. first: is it that of its pass."""
-    launch = LAUNCH_SECONDS + PASS_SECONDS * first
     peak, bandwidth = hardware.reached(torch.bfloat16)
-    memory = (work.read + work.written) / bandwidth
-    if not work.kernel:
-        return Time(0.0, memory, launch, True)
-    assert hardware.multiprocessors is not None
-    known = constants or constants_of(work.kernel, work.width)
-    workers = hardware.multiprocessors // work.workers
-    tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
-    of_job, of_kernel = (0.0, known.job_seconds) if work.overlapped else (known.job_seconds, 0.0)
-    compute = makespan(work.jobs, workers, tile_seconds, of_job, work.shared) + of_kernel
-    return Time(compute, memory, launch, bool(known.fitted))
+    read, written, compute, known = work.read / bandwidth, work.written / bandwidth, 0.0, None
+    if work.kernel:
+        assert hardware.multiprocessors is not None
+        known = constants or constants_of(work.kernel, work.width)
+        workers = hardware.multiprocessors // work.workers
+        tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
+        of_job, of_all = (0.0, known.job_seconds) if work.overlapped else (known.job_seconds, 0.0)
+        compute = makespan(work.jobs, workers, tile_seconds, of_job, work.shared) + of_all
+    launch = LAUNCH_SECONDS + PASS_SECONDS * first
+    return Time(compute, read, written, launch, known is None or bool(known.fitted))

@@ -305,8 +305,8 @@ def test_a_peer_is_imported_when_it_is_called(
 
 
 def test_memory_builds_the_cases() -> None:
-    # attention_options and attention_wide are attention
-    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_options", "attention_wide"}
+    # attention_options and attention_wide are attention, short has cases of all
+    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_options", "attention_wide", "short"}
     for op, (axis, on_cpu, on_cuda, tiny) in memory.SWEEPS.items():
         assert axis in tiny
         assert on_cpu.keys() == on_cuda.keys() == tiny.keys()
@@ -317,8 +317,9 @@ def test_memory_builds_the_cases() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_overhead_is_of_calls_that_record(rows: int) -> None:
     calls = overhead.calls(CPU, rows)
-    # attention_options and attention_wide are attention, kernel_sums a fold with torch before and after it.
-    assert set(calls) == set(run.OPERATORS) - {"attention_options", "attention_wide", "kernel_sums"}
+    # attention_options and attention_wide are attention, kernel_sums a fold with torch before and after it, and
+    # short has cases of all.
+    assert set(calls) == set(run.OPERATORS) - {"attention_options", "attention_wide", "kernel_sums", "short"}
     for call in calls.values():
         result = call.monoidreduce()
         assert result.isfinite().all()
@@ -1263,19 +1264,21 @@ def test_the_interpreter_is_timed_beside_a_compiled_monoid() -> None:
 
 
 def test_a_later_run_of_a_device_replaces_what_it_measures_again() -> None:
-    def document(device: str, ops: list[str], overhead: list[str]) -> dict[str, Any]:
+    def document(device: str, lengths: list[int], overhead: list[str]) -> dict[str, Any]:
         return {
             "environment": {"device": device},
-            "speed": [{"op": op} for op in ops],
+            "speed": [{"op": "attention", "dtype": "bfloat16", "parameters": {"L": L}} for L in lengths],
+            "accuracy": [{"op": "attention", "length": L} for L in lengths],
             "memory": [],
             "overhead": overhead,
         }
 
     runs = [
-        document("A", ["attention", "mlp"], ["old"]),
-        document("B", ["attention"], ["of B"]),
-        document("A", ["attention"], ["new"]),
+        document("A", [64, 128], ["old"]),
+        document("B", [128], ["of B"]),
+        document("A", [128], ["new"]),
     ]
     first, other, second = report.without_what_was_measured_again(runs)
-    assert [row["op"] for row in first["speed"]] == ["mlp"] and first["overhead"] == []
+    assert [row["parameters"] for row in first["speed"]] == [{"L": 64}]
+    assert first["accuracy"] == [] and first["overhead"] == []
     assert other == runs[1] and second == runs[2]
