@@ -46,7 +46,8 @@ class Work:
         read, written: bytes of DRAM.
         workers: multiprocessors that share a job.
         shared: how many of the jobs, the last ones, all blocks share evenly.
-        overlapped: does a job load while the one before it ends.
+        overlapped: does a job load while the one before it ends; of one that only moves bytes: do they
+            move from its start.
         l2: bytes that multiprocessors ask of the L2 cache, and that they add to sums there; None
             where nobody knows, as of tiles that no plan tells.
     """
@@ -159,8 +160,8 @@ def _family(launch: Launch) -> str:
     return f"{launch.plan.tier}/{str(first.dtype).removeprefix('torch.')}"
 
 
-def _moves(name: str, read: int, written: int) -> Work:
-    return Work(name, "", 0, 0.0, Counter(), read, written, l2=(read, 0))
+def _moves(name: str, read: int, written: int, overlapped: bool = False) -> Work:
+    return Work(name, "", 0, 0.0, Counter(), read, written, overlapped=overlapped, l2=(read, 0))
 
 
 def _asked(jobs: Counter[int], tile: tuple[int, int], line: int) -> int:
@@ -508,10 +509,10 @@ def _of_torch(launch: Launch) -> Work:
     name = launch.name.removeprefix("aten::")
     if name in ("mm", "addmm"):
         jobs, depth = Counter({written[0].shape.numel(): 1}), read[-2].shape[1]
-        return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=1)
+        return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=1, overlapped=True)
     if name in ("zeros_like", "new_zeros", "new_full", "fill_"):
         moved = 0, moved[1]
-    return _moves(f"torch {name}", *moved)
+    return _moves(f"torch {name}", *moved, overlapped=True)
 
 
 def work_of(launch: Launch, gpu: Hardware) -> list[Work]:

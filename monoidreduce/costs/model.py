@@ -23,9 +23,9 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
 *_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
-# Of a profile of short calls on an H100 (docs/decisions/50-costs-from-a-dry-run.md): a kernel that does next to
-# nothing and the gap before it; and what events around a pass see beside that.
-LAUNCH_SECONDS, PASS_SECONDS = 2.75e-6, 3.1e-6
+# Of a profile of short calls on an H100 (docs/decisions/50-costs-from-a-dry-run.md): the gap before a kernel, how
+# long one lasts that does next to nothing, and what events around a pass see beside all that.
+GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.1e-6
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
 
@@ -133,5 +133,6 @@ def time_of(
         tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
         of_job, of_all = (0.0, known.job_seconds) if work.overlapped else (known.job_seconds, 0.0)
         compute = makespan(work.jobs, workers, tile_seconds, of_job, work.shared) + of_all
-    launch = LAUNCH_SECONDS + PASS_SECONDS * first
+    at_once = read + written if work.overlapped and not work.kernel else 0.0
+    launch = GAP_SECONDS + max(START_SECONDS - at_once, 0.0) + PASS_SECONDS * first
     return Time(compute, read, written, launch, known is None or bool(known.fitted))
