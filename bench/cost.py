@@ -139,8 +139,8 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
 def _own_kernels(row: dict[str, Any], phase: str) -> int:
     """How many kernels of a phase are the bench's.
 
-    A part of the entropy is added to log-probs; and the upstream gradient is in the dtype of the operands, which
-    autograd converts where the result is in float32.
+    A part of the entropy is added to log-probs. And the upstream gradient is in the dtype of the operands,
+    which autograd converts where the result is in float32.
     """
     of_entropy = {"forward": 2, "backward": 1}[phase] * (row["op"] == "log_probs")
     converts = row["op"] not in ("attention", "mlp") and row["dtype"] in ("bfloat16", "float16")

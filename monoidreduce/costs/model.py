@@ -23,9 +23,9 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
 *_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
-# Of a profile of short calls on an H100 (docs/decisions/50-costs-from-a-dry-run.md): the gap before a kernel, how
-# long one lasts that does next to nothing, and what events around a pass see beside all that.
-GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.1e-6
+# From a profile on an H100 (docs/decisions/50-costs-from-a-dry-run.md): the gap before a kernel, how long one
+# lasts that does next to nothing, and what events around a pass see beside that.
+GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.15e-6
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
 
@@ -120,9 +120,7 @@ def makespan(
     return max(ends)
 
 
-def time_of(
-    work: Work, hardware: Hardware, constants: Constants | None = None, first: bool = False
-) -> Time:
+def time_of(work: Work, hardware: Hardware, constants: Constants | None = None, first: bool = False) -> Time:
     """How long a kernel takes on a GPU. constants: instead of fitted ones. first: is it that of its pass."""
     peak, bandwidth = hardware.reached(torch.bfloat16)
     read, written, compute, known = work.read / bandwidth, work.written / bandwidth, 0.0, None
