@@ -154,16 +154,17 @@ def test_the_last_jobs_of_attention_are_split_as_planned() -> None:
     assert [split(long, False), split(long, True), split(short, False)] == [2048 % 132, 0, 0]
 
 
-# What a profiler saw on an H100, without the bench's own kernels and without a second one of torch's sum
+# What a profiler saw on an H100 at commit 96b0de2, without the bench's own kernels and a second one of torch's
+# sum. Later code has no product of upstream gradients in the losses' backward passes; it is left out too.
 LAUNCHES = [
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64}, (1, 4)),
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64, "causal": True}, (2, 6)),
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 256, "causal": True}, (2, 6)),
     ("mlp", {"B": 128, "K": 8192, "d": 128}, (2, 3)),
     ("mlp", {"B": 1024, "K": 1024, "d": 512}, (4, 10)),
-    ("linear_cross_entropy", {"N": 256, "V": 2048, "D": 512}, (7, 15)),
+    ("linear_cross_entropy", {"N": 256, "V": 2048, "D": 512}, (7, 14)),
     ("linear_log_probs", {"N": 256, "V": 2048, "D": 512}, (4, 7)),
-    ("linear_distillation", {"N": 256, "V": 2048, "D": 512, "E": 1024}, (5, 7)),
+    ("linear_distillation", {"N": 256, "V": 2048, "D": 512, "E": 1024}, (5, 6)),
     ("logsumexp_matmul", {"M": 1024, "N": 1024, "F": 64}, (1, 2)),
     ("logsumexp_matmul", {"M": 256, "N": 2048, "F": 512}, (2, 5)),
 ]
