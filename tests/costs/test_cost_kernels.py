@@ -154,8 +154,8 @@ def test_the_last_jobs_of_attention_are_split_as_planned() -> None:
     assert [split(long, False), split(long, True), split(short, False)] == [2048 % 132, 0, 0]
 
 
-# What a profiler saw on an H100 at commit 96b0de2, without the bench's own kernels and a second one of torch's
-# sum. Later code has no product of upstream gradients in the losses' backward passes; it is left out too.
+# What a profiler saw on an H100 at commit 96b0de2, less kernels of the bench and a second one of torch's sum.
+# Later code has no product of upstream gradients in the losses' backward passes; it is left out too.
 LAUNCHES = [
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64}, (1, 4)),
     ("attention", {"B": 1, "H": 8, "L": 512, "d": 64, "causal": True}, (2, 6)),
