@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -699,6 +700,10 @@ def tables(document: Row) -> str:
     return "\n\n".join(parts)
 
 
+def _case(row: Row) -> tuple[Any, ...]:
+    return row["op"], row["dtype"], row["parameters"]
+
+
 def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
     """Of runs on one device, in the order of time, each has what no later one has."""
     kept = []
@@ -707,9 +712,10 @@ def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
         later = [other for other in documents[at + 1 :] if other["environment"]["device"] == device]
         lists: Row = {name: rows for name, rows in document.items() if isinstance(rows, list)}
         for name, rows in lists.items():
-            if name in ("speed", "accuracy"):  # an operator at a time
-                again = {row["op"] for other in later for row in other.get(name, [])}
-                lists[name] = [row for row in rows if row["op"] not in again]
+            if name in ("speed", "accuracy"):  # a case at a time, or an operator
+                case = _case if name == "speed" else itemgetter("op")
+                again = [case(row) for other in later for row in other.get(name, [])]
+                lists[name] = [row for row in rows if case(row) not in again]
             elif any(other.get(name) for other in later):
                 lists[name] = []
         kept.append(document | lists)

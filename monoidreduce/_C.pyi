@@ -38,8 +38,10 @@ class Plan:
     scratch: int
     adds_rows: bool
     in_turn: bool
+    in_parts: int
     tile: tuple[int, int]
     few_rows: bool
+    packing: tuple[int, int, int]
     part: tuple[int, int]
     computed: tuple[bool, bool, bool]
     narrow: bool

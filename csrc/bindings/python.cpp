@@ -94,8 +94,12 @@ void define_plan(py::module_& m) {
       .def_readonly("frames", &Plan::frames)
       .def_readonly("adds_rows", &Plan::adds_rows)
       .def_property_readonly("in_turn", [](const Plan& p) { return p.sharing.in_turn; })
+      .def_property_readonly("in_parts", [](const Plan& p) { return p.sharing.in_parts; })
       .def_property_readonly("tile", [](const Plan& p) { return std::pair(p.tile.rows, p.tile.columns); })
       .def_property_readonly("few_rows", [](const Plan& p) { return p.packing.heads > 0; })
+      .def_property_readonly(
+          "packing",
+          [](const Plan& p) { return py::make_tuple(p.packing.heads, p.packing.rows, p.packing.splits); })
       .def_property_readonly("part", [](const Plan& p) { return std::pair(p.part.rows, p.part.columns); })
       .def_property_readonly("tier", [](const Plan& p) { return p.can().name; })
       .def_property_readonly("can", &Plan::can)

@@ -202,11 +202,7 @@ def _cost(
         passes, sheet, bounds, advice = _grouped(timed), None, {}, CPU_ADVICE
     else:
         run = dry_run(operator, call, names, device.facts(), keeps)
-        timed = [
-            (launch.backward, work, time_of(work, device))
-            for launch in run.launches
-            for work in work_of(launch, device)
-        ]
+        timed = _timed(_works(run, device), device)
         passes, sheet, bounds = _grouped(timed), device.peak, _bounds(operator, call, run, device)
         advice = tuple(_advice(operator, names, run, passes, timed))
     measured = isinstance(device, Processor) or device.measured is not None
@@ -245,7 +241,20 @@ def kernels(
     operator, call = resolved(op, arguments, options)
     gpu = find(hardware)
     run = dry_run(operator, call, _needed(operator, call, needed), gpu.facts())
+    return _works(run, gpu)
+
+
+def _works(run: DryRun, gpu: Hardware) -> list[tuple[bool, Work]]:
     return [(launch.backward, work) for launch in run.launches for work in work_of(launch, gpu)]
+
+
+def _timed(works: list[tuple[bool, Work]], gpu: Hardware) -> list[tuple[bool, Work, Time]]:
+    """With the time of each kernel; the first of a pass begins it."""
+    before = [None, *(backward for backward, _ in works)]
+    return [
+        (backward, work, time_of(work, gpu, first=backward != last))
+        for last, (backward, work) in zip(before, works, strict=False)
+    ]
 
 
 def cpu_folds(op: str, *arguments: Any, **options: Any) -> list[cpu.Fold]:

@@ -114,6 +114,7 @@ def timed(
         )
         work = Work(launch.name, launch.name, 1, fold.flops, Counter({1: 1}), read, written)
         constants = CONSTANTS[str(dtype).removeprefix("torch."), launch.backward]
-        time = Time(fold.seconds(constants, rate), (read + written) / bandwidth, 0.0, True)
+        moved = (read + written) / bandwidth  # the constants have what writing takes
+        time = Time(fold.seconds(constants, rate), moved, 0.0, 0.0, True)
         found.append((launch.backward, work, time))
     return found

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+import torch
+
 from monoidreduce import _C
 from monoidreduce._ops.slices import TILE_ROWS, product_waves
 from monoidreduce.costs.dry_run import Launch, Operand
@@ -21,6 +23,8 @@ from monoidreduce.hardware import Hardware
 __all__ = ["Band", "Work", "work_of"]
 
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
+_PACKED_LINES = 64  # rows of a tile where rows are few (device/schedule/packing.h)
+_RESULTS = "loss lse lse_low stats log_probs entropy top1"  # of folds over contractions
 # Where jobs differ in length: streamed bytes of the heads that take turns job by job (fold_shape.cuh).
 _SECTION = 32 << 20
 # To be fast the model takes at most so many steps of a job, and about so many jobs, of some of the heads. Of
@@ -41,7 +45,9 @@ class Work:
         jobs: how many jobs have so many tiles.
         read, written: bytes of DRAM.
         workers: multiprocessors that share a job.
-        shared: do blocks share the last jobs, so that all end together.
+        shared: how many of the jobs, the last ones, all blocks share evenly.
+        overlapped: does a job load while the one before it ends; of one that only moves bytes: do they
+            move from its start.
         l2: bytes that multiprocessors ask of the L2 cache, and that they add to sums there; None
             where nobody knows, as of tiles that no plan tells.
     """
@@ -54,7 +60,8 @@ class Work:
     read: int
     written: int
     workers: int = 1
-    shared: bool = False
+    shared: int = 0
+    overlapped: bool = False
     l2: tuple[int, int] | None = None
 
     @property
@@ -153,8 +160,8 @@ def _family(launch: Launch) -> str:
     return f"{launch.plan.tier}/{str(first.dtype).removeprefix('torch.')}"
 
 
-def _moves(name: str, read: int, written: int) -> Work:
-    return Work(name, "", 0, 0.0, Counter(), read, written, l2=(read, 0))
+def _moves(name: str, read: int, written: int, overlapped: bool = False) -> Work:
+    return Work(name, "", 0, 0.0, Counter(), read, written, overlapped=overlapped, l2=(read, 0))
 
 
 def _asked(jobs: Counter[int], tile: tuple[int, int], line: int) -> int:
@@ -185,6 +192,12 @@ class _Problem:
         return cls(launch, plan, Band(rows, units), 1, 1, max(width, outputs))
 
     @property
+    def partial(self) -> bool:
+        """Does a window or a mask exclude any element (last_round.h)."""
+        bias = self.launch.arguments.get("bias")
+        return not self.band.all or (bias is not None and bias.dtype == torch.bool)
+
+    @property
     def scores(self) -> str:
         """What makes scores of attention take longer."""
         a = self.launch.arguments
@@ -194,6 +207,16 @@ class _Problem:
     def tiled(self) -> bool:
         """Has the plan tiles, of a head each?"""
         return not self.plan.few_rows and all(self.plan.tile)
+
+    def packed(self) -> Counter[int]:
+        """The jobs of few rows (packed_schedule.cuh): tiles of rows of several heads, their columns split."""
+        heads, rows, splits = self.plan.packing
+        found = Counter[int]()
+        for tiles, count in self.band.jobs(True, rows, self.plan.tile[1]).items():
+            share, of_heads = _tiles(tiles, splits), count * self.heads * _tiles(self.group, heads)
+            for split in range(splits):
+                found[max(min(share, tiles - split * share), 0)] += of_heads
+        return found
 
     def read(
         self, by_rows: bool, tile: tuple[int, int], staying: str, streamed: str, gpu: Hardware
@@ -210,10 +233,15 @@ class _Problem:
     ) -> Work:
         """A kernel of products over the tiles of the band. tile: lines that stay and lines that stream."""
         group, all_heads = (1, self.heads * self.group) if by_rows else (self.group, self.heads)
+        few = "/few rows" * self.plan.few_rows
+        if few and all(self.plan.tile):
+            jobs, flops = self.packed(), 2.0 * products * _PACKED_LINES * self.plan.tile[1]
+            return Work(name, f"{name}{few}/sm90", self.width, flops, jobs, read, written)
         if not self.tiled:
-            jobs = Counter({self.band.pairs() * self.heads * self.group: 1})
-            kernel = f"{name}{'/few rows' * self.plan.few_rows}/{_family(self.launch)}"
-            return Work(name, kernel, self.width, 2.0 * products, jobs, read, written, shared=True)
+            jobs, kernel = Counter({self.band.pairs() * self.heads * self.group: 1}), _family(self.launch)
+            return Work(
+                name, f"{name}{few}/{kernel}", self.width, 2.0 * products, jobs, read, written, shared=1
+            )
         found = self.band.jobs(by_rows, *tile)
         jobs = Counter({tiles * group: count * all_heads for tiles, count in found.items()})
         added = 4 * self.width * tile[1] * sum(tiles * count for tiles, count in jobs.items())
@@ -225,7 +253,7 @@ class _Problem:
             jobs=jobs,
             read=read,
             written=written,
-            shared=products > 3 and "q" in self.launch.arguments and self.band.all,
+            shared=self.plan.in_parts,
             l2=(_asked(jobs, tile, 2 * self.width * 2), added * (products == 5)),  # two operands of 16 bits
         )
 
@@ -286,20 +314,33 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     """Of attention or the MLP."""
     problem, scratch = _Problem.of(launch), _bytes(launch, "scratch")  # partial sums of few rows
     tile = problem.plan.tile
-    read = (
-        sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2") + scratch
-    )
-    written = _bytes(launch, "out lse lse_low out_low") + scratch
-    yield problem.work(launch.name + problem.scores, tile, 2, True, read, written)
+    read = sum(problem.read(True, tile, "q x", "k v w1 w2", gpu)) + _bytes(launch, "bias bias1 bias2")
+    written, name = _bytes(launch, "out lse lse_low out_low"), launch.name + problem.scores
+    splits = problem.plan.packing[2]
+    yield problem.work(name, tile, 2, True, read, scratch if splits > 1 else written)
+    if splits > 1:
+        yield _moves("combine_splits", scratch, written)
+    if "q" in launch.arguments and problem.partial and problem.plan.tensor_cores:
+        yield _moves("repair_forward", _bytes(launch, "lse"), 0)
 
 
 def _backward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
-    """The same: one kernel for all gradients, or for all but the rows', or a pass for each."""
+    """The same: what rows need, the gradients, and a look for those that masking made NaN."""
     problem, a = _Problem.of(launch), launch.arguments
-    name, plan = launch.name + problem.scores, problem.plan
+    repairs = "q" in a and problem.partial and problem.plan.tensor_cores
     if "q" in a:
         statistics = _bytes(launch, "lse lse_low")
         yield _moves("prepare_rows", _bytes(launch, "grad_out out out_low") + statistics, statistics)
+    if repairs:
+        yield _moves("clear_marks", 0, 0)
+    yield from _gradients(launch, problem, gpu)
+    if repairs:
+        yield _moves("repair_backward", 0, 0)
+
+
+def _gradients(launch: Launch, problem: _Problem, gpu: Hardware) -> Iterator[Work]:
+    """One kernel for all, or for all but the rows', or a pass for each."""
+    a, name, plan = launch.arguments, launch.name + problem.scores, problem.plan
     of_rows, of_columns, biases = "q x grad_out", "k v w1 w2", _bytes(launch, "bias bias1")
     rows, *columns = ("dq", "dk", "dv") if "q" in a else ("dx", "dw1", "dw2")
     if plan.adds_rows or (rows not in a and problem.width <= 128):
@@ -355,7 +396,7 @@ def _contraction(
     tiles = _tiles(rows, tile[0]) * _tiles(columns, tile[1])
     read = _contraction_read(rows, columns, width, tile, gpu)
     jobs, flops, l2 = Counter({1: tiles}), 2.0 * tile[0] * tile[1], (2 * width * sum(tile) * tiles, 0)
-    return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, l2=l2)
+    return Work(name, name, width, flops, jobs, read, written, workers=_CLUSTER, overlapped=True, l2=l2)
 
 
 def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -375,7 +416,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         read = _bytes(launch, "x a weight b teacher_x teacher_weight w1 w2 grad_out")
         jobs, kernel = Counter({rows * columns: 1}), f"{launch.name}/{_family(launch)}"
         written += sum(t.bytes for t in gradients)
-        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=True)
+        yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
         return
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
     name = launch.name + ("/keeping" if "kept" in a else "")
@@ -385,9 +426,14 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
             moved = x.dtype.itemsize * part * width
             yield _moves("scale_rows", moved, moved)
         yield _contraction(name, part, columns, width, plan.tile, gpu, written * part // rows)
+        if launch.name.endswith("_forward"):
+            states, results = _bytes(launch, "scratch"), _bytes(launch, _RESULTS)
+            yield _moves("combine_partial", states * part // rows, results * part // rows)
     if "kept" in a:
         kept = _bytes(launch, "kept teacher_kept")
         yield _moves("weights_to_gradients", kept, _bytes(launch, "kept"))
+    if "reduced" in a:
+        yield _moves("reduce_losses", _bytes(launch, "loss"), _bytes(launch, "reduced"))
 
 
 def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -409,7 +455,7 @@ def _narrow(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         rows, columns, written = columns, rows, _bytes(launch, "db")
     if not all(tile):
         jobs, kernel = Counter({rows * columns: 1}), f"{name}/{_family(launch)}"
-        yield Work(name, kernel, width, 4.0, jobs, read, written, shared=True)
+        yield Work(name, kernel, width, 4.0, jobs, read, written, shared=1)
         return
     jobs, kernel = Band(rows, columns).jobs(True, *tile), f"{name}/{tile[0]}x{tile[1]}"
     l2 = (_asked(jobs, tile, 2 * width), 0)
@@ -426,6 +472,8 @@ def _product(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     summed = a["out"].bytes if a["out"].dtype.itemsize == 4 else 0  # by addition
     work = _contraction(launch.name, rows, columns, depth, (TILE_ROWS, tile), gpu, a["out"].bytes)
     yield Work(**{**vars(work), "read": work.read + summed})
+    if "order" in a and launch.name == "rows_product" and not summed:
+        yield _moves("clear_others", 0, 0)  # rows that do not count: none
 
 
 def _copied(launch: Launch, gpu: Hardware) -> Iterator[Work]:
@@ -461,10 +509,10 @@ def _of_torch(launch: Launch) -> Work:
     name = launch.name.removeprefix("aten::")
     if name in ("mm", "addmm"):
         jobs, depth = Counter({written[0].shape.numel(): 1}), read[-2].shape[1]
-        return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=True)
+        return Work(f"torch {name}", "torch", depth, 2.0, jobs, *moved, shared=1, overlapped=True)
     if name in ("zeros_like", "new_zeros", "new_full", "fill_"):
         moved = 0, moved[1]
-    return _moves(f"torch {name}", *moved)
+    return _moves(f"torch {name}", *moved, overlapped=True)
 
 
 def work_of(launch: Launch, gpu: Hardware) -> list[Work]:

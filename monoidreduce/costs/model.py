@@ -23,9 +23,9 @@ __all__ = ["Constants", "Time", "constants_of", "fitted_constants", "makespan", 
 # The share of kernels that were not measured: about that of others of their family.
 _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
 *_, _WITH_TILES = _UNMEASURED  # whose kernels are named by their tiles
-# From the end of a kernel until the next one is at its rate. Of 2 and 5 us, the only ones tried, 5 was taken
-# with the errors of held-out phases in sight (docs/cost.md).
-LAUNCH_SECONDS = 5e-6
+# From a profile on an H100 (docs/decisions/50-costs-from-a-dry-run.md): the gap before a kernel, how long one
+# lasts that does next to nothing, and what events around a pass see beside that.
+GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.15e-6
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
 
@@ -36,7 +36,7 @@ class Constants:
     Attributes:
         width: of operands; narrower ones cost as much. 0: cost follows the width.
         share: of the device's rate of matrix products, that tiles reach.
-        job_seconds: of a job beyond its tiles.
+        job_seconds: of a job beyond its tiles; of all jobs together where they overlap.
         fitted: on which cases; empty where the kernel was not measured.
     """
 
@@ -52,20 +52,25 @@ class Time:
 
     Attributes:
         compute: of its jobs.
-        memory: of its bytes.
-        launch: until its first block runs.
+        read, written: of its bytes.
+        launch: of its launch; of the first kernel of a pass, what the pass takes too.
         known: has it constants of its own, or does it need none.
     """
 
     compute: float
-    memory: float
+    read: float
+    written: float
     launch: float
     known: bool
 
     @property
+    def memory(self) -> float:
+        return self.read + self.written
+
+    @property
     def seconds(self) -> float:
-        """If jobs hide what memory takes, or memory what jobs take (Rooflines and Scaling, equation 1)."""
-        return max(self.compute, self.memory) + self.launch
+        """If what is read hides arithmetic, or arithmetic hides it; results are written after both."""
+        return max(self.compute, self.read) + self.written + self.launch
 
     @property
     def bound(self) -> str:
@@ -93,16 +98,20 @@ def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]
 
 
 def makespan(
-    jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: bool
+    jobs: Counter[int], workers: int, tile_seconds: float, job_seconds: float, shared: int = 0
 ) -> float:
     """Until the last of `workers` has done its jobs, which take them one after another, the longest first.
 
-    jobs: how many have so many tiles. shared: the last jobs are split, so that all workers end together.
+    jobs: how many have so many tiles. shared: how many equal ones all workers share at last, a part each.
     """
-    count, whole = sum(jobs.values()), sum(tiles * number for tiles, number in jobs.items())
+    if shared:
+        ((tiles, count),) = jobs.items()
+        whole = makespan(Counter({tiles: count - shared}), workers, tile_seconds, job_seconds)
+        return whole + shared * tiles * tile_seconds / workers + job_seconds
+    count, every = sum(jobs.values()), sum(tiles * number for tiles, number in jobs.items())
     longest = max(jobs, default=0) * tile_seconds + job_seconds
-    if shared or count > _MOST_JOBS:
-        return (whole * tile_seconds + count * job_seconds) / workers
+    if count > _MOST_JOBS:
+        return (every * tile_seconds + count * job_seconds) / workers
     if len(jobs) <= 1:
         return -(-count // workers) * longest
     ends = [0.0] * workers
@@ -111,15 +120,17 @@ def makespan(
     return max(ends)
 
 
-def time_of(work: Work, hardware: Hardware, constants: Constants | None = None) -> Time:
-    """How long a kernel takes on a GPU."""
+def time_of(work: Work, hardware: Hardware, constants: Constants | None = None, first: bool = False) -> Time:
+    """How long a kernel takes on a GPU. constants: instead of fitted ones. first: is it that of its pass."""
     peak, bandwidth = hardware.reached(torch.bfloat16)
-    memory = (work.read + work.written) / bandwidth
-    if not work.kernel:
-        return Time(0.0, memory, LAUNCH_SECONDS, True)
-    assert hardware.multiprocessors is not None
-    known = constants or constants_of(work.kernel, work.width)
-    workers = hardware.multiprocessors // work.workers
-    tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
-    compute = makespan(work.jobs, workers, tile_seconds, known.job_seconds, work.shared)
-    return Time(compute, memory, LAUNCH_SECONDS, bool(known.fitted))
+    read, written, compute, known = work.read / bandwidth, work.written / bandwidth, 0.0, None
+    if work.kernel:
+        assert hardware.multiprocessors is not None
+        known = constants or constants_of(work.kernel, work.width)
+        workers = hardware.multiprocessors // work.workers
+        tile_seconds = work.flops * max(work.width, known.width) * workers / (peak * known.share)
+        of_job, of_all = (0.0, known.job_seconds) if work.overlapped else (known.job_seconds, 0.0)
+        compute = makespan(work.jobs, workers, tile_seconds, of_job, work.shared) + of_all
+    at_once = read + written if work.overlapped and not work.kernel else 0.0
+    launch = GAP_SECONDS + max(START_SECONDS - at_once, 0.0) + PASS_SECONDS * first
+    return Time(compute, read, written, launch, known is None or bool(known.fitted))

@@ -12,7 +12,9 @@ import torch
 import monoidreduce as mr
 from monoidreduce._ops import slices
 from monoidreduce.costs import dry_run, kernels
-from monoidreduce.costs.kernels import Band
+from monoidreduce.costs.cost import kernels as kernels_of
+from monoidreduce.costs.kernels import Band, Work
+from monoidreduce.costs.sizes import call_of
 from monoidreduce.hardware import HARDWARE
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -109,6 +111,75 @@ def test_a_longer_call_is_refused(hardware: str) -> None:
         mr.cost("attention", q, k, k, hardware=hardware)
 
 
+# Jobs of a plan
+
+
+def works(op: str, *tensors: torch.Tensor, **options: object) -> list[tuple[bool, Work]]:
+    return kernels_of(op, *tensors, hardware="h100", **options)
+
+
+def meta(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+
+
+def test_jobs_of_few_rows_are_splits_of_packed_tiles() -> None:
+    """8 heads of 512 rows are 64 tiles. 128 rows of an MLP are 2, with 64 tiles of units, in 64 splits."""
+    q, x, w1, w2 = meta(1, 8, 512, 64), meta(128, 128), meta(8192, 128), meta(128, 8192)
+    assert works("attention", q, q, q)[0][1].jobs == Counter({4: 64})
+    forward, combining, *_ = works("mlp", x, w1, w2)
+    assert forward[1].jobs == Counter({1: 128}) and combining[1].name == "combine_splits"
+    assert forward[1].written == combining[1].read == 4 * 64 * 128 * 128  # sums of each split
+
+
+def test_a_causal_tile_of_few_rows_has_the_tiles_that_its_rows_keep() -> None:
+    q = meta(1, 8, 512, 64)
+    assert works("attention", q, q, q, causal=True)[0][1].jobs == Counter({1: 16, 2: 16, 3: 16, 4: 16})
+
+
+def test_heads_of_a_group_share_a_tile_of_few_rows() -> None:
+    """A decoding step: 8 heads for each of 2 key heads, so 2 tiles of 8 lines, in splits."""
+    q, k = meta(1, 16, 1, 128), meta(1, 2, 8192, 128)
+    jobs = works("attention", q, k, k, needed=())[0][1].jobs
+    assert sum(tiles * count for tiles, count in jobs.items()) == 2 * 8192 // 128
+    assert 2 < jobs.total() <= 132
+
+
+def test_the_last_jobs_of_attention_are_split_as_planned() -> None:
+    """2048 jobs on 132 multiprocessors leave 68. 32 jobs of 4 tiles are too short, and masks allow none."""
+    long, short = meta(8, 16, 2048, 128), meta(1, 8, 512, 64)
+
+    def split(q: torch.Tensor, causal: bool) -> int:
+        return next(w.shared for _, w in works("attention", q, q, q, causal=causal) if "backward" in w.kernel)
+
+    assert [split(long, False), split(long, True), split(short, False)] == [2048 % 132, 0, 0]
+
+
+# What a profiler saw on an H100 at commit 96b0de2, less kernels of the bench and a second one of torch's sum.
+# Later code has no product of upstream gradients in the losses' backward passes; it is left out too.
+LAUNCHES = [
+    ("attention", {"B": 1, "H": 8, "L": 512, "d": 64}, (1, 4)),
+    ("attention", {"B": 1, "H": 8, "L": 512, "d": 64, "causal": True}, (2, 6)),
+    ("attention", {"B": 1, "H": 8, "L": 512, "d": 256, "causal": True}, (2, 6)),
+    ("mlp", {"B": 128, "K": 8192, "d": 128}, (2, 3)),
+    ("mlp", {"B": 1024, "K": 1024, "d": 512}, (4, 10)),
+    ("linear_cross_entropy", {"N": 256, "V": 2048, "D": 512}, (7, 14)),
+    ("linear_log_probs", {"N": 256, "V": 2048, "D": 512}, (4, 7)),
+    ("linear_distillation", {"N": 256, "V": 2048, "D": 512, "E": 1024}, (5, 6)),
+    ("logsumexp_matmul", {"M": 1024, "N": 1024, "F": 64}, (1, 2)),
+    ("logsumexp_matmul", {"M": 256, "N": 2048, "F": 512}, (2, 5)),
+]
+
+
+@pytest.mark.parametrize(("op", "given", "launches"), LAUNCHES, ids=str)
+def test_launches_are_those_of_a_profile(op: str, given: dict[str, int], launches: tuple[int, int]) -> None:
+    tensors, options = call_of(op, given, torch.bfloat16)
+    passes = [backward for backward, _ in works(op, *tensors, **options)]
+    assert (passes.count(False), passes.count(True)) == launches
+
+
+# Constants of the sources
+
+
 def in_source(file: str, pattern: str) -> list[str]:
     """What the groups of a pattern are in a C++ source that has it once."""
     (found,) = re.finditer(pattern, (CSRC / file).read_text("utf-8"))
@@ -118,6 +189,11 @@ def in_source(file: str, pattern: str) -> list[str]:
 def test_sections_are_those_of_the_launch() -> None:
     (megabytes,) = in_source("include/monoidreduce/launch/fold_shape.cuh", r"kCacheBytes = (\d+) << 20;")
     assert int(megabytes) << 20 == kernels._SECTION
+
+
+def test_tiles_of_few_rows_have_as_many_lines() -> None:
+    (lines,) = in_source("include/monoidreduce/device/schedule/packing.h", r"kPackedLines = (\d+);")
+    assert int(lines) == kernels._PACKED_LINES
 
 
 def test_tiles_of_contractions_are_those_of_the_plan() -> None:

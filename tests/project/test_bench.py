@@ -305,8 +305,8 @@ def test_a_peer_is_imported_when_it_is_called(
 
 
 def test_memory_builds_the_cases() -> None:
-    # attention_options and attention_wide are attention
-    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_options", "attention_wide"}
+    # attention_options and attention_wide are attention, short has cases of all
+    assert set(memory.SWEEPS) == set(run.OPERATORS) - {"attention_options", "attention_wide", "short"}
     for op, (axis, on_cpu, on_cuda, tiny) in memory.SWEEPS.items():
         assert axis in tiny
         assert on_cpu.keys() == on_cuda.keys() == tiny.keys()
@@ -317,8 +317,9 @@ def test_memory_builds_the_cases() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_overhead_is_of_calls_that_record(rows: int) -> None:
     calls = overhead.calls(CPU, rows)
-    # attention_options and attention_wide are attention, kernel_sums a fold with torch before and after it.
-    assert set(calls) == set(run.OPERATORS) - {"attention_options", "attention_wide", "kernel_sums"}
+    # attention_options and attention_wide are attention, short has cases of all, and kernel_sums is a fold
+    # with torch before and after it.
+    assert set(calls) == set(run.OPERATORS) - {"attention_options", "attention_wide", "kernel_sums", "short"}
     for call in calls.values():
         result = call.monoidreduce()
         assert result.isfinite().all()
@@ -1098,12 +1099,11 @@ def test_a_headline_that_was_not_measured_is_an_error(committed: list[dict[str, 
 def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) -> None:
     """The numbers of "How it compares"."""
     text = " ".join(publish.README.read_text("utf-8").split())
-    losses = [
-        row
-        for document in committed
-        for row in document["speed"]
-        if "H100" in document["environment"]["device"] and row["op"] in ("cross_entropy", "distillation")
-    ]
+    rows: dict[bool, list[dict[str, Any]]] = {False: [], True: []}  # the short calls, beside torch alone
+    for document in committed:
+        if "H100" in document["environment"]["device"]:
+            rows["run.py short" in document["environment"]["command"]] += document["speed"]
+    losses = [row for row in rows[False] if row["op"] in ("cross_entropy", "distillation")]
     slower: dict[bool, list[float]] = {False: [], True: []}  # the Jensen-Shannon divergence, in two passes
     for row in losses:
         if "ignored" not in row["parameters"]:
@@ -1111,6 +1111,11 @@ def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) ->
             slower[row["parameters"].get("loss") == "jsd"].append(ratio)
     assert f"take {min(slower[False]):.1f} to {max(slower[False]):.1f} times as long" in text
     assert f'the loss "jsd" {max(slower[True]):.1f} times' in text
+    short = [
+        publish.cost(r, "monoidreduce").milliseconds / publish.cost(r, "torch").milliseconds
+        for r in rows[True]
+    ]
+    assert f"Calls of about 0.1 ms take {min(short):.1f} to {max(short):.1f} times as long as torch's" in text
     packed = {"T": 16384, "sequences": 32, "equal": False, "H": 16, "d": 128, "causal": True}
     row = publish.find(committed, publish.Headline("", "attention_varlen", packed, False))
     ratio = publish.cost(row, "monoidreduce").milliseconds / publish.others(row)[0].milliseconds
@@ -1263,19 +1268,21 @@ def test_the_interpreter_is_timed_beside_a_compiled_monoid() -> None:
 
 
 def test_a_later_run_of_a_device_replaces_what_it_measures_again() -> None:
-    def document(device: str, ops: list[str], overhead: list[str]) -> dict[str, Any]:
+    def document(device: str, lengths: list[int], overhead: list[str]) -> dict[str, Any]:
         return {
             "environment": {"device": device},
-            "speed": [{"op": op} for op in ops],
+            "speed": [{"op": "attention", "dtype": "bfloat16", "parameters": {"L": L}} for L in lengths],
+            "accuracy": [{"op": "attention", "length": L} for L in lengths],
             "memory": [],
             "overhead": overhead,
         }
 
     runs = [
-        document("A", ["attention", "mlp"], ["old"]),
-        document("B", ["attention"], ["of B"]),
-        document("A", ["attention"], ["new"]),
+        document("A", [64, 128], ["old"]),
+        document("B", [128], ["of B"]),
+        document("A", [128], ["new"]),
     ]
     first, other, second = report.without_what_was_measured_again(runs)
-    assert [row["op"] for row in first["speed"]] == ["mlp"] and first["overhead"] == []
+    assert [row["parameters"] for row in first["speed"]] == [{"L": 64}]
+    assert first["accuracy"] == [] and first["overhead"] == []
     assert other == runs[1] and second == runs[2]
