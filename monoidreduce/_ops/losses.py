@@ -151,7 +151,7 @@ def scores_can_be_kept(
     return bias is None and softcap == 0 and (class_weight is None or label_smoothing == 0)
 
 
-def rank_may_keep(class_weight: Tensor | None, label_smoothing: float) -> bool:
+def rank_may_keep(class_weight: Tensor | None, label_smoothing: float, **_: object) -> bool:
     """May a forward pass over a rank's own classes keep local gradients (`states.cross_entropy`: miss)."""
     return class_weight is None and label_smoothing == 0
 

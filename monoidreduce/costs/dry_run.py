@@ -129,7 +129,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             student, teacher = ({f"{of}x", f"{of}weight"} & {*self.needed} for of in ("", "teacher_"))
             keep = given["x"].is_cuda and bool(student) and not teacher
             if not self.keeps and name == "linear_cross_entropy":
-                keep &= rank_may_keep(given["class_weight"], given["label_smoothing"])
+                keep &= rank_may_keep(**given)
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         if "a_differentiated" in given:
             given["a_differentiated"] = self.keeps and given["a"].is_cuda and "a" in self.needed

@@ -55,7 +55,6 @@ def program_of(name: str) -> tuple[str, kernels.Counts]:
     (
         *(("token_stats", tier) for tier in ("sm90", "sm80", "simt")),
         ("reference_kl", "sm90"),
-        ("reference_kl", "sm80"),
     ),
 )
 def test_compiles_and_hardly_spills(nvrtc: Compiler, name: str, tier: str, which: str) -> None:
