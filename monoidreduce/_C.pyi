@@ -36,6 +36,7 @@ FAMILIES: dict[str, Capabilities]
 
 class Plan:
     scratch: int
+    frames: int
     adds_rows: bool
     in_turn: bool
     in_parts: int
@@ -280,6 +281,29 @@ def plan_cross_entropy_backward(
     tf32: bool = False,
     gpu: DeviceFacts | None = None,
 ) -> Plan: ...
+def cross_entropy_kept_gradients(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    class_weight: Tensor | None,
+    lse: Tensor,
+    lse_low: Tensor,
+    frames: Tensor,
+    kept: Tensor,
+    kept_upstream: Tensor,
+    order: Tensor | None,
+    logit_scale: float,
+    softcap: float,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    first_class: int,
+    classes: int,
+    threads: int,
+    stream: int,
+    plan: Plan | None = None,
+) -> None: ...
 def cross_entropy_local_gradient(
     x: Tensor,
     weight: Tensor,
@@ -388,6 +412,24 @@ def plan_distillation_backward(
     tf32: bool = False,
     gpu: DeviceFacts | None = None,
 ) -> Plan: ...
+def distillation_kept_gradients(
+    x: Tensor,
+    weight: Tensor,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    mask: Tensor | None,
+    stats: Tensor,
+    frames: Tensor,
+    kept: Tensor,
+    teacher_kept: Tensor,
+    kept_upstream: Tensor,
+    order: Tensor | None,
+    kind: int,
+    temperature: float,
+    threads: int,
+    stream: int,
+    plan: Plan | None = None,
+) -> None: ...
 def distillation_local_gradient(
     x: Tensor,
     weight: Tensor,
@@ -1097,13 +1139,9 @@ def combine_cross_entropy(
     reduced: Tensor | None,
     lse: Tensor,
     lse_low: Tensor,
-    share: Tensor | None,
-    kept: Tensor | None,
-    kept_order: Tensor | None,
-    kept_upstream: float,
+    miss: Tensor | None,
     label_smoothing: float,
     z_loss: float,
-    rank: int,
     stride: int,
     classes: int,
     ignore_index: int,
@@ -1147,6 +1185,7 @@ def rows_product(
     factor: Tensor | None,
     out: Tensor,
     order: Tensor | None,
+    adds: bool,
     threads: int,
     stream: int,
 ) -> None: ...
