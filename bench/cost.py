@@ -291,7 +291,8 @@ FITS = (
     Fit(("mlp_forward/128x128",), 64, "forward", (_mlp(16384, 16384, 64),)),
     Fit(("mlp_forward/128x128",), 128, "forward", (_mlp(16384, 16384, 128),)),
     Fit(("mlp_forward/128x64",), 256, "forward", (_mlp(16384, 16384, 256),)),
-    Fit(("mlp_forward/few rows/sm90",), 0, "forward", (_mlp(64, 4096, 128), _mlp(2048, 2048, 256))),
+    Fit(("mlp_forward/few rows/sm90",), 128, "forward", (_mlp(64, 4096, 128), _mlp(1024, 4096, 128))),
+    Fit(("mlp_forward/few rows/sm90",), 256, "forward", (_mlp(128, 8192, 256), _mlp(2048, 2048, 256))),
     Fit(
         ("mlp_backward/128x128",),
         64,

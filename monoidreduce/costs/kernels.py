@@ -48,6 +48,8 @@ class Work:
         shared: how many of the jobs, the last ones, all blocks share evenly.
         overlapped: does a job load while the one before it ends; of one that only moves bytes: do they
             move from its start.
+        exposed: is the time of what it reads not hidden by jobs, which are as short as their first loads.
+        steps: what a warp adds up one after another.
         l2: bytes that multiprocessors ask of the L2 cache, and that they add to sums there; None
             where nobody knows, as of tiles that no plan tells.
     """
@@ -62,6 +64,8 @@ class Work:
     workers: int = 1
     shared: int = 0
     overlapped: bool = False
+    exposed: bool = False
+    steps: int = 0
     l2: tuple[int, int] | None = None
 
     @property
@@ -236,7 +240,7 @@ class _Problem:
         few = "/few rows" * self.plan.few_rows
         if few and all(self.plan.tile):
             jobs, flops = self.packed(), 2.0 * products * _PACKED_LINES * self.plan.tile[1]
-            return Work(name, f"{name}{few}/sm90", self.width, flops, jobs, read, written)
+            return Work(name, f"{name}{few}/sm90", self.width, flops, jobs, read, written, exposed=True)
         if not self.tiled:
             jobs, kernel = Counter({self.band.pairs() * self.heads * self.group: 1}), _family(self.launch)
             return Work(
@@ -319,7 +323,7 @@ def _forward(launch: Launch, gpu: Hardware) -> Iterator[Work]:
     splits = problem.plan.packing[2]
     yield problem.work(name, tile, 2, True, read, scratch if splits > 1 else written)
     if splits > 1:
-        yield _moves("combine_splits", scratch, written)
+        yield Work("combine_splits", "", 0, 0.0, Counter(), scratch, written, steps=splits)
     if "q" in launch.arguments and problem.partial and problem.plan.tensor_cores:
         yield _moves("repair_forward", _bytes(launch, "lse"), 0)
 

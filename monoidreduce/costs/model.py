@@ -26,6 +26,7 @@ _UNMEASURED = {"simt": 0.025, "sm80": 0.45, "sm90": 0.85}
 # From a profile on an H100 (docs/decisions/50-costs-from-a-dry-run.md): the gap before a kernel, how long one
 # lasts that does next to nothing, and what events around a pass see beside that.
 GAP_SECONDS, START_SECONDS, PASS_SECONDS = 0.8e-6, 1.95e-6, 3.15e-6
+STEP_SECONDS = 0.05e-6  # of combine_splits: 5.2 us with 64 splits, 3.3 with 32
 _MOST_JOBS = 1 << 16  # that are dealt out one by one
 
 
@@ -123,7 +124,10 @@ def makespan(
 def time_of(work: Work, hardware: Hardware, constants: Constants | None = None, first: bool = False) -> Time:
     """How long a kernel takes on a GPU. constants: instead of fitted ones. first: is it that of its pass."""
     peak, bandwidth = hardware.reached(torch.bfloat16)
-    read, written, compute, known = work.read / bandwidth, work.written / bandwidth, 0.0, None
+    read, written, known = work.read / bandwidth, work.written / bandwidth, None
+    compute = work.steps * STEP_SECONDS
+    if work.exposed:
+        read, written = 0.0, read + written
     if work.kernel:
         assert hardware.multiprocessors is not None
         known = constants or constants_of(work.kernel, work.width)

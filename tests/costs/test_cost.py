@@ -24,7 +24,6 @@ from monoidreduce.hardware import CPU, HARDWARE, Measured, find_gpu
 TARGET = 0.05, 0.15
 OPERATORS = "attention", "cross_entropy", "distillation", "log_probs", "mlp", "logsumexp"
 # Nobody knows why it takes as long as that of width 256, which reads twice as much.
-ABOVE = {("mlp, B 128, K 16384, d 128, bfloat16", "forward")}
 PEAK = 2 << 20  # bytes
 
 
@@ -474,13 +473,12 @@ def test_times_of_the_bench(op: str) -> None:
 def test_times_of_the_bench_together() -> None:
     counted = [p for p in bench.predictions() if p.counts]
     assert len(counted) >= 180 and statistics.median(abs(p.error) for p in counted) <= 0.035
-    assert {(p.case.name, p.phase) for p in counted if abs(p.error) > TARGET[1]} == ABOVE
-    assert max(abs(p.error) for p in counted) <= 0.26
+    assert max(abs(p.error) for p in counted) <= TARGET[1]
 
 
 def test_short_calls_count_too() -> None:
     errors = [abs(p.error) for p in bench.predictions() if p.counts and p.case.milliseconds[p.phase] < 0.1]
-    assert len(errors) >= 35 and statistics.median(errors) <= TARGET[0]
+    assert len(errors) >= 30 and statistics.median(errors) <= TARGET[0]
 
 
 def test_phases_that_waited_for_the_host_do_not_count() -> None:
