@@ -20,9 +20,9 @@ from monoidreduce.demo.memory import Problem, peaks
 PHASES = ("forward", "backward", "total")
 ROUNDS = (5, 50)  # fewest and most
 AGREEMENT = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-# More than any GPU's L2 cache, and 0.7 ms of writing on an H100: longer than the host needs for a
-# call. With half of it one that needs 0.4 ms was in the times of short passes.
-FLUSH_BYTES = 2 << 30
+# More than any GPU's L2 cache. Twice they are 1.4 ms of writing on an H100: longer than the host needs for a
+# call. Once, it was late for backward passes with 15 small kernels: 0.35 to 0.5 ms in place of 0.1.
+FLUSH_BYTES, FLUSHES = 2 << 30, 2
 
 Contender = Callable[..., Tensor]
 Result = TypeVar("Result")
@@ -167,7 +167,8 @@ class Stopwatch:
     def time(self, phase: Callable[[], Result]) -> Result:
         """Runs a phase. Flushing a GPU's cache also keeps its queue busy while the host fills it."""
         if self.flush is not None:
-            self.flush.zero_()
+            for _ in range(FLUSHES):
+                self.flush.zero_()
         begin = self._now()
         result = phase()
         self.marks.append((begin, self._now()))
