@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def local_gradients(
-    program: str, operands: Any, known: Any, counts: Any, scale: float, workspace: int
+    program: str, operands: Any, known: Any, counts: Any, scale: float, bytes: int, of_other: bool
 ) -> tuple[Any, Callable[..., None], Any]:
     """In place of `cuda._local_gradients`: of all columns, by torch."""
     a, b, other_a, other_b = operands
@@ -57,8 +57,9 @@ def local_gradients(
     found = evaluate(nodes, numbers, with_scores(score, leaf), score)
 
     def store(part: slice, *to: Tensor | None) -> None:
-        for number, out in zip(numbers, to, strict=False):
-            assert out is not None
+        wanted = [out for out in to if out is not None]
+        assert len(wanted) == (2 if of_other else 1)
+        for number, out in zip(numbers, wanted, strict=False):
             out.copy_(found[number][:, part] * scale)
 
     return SimpleNamespace(tensor_cores=True, clusters=0, transposed=False), store, operands
