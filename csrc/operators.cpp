@@ -132,30 +132,16 @@ void count_kept(const Call& x, const char* backward) {
   if (x.kept.present()) count_path(backward, "cuda", "sm90", false, name(x.x.dtype));
 }
 
-// A part of a pass, whose plan is that of the pass.
+// A part of a pass, or what follows it, whose plan is that of the pass. counts: is it counted as the pass.
 template <auto kSm80, auto kSm90, auto kSimt = kNone, class Call>
-void run_part(const Call& x, const Launch& launch, const Plan* plan, const char* pass) {
+void run_part(const Call& x, const Launch& launch, const Plan* plan, const char* pass, bool counts = true) {
   check(launch);
   check(x);
   if constexpr (kWithCuda) {
     require(plan != nullptr, "plan: expected that of ", pass, ", got none");
     check_part(x, *plan, pass);
     run_planned<kSimt, kSm80, kSm90>(x, launch, *plan);
-    count_path(pass, "cuda", plan->can().name, false, name(leading(x).dtype));
-  } else {
-    refuse_cuda(x);
-  }
-}
-
-// After a forward pass, whose plan is given.
-template <auto kSm90, class Call>
-void run_kept(const Call& x, const Launch& launch, const Plan* plan, const char* pass) {
-  check(launch);
-  check(x);
-  if constexpr (kWithCuda) {
-    require(plan != nullptr, "plan: expected that of ", pass, ", got none");
-    check_part(x, *plan, pass);
-    run_planned<kNone, kNone, kSm90>(x, launch, *plan);
+    if (counts) count_path(pass, "cuda", plan->can().name, false, name(leading(x).dtype));
   } else {
     refuse_cuda(x);
   }
@@ -217,7 +203,8 @@ void cross_entropy_forward(const CrossEntropyForward& x, const Launch& launch, c
 }
 void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Launch& launch,
                                   const Plan* plan) {
-  run_kept<sm90::cross_entropy_kept_gradients>(x, launch, plan, kDescription<CrossEntropyForward>.name);
+  run_part<kNone, sm90::cross_entropy_kept_gradients>(x, launch, plan, kDescription<CrossEntropyForward>.name,
+                                                      false);
 }
 void cross_entropy_backward(const CrossEntropyBackward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::cross_entropy_backward, simt::cross_entropy_backward, kNone, kNone>(x, launch, plan);
@@ -229,7 +216,8 @@ void distillation_forward(const DistillationForward& x, const Launch& launch, co
   if (x.reduced.present()) reduce_losses({x.loss, {}, x.mask, x.reduced, 0, x.mean}, launch);
 }
 void distillation_kept_gradients(const DistillationKeptGradients& x, const Launch& launch, const Plan* plan) {
-  run_kept<sm90::distillation_kept_gradients>(x, launch, plan, kDescription<DistillationForward>.name);
+  run_part<kNone, sm90::distillation_kept_gradients>(x, launch, plan, kDescription<DistillationForward>.name,
+                                                     false);
 }
 void distillation_backward(const DistillationBackward& x, const Launch& launch, const Plan* plan) {
   run<&Engine::distillation_backward, simt::distillation_backward, kNone, kNone>(x, launch, plan);

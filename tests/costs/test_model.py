@@ -11,6 +11,7 @@ from monoidreduce.costs.model import (
     GAP_SECONDS,
     PASS_SECONDS,
     START_SECONDS,
+    STEP_SECONDS,
     Constants,
     constants_of,
     makespan,
@@ -81,6 +82,17 @@ def test_arithmetic_hides_what_is_read_and_results_come_after_it() -> None:
     assert 0 < hidden.read < hidden.compute and hidden.seconds == pytest.approx(alone.seconds)
     after = time_of(work(written=10**6), H100, constants)
     assert after.seconds == pytest.approx(alone.seconds + after.written) and after.written > 0
+
+
+def test_jobs_of_few_rows_hide_nothing() -> None:
+    constants = Constants(128, 0.5, 0.0, ("x",))
+    hidden, exposed = (time_of(work(read=1000, exposed=each), H100, constants) for each in (False, True))
+    assert exposed.seconds - hidden.seconds == pytest.approx(hidden.read) and hidden.read > 0
+
+
+def test_splits_are_combined_one_after_another() -> None:
+    few, many = (time_of(work(kernel="", jobs=Counter(), steps=steps), H100) for steps in (8, 64))
+    assert many.seconds - few.seconds == pytest.approx(56 * STEP_SECONDS)
 
 
 def test_the_first_kernel_of_a_pass_begins_it() -> None:
