@@ -56,8 +56,6 @@ MARK, CPU_MARK, END = (
 DEVICES = {"NVIDIA H100 80GB HBM3": "h100"}
 # At these commits a workspace was 128 MiB by default.
 WORKSPACES = dict.fromkeys(("0d07cf7", "a7f1d91"), 128 << 20)
-# Where the 80th percentile is above so many medians, the host was late: such a phase is not compared.
-STEADY = 1.2
 BOUND = 0.15  # that no error of a phase should be above
 UNMODELLED = {("attention", "compensated")}
 
@@ -72,7 +70,6 @@ class Measured:
         op, parameters, dtype, mode: as the row has them; mode follows "monoidreduce, " in a contender's name.
         workspace: bytes.
         milliseconds: of "forward" and "backward", without the bench's own kernels.
-        steady: phases that did not wait for the host.
         peak: bytes, of either pass or of both, whichever are more.
         timed: has the model its times; else it has its memory alone.
     """
@@ -85,7 +82,6 @@ class Measured:
     mode: str
     workspace: int
     milliseconds: dict[str, float]
-    steady: frozenset[str]
     peak: int
     timed: bool
 
@@ -130,7 +126,6 @@ def _cases(row: dict[str, Any], environment: dict[str, Any]) -> Iterator[Measure
                 phase: of["median"] - 1e3 * (GAP_SECONDS + START_SECONDS) * _own_kernels(row, phase)
                 for phase, of in times.items()
             },
-            steady=frozenset(phase for phase, of in times.items() if of["p80"] <= STEADY * of["median"]),
             peak=row["peak_bytes"][contender],
             timed=mode != "deterministic" and "ignored" not in row["parameters"],
         )
@@ -553,17 +548,13 @@ class Prediction:
         measured = self.case.milliseconds[self.phase]
         if not self.case.timed:
             return f"-, {measured:.3g}"
-        error = "fitted" if self.fitted else f"{self.error:+.1%}" + ", unsteady" * (not self.steady)
+        error = "fitted" if self.fitted else f"{self.error:+.1%}"
         return f"{self.milliseconds:.3g}, {measured:.3g}: {error}"
 
     @property
-    def steady(self) -> bool:
-        return self.phase in self.case.steady
-
-    @property
     def counts(self) -> bool:
-        """Is it held out, and comparable."""
-        return self.case.timed and not self.fitted and self.steady
+        """Is it held out."""
+        return self.case.timed and not self.fitted
 
 
 @cache
