@@ -48,22 +48,13 @@ inline StatisticsResults results_of(const StatisticsFold& x) {
           x.b.size[0] == 0 ? -1 : 0};
 }
 
-// Calls run(tile) with the tile for a call's number of scores.
-template <template <int> class Tile, class Call, class Run>
-void with_tile(const Call& x, Run run) {
-  if (x.other_a.present())
-    run(Tile<2>{});
-  else
-    run(Tile<1>{});
-}
-
 // The members of ProgramFold and ProgramGradient (program_epilogue.cuh), which are the same for every program.
 struct FoldParameter {
   ProgramData data;
   void* partial;
 };
 template <class Tile>
-void fold(Tile tile, const StatisticsFold& x, const Launch& launch) {
+void fold_by(Tile tile, const StatisticsFold& x, const Launch& launch) {
   const FoldProblem p = statistics_problem(x);
   const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
   float* const partial = static_cast<float*>(x.scratch.data);
@@ -77,13 +68,23 @@ void fold(Tile tile, const StatisticsFold& x, const Launch& launch) {
                 kThreads, 0, launch.stream, Nothing{}, schedule, row_order(p), partial, results_of(x));
 }
 
+// Tile: by scores.
+template <template <int> class Tile>
+void fold(const StatisticsFold& x, const Launch& launch) {
+  if (x.other_a.present())
+    fold_by(Tile<2>{}, x, launch);
+  else
+    fold_by(Tile<1>{}, x, launch);
+}
+
 template <class Stores>
 struct GradientParameter {
   ProgramData data;
   Stores stores;
 };
 template <class Tile, class Stores>
-void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Stores& stores, const Launch& launch) {
+void local_gradient_by(Tile tile, const StatisticsLocalGradient& x, const Stores& stores,
+                       const Launch& launch) {
   const FoldProblem p = statistics_problem(x);
   const TileSchedule schedule = contraction_schedule(kSizesOf<Tile>, p, device_facts(x.a.cuda_device));
   static_assert(Tile::kScratch == 0);
@@ -93,13 +94,16 @@ void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Stores& s
       Tile::kThreads, contraction_bytes<typename Stores::Memory>(tile), launch.stream,
       contraction_arguments(tile, schedule, p, nullptr), GradientParameter<Stores>{data_of(x), stores});
 }
-template <class Tile>
-void local_gradient(Tile tile, const StatisticsLocalGradient& x, const Launch& launch) {
-  if constexpr (Tile::kScores == 2) {
-    if (x.other_out.present())
-      return local_gradient(tile, x, stores_for(tile, {as_rows(x.out), as_rows(x.other_out)}), launch);
-  }
-  local_gradient(tile, x, stores_for(tile, {as_rows(x.out)}), launch);
+// Tile: by scores, and by how many of them get gradients.
+template <template <int, int> class Tile>
+void local_gradient(const StatisticsLocalGradient& x, const Launch& launch) {
+  const auto of_first = [&](auto tile) {
+    local_gradient_by(tile, x, stores_for(tile, {as_rows(x.out)}), launch);
+  };
+  if (!x.other_a.present()) return of_first(Tile<1, 1>{});
+  if (!x.other_out.present()) return of_first(Tile<2, 1>{});
+  const Tile<2, 2> tile;
+  local_gradient_by(tile, x, stores_for(tile, {as_rows(x.out), as_rows(x.other_out)}), launch);
 }
 
 }  // namespace monoidreduce::cuda

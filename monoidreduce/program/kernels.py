@@ -375,9 +375,9 @@ def _instances(which: str, source: Source, tier: str, dtype: torch.dtype) -> lis
             f"{family}contraction_kernel<{element}, {tile}, {here}ProgramFold<{here}P>>",
             f"{here}combine_partial<{here}StatisticsSum<{here}P>, {tile}, {here}ProgramRows<{here}P>>",
         ]
-    tile = f"{family}ProgramGradientTile<{source.scores}>"
     outs = 1 if which == _GRADIENT_OF_FIRST else source.scores
-    epilogue = f"{here}ProgramGradient<{element}, {here}P, typename {tile}::template Stores<{outs}>>"
+    tile = f"{family}ProgramGradientTile<{source.scores}, {outs}>"
+    epilogue = f"{here}ProgramGradient<{element}, {here}P, {tile}, {outs}>"
     return [f"{family}contraction_kernel<{element}, {tile}, {epilogue}>"]
 
 

@@ -10,10 +10,10 @@ static_assert(kSizesOf<ProgramFoldTile<1>> == tiles::kSm90Loss);
 static_assert(kSizesOf<ProgramFoldTile<2>> == tiles::kSm90Distillation);
 
 void statistics_fold(const StatisticsFold& x, const Plan&, const Launch& launch) {
-  with_tile<ProgramFoldTile>(x, [&](auto tile) { fold(tile, x, launch); });
+  fold<ProgramFoldTile>(x, launch);
 }
 void statistics_local_gradient(const StatisticsLocalGradient& x, const Plan&, const Launch& launch) {
-  with_tile<ProgramGradientTile>(x, [&](auto tile) { local_gradient(tile, x, launch); });
+  local_gradient<ProgramGradientTile>(x, launch);
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -26,6 +26,7 @@ struct ContractionTile {
   static constexpr int kBlocks = 2, kConsumers = 2, kRows = kConsumers * kFragmentRows;
   static constexpr int kRowBlock = kBlocks * kRows;  // of a cluster
   static constexpr int kShares = 1;                  // consumers with the same rows
+  static constexpr int kFragments = 1;               // of rows of a thread
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kScratch = 0;
   static constexpr int kLead = 2;  // steps that the first consumer is ahead

@@ -9,7 +9,7 @@ namespace monoidreduce::sm80 {
 template <int kScores>
 using ProgramFoldTile =
     std::conditional_t<kScores == 1, ContractionTile<2>, ContractionTile<2, 2, false, true>>;
-template <int kScores>
+template <int kScores, int>
 using ProgramGradientTile = std::conditional_t<kScores == 1, ContractionTile<2>, ContractionTile<3, 2>>;
 
 }  // namespace monoidreduce::sm80

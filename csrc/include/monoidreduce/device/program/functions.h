@@ -31,10 +31,15 @@ MR_HD R quotient(R x, R y) {
   return x / y;
 }
 
+// log(1 + x) for x in [0, 1].
+template <class R>
+MR_HD R log1p_of_unit(R x) {
+  return log1p(x);
+}
 // log(1 + e^x), accurate everywhere.
 template <class R>
 MR_HD R log1pexp(R x) {
-  return max(x, R(0)) + log1p(exp(-abs(x)));
+  return max(x, R(0)) + log1p_of_unit(exp(-abs(x)));
 }
 // Of NaN and a number, NaN.
 template <class R>
@@ -44,6 +49,11 @@ MR_HD R maximum(R x, R y) {
 template <class R>
 MR_HD R minimum(R x, R y) {
   return select(x < y || x != x, x, y);
+}
+// e^x, the weight of an element in a softmax.
+template <class R>
+MR_HD R weight_of(R x) {
+  return exp(x);
 }
 // e^(x - high - low), where high + low is a log-sum-exp; measured from 0 where that is -inf.
 template <class R>

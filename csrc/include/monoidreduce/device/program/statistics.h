@@ -137,7 +137,7 @@ struct StatisticsState {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R to = select(top[s] == infinity<R>(), monoidreduce::largest<R>(), top[s]);
-      const R factor = exp(frame[s] - origin(to));
+      const R factor = weight_of(frame[s] - origin(to));
       frame[s] = to, sums.mass[s] = sums.mass[s] * factor;
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) sums.mean[k] = sums.mean[k] * factor;
     }
@@ -147,7 +147,7 @@ struct StatisticsState {
     int k = 0;
     MR_UNROLL for (int s = 0; s < P::kSoftmaxes; ++s) {
       const R log_weight = present ? e.log_weight[s] : -infinity<R>();
-      const R weight = exp(log_weight - origin(frame[s]));
+      const R weight = weight_of(log_weight - origin(frame[s]));
       part.mass[s] = part.mass[s] + weight;
       MR_UNROLL for (int end = k + P::kMeans[s]; k < end; ++k) part.mean[k] =
           part.mean[k] + select(log_weight == -infinity<R>(), R(0), weight * e.mean[k]);
