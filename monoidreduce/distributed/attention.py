@@ -172,8 +172,8 @@ class _Ulysses(torch.autograd.Function):
         ctx.own = slice(call.group.rank * heads, (call.group.rank + 1) * heads)
         ctx.call, ctx.key_heads = call, k.shape[HEADS]
         ctx.options = (*call.options, 0, call.queries.length) if starts else call.options
-        splits = call.queries, call.keys, call.keys
-        q, k, v = _arrived(*(_start_to_heads(t, split) for t, split in zip((q, k, v), splits, strict=True)))
+        splits = call.keys, call.keys, call.queries  # the longest comes last: others are joined meanwhile
+        k, v, q = _arrived(*(_start_to_heads(t, split) for t, split in zip((k, v, q), splits, strict=True)))
         inputs = (q, k, v, part_of_bias(bias, heads=ctx.own), *starts)
         out, lse, *low = attend(*inputs, options=ctx.options)
         ctx.save_for_backward(out, lse, *low, q, k, v, bias, *starts)

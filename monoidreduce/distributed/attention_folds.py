@@ -130,10 +130,9 @@ class KeyGradient:
             for rank, place, first, count in pieces:
                 self.parts[rank].narrow(POSITIONS, place, count).add_(found.narrow(POSITIONS, first, count))
             return
-        found = found.to(accumulation_dtype(found.dtype))
-        self.parts = self.split.room(found, POSITIONS)
+        self.parts = self.split.room(found, POSITIONS, accumulation_dtype(found.dtype))
         to, of = in_words(self.parts), in_words(found)
-        if to.dtype != of.dtype:
+        if found.dtype != self.parts.dtype or to.dtype != of.dtype:
             to, of = self.parts, found
         for rank, place, first, count in pieces:
             to[rank].narrow(POSITIONS, place, count).copy_(of.narrow(POSITIONS, first, count))

@@ -102,11 +102,11 @@ class Split:
                     yield rank, place + begin - first, begin - at.start, stop - begin
                 place += end - first
 
-    def room(self, like: Tensor, axis: int) -> Tensor:
+    def room(self, like: Tensor, axis: int, dtype: torch.dtype | None = None) -> Tensor:
         """[ranks, ..., longest, ...] for parts of a tensor [..., length, ...]; 0 where a part is padded."""
         shape = (self.group.size, *like.shape[:axis], self.longest, *like.shape[axis + 1 :])
         padded = self.group.size * self.longest != self.length
-        return like.new_zeros(shape) if padded else like.new_empty(shape)
+        return like.new_zeros(shape, dtype=dtype) if padded else like.new_empty(shape, dtype=dtype)
 
     def parts(self, whole: Tensor, axis: int) -> Tensor:
         """[..., length, ...] -> [ranks, ..., longest, ...], each part padded; a view where parts are even."""

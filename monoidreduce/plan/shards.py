@@ -155,7 +155,7 @@ class Call:
         gradients = of_keys if key_heads == self._key_heads else of_keys * group.sum / group.size
         found = []
         for seconds, buffers in (
-            (fold[0], {"q": of_rows, "k": of_keys, "v": of_keys, "the result": of_rows}),
+            (fold[0], {"k": of_keys, "v": of_keys, "q": of_rows, "the result": of_rows}),
             (
                 fold[1],
                 {
