@@ -164,7 +164,7 @@ def passes(op: str, parameters: dict[str, Any]) -> list[Row]:
     del output
     output = counted(forward)
     counted(lambda: torch.autograd.grad(output, wanted, upstream))
-    return rows_of(op, parameters, None, tensors)
+    return rows_of(op, parameters, None, [t.detach() for t in tensors])
 
 
 def main() -> None:

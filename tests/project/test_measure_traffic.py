@@ -176,7 +176,7 @@ def test_counts_without_a_backward_pass_are_refused() -> None:
 def test_counts_need_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert measure_traffic.main(["--counted", str(COUNTED), "--check"]) == 0
     found = capsys.readouterr()
-    assert found.out.count("| met ") == 15 and found.err == ""
+    assert found.out.count("| met ") == 17 and found.err == ""
 
 
 def test_results_are_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
