@@ -23,8 +23,8 @@ from monoidreduce.hardware import Hardware
 __all__ = ["Band", "Work", "work_of"]
 
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
-# Clusters drift apart, and read again what has left the cache. Passes of the losses read 1.00 to 1.28 times as much on one
-# H100 as clusters in step would, and 1.00 to 1.48 times on another.
+# Clusters drift apart, and read again what has left the cache. Passes of the losses read 1.00 to 1.28 times
+# as much on one H100 as clusters in step would, and 1.00 to 1.48 times on another.
 _DRIFT = 1.2
 _TORCH_TILE = 256, 256  # of two multiprocessors, in cuBLAS's products of large matrices on Hopper
 _PACKED_LINES = 64  # rows of a tile where rows are few (device/schedule/packing.h)
