@@ -66,13 +66,14 @@ if(MONOIDREDUCE_WITH_CUDA)
   endif()
 
   # What the host's half of the CUDA code launches, seen by a runtime that notes it (tests/launches). nvcc checks the syntax of
-  # device code and makes none, so that all sources take one processor 2 to 3 minutes. The runtime has the functions by which
-  # code of CUDA 13 launches. GCC, from version 11 on, knows which bytes of parameters are padding.
+  # device code and makes none, so that all sources take one processor 75 seconds. The runtime has the functions by which code
+  # of CUDA 13 launches. GCC, from version 11 on, knows which bytes of parameters are padding.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13
      AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"
      AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 11)
-    # Half of what a source takes is for headers that all include, so each compilation has three of them. Sources next to each
-    # other in the lists have local names in common. Where a new source makes three clash, another number of groups helps.
+    # Most of what a source takes is for headers that all include, so three sources are one (since CMake 3.31; each is alone
+    # before). The three are far apart in the lists: neighbours have local names in common. Where a source that is added has a
+    # name of its two others, another number of groups parts them.
     set(launching_sources ${MONOIDREDUCE_CUDA_SOURCES} ${MONOIDREDUCE_CUDA_ARCH_SOURCES} ${MONOIDREDUCE_SM90_SOURCES})
     set(group 0)
     foreach(source IN LISTS launching_sources)
