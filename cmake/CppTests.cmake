@@ -4,8 +4,10 @@ include(CheckCXXSourceRuns)
 find_package(Threads REQUIRED)
 enable_testing()
 
+# Most of a compiler's time would be for speed that tests do not need.
 function(add_cpp_test name source)
   add_executable(${name} ${source})
+  set_target_properties(${name} PROPERTIES HOST_OPTIMIZATION 1)
   target_link_libraries(${name} PRIVATE monoidreduce_flags Threads::Threads)
   add_test(NAME ${name} COMMAND ${name})
 endfunction()
@@ -14,11 +16,6 @@ foreach(test test_laws test_mutations test_monoids test_activation test_score te
              test_tile_schedule test_packing test_last_round)
   add_cpp_test(${test} tests/cpp/${test}.cpp)
 endforeach()
-
-# Algebra on single numbers, a hundred monoids long: half of a compiler's time would be for speed that they do not need. An
-# option of a source stands behind those of its target, where -O3 is.
-set_source_files_properties(tests/cpp/test_laws.cpp tests/cpp/test_mutations.cpp tests/cpp/test_monoids.cpp
-                            PROPERTIES COMPILE_OPTIONS -O1)
 
 add_cpp_test(example_log_mean_exp examples/cpp/log_mean_exp.cpp)
 target_include_directories(example_log_mean_exp PRIVATE tests/cpp)
@@ -35,13 +32,16 @@ foreach(isa IN LISTS pack_isas)
   endif()
   if(isa STREQUAL "baseline" OR MONOIDREDUCE_RUNS_${isa})
     add_cpp_test(test_pack_${isa} tests/cpp/test_pack.cpp)
-    target_compile_options(test_pack_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}})
+    # GCC fuses products and sums with the second option alone, and the bounds are those of fused ones.
+    target_compile_options(test_pack_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}}
+                                                    $<$<CXX_COMPILER_ID:GNU>:-fexpensive-optimizations>)
   endif()
 endforeach()
 
 if(MONOIDREDUCE_WITH_CUDA)
   # Compiled everywhere; linked, which takes the kernels once more, only where somebody asks for it (scripts/gpu_check.sh).
   add_library(test_simt_objects OBJECT tests/cpp/test_simt_operators.cu tests/cpp/test_simt_monoids.cu)
+  set_target_properties(test_simt_objects PROPERTIES HOST_OPTIMIZATION 1)
   target_link_libraries(test_simt_objects PRIVATE monoidreduce_flags)
   add_executable(test_simt EXCLUDE_FROM_ALL $<TARGET_OBJECTS:test_simt_objects> csrc/path_counter.cpp
                                             ${MONOIDREDUCE_CUDA_OBJECTS})
@@ -50,6 +50,7 @@ if(MONOIDREDUCE_WITH_CUDA)
   # Products of probe matrices. Compiled everywhere; run on a GPU (tests/gpu/test_operands.py, or the programs alone).
   foreach(tier sm80 sm90)
     add_executable(test_operands_${tier} tests/cpp/test_operands_${tier}.cu)
+    set_target_properties(test_operands_${tier} PROPERTIES HOST_OPTIMIZATION 1)
     target_link_libraries(test_operands_${tier} PRIVATE monoidreduce_flags)
   endforeach()
   set_target_properties(test_operands_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-real)
@@ -65,25 +66,32 @@ if(MONOIDREDUCE_WITH_CUDA)
   endif()
 
   # What the host's half of the CUDA code launches, seen by a runtime that notes it (tests/launches). nvcc checks the syntax of
-  # device code and makes none, so that all sources take one processor 2 to 3 minutes. The runtime has the functions by which
-  # code of CUDA 13 launches. GCC, from version 11 on, knows which bytes of parameters are padding.
+  # device code and makes none, so that all sources take one processor 75 seconds. The runtime has the functions by which code
+  # of CUDA 13 launches. GCC, from version 11 on, knows which bytes of parameters are padding.
   if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13
      AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU"
      AND CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 11)
-    add_library(launching_code OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_CUDA_SOURCES} ${MONOIDREDUCE_CUDA_ARCH_SOURCES})
-    set_target_properties(launching_code PROPERTIES CUDA_ARCHITECTURES 80-virtual)
-    add_library(launching_code_sm90 OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_SM90_SOURCES})
-    set_target_properties(launching_code_sm90 PROPERTIES CUDA_ARCHITECTURES 90a-virtual)
-    foreach(target launching_code launching_code_sm90)
-      set_target_properties(${target} PROPERTIES EXPORT_COMPILE_COMMANDS OFF) # scripts/kernel_code.py reads them
-      target_include_directories(${target} BEFORE PRIVATE tests/launches/described tests)
-      target_compile_options(${target} PRIVATE -fdevice-syntax-only -w -Xcompiler=-O0)
-      target_link_libraries(${target} PRIVATE monoidreduce_flags)
+    # Most of what a source takes is for headers that all include, so three sources are one (since CMake 3.31; each is alone
+    # before). The three are far apart in the lists: neighbours have local names in common. Where a source that is added has a
+    # name of its two others, another number of groups parts them.
+    set(launching_sources ${MONOIDREDUCE_CUDA_SOURCES} ${MONOIDREDUCE_CUDA_ARCH_SOURCES} ${MONOIDREDUCE_SM90_SOURCES})
+    set(group 0)
+    foreach(source IN LISTS launching_sources)
+      set_source_files_properties(${source} PROPERTIES UNITY_GROUP launching_${group})
+      math(EXPR group "(${group} + 1) % 17")
     endforeach()
+    add_library(launching_code OBJECT EXCLUDE_FROM_ALL ${launching_sources})
+    set_target_properties(launching_code PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP CUDA_ARCHITECTURES 90a-virtual
+                                                    HOST_OPTIMIZATION 0)
+    set_target_properties(launching_code PROPERTIES EXPORT_COMPILE_COMMANDS OFF) # scripts/kernel_code.py reads them
+    target_include_directories(launching_code BEFORE PRIVATE tests/launches/described tests)
+    target_compile_options(launching_code PRIVATE -fdevice-syntax-only -w)
+    target_link_libraries(launching_code PRIVATE monoidreduce_flags)
 
     add_library(launches OBJECT EXCLUDE_FROM_ALL tests/launches/fake_cudart.cpp tests/launches/no_cpu_engine.cpp
                                 tests/launches/calls.cpp csrc/operators.cpp csrc/path_counter.cpp
                                 ${MONOIDREDUCE_PLAN_SOURCES})
+    set_target_properties(launches PROPERTIES HOST_OPTIMIZATION 0)
     target_compile_definitions(launches PRIVATE MONOIDREDUCE_WITH_CUDA=1 MONOIDREDUCE_WITH_SM90=1)
     target_include_directories(launches PRIVATE tests csrc)
     target_include_directories(launches SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
@@ -92,8 +100,7 @@ if(MONOIDREDUCE_WITH_CUDA)
     add_executable(launch_trace EXCLUDE_FROM_ALL tests/launches/trace.cpp)
     add_cpp_test(test_launches tests/launches/test_launches.cpp)
     foreach(target launch_trace test_launches)
-      target_sources(${target} PRIVATE $<TARGET_OBJECTS:launches> $<TARGET_OBJECTS:launching_code>
-                                       $<TARGET_OBJECTS:launching_code_sm90>)
+      target_sources(${target} PRIVATE $<TARGET_OBJECTS:launches> $<TARGET_OBJECTS:launching_code>)
       target_include_directories(${target} PRIVATE tests tests/cpp)
       target_link_libraries(${target} PRIVATE monoidreduce_flags)
       set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX CUDA_RUNTIME_LIBRARY None)

@@ -25,8 +25,11 @@ if(MONOIDREDUCE_WITH_CUDA)
     set(CMAKE_CUDA_COMPILER_LAUNCHER sh ${CMAKE_CURRENT_LIST_DIR}/ptxas_gate.sh ${most_spilled}
                                      ${most_memory} ${CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
-  # The compiler's -O is for the host's code, which launches kernels; theirs is ptxas's, 3.
-  string(REPLACE "-O3" "-O2" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+  # The compiler's -O is for the host's code, which launches kernels; theirs is ptxas's, 3. nvcc puts it behind all that
+  # -Xcompiler says.
+  string(REPLACE "-O3" "" CMAKE_CUDA_FLAGS_RELEASE "${CMAKE_CUDA_FLAGS_RELEASE}")
+  target_compile_options(monoidreduce_flags
+                         INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:-O$<IF:$<STREQUAL:${host_optimization},>,2,${host_optimization}>>)
   set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
   add_library(cuda_kernels OBJECT EXCLUDE_FROM_ALL ${MONOIDREDUCE_CUDA_SOURCES})

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -94,7 +95,13 @@ template <class T>
   for_each_number(x, [&](auto number) { list.push_back(static_cast<double>(number)); });
   return list;
 }
-// The inverse. The largest 64-bit integer is not a double: it is read back from the next one.
+template <class T>
+[[gnu::noinline]] Values values_of(const T& x) {
+  Values list;
+  for_each_value(x, [&](double value) { list.push_back(value); });
+  return list;
+}
+// The inverse of numbers(). The largest 64-bit integer is not a double: it is read back from the next one.
 template <class T>
 [[gnu::noinline]] T from_numbers(const Values& list) {
   T x{};
@@ -159,61 +166,145 @@ Element<R> as_element(const Item& item) {
           static_cast<Index<R>>(item.label), static_cast<R>(item.factor)};
 }
 
+// The members that a monoid M has, on lists of numbers: one class a monoid. A std::function of each, made where M is known,
+// would take compilers longer than all else of the suite.
+struct Members {
+  virtual ~Members() = default;
+  virtual Values identity() const = 0;
+  virtual Values lift(const Item& e) const = 0;
+  virtual Values combine(const Values& a, const Values& b) const = 0;
+  virtual Values project(const Values& s) const = 0;
+  virtual Values statistics(const Values& p) const = 0;
+  virtual Values local_gradient(const Item& e, const Values& p, const Values& g) const = 0;
+  virtual Values fold_tile(const Values& s, int count, const ItemAt& at) const = 0;
+  // Of a FramedMonoid.
+  virtual Values frame(const Item&) const { return {}; }
+  virtual Values frame_of(const Values&) const { return {}; }
+  virtual Values join(const Values&, const Values&) const { return {}; }
+  virtual Values reframe(const Values&, const Values&) const { return {}; }
+  virtual Values accumulate(const Values&, const Item&) const { return {}; }
+  // Of a PayloadMonoid.
+  virtual double rescale(const Values&, const Values&) const { return 0; }
+  virtual double weight(const Item&, const Values&) const { return 0; }
+  virtual double share(const Item&, const Values&) const { return 0; }
+  virtual double mass(const Values&) const { return 0; }
+  virtual Values pull(const Item&, const Values&, double, double) const { return {}; }
+};
+
 template <Monoid M>
-AnyMonoid any_monoid(M m = {}) {
+struct MembersOf : Members {
   using R = typename M::Real;
   using State = typename M::State;
   using Output = typename M::Output;
   using Upstream = typename M::Upstream;
-  const auto state = [](const Values& list) { return from_numbers<State>(list); };
-  const auto element = [](const Item& item) { return as_element<R>(item); };
+  M m;
 
-  AnyMonoid any;
+  explicit MembersOf(const M& m) : m(m) {}
+  static State state(const Values& list) { return from_numbers<State>(list); }
+  static Element<R> element(const Item& item) { return as_element<R>(item); }
+
+  Values identity() const override { return numbers(m.identity()); }
+  Values lift(const Item& e) const override { return numbers(m.lift(element(e))); }
+  Values combine(const Values& a, const Values& b) const override {
+    return numbers(monoidreduce::combine(m, state(a), state(b)));
+  }
+  Values project(const Values& s) const override { return numbers(m.project(state(s))); }
+  Values statistics(const Values& p) const override { return values_of(from_numbers<Output>(p)); }
+  Values local_gradient(const Item& e, const Values& p, const Values& g) const override {
+    return numbers(m.local_gradient(element(e), from_numbers<Output>(p), from_numbers<Upstream>(g)));
+  }
+  Values fold_tile(const Values& s, int count, const ItemAt& at) const override {
+    return numbers(monoidreduce::fold_tile(m, state(s), count, [&](int c) { return element(at(c)); }));
+  }
+};
+
+template <FramedMonoid M>
+struct FramedMembersOf : MembersOf<M> {
+  using MembersOf<M>::MembersOf, MembersOf<M>::m, MembersOf<M>::state, MembersOf<M>::element;
+  static auto as_frame(const Values& list) { return from_numbers<typename M::Frame>(list); }
+
+  Values frame(const Item& e) const override { return numbers(m.frame(element(e))); }
+  Values frame_of(const Values& s) const override { return numbers(m.frame_of(state(s))); }
+  Values join(const Values& f, const Values& g) const override {
+    return numbers(m.join(as_frame(f), as_frame(g)));
+  }
+  Values reframe(const Values& s, const Values& f) const override {
+    return numbers(m.reframe(state(s), as_frame(f)));
+  }
+  Values accumulate(const Values& s, const Item& e) const override {
+    return numbers(m.accumulate(state(s), element(e)));
+  }
+};
+
+template <PayloadMonoid M>
+struct PayloadMembersOf final : FramedMembersOf<M> {
+  using Framed = FramedMembersOf<M>;
+  using Framed::Framed, Framed::m, Framed::state, Framed::element, Framed::as_frame;
+  static auto output(const Values& list) { return from_numbers<typename M::Output>(list); }
+
+  double rescale(const Values& f, const Values& g) const override {
+    return m.rescale(as_frame(f), as_frame(g));
+  }
+  double weight(const Item& e, const Values& f) const override { return m.weight(element(e), as_frame(f)); }
+  double share(const Item& e, const Values& p) const override { return m.share(element(e), output(p)); }
+  double mass(const Values& s) const override { return m.mass(state(s)); }
+  Values pull(const Item& e, const Values& p, double c, double u) const override {
+    return numbers(monoidreduce::pull(m, element(e), output(p), static_cast<typename M::Upstream>(c),
+                                      static_cast<typename M::Real>(u)));
+  }
+};
+
+inline AnyMonoid any_monoid(const std::shared_ptr<const Members>& members) {
+  AnyMonoid any{};
+  any.identity = [=] { return members->identity(); };
+  any.lift = [=](const Item& e) { return members->lift(e); };
+  any.combine = [=](const Values& a, const Values& b) { return members->combine(a, b); };
+  any.project = [=](const Values& s) { return members->project(s); };
+  any.statistics = [=](const Values& p) { return members->statistics(p); };
+  any.local_gradient = [=](const Item& e, const Values& p, const Values& g) {
+    return members->local_gradient(e, p, g);
+  };
+  any.fold_tile = [=](const Values& s, int count, const ItemAt& at) {
+    return members->fold_tile(s, count, at);
+  };
+  any.frame = [=](const Item& e) { return members->frame(e); };
+  any.frame_of = [=](const Values& s) { return members->frame_of(s); };
+  any.join = [=](const Values& f, const Values& g) { return members->join(f, g); };
+  any.reframe = [=](const Values& s, const Values& f) { return members->reframe(s, f); };
+  any.accumulate = [=](const Values& s, const Item& e) { return members->accumulate(s, e); };
+  any.rescale = [=](const Values& f, const Values& g) { return members->rescale(f, g); };
+  any.weight = [=](const Item& e, const Values& f) { return members->weight(e, f); };
+  any.share = [=](const Item& e, const Values& p) { return members->share(e, p); };
+  any.mass = [=](const Values& s) { return members->mass(s); };
+  any.pull = [=](const Item& e, const Values& p, double c, double u) { return members->pull(e, p, c, u); };
+  return any;
+}
+
+template <class M>
+std::shared_ptr<const Members> members_of(const M& m) {
+  if constexpr (PayloadMonoid<M>) {
+    return std::make_shared<PayloadMembersOf<M>>(m);
+  } else if constexpr (FramedMonoid<M>) {
+    return std::make_shared<FramedMembersOf<M>>(m);
+  } else {
+    return std::make_shared<MembersOf<M>>(m);
+  }
+}
+
+template <Monoid M>
+AnyMonoid any_monoid(const M& m = {}) {
+  using R = typename M::Real;
+  AnyMonoid any = any_monoid(members_of(m));
   any.epsilon = std::numeric_limits<R>::epsilon();
   any.smallest_normal = std::numeric_limits<R>::min();
   any.scores = M::kScores;
-  any.upstream_parts = static_cast<int>(numbers(Upstream{}).size());
-  any.identity = [=] { return numbers(m.identity()); };
-  any.lift = [=](const Item& e) { return numbers(m.lift(element(e))); };
-  any.combine = [=](const Values& a, const Values& b) { return numbers(combine(m, state(a), state(b))); };
-  any.project = [=](const Values& s) { return numbers(m.project(state(s))); };
-  any.statistics = [](const Values& p) {
-    Values list;
-    for_each_value(from_numbers<Output>(p), [&](double value) { list.push_back(value); });
-    return list;
-  };
-  any.local_gradient = [=](const Item& e, const Values& p, const Values& g) {
-    return numbers(m.local_gradient(element(e), from_numbers<Output>(p), from_numbers<Upstream>(g)));
-  };
-  any.fold_tile = [=](const Values& s, int count, const ItemAt& at) {
-    return numbers(fold_tile(m, state(s), count, [&](int c) { return element(at(c)); }));
-  };
-  if constexpr (FramedMonoid<M>) {
-    const auto frame = [](const Values& list) { return from_numbers<typename M::Frame>(list); };
-    any.framed = true;
-    any.monotone = MonotoneMonoid<M>;
-    any.frame = [=](const Item& e) { return numbers(m.frame(element(e))); };
-    any.frame_of = [=](const Values& s) { return numbers(m.frame_of(state(s))); };
-    any.join = [=](const Values& f, const Values& g) { return numbers(m.join(frame(f), frame(g))); };
-    any.reframe = [=](const Values& s, const Values& f) { return numbers(m.reframe(state(s), frame(f))); };
-    any.accumulate = [=](const Values& s, const Item& e) {
-      return numbers(m.accumulate(state(s), element(e)));
-    };
-    if constexpr (PayloadMonoid<M>) {
-      any.weighted = true;
-      any.normalized = M::kNormalized;
-      if constexpr (MaskableMonoid<M>) any.absent = m.absent();
-      any.rescale = [=](const Values& f, const Values& g) -> double { return m.rescale(frame(f), frame(g)); };
-      any.weight = [=](const Item& e, const Values& f) -> double { return m.weight(element(e), frame(f)); };
-      any.share = [=](const Item& e, const Values& p) -> double {
-        return m.share(element(e), from_numbers<Output>(p));
-      };
-      any.mass = [=](const Values& s) -> double { return m.mass(state(s)); };
-      any.pull = [=](const Item& e, const Values& p, double c, double u) {
-        return numbers(
-            pull(m, element(e), from_numbers<Output>(p), static_cast<Upstream>(c), static_cast<R>(u)));
-      };
-    }
+  any.upstream_parts = static_cast<int>(numbers(typename M::Upstream{}).size());
+  any.framed = FramedMonoid<M>;
+  any.monotone = MonotoneMonoid<M>;
+  if constexpr (PayloadMonoid<M>) {
+    any.weighted = true;
+    any.normalized = M::kNormalized;
+    if constexpr (MaskableMonoid<M>) any.absent = m.absent();
   }
   return any;
 }
