@@ -13,6 +13,7 @@ docs/cost.md, "How the bounds are checked", says where the model errs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -72,17 +73,24 @@ def job_steps(
 ) -> Iterator[Step]:
     """Those of attention and the MLP. staying, streamed: bytes of each tile of a head.
 
-    A job has a step for what stays, one for each tile that passes, and one to end.
+    A job has a step for what stays, one for each tile that passes, and one to end. Jobs that start together
+    and stream the same are one from then on, so a step takes time for what is different in it.
     """
-
-    def blocks(tile: int, head: int, of: int, passed: range) -> Iterator[tuple[Block, int]]:
-        yield ("stays", head, tile), staying[tile]
-        for other in passed:
-            yield ("streams", of, other), streamed[other]
-
     order = iter(jobs)
-    running: list[Iterator[tuple[Block, int]]] = []
-    while running := running + [blocks(*job) for job in islice(order, workers - len(running))]:
-        read = [(job, next(job, None)) for job in running]
-        running = [job for job, block in read if block is not None]
-        yield dict(block for _, block in read if block is not None)
+    running: list[tuple[int, Iterator[int], int]] = []  # whose tiles are to pass yet, and of how many jobs
+    while True:
+        started = list(islice(order, workers - sum(count for *_, count in running)))
+        if not (running or started):
+            return
+        step: Step = {}
+        going = []
+        for of, left, count in running:
+            tile = next(left, None)
+            if tile is not None:
+                step["streams", of, tile] = streamed[tile]
+                going.append((of, left, count))
+        for tile, head, _, _ in started:
+            step["stays", head, tile] = staying[tile]
+        alike = Counter((of, passed) for _, _, of, passed in started)
+        running = going + [(of, iter(passed), count) for (of, passed), count in alike.items()]
+        yield step

@@ -112,9 +112,10 @@ def _write(key: str, content: bytes) -> None:
 
 def _make_room(path: Path) -> None:
     """Remove the files that were used longest ago, beyond the most bytes."""
-    files = sorted(((f.stat(), f) for f in path.glob("*/*")), key=lambda of: -of[0].st_mtime)
+    folders = [entry.path for entry in os.scandir(path) if entry.is_dir()]
+    files = [(entry.stat(), entry.path) for folder in folders for entry in os.scandir(folder)]
     bytes = 0
-    for facts, file in files:
+    for facts, file in sorted(files, key=lambda of: -of[0].st_mtime):
         bytes += facts.st_size
         if bytes > _MOST_BYTES:
-            file.unlink(missing_ok=True)
+            Path(file).unlink(missing_ok=True)

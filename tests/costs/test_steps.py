@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from random import Random
 
 import pytest
 
 from monoidreduce import _C
 from monoidreduce.costs.kernels import _groups
-from monoidreduce.costs.steps import Step, job_steps, read_by, tile_steps
+from monoidreduce.costs.steps import Block, Job, Step, job_steps, read_by, tile_steps
 from monoidreduce.hardware import find
 
 H100 = find("h100")
@@ -67,6 +69,38 @@ def test_a_job_follows_one_that_ends() -> None:
         [("streams", 0)],
         [],
     ]
+
+
+def one_by_one(
+    jobs: list[Job], staying: list[int], streamed: list[int], workers: int
+) -> Iterator[list[tuple[Block, int]]]:
+    """The blocks of each step in order, of every job by itself."""
+
+    def blocks(tile: int, head: int, of: int, passed: range) -> Iterator[tuple[Block, int]]:
+        yield ("stays", head, tile), staying[tile]
+        for other in passed:
+            yield ("streams", of, other), streamed[other]
+
+    order, running = iter(jobs), []
+    while running := running + [blocks(*job) for job in islice(order, workers - len(running))]:
+        read = [(job, next(job, None)) for job in running]
+        running = [job for job, block in read if block is not None]
+        yield [*dict(block for _, block in read if block is not None).items()]
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("group", [1, 2])
+def test_jobs_that_stream_the_same_step_as_each_does(group: int, heads: int, workers: int) -> None:
+    for seed in range(20):
+        draw = Random(seed)
+        passed = [range(draw.randint(0, 2), draw.choice((2, 5, 6))) for _ in range(7)]
+        jobs = [(tile, head, head // group, passed[tile]) for tile in range(7) for head in range(heads)]
+        if seed % 2:
+            draw.shuffle(jobs)
+        sizes = [draw.randint(1, 9) for _ in range(7)]
+        found = [[*step.items()] for step in job_steps(jobs, sizes, sizes, workers)]
+        assert found == [*one_by_one(jobs, sizes, sizes, workers)]
 
 
 @pytest.mark.parametrize("width", [64, 1024, 4096, 8192, 42240])

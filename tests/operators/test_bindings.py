@@ -6,7 +6,6 @@ What it computes is judged in the tests of the operators.
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from interpreter import run_after_torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -639,8 +639,9 @@ for wanted in sys.argv[1:]:
 
 def choose_isa(*wanted: str) -> list[str]:
     """What `cpu_isa()` says to each wish, in a new process. The first that can be fulfilled stays."""
-    command = [sys.executable, "-c", CHOOSE_ISA, *wanted]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    process = run_after_torch(CHOOSE_ISA, *wanted)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.splitlines()
 
 
 def test_the_instruction_set_is_the_one_asked_for() -> None:

@@ -133,10 +133,12 @@ def test_backward_finds_the_scores_of_forward() -> None:
 
 @pytest.mark.parametrize("isa", [isa for isa in mr._C.cpu_isas() if isa != mr._C.cpu_isa()])
 def test_other_instruction_sets(isa: str, pytestconfig: pytest.Config) -> None:
-    operators = Path(__file__).parent
+    tests = Path(__file__).parents[1]
+    files = [file for file in tests.glob("*/test_*.py") if "@pytest.mark.isa" in file.read_text("utf-8")]
+    assert {file.parent.name for file in files} == {"operators", "program"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "isa and not gpu"]
     process = subprocess.run(
-        [*command, "-c", str(pytestconfig.inipath), operators, operators.parent / "algebra"],
+        [*command, "-c", str(pytestconfig.inipath), *files],
         env={**os.environ, "MONOIDREDUCE_CPU_ISA": isa},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -56,7 +56,7 @@ def run_python(code: str, **environment: str) -> str:
 
 
 def test_import_takes_under_150_ms_beyond_torch():
-    assert min(float(run_python(TIMED_IMPORT)) for _ in range(5)) < 0.150
+    assert any(float(run_python(TIMED_IMPORT)) < 0.150 for _ in range(5))
 
 
 @pytest.mark.oldest

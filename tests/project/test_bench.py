@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from inductor import leave_out_code
 from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
@@ -798,6 +799,7 @@ def a_liger(monkeypatch: pytest.MonkeyPatch, leaves_out: str = "") -> None:
 def test_steps_of_models_are_measured_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", minversion="5.4")
     a_liger(monkeypatch)
+    leave_out_code(monkeypatch)
     rows = list(models.measure_models(CPU, quick=True))
     assert [row["parameters"] for row in rows] == [
         {"batch": 2, "length": 24},

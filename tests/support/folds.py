@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -166,6 +167,7 @@ CONDITIONS = {
 }
 
 
+@cache  # making and checking a strategy takes longer than a draw
 def expressions(real: tuple[str, ...]) -> st.SearchStrategy[Any]:
     """Functions of the element, of reals with these names."""
     numbers = st.sampled_from((-1.5, -0.25, 0.5, 2.0))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter import Ended, run_after_torch
 
 import monoidreduce
 from monoidreduce import _torch_private
@@ -51,14 +50,13 @@ def test_they_are_in_one_file() -> None:
     assert not found
 
 
-def run_without(name: str) -> subprocess.CompletedProcess[str]:
+def run_without(name: str) -> Ended:
     """A call in a process whose torch has lost the name."""
     owner, _, last = name.rpartition(".")
     lose = (
         f"import torch, torch._functorch.utils\nif hasattr({owner}, {last!r}): delattr({owner}, {last!r})\n"
     )
-    command = [sys.executable, "-c", lose + CALL]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_after_torch(lose + CALL)
 
 
 @pytest.mark.oldest
