@@ -704,18 +704,27 @@ def _case(row: Row) -> tuple[Any, ...]:
     return row["op"], row["dtype"], row["parameters"]
 
 
+def _replaces(later: Row, row: Row) -> bool:
+    contenders = (r["phases"]["total"]["milliseconds"].keys() for r in (row, later))
+    return bool(_case(later) == _case(row) and next(contenders) <= next(contenders))
+
+
 def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
-    """Of runs on one device, in the order of time, each has what no later one has."""
+    """Of runs on one device, in the order of time, each has what no later one has.
+
+    A case whose later run lacks one of its contenders, as a library that was not installed, stays.
+    """
     kept = []
     for at, document in enumerate(documents):
         device = document["environment"]["device"]
         later = [other for other in documents[at + 1 :] if other["environment"]["device"] == device]
         lists: Row = {name: rows for name, rows in document.items() if isinstance(rows, list)}
         for name, rows in lists.items():
-            if name in ("speed", "accuracy"):  # a case at a time, or an operator
-                case = _case if name == "speed" else itemgetter("op")
-                again = [case(row) for other in later for row in other.get(name, [])]
-                lists[name] = [row for row in rows if case(row) not in again]
+            again = [row for other in later for row in other.get(name, [])]
+            if name == "speed":  # a case at a time
+                lists[name] = [row for row in rows if not any(_replaces(other, row) for other in again)]
+            elif name == "accuracy":  # an operator
+                lists[name] = [row for row in rows if row["op"] not in map(itemgetter("op"), again)]
             elif any(other.get(name) for other in later):
                 lists[name] = []
         kept.append(document | lists)

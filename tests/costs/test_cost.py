@@ -472,13 +472,13 @@ def test_times_of_the_bench(op: str) -> None:
 
 def test_times_of_the_bench_together() -> None:
     counted = [p for p in bench.predictions() if p.counts]
-    assert len(counted) >= 186 and statistics.median(abs(p.error) for p in counted) <= 0.035
+    assert len(counted) >= 202 and statistics.median(abs(p.error) for p in counted) <= 0.035
     assert max(abs(p.error) for p in counted) <= TARGET[1]
 
 
 def test_short_calls_count_too() -> None:
     errors = [abs(p.error) for p in bench.predictions() if p.counts and p.case.milliseconds[p.phase] < 0.1]
-    assert len(errors) >= 30 and statistics.median(errors) <= TARGET[0]
+    assert len(errors) >= 30 and max(errors) <= TARGET[1]
 
 
 OF_THE_CPU = pytest.mark.skipif(_C.cpu_isa() != "avx512bf16", reason="the tiles of another CPU")

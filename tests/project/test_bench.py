@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -1270,21 +1271,41 @@ def test_the_interpreter_is_timed_beside_a_compiled_monoid() -> None:
 
 
 def test_a_later_run_of_a_device_replaces_what_it_measures_again() -> None:
-    def document(device: str, lengths: list[int], overhead: list[str]) -> dict[str, Any]:
+    def row(length: int, contenders: str) -> dict[str, Any]:
+        total = {"milliseconds": dict.fromkeys(contenders.split(), 1.0)}
+        return {
+            "op": "attention",
+            "dtype": "bfloat16",
+            "parameters": {"L": length},
+            "phases": {"total": total},
+        }
+
+    def document(device: str, rows: list[dict[str, Any]], overhead: list[str]) -> dict[str, Any]:
         return {
             "environment": {"device": device},
-            "speed": [{"op": "attention", "dtype": "bfloat16", "parameters": {"L": L}} for L in lengths],
-            "accuracy": [{"op": "attention", "length": L} for L in lengths],
+            "speed": rows,
+            "accuracy": [{"op": "attention", "length": row["parameters"]["L"]} for row in rows],
             "memory": [],
             "overhead": overhead,
         }
 
     runs = [
-        document("A", [64, 128], ["old"]),
-        document("B", [128], ["of B"]),
-        document("A", [128], ["new"]),
+        document("A", [row(64, "ours"), row(128, "ours"), row(256, "ours other")], ["old"]),
+        document("B", [row(128, "ours")], ["of B"]),
+        document("A", [row(128, "ours other"), row(256, "ours")], ["new"]),
     ]
     first, other, second = report.without_what_was_measured_again(runs)
-    assert [row["parameters"] for row in first["speed"]] == [{"L": 64}]
+    assert [row["parameters"] for row in first["speed"]] == [{"L": 64}, {"L": 256}]  # the second lacks one
     assert first["accuracy"] == [] and first["overhead"] == []
     assert other == runs[1] and second == runs[2]
+
+
+def test_a_run_without_a_library_does_not_hide_it(committed: list[dict[str, Any]]) -> None:
+    headline = publish.HEADLINES[0]
+    row = publish.find(committed, headline)
+    fastest = publish.others(row)[0].name
+    later = copy.deepcopy(row)
+    for of in (*(phase["milliseconds"] for phase in later["phases"].values()), later["step_peak_bytes"]):
+        del of[fastest]
+    newest = {"environment": {"device": publish.DEVICE}, "speed": [later]}
+    assert publish.find([newest, *committed], headline) == row
