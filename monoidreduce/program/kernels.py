@@ -349,7 +349,8 @@ def unit(which: str, program: str, source: Source, tier: str, dtype: torch.dtype
     headers = [f"contraction/program_{tier}" if tensor_cores else "simt/program_simt"]
     if tensor_cores and which == _FOLD:
         headers.append("contraction/fold_epilogue")
-    real = "ElementReal" if tensor_cores else _real(dtype)
+    of_tensor_cores = "ElementReal" if which == _FOLD else "GradientReal"
+    real = of_tensor_cores if tensor_cores else _real(dtype)
     checks = _state_check(program) if which == _FOLD else ""
     includes = "".join(f'#include "monoidreduce/device/{header}.cuh"\n' for header in headers)
     return _UNIT.format(includes=includes, program=source.text, real=real, checks=checks)

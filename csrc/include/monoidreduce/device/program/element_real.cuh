@@ -3,6 +3,7 @@
 // ElementReal is for statistics. Sums of its values over all columns are outputs in float32, and there the errors of ex2.approx
 // and lg2.approx add up: with them a sum of 1300 terms was 1.7e-4 off 682, and the acceptance rule allows 1.5e-4. And a
 // row's largest value is that of one element: with tanh by ex2.approx it was six ulps off. So functions are accurate.
+// GradientReal has the same functions, for local gradients.
 //
 // ScoreReal is for functions of attention's scores, whose weights are rounded to 16 bits: exp takes two instructions. A sigmoid of
 // it took no more, but with it the backward pass of a function of four tensors spilled 148 bytes (NVRTC 13.0), with this one 44.
@@ -20,6 +21,7 @@ struct ElementFunctions {
   __device__ __forceinline__ static float tanh(float x) { return ::tanhf(x); }
   __device__ __forceinline__ static float sigmoid(float x) { return arch::reciprocal(1.f + exp(-x)); }
 };
+struct GradientFunctions : ElementFunctions {};
 struct ScoreFunctions : ElementFunctions {
   __device__ __forceinline__ static float exp(float x) { return arch::exp2(x * float(kLog2E)); }
   __device__ __forceinline__ static float tanh(float x) { return BaseTwo::tanh(x); }
@@ -28,19 +30,25 @@ struct WeightFunctions : ScoreFunctions {
   __device__ __forceinline__ static float sigmoid(float x) { return arch::reciprocal(1.f + exp(-x)); }
 };
 using ElementReal = FastReal<ElementFunctions>;
+using GradientReal = FastReal<GradientFunctions>;
 using ScoreReal = FastReal<ScoreFunctions>;
 using WeightReal = FastReal<WeightFunctions>;
 
-// A softmax's weights in two instructions, where the accurate exp takes eight. Their errors are not those of a total: a mass
-// gives a logarithm, a mean is a quotient of sums of the same weights, and a share goes into a gradient of 16 bits.
+// A softmax's weight in two instructions, where the accurate exp takes eight. Its errors are not those of a total: a mass gives a
+// logarithm, and a mean is a quotient of sums of the same weights.
 __device__ __forceinline__ ElementReal weight_of(ElementReal x) { return ScoreFunctions::exp(x.x); }
-__device__ __forceinline__ ElementReal share(ElementReal x, ElementReal high, ElementReal low) {
-  const ElementReal above = x - LogSumExp<ElementReal>::origin(high);
+// Of local gradients, which are rounded to 16 bits. Gradients by data are totals, whose shares are those of ElementReal.
+__device__ __forceinline__ GradientReal share(GradientReal x, GradientReal high, GradientReal low) {
+  const GradientReal above = x - LogSumExp<GradientReal>::origin(high);
   return arch::exp2(fmaf(above.x, float(kLog2E), low.x * float(-kLog2E)));
 }
 
-__device__ __forceinline__ ElementReal product(ElementReal x, ElementReal y) { return __fmul_rn(x.x, y.x); }
-__device__ __forceinline__ ElementReal quotient(ElementReal x, ElementReal y) {
+template <class F>
+__device__ __forceinline__ FastReal<F> product(FastReal<F> x, FastReal<F> y) {
+  return __fmul_rn(x.x, y.x);
+}
+template <class F>
+__device__ __forceinline__ FastReal<F> quotient(FastReal<F> x, FastReal<F> y) {
   return __fmul_rn(x.x, arch::reciprocal(y.x));
 }
 template <class F>

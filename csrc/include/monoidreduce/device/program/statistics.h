@@ -1,7 +1,8 @@
 // The fold of a program: the statistics of a row's elements (monoidreduce.stat). The program is a generated type P
 // (monoidreduce/program/cuda_source.py):
 //
-//   Real                                                float or double, or ElementReal
+//   Real                                                float or double, or on tensor cores
+//                                                       ElementReal, of gradients GradientReal
 //   kScores                                             scores of an element, 1 or 2
 //   kRowData, kRowIndices, kColumnData, kColumnIndices  how many numbers it reads of a row and of a column
 //   kMeans[s], kSoftmaxes, kTotals, kLargest, kCounts   its statistics; means of each softmax
