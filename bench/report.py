@@ -6,7 +6,6 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -587,9 +586,9 @@ def tables(document: Row) -> str:
         if with_peers:
             parts += [
                 "### Peers",
-                "Median milliseconds of forward + backward, share of the matmul rate, and on a GPU the "
-                "peak memory beyond inputs, outputs and gradients (and that of the forward pass, where it is "
-                f"more: it may hold memory that becomes gradients). {_versions(machine)}".rstrip(),
+                "Median milliseconds of forward + backward, then the share of the matmul rate. On a GPU the "
+                "peak memory beyond inputs, outputs and gradients follows. Where the forward pass has a "
+                f"higher peak, it follows too: memory that becomes gradients. {_versions(machine)}".rstrip(),
                 *(peer_table(rows, machine["product_gflops"]) for rows in _by_operator(with_peers)),
             ]
     accuracy = document.get("accuracy", [])
@@ -705,8 +704,8 @@ def _case(row: Row) -> tuple[Any, ...]:
 
 
 def _replaces(later: Row, row: Row) -> bool:
-    contenders = (r["phases"]["total"]["milliseconds"].keys() for r in (row, later))
-    return bool(_case(later) == _case(row) and next(contenders) <= next(contenders))
+    before, after = (of["phases"]["total"]["milliseconds"].keys() for of in (row, later))
+    return _case(later) == _case(row) and before <= after
 
 
 def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
@@ -724,7 +723,7 @@ def without_what_was_measured_again(documents: list[Row]) -> list[Row]:
             if name == "speed":  # a case at a time
                 lists[name] = [row for row in rows if not any(_replaces(other, row) for other in again)]
             elif name == "accuracy":  # an operator
-                lists[name] = [row for row in rows if row["op"] not in map(itemgetter("op"), again)]
+                lists[name] = [row for row in rows if row["op"] not in {other["op"] for other in again}]
             elif any(other.get(name) for other in later):
                 lists[name] = []
         kept.append(document | lists)

@@ -629,7 +629,7 @@ def test_report_states_what_was_reached() -> None:
     cells = " ".join(text.split())
     assert "| monoidreduce | 10 + 20, 50%, 2 MiB | | torch | 12 + 18, 50%, 1024 MiB |" in cells
     assert "| other | 20 + 40, 25%, 2 MiB (forward 7) |" in cells
-    assert "becomes gradients). triton 3.3\n" in text
+    assert "becomes gradients. triton 3.3\n" in text
     assert "| monoidreduce | 1.0e-07, 2.0e-03, 3.0e-03 | 4.0e-07, 2.0e-03, 3.0e-03 |" in cells
     assert "- missing in attention, 1 times: ImportError: no such thing" in text
     assert "1.0, 1.5" in text

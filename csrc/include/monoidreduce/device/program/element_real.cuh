@@ -55,8 +55,8 @@ template <class F>
 __device__ __forceinline__ FastReal<F> sqrt(FastReal<F> x) {
   return ::sqrtf(x.x);
 }
-// The polynomial of its degree with the least relative error, 1.5e-7 with what rounding adds. The compiler's log1p takes any x,
-// and three times the instructions.
+// The polynomial of its degree with the least relative error, 1.5e-7 with what rounding adds. log1p takes any x, and three
+// times the instructions.
 template <class F>
 __device__ __forceinline__ FastReal<F> log1p_of_unit(FastReal<F> e) {
   constexpr float kOfPowers[] = {0.0053648264f, -0.0300658010f, 0.0792045519f, -0.1375380307f,
