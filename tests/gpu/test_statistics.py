@@ -17,7 +17,7 @@ from tolerance import accuracy_failures, check_draws, raise_failures
 from torch import Tensor
 
 import monoidreduce as mr
-from monoidreduce import _C
+from monoidreduce import _C, stat
 from monoidreduce.program import reader, statistics_laws
 
 Call = dict[str, Any]
@@ -53,11 +53,15 @@ def with_gradients(fold: Any, call: Call) -> list[Tensor]:
 
 def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """As torch's products of 16-bit operands, not rounded. Tensor cores cut off bits of float32 sums: each
-    score is too small by up to an ulp or two, in magnitude, and totals of thousands show it."""
-    exact = SCORES(rows, columns, dtype, scale)
+    score is too small by up to an ulp or two, in magnitude, and totals of thousands show it. The local
+    gradients, operands of the backward products, are rounded: where a row's are all equal, so are the errors.
+    """
+    exact = SCORES(rows, columns, dtype, 1.0)
+    if exact.requires_grad:
+        exact.register_hook(lambda local: local.to(rows.dtype).to(dtype))
     with torch.no_grad():
-        products = torch.mm(rows, columns.T, out_dtype=torch.float32) * scale
-    return exact + (products - exact).detach()
+        products = torch.mm(rows, columns.T, out_dtype=torch.float32)
+    return (exact + (products - exact).detach()) * scale
 
 
 SCORES = reader.scores
@@ -210,6 +214,20 @@ def test_random_functions(part: int, tier: str, gpu: torch.device) -> None:
         check_draws(lambda: assert_accurate(draw, dtype, gpu, 150, pooled=8))
 
     run()
+
+
+@pytest.mark.tiers(*TENSOR_CORES)
+def test_gradient_of_a_mean_by_data(tier: str, gpu: torch.device) -> None:
+    """A total of shares: what the rounding of a log-sum-exp lost is the same part of each of them."""
+
+    def mean(score, t):  # type: ignore[no-untyped-def]
+        return {"mean": stat.softmax(score / 64 + 12).mean(t * (1 + score / 64))}
+
+    def draw() -> tuple[Any, Call]:
+        call: Call = {"a": torch.randn(8192, 16).bfloat16(), "b": torch.randn(4000, 16).bfloat16()}
+        return mr.statistics(mean), {**call, "row": {"t": torch.randn(8192, requires_grad=True)}}
+
+    check_draws(lambda: assert_accurate(draw, torch.bfloat16, gpu, 8192))
 
 
 @pytest.mark.tiers(*TENSOR_CORES)
