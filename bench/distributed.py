@@ -6,6 +6,9 @@ The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on
 others wait. TW is that of the slowest rank, in calls that begin together. Beside both are what
 `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows, and torch's ways over the same
 ranks (sharded_peers.py), with the memory of each beyond inputs, outputs and gradients.
+
+NCCL copies what it sends through buffers of its own, unless it knows the memory. torch tells it of all memory
+where REGISTERED is 1, as it is here for all contenders, unless the environment says otherwise.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ from monoidreduce.costs.sizes import OPERATORS
 from monoidreduce.demo.memory import Problem, peak_growth
 from monoidreduce.hardware import find_gpu
 
+REGISTERED = "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
 SECONDS = 3.0  # for each case, alone, over ranks and of each peer
 ALONE, OVER_RANKS = "alone", "over ranks"
 
@@ -337,12 +341,19 @@ def main(argv: list[str]) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    os.environ.setdefault(REGISTERED, "1")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     group, first = dist.group.WORLD, dist.get_rank() == 0
     document: dict[str, Any] = {}
     if first:
         command = " ".join(
-            ["torchrun", f"--nproc-per-node {dist.get_world_size()}", "bench/distributed.py", *argv]
+            [
+                f"{REGISTERED}={os.environ[REGISTERED]}",
+                "torchrun",
+                f"--nproc-per-node {dist.get_world_size()}",
+                "bench/distributed.py",
+                *argv,
+            ]
         )
         document = {"environment": environment(device, command), "backend": dist.get_backend()}
         document |= {"speed": [], "memory": [], "overhead": [], "ranks": []}

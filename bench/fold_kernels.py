@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.folds import FOLDS, case
 from bench.harness import in_turn
 
-ROUNDS = 9
+ROUNDS = 27
 BUILT_IN, OWN = "built-in", "own"
 TARGETS = {"lse_target": 0.95, "divergences": 0.90}  # of the built-in's rate; 0.92 for all others
 OTHERS_TARGET = 0.92

@@ -198,12 +198,12 @@ class _Ulysses(torch.autograd.Function):
         partial = ctx.key_heads < call.group.size  # ranks share a key head
         found = gradients((grad_out, grad_lse), inputs, results, ctx.options, needed, unrounded=partial)
         arrivals: list[Arrival | None] = [None] * 3
-        if needed[0]:
-            arrivals[0] = _start_to_positions(found[0].to(q.dtype), call.queries)
         for i in (1, 2):
             if needed[i]:
                 part = found[i] if call.sent is None or not partial else found[i].to(call.sent)
                 arrivals[i] = _start_to_positions(part, call.keys)
+        if needed[0]:  # the longest, packed while others are on their way
+            arrivals[0] = _start_to_positions(found[0].to(q.dtype), call.queries)
         result = [None if arrival is None else arrival() for arrival in arrivals]
         if partial:
             result[1:] = [None if t is None else _summed_heads(t, ctx.key_heads, k.dtype) for t in result[1:]]
