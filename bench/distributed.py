@@ -7,8 +7,8 @@ others wait. TW is that of the slowest rank, in calls that begin together. Besid
 `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows, and torch's ways over the same
 ranks (sharded_peers.py), with the memory of each beyond inputs, outputs and gradients.
 
-NCCL sends to a neighbour in chunks of CHUNK_BYTES over NVLink, for all contenders: of its own accord they are 512
-KiB, and exchanges take longer.
+NCCL sends over NVLink in chunks of CHUNK_BYTES, for all contenders. Its own are 512 KiB, and exchanges take
+longer.
 """
 
 from __future__ import annotations
