@@ -26,7 +26,7 @@ DTYPE = torch.bfloat16
 
 
 class Float32Logits(torch.autograd.Function):
-    """x @ weight.T in float32, of factors of 16 bits, as are those of its gradients. On GPUs."""
+    """x @ weight.T in float32, from 16-bit factors. Its gradients have 16-bit factors too. On GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Operator(NamedTuple):
     """What is measured of an operator.
 
     definition: takes a case's inputs, of any dtype.
-    contenders: chooses those of a case.
+    contenders: chooses the contenders of a case.
     parts: names of the output and of the gradients.
     stds: standard deviations of the logits or scores.
     on_cpu, on_cuda, quick: parameters of the cases on a CPU, on a GPU, and of a quick run.

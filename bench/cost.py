@@ -2,7 +2,8 @@
 
 `python bench/cost.py` writes the tables of docs/cost.md, that of a CPU by the tiles of this one. With --fit
 it first fits the model's constants, on one or two cases a kernel, and writes
-monoidreduce/costs/constants.json. Every other case is held out. It prints those of monoidreduce/costs/cpu.py.
+monoidreduce/costs/constants.json. Every other case is held out. It prints the constants of
+monoidreduce/costs/cpu.py.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Case:
     peers: Mapping[str, Peer] = field(default_factory=dict)
 
     def problems(self, group: Any) -> tuple[dict[str, Problem], Callable[[list[Tensor]], list[Tensor]]]:
-        """The whole one, this rank's, the peers'; and what makes a rank's results from those of the whole."""
+        """The whole one, this rank's, the peers'; and a function from the whole's results to a rank's."""
         *axes, of_output = self.axes
         layout = self.options.get("layout", "contiguous")
 
@@ -256,7 +256,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
                 difference[name] = max(largest(differences(run_once(problem, watch)[1], expected)))
                 if not difference[name] <= AGREEMENT[case.dtype]:
                     raise RuntimeError(
-                        f"{case}, {name}: results differ from those of one device by {difference[name]:.1e}"
+                        f"{case}, {name}: results differ from one device by {difference[name]:.1e}"
                     )
                 if device.type == "cuda":
                     memory[name] = largest([peak_growth(problem) / 2**20])[0]

@@ -1,4 +1,4 @@
-"""The kernels of folds that a user wrote, alone, beside those of the built-in operator.
+"""The kernels of folds that a user wrote, alone, beside the kernels of the built-in operator.
 
 Each is a contraction: of the forward pass, or of the local gradients in the backward pass. Its time is that
 of torch's profiler; products, copies and the kernels that combine parts are left out. The built-in operators

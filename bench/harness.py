@@ -53,7 +53,7 @@ def under(contender: Contender, begin: Callable[[], object], end: Callable[[], o
 
 
 def nodes_between(output: Tensor, inputs: Sequence[Tensor]) -> set[Node]:
-    """Those of the graph that a function of the inputs made."""
+    """The nodes of the graph that a function of the inputs made."""
     before = {get_gradient_edge(t).node for t in inputs if t.requires_grad}
     found: set[Node] = set()
     ahead = [output.grad_fn]

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import monoidreduce as mr
 from bench.harness import Case, Contender
 
-CHUNK = 4000  # rows, of which all kernels with 100000 columns take 1.6 GB
+CHUNK = 4000  # rows at a time; their kernels with 100000 columns take 1.6 GB
 FEW = 8  # coordinates up to which torch.compile adds them in registers
 
 
@@ -43,7 +43,7 @@ def of_products(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
 
 
 def of_differences(x: Tensor, y: Tensor, mass: Tensor) -> Tensor:
-    """By the differences of all coordinates, of which torch.compile stores none."""
+    """By the differences of all coordinates; torch.compile stores no differences."""
     exponents = (x[:, None] - y).square().sum(2) / (-2 * x.shape[1])
     return (mass * exponents.exp()).sum(1)
 

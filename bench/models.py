@@ -30,8 +30,8 @@ COMPILED, THEIRS_COMPILED = "monoidreduce, compiled layers", "transformers, comp
 BY_POSITIONS = "monoidreduce, position_ids"
 FLASH = "transformers, flash-attn"
 DTYPE = torch.bfloat16
-# What results may differ by. Through 16 layers of width 256, on a CPU, gradients of ours differ from those of
-# transformers by 0.011, and by 1.06 where a model sees other packed sequences.
+# What results may differ by. Through 16 layers of width 256, on a CPU, our gradients differ from
+# transformers' by 0.011, and by 1.06 where a model sees other packed sequences.
 AGREEMENT = 0.1
 PHASES = ("forward", "backward", "total")
 LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # what its patches of a Llama replace
@@ -274,7 +274,7 @@ def distance(found: list[Tensor], expected: list[Tensor]) -> float:
 def compare(
     problems: dict[str, Problem], contenders: dict[str, Contender], watch: Stopwatch
 ) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """How far loss and gradients of each are from those of transformers; and of those that fail, why.
+    """How far each contender's loss and gradients are from transformers'; and why a contender fails.
 
     Raises RuntimeError where it is one of ours.
     """

@@ -236,7 +236,7 @@ def has_math(row: Row) -> bool:
 
 
 def math_table(rows: list[Row]) -> str:
-    """Largest/mean errors of one sweep as multiples of those of torch's math path."""
+    """Largest/mean errors of one sweep as multiples of the errors of torch's math path."""
 
     def cell(row: Row, name: str) -> str:
         ratios = (
@@ -250,7 +250,7 @@ def math_table(rows: list[Row]) -> str:
 
 
 def _accuracy(rows: list[Row]) -> list[str]:
-    """Tables of all sweeps, those of the same parts under one heading."""
+    """Tables of all sweeps. Sweeps of the same parts are under one heading."""
     blocks = []
     for parts, group in itertools.groupby(rows, key=accuracy_parts):
         sweeps = accuracy_sweeps(list(group))
@@ -262,9 +262,9 @@ def _accuracy(rows: list[Row]) -> list[str]:
         ]
         if beside_math := [sweep for sweep in sweeps if all(has_math(row) for row in sweep)]:
             blocks += [
-                f"Largest/mean errors of {named} as multiples of those of torch's math path, which computes "
-                "in float32 and rounds results once. The acceptance rule (docs/numerics.md) allows 2/1.5 "
-                'times those of "torch, 16-bit scores", plus a rounding floor.',
+                f"Largest/mean errors of {named} as multiples of the errors of torch's math path, which "
+                "computes in float32 and rounds results once. The acceptance rule (docs/numerics.md) allows "
+                '2/1.5 times the errors of "torch, 16-bit scores", plus a rounding floor.',
                 *(math_table(sweep) for sweep in beside_math),
             ]
     return blocks
@@ -558,7 +558,7 @@ def _short(commit: str) -> str:
 
 
 def _versions(machine: Row) -> str:
-    """Those of the other libraries that were there."""
+    """The versions of the other libraries that were there."""
     return ", ".join(f"{name} {version}" for name, version in machine.get("peers", {}).items() if version)
 
 

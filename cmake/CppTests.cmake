@@ -32,7 +32,7 @@ foreach(isa IN LISTS pack_isas)
   endif()
   if(isa STREQUAL "baseline" OR MONOIDREDUCE_RUNS_${isa})
     add_cpp_test(test_pack_${isa} tests/cpp/test_pack.cpp)
-    # GCC fuses products and sums with the second option alone, and the bounds are those of fused ones.
+    # GCC fuses products and sums only with the second option, and the bounds hold for fused ones.
     target_compile_options(test_pack_${isa} PRIVATE ${MONOIDREDUCE_CPU_FLAGS_${isa}}
                                                     $<$<CXX_COMPILER_ID:GNU>:-fexpensive-optimizations>)
   endif()

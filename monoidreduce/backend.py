@@ -52,7 +52,7 @@ MODULES = {
     nn.LinearCrossEntropyLoss.forward: functional.linear_cross_entropy,
     nn.LinearDistillationLoss.forward: functional.linear_distillation,
 }
-# Arguments of attention that make its kernels those of programs, as attend's are.
+# Arguments of attention with which its kernels run a program, as attend's do.
 MODS = ("score_mod", "mask_mod", "block_mask")
 # What tensor-core kernels read without a copy.
 LINES = "rows of adjacent elements, on 16-byte boundaries"
@@ -170,10 +170,10 @@ def explain(
     """Which kernels `op(*arguments, **options)` would run, and why. Nothing is computed.
 
     Args:
-        op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp"; a module of
-            `monoidreduce.nn`; a `functools.partial` of one of them; or, without hardware, what
-            `monoidreduce.cpp_monoid` returns.
-        arguments, options: those of the call, tensors by position or by name.
+        op: an operator that has kernels of its own, as `monoidreduce.mlp`, or its name, as "mlp". Or a module
+            of `monoidreduce.nn`, or a `functools.partial` of one of them. Without hardware it may also be
+            what `monoidreduce.cpp_monoid` returns.
+        arguments, options: as the call has them, tensors by position or by name.
         hardware: a GPU of `monoidreduce.hardware.HARDWARE`, as "h100", that the call is explained for. It
             need not be there, and the tensors may be on any device, "meta" too. A build without
             CUDA explains what one for all GPUs would run. None: the device of the tensors.
@@ -351,7 +351,7 @@ def _explain_gated_mlp(
 def wide_plans(
     call: dict[str, Any], dtype: torch.dtype, gpu: _C.DeviceFacts | None
 ) -> tuple[_C.Plan, _C.Plan] | None:
-    """Of a call whose folds are those of programs, because its heads are wide; else None."""
+    """The plans of a call that folds by programs, because its heads are wide; else None."""
     q, k, v = (call[name].detach().to(dtype) for name in "qkv")
     scale = None if call["scale"] is None else float(call["scale"])
     options = (
@@ -397,7 +397,7 @@ def _of_sinks(call: dict[str, Any]) -> str:
 
 
 def is_modified(operator: str, call: dict[str, Any]) -> bool:
-    """Are the kernels of a call those of a program."""
+    """Do the kernels of a call run a program."""
     return operator == "attend" or any(call.get(name) is not None for name in MODS)
 
 
@@ -573,7 +573,7 @@ def resolved(op: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tu
 
 
 def _leading(call: dict[str, Any]) -> Any:
-    """The first argument, whose device and dtype are those of the call."""
+    """The first argument, which has the device and the dtype of the call."""
     return next(iter(call.values()))
 
 
@@ -701,7 +701,7 @@ def _plans(
         kept = losses.kept_classes(x, weight, workspace, differentiated, width) if keeps else 0
         reasons.append(
             f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
-            f"classes; the backward pass computes those of {len(weight) - kept} again"
+            f"classes; the backward pass computes the other {len(weight) - kept} again"
         )
     return forward, backward, reasons
 
@@ -721,7 +721,7 @@ def _copies(forward: _C.Plan, backward: _C.Plan, operands: dict[str, Tensor]) ->
         transposed = of_weight and forward.transposed and not forward.narrow
         readable = memory.is_mapped_weight(t, forward) if transposed else memory.is_mapped(t)
         if not readable and t.shape[-1] % 8 == 0:
-            wanted = f"{LINES}, or those of its transpose" if transposed else LINES
+            wanted = f"{LINES}, or its transpose's" if transposed else LINES
             reasons.append(f"{name} is copied in each pass: its strides are {t.stride()}, not {wanted}")
     return reasons
 

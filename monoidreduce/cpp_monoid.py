@@ -45,9 +45,9 @@ def cpp_monoid(
     Args:
         source: C++20. It stands in a namespace within `monoidreduce`, after all headers of monoids. Constants
             are part of the text: the struct has no members of its own.
-        results: the names of the members of `Output`, in their order, and of each what it is: "real", a
-            result with a gradient, of which `Upstream` has one number each, in this order; "index", an
-            Index<R> without a gradient; "kept", a real that `local_gradient` reads and callers do not get.
+        results: the names of the members of `Output`, in their order, and of each what it is. "real": a
+            result with a gradient; `Upstream` has one number for each of them, in this order. "index": an
+            Index<R> without a gradient. "kept": a real that `local_gradient` reads and callers do not get.
             By default {"value": "real"}, which an Output of R is too.
         name: of the struct; by default the last struct template of the text.
         scores: kScores of the struct, 1 or 2.

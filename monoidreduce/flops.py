@@ -3,10 +3,10 @@
 As torch counts its own `scaled_dot_product_attention`:
 
 - Only matrix products count, a multiplication and an addition as two.
-- What is left out counts as if it were computed: keys that a causal mask, a window or a bias excludes, and
-  tokens that a loss ignores.
-- A backward pass counts the scores that it computes again (also those of which a forward pass kept local
-  gradients), and the products of the gradients that are needed.
+- What is left out counts as if it were computed. This means keys that a causal mask, a window or a bias
+  excludes, and tokens that a loss ignores.
+- A backward pass counts the scores that it computes again, and the products of the gradients that are
+  needed. Scores whose local gradients a forward pass kept count as computed again.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def statistics_backward(
 
 
 def cpp_monoid(*args: Any, **options: Any) -> int:
-    """Those of statistics."""
+    """The FLOPs of `statistics`."""
     return statistics(*args, **options)
 
 
@@ -172,7 +172,7 @@ def cpp_monoid_backward(*args: Any, **options: Any) -> int:
 
 
 def attention_varlen(q: Shape, k: Shape, v: Shape, *_: Any, **__: Any) -> int:
-    """Those of attention of all queries to all keys: the lengths of sequences are on the device."""
+    """The FLOPs of attention of all queries to all keys: the lengths of sequences are on the device."""
     return attention(q, k, v)
 
 
@@ -184,12 +184,12 @@ def attention_varlen_backward(
 
 
 def modified_attention(*args: Any, **options: Any) -> int:
-    """Those of attention: what a mask excludes counts too."""
+    """The FLOPs of attention: what a mask excludes counts too."""
     return attention(*args, **options)
 
 
 def modified_attention_backward(*args: Any, **options: Any) -> int:
-    """Those of attention, without the products for gradients of captured tensors."""
+    """The FLOPs of attention, without the products for gradients of captured tensors."""
     return attention_backward(*args, **options)
 
 

@@ -3,18 +3,18 @@
 Common to all of them:
 
 - Tensors have any strides, one dtype of float64, float32, bfloat16 and float16, and are on one device.
-  Under autocast they are cast as torch casts those of `linear` and `scaled_dot_product_attention`.
+  Under autocast they are cast as torch casts the operands of `linear` and `scaled_dot_product_attention`.
 - Sums, statistics and losses have the accumulation dtype: float32, or float64 for float64 inputs.
 - An empty fold (no key, no class, a fully masked row) gives output 0, log-sum-exp -inf and gradients of
   exactly 0.
 - A wrong argument raises TypeError (its type or dtype) or ValueError (its shape, device or value) before any
   work is done.
 - Gradients can be taken once: differentiating a gradient raises RuntimeError.
-- Given a `process_group`, a ProcessGroup or a one-dimensional DeviceMesh, the columns of the fold (classes,
-  hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
+- A `process_group` is a ProcessGroup or a one-dimensional DeviceMesh. Given one, the columns of the fold
+  (classes, hidden units) are split over its ranks, in their order. All ranks call, with the same rows and
   upstream gradients. Results, and gradients of rows, are the same bits on all of them; gradients of columns
-  are of a rank's own. `classes` is the number of columns of all ranks: shards may then be those of
-  torch.chunk, or be padded to one length, and padding takes no part. With `sequence_parallel` each rank has
+  are of a rank's own. `classes` is the number of columns of all ranks. Shards may then be as torch.chunk
+  makes them, or be padded to one length, and padding takes no part. With `sequence_parallel` each rank has
   other rows, equally many, and results of rows are of its own. `grad_dtype` is the dtype in which partial
   gradients of rows are sent, by default the accumulation dtype. Of attention the sequence is split. See
   docs/distributed.md.
@@ -393,10 +393,11 @@ def attention(
         bias: broadcastable to [B, H, M, N]. Floating, of the dtype of q or the accumulation dtype: added to
             the scores, differentiable. Bool: False excludes the pair. Two axes are [M, N]: a padding mask
             [B, N] is written mask[:, None, None, :].
-        sinks: [H], of the dtype of q or the accumulation dtype, differentiable: one more element of each
-            query's fold, of score sinks[h] and value 0. No scale, softcap, bias or mask reaches it.
+        sinks: [H], of the dtype of q or the accumulation dtype, differentiable. Each query's fold has one
+            more element, of score sinks[h] and value 0. No scale, softcap, bias or mask reaches it.
         score_mod: `score_mod(score, batch, head, q_idx, kv_idx)`, the new score of one element, as torch's
-            flex_attention takes it. Indices are those of q and k as they are; causal and window are aligned.
+            flex_attention takes it. q_idx and kv_idx are indices of q and k as they are; causal and window
+            are aligned.
         mask_mod: `mask_mod(batch, head, q_idx, kv_idx)`, whether an element is kept.
         block_mask: in place of mask_mod, what `monoidreduce.block_mask` made of it, or torch's BlockMask:
             blocks that keep nothing are skipped. See docs/score_mod.md.
@@ -405,7 +406,7 @@ def attention(
             (docs/numerics.md, saturated rows). Without effect on other dtypes.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
         process_group: q, k and v are this rank's part of the queries and keys, as `distributed.shard` makes
-            it of axis 2; so are the results. bias is of all queries and keys, on every rank. Causal masks and
+            it of axis 2. So are the results. bias is of all queries and keys, on every rank. Causal masks and
             windows are of the whole sequence. See docs/distributed.md.
         method: "ulysses" gives each rank some heads of all positions. "all_gather" gives each rank the keys
             and values of all. "auto" is ulysses where ranks can share the heads evenly, else all_gather.
@@ -415,7 +416,7 @@ def attention(
             accumulation dtype.
 
     Returns:
-        out [B, H, M, D] in the dtype of q and, with return_lse, lse [B, H, M] in the accumulation dtype, in
+        out [B, H, M, D] in the dtype of q. With return_lse also lse [B, H, M] in the accumulation dtype, in
         natural units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink.
 
     Raises:
@@ -545,7 +546,7 @@ def attention_operands(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor,
 
 
 def check_heads(k: Tensor, sizes: dict[str, int], axes: str) -> None:
-    """Do the heads of the keys, whose axes are these, divide those of the queries."""
+    """Does the number of key heads divide the number of query heads. axes: of the keys."""
     heads, key_heads = sizes["H"], sizes["Hkv"]
     if heads % key_heads if key_heads else heads:
         expected = f"a number of heads that divides the {heads} of q, on axis 1 of {axes}"
@@ -834,7 +835,7 @@ def linear_cross_entropy(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Cross entropy of softcap(logit_scale * x @ weight^T + bias) against class indices, without the logits.
 
-    The values are those of `torch.nn.functional.cross_entropy`, but for one: where every target is ignored,
+    The values are as in `torch.nn.functional.cross_entropy`, but for one: where every target is ignored,
     "mean" is 0, not NaN.
 
     Args:
@@ -855,13 +856,14 @@ def linear_cross_entropy(
         process_group, classes, sequence_parallel, grad_dtype: weight, bias and class_weight are this rank's
             part of the classes; see `monoidreduce.functional`. Without a group x, weight, target and bias may
             be DTensors on one mesh; see docs/distributed.md.
-        workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
-            a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
-            and has no room for where gradients will be written later. Less is slower, never wrong.
+        workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
+            local gradients in them if a backward is to follow. The backward computes all others again, some
+            at a time. These need the workspace only if there is no room where gradients will be written
+            later. Less is slower, never wrong.
 
     Returns:
-        The loss, [...] for reduction "none" or a scalar, and with return_lse the differentiable lse [...] of
-        every token, both in the accumulation dtype.
+        The loss, [...] for reduction "none" or a scalar. With return_lse also the differentiable lse [...] of
+        every token. Both have the accumulation dtype.
 
     Raises:
         TypeError, ValueError: an argument is not as above, or class_weight requires a gradient.

@@ -437,7 +437,7 @@ def _law_error(monoid: Monoid[Any], law: _Law, number: int, operands: Operands) 
             operands = rounder
     claim = claim_on(operands)
     states = {**operands, "found": claim.found, "expected": claim.expected}
-    # Nine digits tell float32 numbers apart, 17 those of float64 that differ in the last bits alone.
+    # Nine digits tell float32 numbers apart, 17 float64 numbers that differ in the last bits alone.
     digits = 9 if _format(claim.found, 9) != _format(claim.expected, 9) else 17
     lines = [f"{monoid!r} breaks the law of {law.name}: {claim.text}"]
     lines += [f"  {name:<8} = {_format(state, digits)}" for name, state in states.items()]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["fold", "map_reduce"]
 
 Tensors: TypeAlias = Tensor | tuple[Tensor, ...]
-Visits: TypeAlias = list[tuple[slice, list[slice]]]  # slices of a, and those of b that each is folded with
+Visits: TypeAlias = list[tuple[slice, list[slice]]]  # slices of a, each with the slices of b to fold
 Rowless: TypeAlias = list[tuple[torch.dtype, torch.Size]]  # each field's dtype, and shape apart from axis 0
 State = TypeVar("State", bound=Sequence[Tensor])
 
@@ -43,8 +43,8 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
     Args:
         monoid: an instance of any `Monoid`.
         values: a state, that is a NamedTuple of tensors, with one batch axis more than the result.
-        dim: the batch axis to fold. Payload axes do not count: the batch axes are those of the field with the
-            fewest, so that LogWSum with log_weight [M, N] and value [M, N, D] folds N by default.
+        dim: the batch axis to fold. Payload axes do not count: a state has as many batch axes as the field
+            with the fewest axes. So LogWSum with log_weight [M, N] and value [M, N, D] folds N by default.
 
     Returns:
         The state without that axis; the identity where it is empty. float16 and bfloat16 fields are folded,
@@ -52,9 +52,9 @@ def fold(monoid: Monoid[State], values: State, dim: int = -1) -> State:
         field. torch.func.vmap and torch.func.grad work, forward mode does not.
 
     Raises:
-        TypeError: `monoid` is not a Monoid, `values` not a state of it, a field neither of float64, float32,
-            bfloat16 or float16 nor integer or bool, or `dim` not an int. Also: a method of the monoid returns
-            no state.
+        TypeError: `monoid` is not a Monoid, `values` not a state of it, or `dim` not an int. A field is
+            neither of float64, float32, bfloat16 or float16 nor integer or bool. Also: a method of the monoid
+            returns no state.
         ValueError: `dim` is out of range, or the fields disagree on their device, or on the sizes of the axes
             up to `dim`. Also: a method of the monoid returns other shapes or dtypes than its operands', or
             changes an operand in place. That goes unnoticed under torch.inference_mode and torch.compile.
@@ -250,7 +250,7 @@ class _Fold(torch.autograd.Function):
 class _FoldGradient(_DifferentiableOnce):
     @staticmethod
     def forward(monoid: Any, make: Any, axis: int, *tensors: Any) -> tuple[Tensor, ...]:
-        """The gradients of the floating fields; `tensors` are the fields, those of the total, upstream."""
+        """The gradients of the floating fields; `tensors` are the fields, the total's fields, upstream."""
         count = len(tensors) // 3
         fields, total, upstream = tensors[:count], tensors[count : 2 * count], tensors[2 * count :]
         elements = make(_widen(field) for field in fields)
@@ -308,7 +308,7 @@ class _Problem:
     visits: Visits
     a_is_tensor: bool
     b_is_tensor: bool
-    jacobians: tuple[bool, ...]  # of which tensors of a the forward pass folds the gradient; () of none
+    jacobians: tuple[bool, ...]  # for which tensors of a the forward pass folds the gradient; () for none
     autocast: Callable[[], AbstractContextManager[Any]]
     own_hooks: Callable[[], AbstractContextManager[Any]]  # under which the forward pass saves tensors
     # Of the states that project_fold gives, known once it has given one: all have them in common.
@@ -452,7 +452,7 @@ class _Problem:
     def _slice_pair_gradients(
         self, a_slice: list[Tensor], b_slice: list[Tensor], total: Any, upstream: Any
     ) -> Sequence[Tensor | None]:
-        """What a slice pair adds to the gradients of those of its tensors that require one."""
+        """What a slice pair adds to the gradients of its tensors that require one."""
         leaves = [t for t in (*a_slice, *b_slice) if t.requires_grad]
         if self.fused_backward is not None:
             return self._given_gradients(
@@ -649,7 +649,7 @@ def _plain_hooks() -> AbstractContextManager[Any]:
 
 
 def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
-    """The slices of a, each with those of b that it is folded with."""
+    """The slices of a, each with the slices of b that it is folded with."""
     if isinstance(pairs, Tensor):
         if check_tensor("pairs", pairs).dtype is not torch.bool:
             raise TypeError(mismatch("pairs", "a tensor of torch.bool, or a function", pairs.dtype))
@@ -671,7 +671,7 @@ def _visits(pairs: Any, of_a: list[slice], of_b: list[slice]) -> Visits:
 
 
 def _jacobians(a: Sequence[Tensor]) -> tuple[bool, ...]:
-    """Of which tensors gradients will be asked. Within torch.func only its transforms know."""
+    """Which tensors may need gradients. Within torch.func only its transforms know."""
     if not torch.is_grad_enabled():
         return ()
     hidden = transforms_are_active()

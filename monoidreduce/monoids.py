@@ -517,7 +517,7 @@ def _published_state(name: str, monoid: Monoid[Any]) -> Any:
 def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
     """D(c, a) as a matrix: `local_gradient(c, a, g)` is the matrix times g.
 
-    With fields laid end to end it is that of equation 3 of the paper's draft, for `LogWSum`
+    With fields laid end to end it is the matrix of equation 3 of the paper's draft. For `LogWSum` it is
     exp(a_z - c_z) [[1, a_v - c_v], [0, I]]. Its transpose takes a tangent of `a` to that of `c`, as
     `local_tangent` does without the matrix.
 
@@ -526,8 +526,8 @@ def local_matrix(monoid: Monoid[Any], c: Any, a: Any) -> Tensor:
         c, a: states of one layout; a is one of the elements, or partial folds, that are folded into c.
 
     Returns:
-        [*batch, numbers of a, numbers of c], where the batch axes are those of the field with the fewest, and
-        fields that are not floating have no numbers.
+        [*batch, numbers of a, numbers of c]. There are as many batch axes as the field with the fewest axes
+        has. Fields that are not floating have no numbers.
 
     Raises:
         TypeError, ValueError: `c` or `a` is no state of the monoid, has no floating field, or they differ in

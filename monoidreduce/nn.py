@@ -220,12 +220,12 @@ class LinearDistillationLoss(_Operator):
 class LinearCrossEntropyHead(nn.Module):
     """A linear layer over classes whose forward gives the loss, so that wrappers see the parameters' use.
 
-    FSDP, for one, gathers parameters for the forward of the module that has them: a loss that reads them
+    FSDP, for one, gathers parameters for the forward of the module that has them. A loss that reads them
     elsewhere meets a part of them, and `full_tensor()` there has wrong gradients where ranks have other
     tokens. Under `monoidreduce.distributed.VocabParallel` the classes are split over ranks.
 
     Attributes:
-        weight: [classes, in_features], bias: [classes] or None, initialised as those of `torch.nn.Linear`.
+        weight: [classes, in_features], bias: [classes] or None, initialised as in `torch.nn.Linear`.
     """
 
     bias: nn.Parameter | None
@@ -279,7 +279,7 @@ class LinearCrossEntropyHead(nn.Module):
 
 
 class MLP(nn.Module):
-    """`monoidreduce.mlp` with its parameters, which are initialised as those of `torch.nn.Linear` are.
+    """`monoidreduce.mlp` with its parameters, which are initialised as in `torch.nn.Linear`.
 
     Attributes:
         w1: [hidden_features, in_features], bias1: [hidden_features] or None.

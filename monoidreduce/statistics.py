@@ -106,7 +106,7 @@ class Statistics:
         Args:
             a: [..., D] one row per result.
             b: [V, D] what is folded: the columns.
-            other_a, other_b: [..., E] and [V, E], of which scale * other_a @ other_b^T is `other`.
+            other_a, other_b: [..., E] and [V, E]. Their scores scale * other_a @ other_b^T are `other`.
             label: [...] integers, for an argument `label`. One outside [0, V) equals no column.
             row: data of rows by name, each [...].
             column: data of columns by name, each [V].
@@ -248,7 +248,7 @@ class Statistics:
 
 
 def checked_operands(a: Tensor, b: Tensor, other_a: Tensor | None, other_b: Tensor | None) -> tuple[Any, ...]:
-    """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and those of a second score."""
+    """Operands of a fold: a [..., D] -> [rows, D], b [V, D], and the operands of a second score."""
     shape = check_tensor("a", a).shape
     a, b, other_a, other_b = _operands(("other_a", "other_b"), a=a, b=b, other_a=other_a, other_b=other_b)
     sizes: dict[str, int] = {}

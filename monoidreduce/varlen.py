@@ -133,17 +133,17 @@ def attention_varlen(
             keys.
         causal, window: of each sequence, whose last query is aligned with its last key.
         scale, softcap, sinks, compensated: as of `attention`.
-        score_mod, mask_mod: as of `attention`, for one element of a sequence: `batch` is the number of the
+        score_mod, mask_mod: as of `attention`, for one element of a sequence. `batch` is the number of the
             sequence, and q_idx and kv_idx count within it. See docs/score_mod.md.
         return_lse: return the log-sum-exp of each query's scores too, that of its sink included.
         process_group: q, k and v are this rank's part of the tokens, as `distributed.shard` makes it of axis
             0; so are the results. cu_seqlens_q, cu_seqlens_k are of all tokens, and the same on every rank.
             sinks are of all heads. No score_mod and no mask_mod is taken. See docs/distributed.md.
-        method, layout, length, grad_dtype: as of `attention`. length is of all ranks' tokens, also of those
-            of no sequence.
+        method, layout, length, grad_dtype: as of `attention`. length counts the tokens of all ranks, also
+            tokens of no sequence.
 
     Returns:
-        out [T, H, D] in the dtype of q and, with return_lse, lse [H, T] in the accumulation dtype, in natural
+        out [T, H, D] in the dtype of q. With return_lse also lse [H, T] in the accumulation dtype, in natural
         units and differentiable. A query that sees no key has out 0 and lse -inf, or its sink; so has one of
         no sequence. On a GPU all results and gradients are NaN if cu_seqlens_q or cu_seqlens_k is not as
         above.
@@ -209,7 +209,7 @@ def check_varlen(
     softcap: float | None,
     compensated: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Any, ...]]:
-    """The tensors of the op, q, k and v as those of one sequence; and its options, without the last two."""
+    """The tensors of the op, with q, k and v as one sequence; and its options, without the last two."""
     compensated = check_bool("compensated", compensated)
     tensors = _check_tensors(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks)
     options = (*score_factors(scale, softcap), *bounds(causal, window))

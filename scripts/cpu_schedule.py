@@ -1,6 +1,6 @@
 """What the CPU engine moves between a cache and memory: its schedule, played to a simulated cache.
 
-The passes are those of csrc/include/monoidreduce/cpu/fold_forward.h and fold_backward.h, for one head,
+The module plays the passes of csrc/include/monoidreduce/cpu/fold_forward.h and fold_backward.h, for one head,
 float32, one thread, without masks and biases. Operands, results and scratch memory are played; statistics of
 rows, a few words each, are not. scripts/measure_traffic_cpu.py holds this against the engine itself, which
 tells its tiles.
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
 
 
 class Cache:
-    """Lines, of which the one that was used least recently is dropped. Writes take a line in.
+    """Lines. The line that was used least recently is dropped. Writes take a line in.
 
     A real cache has sets, and drops lines of a full set while others have room. So a pass whose tiles fill a
     cache almost moves more than is said here.

@@ -3,12 +3,13 @@
     python scripts/emulate_attention_rounding.py
 
 A fused kernel in bfloat16 rounds three things: the weights before the product with the values, the output,
-and the local gradients dS = P (dP - delta) before the products with q and k. delta = sum_j P_j dP_j, which
-fused kernels take as <grad_out, out>. Where a row is saturated (one weight is nearly 1), dS is a small
-difference of dP and delta, and shows what delta has lost.
+and the local gradients. It rounds the local gradients dS = P (dP - delta) before the products with q and k.
+delta = sum_j P_j dP_j, which fused kernels take as <grad_out, out>. Where a row is saturated (one weight is
+nearly 1), dS is a small difference of dP and delta, and shows what delta has lost.
 
-Printed are errors against float64, over those of torch's math path (float32 inside, results rounded once):
-of out, d_q, d_k and d_v, the mean's ratio and the maximum's, for four ways to delta.
+The script prints errors against float64, over the errors of torch's math path (float32 inside, results
+rounded once). For each of four ways to delta it prints ratios for out, d_q, d_k and d_v. They are the mean
+error's ratio and the maximum's.
 """
 
 import math

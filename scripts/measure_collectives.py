@@ -45,7 +45,7 @@ from monoidreduce.hardware import HARDWARE, Link
 from monoidreduce.plan.links import Group, Send
 
 FITTED = "all-gather"
-NO_LINK = Link(rate=1.0, latency=0.0, source="none yet")  # of which bytes alone count
+NO_LINK = Link(rate=1.0, latency=0.0, source="none yet")  # only the bytes sent over it count
 SIZES = (64, 128, 256, 512, 1024)  # MiB
 COUNTED = (1 << 20, (1 << 20) + 1)  # elements of objects whose bytes are counted; one has no even parts
 CALLS = 5  # one after the other, so that ranks that begin apart do not count

@@ -58,7 +58,7 @@ TOLERANCES = {
     ("mlp", "backward"): 0.1,
 }
 OF_CONTRACTIONS = 0.35
-WIDEST = 256  # of the kernels that hold operands whole; those of wider ones are contractions
+WIDEST = 256  # of the kernels that hold operands whole; kernels of wider ones are contractions
 # Bytes of rows' statistics, which the model of contractions leaves out. No case has more.
 STATISTICS = 1 << 20
 # Bytes that a kernel may leave in the L2 cache of an H100, where they are not counted.

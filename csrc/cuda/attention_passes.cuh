@@ -42,7 +42,7 @@ void with_attention_scores(const FoldProblem& p, const TensorView& d_bias, Run r
   run(SoftcappedScores<Bits>(p.score, kLog2E));
 }
 
-// What is kept of the rows of a call.
+// Where a call's rows store their log-sum-exps, and the sinks that they read.
 template <class Call>
 AttentionRows attention_rows(const Call& x) {
   return {data<float>(x.lse), data<float>(x.lse_low), data<const float>(x.sinks)};

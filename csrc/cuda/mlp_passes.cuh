@@ -45,7 +45,7 @@ struct MlpRows {
   }
 };
 
-// Calls run(E{}, monoid, scores) with those of the call.
+// Calls run(E{}, monoid, scores) with the element type, the monoid and the scores of the call.
 template <class Elements = Halves, class Arguments, class Run>
 void with_mlp_monoid(const Arguments& x, Run run) {
   Elements::with(x.x.dtype, [&](auto element) {

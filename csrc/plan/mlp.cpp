@@ -23,7 +23,8 @@ std::int64_t most_splits(const FoldProblem& p) {
   return std::min(kMost, kFloats / (p.rows() * p.payload_width()));
 }
 
-// No heads: rows are many. On sm_80 tiles of rows are those of many rows, and only splits make more blocks of them.
+// No heads: rows are many. On sm_80 few rows have the same tiles of rows as many rows, and only splits make
+// more blocks.
 Packing pack(Family family, const FoldProblem& p, const DeviceFacts& gpu) {
   const std::int64_t width = std::max(p.width(), p.payload_width());
   if (family == Family::kSm90) {
@@ -97,11 +98,14 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 // What keeps the kernels that store no hidden value from being the faster ones: so few blocks that most multiprocessors would be
 // idle.
 //
-// Of many rows, those of hidden units. (H100, 16384 rows, bfloat16, as they are and in parts: width 128, 1024 units, 0.77 and
-// 0.12 ms, 4096 units, 0.76 and 0.39; 64, 16384 units, 0.59 and 1.4.) Kernels of floats share the rows among blocks instead. Of
-// many hidden units, where rows have a pass of their own on Hopper, those of rows (16384 units of width 256: 128 rows take 0.57 ms
-// in one block and 0.06 in parts; parts of 1024 rows 0.14, of 4096, whose blocks would run side by side, 0.78. Up to width 128
-// they have one in the deterministic mode, which was not timed).
+// With many rows, the blocks of hidden units may be too few. (H100, 16384 rows, bfloat16, as they are and in
+// parts: width 128, 1024 units, 0.77 and 0.12 ms, 4096 units, 0.76 and 0.39; width 64, 16384 units, 0.59 and
+// 1.4.) Kernels of floats share the rows among blocks instead.
+//
+// With many hidden units, the blocks of rows may be too few where rows have a pass of their own on Hopper.
+// (16384 units of width 256: 128 rows take 0.57 ms in one block and 0.06 in parts. Parts of 1024 rows take
+// 0.14, and parts of 4096, whose blocks would run side by side, 0.78.) Up to width 128 rows have a pass of
+// their own in the deterministic mode, which was not timed.
 Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);

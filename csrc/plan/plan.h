@@ -44,8 +44,8 @@ struct Limits {
   std::int64_t widest_sm80 = kFamilies[1].widest;
   Reason both = {}, sm80 = {}, sm90 = {};
 };
-// Does one kernel of Hopper's take all gradients of a fold with a payload, so that blocks add to those of the rows
-// (Plan::adds_rows); else each has a pass.
+// Does one kernel of Hopper's compute all gradients of a fold with a payload. Its blocks then add to the
+// gradients of the rows (Plan::adds_rows). Else each gradient has a pass.
 inline bool gradients_at_once(const FoldProblem& p) { return p.width() <= 128 && p.payload_width() <= 128; }
 TileSize backward_tile(const FoldProblem& p);  // of Hopper's
 // Backward tiles of sm_80 differ in what shared memory they need.
@@ -58,8 +58,8 @@ Choice choose_resident(const FoldProblem& p, const Limits& limits, const DeviceF
 Choice choose_contraction(const FoldProblem& p, const DeviceFacts& gpu);
 // The same, of a call whose results torch multiplies.
 Choice choose_multiplied(const FoldProblem& p, const DeviceFacts& gpu, const Launch& launch);
-// Of a backward pass whose gradients are products of local gradients (operators.h), of which a workspace of so many bytes must hold
-// a tile of columns.
+// Of a backward pass whose gradients are products of local gradients (operators.h). A workspace of so many
+// bytes must hold the local gradients of all rows in one tile of columns.
 Choice choose_products(const FoldProblem& p, std::int64_t workspace, const DeviceFacts& gpu,
                        const Launch& launch);
 

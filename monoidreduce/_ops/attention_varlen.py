@@ -1,4 +1,4 @@
-"""Attention over packed sequences: its two ops, those of attention with the spans of each query and key.
+"""Attention over packed sequences: its two ops, which run attention with the spans of each query and key.
 
 q [1, H, T, F], k [1, Hkv, S, F], v [1, Hkv, S, D]. Kernels read the spans on the device, so the host never
 waits for the lengths.

@@ -53,8 +53,8 @@ def forward_part(rows: int, units: int, dtype: torch.dtype, workspace: int | Non
 def backward_part(
     rows: int, width: int, units: int, outputs: int, dtype: torch.dtype, workspace: int | None
 ) -> tuple[int, int]:
-    """The same of the backward pass. Parts of units add to the gradient of x, parts of rows to those of the
-    weights: whichever are less to read and write again."""
+    """The same of the backward pass. Parts of units add to the gradient of x, parts of rows to the gradients
+    of the weights. It takes whichever are less to read and write again."""
     size = 3 * dtype.itemsize
     if 2 * rows * width <= units * (2 * width + outputs):
         return rows, _fitting(units, rows * size, workspace)

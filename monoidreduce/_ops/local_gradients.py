@@ -1,8 +1,9 @@
 """The gradients of the linear losses as products of local gradients, the derivatives by <row, column>.
 
-Those of the first columns the forward pass may have kept, in the workspace. The others are computed again, as
-many columns at a time as there is room for: in the gradients, where these have not been written yet, or in
-the workspace. For tensor-core kernels: rows and columns are of a 16-bit type, sums of float32.
+The forward pass may have kept the local gradients of the first columns, in the workspace. The others are
+computed again, as many columns at a time as there is room for. The room is in the gradients, where these
+have not been written yet, or in the workspace. For tensor-core kernels: rows and columns are of a 16-bit
+type, sums of float32.
 """
 
 from __future__ import annotations
@@ -151,24 +152,25 @@ def _columns_product(
 class Head:
     """A pair of matrices, and the gradients by them and by one number a column: those that are needed.
 
-    They are products of local gradients [rows, columns], of some columns at a time: the last ones first, and
-    at the end those that were kept of the first columns. A column's gradient is written once, a row's is
-    summed in float32. A number of a column has a sum of local gradients that are not rounded: the kernel
-    leaves that of 16 rows.
+    They are products of local gradients [rows, columns], of some columns at a time: the last columns first.
+    The local gradients that were kept, of the first columns, come at the end. A column's gradient is written
+    once, a row's is summed in float32. A number of a column has a sum of local gradients that are not
+    rounded: the kernel leaves that of 16 rows.
 
-    Gathered rows take the place of the rows' gradient where the gradients of the kept columns, which are
-    written last, have room enough for local gradients.
+    The gradients of the kept columns are written last. Where they have room enough for local gradients,
+    gathered rows take the place of the rows' gradient.
 
     own_columns: of so many columns the workspace has room for local gradients (slices.py: Space).
     clusters: the plan's (_C.Plan); 0: torch multiplies, which takes all rows, else this library, which leaves
     out those that do not count.
-    kept: of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one, 0 for rows that
-    take no part. uniform: is it the same number for all that do; then those that are computed are to be for
-    UNIT_UPSTREAM too, so that rounding them to 16 bits rounds no upstream gradient: that would be the same
-    error in the largest of each row. slope: a score's derivative by its dot product.
+    kept: local gradients of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one,
+    0 for rows that take no part. uniform: is it the same number for all that do. Then local gradients that
+    are computed are to be for UNIT_UPSTREAM too: so rounding them to 16 bits rounds no upstream gradient.
+    Rounding one would be the same error in the largest local gradient of each row. slope: a score's
+    derivative by its dot product.
     unrounded: is the rows' gradient wanted in float32.
-    order: that of the rows of local gradients (order_rows), of which those that do not count are 0 or not
-    written; where some are to be computed, `rows` is gathered. Only with Hopper's kernels, as what is kept.
+    order: the order of the rows of local gradients (order_rows). Rows that do not count are 0 or not written.
+    Where some local gradients are to be computed, `rows` is gathered. Only with Hopper's kernels, as `kept`.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class Head:
         self.own: Tensor | None = None
         self.over = slope / UNIT_UPSTREAM
         self.upstream: Tensor | None = None
-        self.factor: Tensor | None = None  # of the products of what is kept, by rows
+        self.factor: Tensor | None = None  # of the products of kept local gradients, by rows
         self.scale: Tensor | None = None  # of all products, if uniform
         if upstream is not None:
             self.upstream = upstream.contiguous() if order is None else upstream[order[:-1]]
@@ -238,7 +240,7 @@ class Head:
         return None if self.partial_sums is None else self.partial_sums[:, :whole_tiles]
 
     def add_products(self, part: slice) -> None:
-        """Those of the local gradients that have been computed."""
+        """Add the products of the local gradients that have been computed."""
         local, columns = self.local(part), self.columns[part]
         if self.row_sums is not None:
             if self.clusters:
@@ -255,7 +257,7 @@ class Head:
             torch.sum(self.partial_sums[:, : local.shape[1]], 0, out=self.sums[part])
 
     def add_kept_products(self) -> None:
-        """Those of the local gradients that were kept, when all others are added."""
+        """Add the products of the local gradients that were kept, when all others are added."""
         first = self.space.first
         if first == 0:
             return

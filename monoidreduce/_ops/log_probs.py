@@ -1,4 +1,4 @@
-"""Log-probabilities of targets under a linear head, whose logits are those of linear cross entropy."""
+"""Log-probabilities of targets under a linear head, with the logits of linear cross entropy."""
 
 from __future__ import annotations
 

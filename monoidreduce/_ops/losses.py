@@ -134,7 +134,7 @@ def _own_columns(workspace: int, kept: Tensor) -> int:
 
 
 class CrossEntropyNumbers(NamedTuple):
-    """The first options of the op, which are those of a call."""
+    """The first options of the op, which are options of a call too."""
 
     reduction: str
     logit_scale: float
@@ -201,7 +201,7 @@ def cross_entropy_results(
     x_differentiated: bool,
     workspace: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss; the log-sum-exps of tokens in two words; what is kept."""
+    """The loss; the log-sum-exps of tokens in two words; kept local gradients."""
     lse = statistics(x, x.shape[0])
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
     keep = keep and scores_can_be_kept(bias, class_weight, softcap, label_smoothing)
@@ -339,7 +339,7 @@ def cross_entropy_backward(
     options, plan = (logit_scale, softcap, ignore_index, label_smoothing, z_loss), None
     classes = weight.shape[0] if classes < 0 else classes
     if x.is_cuda:
-        if grad_lse is not None:  # kept local gradients are those of the loss alone
+        if grad_lse is not None:  # kept local gradients are for the loss alone
             kept = kept[:, :0]
         own_columns = _own_columns(workspace, kept)
         mode: Any = {"workspace": workspace, "deterministic": torch.are_deterministic_algorithms_enabled()}
@@ -407,7 +407,7 @@ register(
 def distillation_results(
     x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, mask: Tensor | None, *options: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; what is kept."""
+    """The loss; [6, tokens]: lse of P, lse of Q and their centre in two words each; kept local gradients."""
     reduction, kind, temperature, keep, x_differentiated, workspace = options
     tokens = x.shape[0]
     stats = statistics(x, 6, tokens)
@@ -431,7 +431,7 @@ def fold_distillation(
     workspace: int | None,
     of_rank: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], None] | None]:
-    """What the op returns, and of a rank's classes what makes local gradients of what is kept, from stats."""
+    """What the op returns, and of a rank's classes what makes local gradients of `kept`, from stats."""
     losses, stats = statistics(x, x.shape[0]), statistics(x, 6, x.shape[0])
     plan = scratch = first_kept = teacher_kept = kept_for = order = gathered = teacher_gathered = None
     kept, to_gradients = _empty_kept(x, 0), None
@@ -501,7 +501,7 @@ def distillation_backward(
     if x.is_cuda:
         of_teacher = needed[2] or needed[3]
         of_head = workspace // 2 if of_teacher else workspace
-        if of_teacher:  # kept local gradients are those of the student alone
+        if of_teacher:  # kept local gradients are for the student alone
             kept = kept[:, :0]
         own_columns = _own_columns(of_head, kept)
         mode: Any = {"workspace": of_head, "deterministic": torch.are_deterministic_algorithms_enabled()}

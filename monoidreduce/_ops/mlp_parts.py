@@ -1,4 +1,4 @@
-"""An MLP in parts: products of hidden values, of which a part is held at a time.
+"""An MLP in parts: products of hidden values, which are held a part at a time.
 
 A part is some rows and hidden units; either all rows or all units are in it. `multiply_hidden` and
 `multiply_hidden_gradients` are for tensor-core kernels: all matrices are of a 16-bit type, sums of float32.

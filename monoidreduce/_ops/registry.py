@@ -46,7 +46,7 @@ class Operator(NamedTuple):
 
     forward: Callable[..., Any]
     backward: Callable[..., list[Tensor]]
-    residuals: Callable[..., Any]  # those of the outputs
+    residuals: Callable[..., Any]  # picks the residuals from the outputs
     inputs: int
     saved: int  # inputs and residuals
     differentiable: int  # outputs
@@ -96,7 +96,7 @@ def _autograd(
     would ask it again; its base class, when allowed to, records that one level.
 
     name: of the op. Profilers, anomaly mode and `grad_fn` show it with "Backward" behind it.
-    keys: those of the call; None where torch.func works at one of its levels.
+    keys: the dispatch keys of the call; None where torch.func works at one of its levels.
     """
 
     def below(keys: Any, args: tuple[Any, ...]) -> Any:
@@ -164,8 +164,8 @@ def register(
     name(inputs, options) -> outputs
     name_backward(a gradient or None for each differentiable output, inputs, residuals, options, needed,
                   backward_options)
-        -> the gradients of the inputs, without those of the last ones that are `constants`; those whose entry
-           in `needed` is false are empty
+        -> the gradients of the inputs apart from the last ones, the `constants`; a gradient whose entry in
+           `needed` is false is empty
     `residuals` are the outputs that the backward reads. `backward_options` have defaults, with which autograd
     calls. `in_place` is `backward` where it may return the residuals, changed: autograd calls it if it frees
     them afterwards.

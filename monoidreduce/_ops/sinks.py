@@ -20,7 +20,7 @@ def score_sinks(q: Tensor, sinks: Tensor | None) -> Tensor | None:
 
 
 def join_sinks(lse: Tensor, lse_low: Tensor, sinks: Tensor) -> None:
-    """Add to log-sum-exps of rows [H, M], in both words, those of sinks [H]."""
+    """Add the sinks [H] to log-sum-exps of rows [H, M], in both words."""
     total = torch.logaddexp(lse.double() + lse_low, sinks.double()[:, None])
     lse.copy_(total)
     lse_low.copy_((total - lse).nan_to_num_(0.0))

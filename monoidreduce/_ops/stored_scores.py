@@ -2,11 +2,12 @@
 
 The loss of a class needs both log-sum-exps of its row, and its local gradient the row's loss. So whole rows
 of scores are stored, in float32, as many as fit the workspace, and a kernel reads them three times. Gradients
-are those of an upstream gradient of 1, computed in the forward pass: scores are computed once.
+are for an upstream gradient of 1, computed in the forward pass: scores are computed once.
 
 The gradient of the weights is a sum over all rows, and it is rounded once. So local gradients of all rows are
-kept until then, of as many of the last classes as there is memory for: in the memory of that gradient, which
-is not written yet, and in what scores leave of the workspace. Those of the first classes are computed again.
+kept until then, of as many of the last classes as there is memory for. They lie in the memory of that
+gradient, which is not written yet, and in what scores leave of the workspace. The local gradients of the
+first classes are computed again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from monoidreduce.workspace import get_workspace
 
 __all__ = ["Layout", "obstacle"]
 
-_FEWEST_ROWS = 128  # of a slice: those of one block of a cluster
+_FEWEST_ROWS = 128  # of a slice: the rows of one block of a cluster
 _PAIR = 8  # bytes of the scores of a student and a teacher
 _STATISTICS = 5  # numbers of a row (csrc/include/monoidreduce/device/simt/jsd_rows.cuh)
 
@@ -272,7 +273,7 @@ def linear_jsd_backward(
 
 
 def linear_jsd_backward_in_place(grad_loss: Tensor, *rest: Any) -> list[Tensor]:
-    """The same, which needs no memory for gradients: those of the weights are as many as the weights."""
+    """The same, which needs no memory for gradients: the weights' gradient is as large as the weights."""
     *_, dx, dweight, _, _, _, _, _, needed = rest
     found = zip((dx, dweight), needed, strict=False)
     return [_scaled(t, grad_loss, t) if is_needed else t for t, is_needed in found]

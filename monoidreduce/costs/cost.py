@@ -161,22 +161,22 @@ def cost(
     """What `op(*arguments, **options)` and its backward pass cost. Nothing is computed or allocated.
 
     The operator plans and goes through its slices as it would there, with tensors that have no memory.
-    So passes and bytes are those of the call. docs/cost.md has the formulas of time, and their errors.
+    So passes and bytes are the same as in the call. docs/cost.md has the formulas of time, and their errors.
 
     Args:
         op: as `monoidreduce.explain` takes it.
-        arguments, options: those of the call; meta, fake or real tensors. Their values do not count, and all
-            targets and tokens are taken to count.
-        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100", which need not be there; a CPU of
-            yours as a `Processor`, or "cpu", that of bench/results; or the name of a file, ending in .json,
-            that `python -m monoidreduce calibrate --out` wrote. None: the GPU of the tensors.
+        arguments, options: as the call has them; meta, fake or real tensors. Their values do not count, and
+            all targets and tokens are taken to count.
+        hardware: a GPU of `monoidreduce.hardware`, or its name, as "h100", which need not be there. A CPU of
+            yours as a `Processor`, or "cpu", the CPU of bench/results. Or the name of a file, ending in
+            .json, that `python -m monoidreduce calibrate --out` wrote. None: the GPU of the tensors.
         needed: the names of the tensors whose gradients are wanted; none is the forward pass alone. None:
             those that require gradients, or where none does, the operator's matrices.
 
     Raises:
-        TypeError, ValueError: the call would; hardware is no GPU of NVIDIA's, or None and the tensors are on
-            none that `monoidreduce.hardware` has; needed names no floating tensor of the call; the call has
-            no model, as one with score_mod (docs/cost.md, "What it does not know").
+        TypeError, ValueError: the call would, or it has no model, as one with score_mod (docs/cost.md, "What
+            it does not know"). Or hardware is no GPU of NVIDIA's, or None and the tensors are on none that
+            `monoidreduce.hardware` has. Or needed names no floating tensor of the call.
         OSError: a file of hardware cannot be read.
     """
     return _cost(*resolved(op, arguments, options), hardware, needed, keeps=True)

@@ -34,7 +34,7 @@ class Constants(NamedTuple):
     weighing: float
 
 
-# By dtype, and whether the pass is backward: those of bench/results/amd_epyc_cpu.json.
+# By dtype, and whether the pass is backward: fitted to the times in bench/results/amd_epyc_cpu.json.
 CONSTANTS = {
     ("float32", False): Constants(0.4854, 17.17, 40.1),
     ("float32", True): Constants(0.534, 5.141, 0.0),
@@ -76,7 +76,7 @@ def _fold(launch: Launch, operator: str, tile: tuple[int, int]) -> Fold:
     of_scores = rows[-1] + (a[roles["other_a"]].shape[-1] if "other_a" in roles else 0)
     payload = a[roles["payload"]].shape[-1 if operator == "attention" else 0] if "payload" in roles else 0
     weighed = [of_scores, payload]
-    if launch.backward:  # and a product for each gradient; a payload's columns are those of the output
+    if launch.backward:  # and a product for each gradient; a payload has the output's columns
         gradients = {role: a[f"d{name}"].shape[-1] for role, name in roles.items() if f"d{name}" in a}
         weighed += [payload if role == "payload" else width for role, width in gradients.items()]
     staying, streamed = (tile[1], tile[0]) if launch.backward else tile

@@ -234,7 +234,7 @@ def dry_run(
         call: all its arguments by name. The values of tensors do not count.
         needed: names of the tensors whose gradients are wanted.
         gpu: that the call is planned for; None: a CPU, whose engine allocates its scratch memory unseen.
-        keeps: are these all columns, not those of one rank, whose forward pass keeps less.
+        keeps: are these all columns. If they are the columns of one rank, its forward pass keeps less.
 
     Raises:
         TypeError, ValueError: the call would, or it has no model: docs/cost.md, "What it does not know".

@@ -1,7 +1,7 @@
 """What the kernels of a launch do: their jobs, and the bytes that they move (docs/cost.md has the formulas).
 
-Tiles are those of the launch's plan. Of the families sm80 and simt it tells none: there all kept scores are
-one job that the GPU shares, and the kernel's constants hold what its tiles cost.
+The launch's plan has the tiles. For the families sm80 and simt it tells none. There all kept scores are one
+job that the GPU shares, and the kernel's constants hold what its tiles cost.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def fitted_constants() -> dict[str, tuple[Constants, ...]]:
 
 
 def constants_of(kernel: str, width: int, among: dict[str, tuple[Constants, ...]] | None = None) -> Constants:
-    """Those of the narrowest measured width that holds `width`, else of the widest."""
+    """The constants of the narrowest measured width that holds `width`, else of the widest."""
     rows = (fitted_constants() if among is None else among).get(kernel, ())
     if not rows:
         family = next((name for name in _UNMEASURED if f"/{name}/" in f"{kernel}/"), _WITH_TILES)

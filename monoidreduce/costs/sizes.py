@@ -12,7 +12,7 @@ from monoidreduce._validate import mismatch
 
 __all__ = ["OPERATORS", "SIZES", "call_of"]
 
-MOST = 1 << 50  # bytes of a tensor: torch cannot count those of 2^63
+MOST = 1 << 50  # bytes of a tensor: torch cannot count 2^63 bytes
 
 # By operator: the sizes of a call, and what may be given besides.
 SIZES = {

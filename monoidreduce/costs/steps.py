@@ -47,7 +47,7 @@ def read_by(steps: Iterable[Step], cache: float) -> dict[Block, int]:
 def tile_steps(
     groups: Sequence[int], row_bytes: Sequence[int], column_bytes: Sequence[int], clusters: int
 ) -> Iterator[Step]:
-    """Those of a contraction: all row blocks of a group with one tile of columns, then with the next one.
+    """The steps of a contraction: all row blocks of a group with one tile of columns, then with the next one.
 
     groups: how many row blocks each has (tile_schedule.cuh). row_bytes, column_bytes: of each block and tile.
     """
@@ -71,7 +71,7 @@ def tile_steps(
 def job_steps(
     jobs: Iterable[Job], staying: Sequence[int], streamed: Sequence[int], workers: int
 ) -> Iterator[Step]:
-    """Those of attention and the MLP. staying, streamed: bytes of each tile of a head.
+    """The steps of attention and the MLP. staying, streamed: bytes of each tile of a head.
 
     A job has a step for what stays, one for each tile that passes, and one to end. Jobs that start together
     and stream the same are one from then on, so a step takes time for what is different in it.

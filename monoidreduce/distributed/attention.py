@@ -283,6 +283,6 @@ class _AllGather(torch.autograd.Function):
 
 
 def _start_own_sum(parts: Tensor, call: Call, dtype: torch.dtype) -> Arrival:
-    """Of gradients of all keys, in parts for their ranks and summed over these, those of this rank's keys."""
+    """The gradients of this rank's keys, summed over ranks. parts: of all keys, a part for each rank."""
     arrival = start_sum(parts, call.group, dtype, sent=call.sent, own=True)
     return lambda: arrival()[0].narrow(POSITIONS, 0, call.keys.own)

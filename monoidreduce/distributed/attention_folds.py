@@ -1,7 +1,7 @@
 """Attention of some queries of a sequence over the keys that they see. Nothing is sent.
 
-Where sequences are packed in one, tensors are those of one sequence that is as long as all, and `starts` are
-cu_seqlens_q and cu_seqlens_k of all ranks. Else there are no starts.
+Packed sequences are given as one sequence that is as long as all of them. Then `starts` are cu_seqlens_q and
+cu_seqlens_k of all ranks. Else there are no starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def gradients(
     needed: Sequence[bool],
     unrounded: bool,
 ) -> list[Tensor]:
-    """Those of the backward op of `attend`, whose keys are all that its queries see.
+    """The gradients from the backward op of `attend`, whose keys are all that its queries see.
 
     inputs, options: of attend. results: what it returned. unrounded: as `UNROUNDED` says.
     """
@@ -63,8 +63,9 @@ def part_of_bias(bias: Tensor | None, heads: slice = ALL, queries: slice = ALL, 
 class Fold:
     """Queries that follow each other, and the keys that they see.
 
-    own: the queries among those of their rank. queries, keys: among those of all ranks. options: of the op,
-    which aligns the last of these queries with the last of these keys. Of packed sequences the keys are all.
+    own: where the queries are in their rank's part. queries, keys: where they are in the whole sequence.
+    options: of the op, which aligns the last of these queries with the last of these keys. Of packed
+    sequences the keys are all.
     """
 
     own: slice
@@ -151,8 +152,9 @@ def fold_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the inputs of fold_rows that are needed.
 
-    That of q is whole. Those of k, v and bias are this rank's part of a sum, in the accumulation dtype; of k
-    and v as KeyGradient has them. grads: of out and lse. results: what fold_rows returned.
+    The gradient of q is whole. The gradients of k, v and bias are this rank's part of a sum, in the
+    accumulation dtype. KeyGradient says how the parts of k and v lie. grads: of out and lse. results: what
+    fold_rows returned.
     """
     q, _, _, bias, *_ = inputs
     dk, dv = KeyGradient(key_split), KeyGradient(key_split)

@@ -33,7 +33,7 @@ def gather_states(fields: Sequence[Tensor], group: Group) -> list[Tensor]:
 
 
 def start_exchange(parts: Tensor, group: Group) -> Arrival:
-    """[ranks, ...], of which part i goes to rank i -> [ranks, ...], of which part i came from rank i."""
+    """[ranks, ...], whose part i goes to rank i -> [ranks, ...], whose part i came from rank i."""
     found = parts.new_empty(parts.shape)
     sent = one_piece(parts).view(-1)
     work = dist.all_to_all_single(found.view(-1), sent, group=group.handle, async_op=True)

@@ -77,7 +77,7 @@ def map_reduce_over_ranks(
 
     def prepare() -> tuple[State, dict[str, Any]]:
         if options["pairs"] is not None:
-            expected = "None beside process_group: slices of b would be those of a rank's own rows"
+            expected = "None beside process_group: slices of b would be slices of a rank's own rows"
             raise ValueError(mismatch("pairs", expected, options["pairs"]))
         of_ranks = replicated(a, group) if isinstance(a, Tensor) else a
         if isinstance(a, tuple):

@@ -156,8 +156,8 @@ class Columns:
     def of(cls, group: Group, name: str, rows: int, given: int | None) -> Columns:
         """Of a tensor whose shard has so many rows.
 
-        given: the number of all columns. Shards are those of torch.chunk, or as long as each other, and then
-        what lies behind the last column is padding. None: every rank has as many.
+        given: the number of all columns. Shards are as torch.chunk makes them, or as long as each other, and
+        then what lies behind the last column is padding. None: every rank has as many.
         """
         if given is None:
             return cls(group, group.rank * rows, rows, group.size * rows, rows)

@@ -83,11 +83,11 @@ class Sharded:
         return self.sharding.group
 
     def _all_rows(self, t: Tensor) -> Tensor:
-        """[rows] of a constant: those of all ranks."""
+        """[rows] of a constant -> [rows of all ranks]."""
         return self.group.gather(t).view(-1) if self.sharding.own_rows else t
 
     def _own_rows(self, t: Tensor) -> Tensor:
-        """[rows] -> those of this rank."""
+        """[rows] -> [rows of this rank]."""
         return shard(t, 0, self.group.handle) if self.sharding.own_rows else t
 
     def linear_cross_entropy(

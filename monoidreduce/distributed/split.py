@@ -20,10 +20,10 @@ LAYOUTS = ("contiguous", "zigzag")
 
 @dataclass(frozen=True)
 class Split:
-    """`length` positions over ranks, in chunks of `chunk`, of which the last ones may be shorter or empty.
+    """`length` positions over ranks, in chunks of `chunk`; the last ones may be shorter or empty.
 
-    Rank r has chunk r. zigzag: of twice as many chunks it has chunk r and the r-th from the end, so that all
-    ranks have as many scores under causal masking.
+    Rank r has chunk r. zigzag: of twice as many chunks it has chunk r and the r-th from the end. So all ranks
+    have as many scores under causal masking.
     """
 
     group: Group
@@ -151,10 +151,10 @@ def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguou
         tensor: of any shape, dtype and strides; the same on all ranks of the group.
         dim: the axis to be split, of any size.
         process_group: a ProcessGroup or a one-dimensional DeviceMesh.
-        layout: "contiguous": parts follow each other in rank order. Their sizes are those of torch.chunk: the
-            last ones may be shorter or empty. "zigzag": the axis is cut so into twice as many chunks, and
-            rank r has chunk r and the r-th from the end. Under causal masking all ranks then have as much to
-            do.
+        layout: "contiguous": parts follow each other in rank order. Their sizes are as torch.chunk makes
+            them: the last ones may be shorter or empty. "zigzag": the axis is cut so into twice as many
+            chunks, and rank r has chunk r and the r-th from the end. Under causal masking all ranks then have
+            as much to do.
 
     Raises:
         TypeError, ValueError: an argument is not as above.
@@ -168,9 +168,9 @@ def shard(tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguou
 def unshard(
     tensor: Tensor, dim: int, process_group: Any, layout: str = "contiguous", length: int | None = None
 ) -> Tensor:
-    """The whole tensor of which each rank has a part, as `shard` makes them.
+    """The whole tensor from the parts that ranks have, as `shard` makes them.
 
-    Every rank is to compute the same from it. Then each has the whole gradient, of which it takes its part.
+    Every rank is to compute the same from it. Then each has the whole gradient, and takes its part of that.
 
     Args:
         tensor: of any dtype and strides, on all ranks of the group of one shape but for `dim`.

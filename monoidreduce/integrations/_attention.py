@@ -89,10 +89,10 @@ def attention_mask(
 ) -> Mask | Tensor | None:
     """The mask of one kind of layer, as `AttentionMaskInterface` calls for it.
 
-    Where transformers allows a mask to be skipped, it is causal or bidirectional, with a window of local_size
-    or none, and with the padding that attention_mask [B, all keys] has. Query i is at q_offset + i, and key j
-    at kv_offset + j. Causal masks of packed sequences are known by their functions. Other masks, and those of
-    static caches, whose last key is not the last query's, are made of mask_function.
+    Where transformers allows a mask to be skipped, it is causal or bidirectional. It has a window of
+    local_size or none, and the padding that attention_mask [B, all keys] has. Query i is at q_offset + i, and
+    key j at kv_offset + j. Causal masks of packed sequences are known by their functions. Other masks are
+    made of mask_function, and so are masks of static caches, whose last key is not the last query's.
     """
     if isinstance(attention_mask, Mask):
         return attention_mask

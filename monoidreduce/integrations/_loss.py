@@ -165,7 +165,7 @@ class FusedLoss:
 
 
 def operands(head: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """x [..., D], weight [V, D] and bias [V], of which the head's logits are x @ weight^T + bias."""
+    """x [..., D], weight [V, D] and bias [V]: the head's logits are x @ weight^T + bias."""
     if hasattr(head, "modules_to_save"):  # copies of the head that PEFT trains
         whole = head.disable_adapters or not head.active_adapters
         return operands(

@@ -1,7 +1,8 @@
 """Plans of training: rooflines, collectives, parallel strategies and batch sizes.
 
-The formulas are those of "Rooflines and Scaling"; each names its equation, table or appendix. Numbers are
-FLOPs, bytes, seconds and tokens, never thousands or billions of them. docs/planner.md has worked examples.
+The formulas are from the paper "Rooflines and Scaling"; each names its equation, table or appendix. Numbers
+are FLOPs, bytes, seconds and tokens, never thousands or billions of them. docs/planner.md has worked
+examples.
 """
 
 from monoidreduce.hardware import HARDWARE, Hardware, Link

@@ -120,7 +120,7 @@ def sharded_layers(
     fsdp_axes: float = 2,
     tp_axes: float = 1,
 ) -> list[ShardedLayer]:
-    """Every mesh K_F x K_T of whole numbers of which K_T divides D, the least communication first.
+    """Every mesh K_F x K_T of whole numbers where K_T divides D, the least communication first.
 
     K_F* is no whole number in general, so the meshes are enumerated and not rounded.
     """

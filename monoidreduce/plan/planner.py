@@ -39,7 +39,7 @@ class Precision:
 
     Attributes:
         weights, activations, gradients: as they are computed with and sent.
-        optimizer: of what is kept of a parameter besides: a float32 copy and Adam's two moments.
+        optimizer: of the optimizer's state of a parameter: a float32 copy and Adam's two moments.
     """
 
     weights: float = 2
@@ -376,7 +376,7 @@ def plans(
     """Plans for every mesh of `chips`, the shortest step first; of equal steps, the least communication.
 
     links: the strategies, with the physical axes of each. Meshes whose tp does not divide the heads and the
-    hidden width are left out. Other arguments are those of `Plan`.
+    hidden width are left out. Other arguments are as `Plan` has them.
 
     Raises TypeError or ValueError for an argument that is not as above, and if no mesh is left.
     """

@@ -1,6 +1,6 @@
 """Operators over ranks before there are any: the cost of a rank's part, and what the ranks send.
 
-A rank's kernels take what `monoidreduce.cost` says of its part. Collectives are those of
+A rank's kernels take what `monoidreduce.cost` says of its part. Collectives are as in
 `monoidreduce.distributed`, each after the other; none hides behind arithmetic. docs/planner.md has examples.
 """
 
@@ -106,10 +106,10 @@ def over_ranks(
 
     Args:
         operator: a key of `SPLITS`.
-        sizes: of the whole call, as `python -m monoidreduce cost` names them: for losses N tokens, V classes,
-            width D, E of a teacher; for mlp B rows, K hidden units, width d, and "gated"; for attention B, H,
+        sizes: of the whole call, as `python -m monoidreduce cost` names them. For losses N tokens, V classes,
+            width D, E of a teacher. For mlp B rows, K hidden units, width d, and "gated". For attention B, H,
             Hkv, L, d, "causal" and "softcap".
-        ranks: how many devices, at most those of a node, or whole nodes.
+        ranks: how many devices, at most as many as a node has, or whole nodes.
         hardware: a GPU whose links `monoidreduce.hardware` knows, or its name.
         split: one of `SPLITS[operator]`. "columns", "ulysses" and "all_gather" are what a `process_group`
             does. "data": each rank has its rows or sequences and all weights, whose gradients are all-reduced
@@ -156,8 +156,8 @@ def splits(
 ) -> list[OverRanks]:
     """All splits that the library has, the one to take first: that of the least time.
 
-    Each rank has rows of its own, and so columns come with `sequence_parallel`. Arguments and errors are
-    those of `over_ranks`.
+    Each rank has rows of its own, and so columns come with `sequence_parallel`. Arguments and errors are as
+    `over_ranks` has them.
     """
     check_choice("operator", operator, tuple(SPLITS))
     known = _checked_sizes(operator, sizes)

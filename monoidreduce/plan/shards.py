@@ -1,6 +1,6 @@
 """What a rank does under each way to split a call: its kernels, its collectives, and what it copies.
 
-Collectives and their bytes are those of `monoidreduce.distributed`; tests compare them.
+Collectives and their bytes are as in `monoidreduce.distributed`; tests compare them.
 """
 
 from __future__ import annotations

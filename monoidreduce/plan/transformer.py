@@ -14,8 +14,8 @@ __all__ = ["MODELS", "Model", "find_model", "training_flops", "training_seconds"
 class Model:
     """A transformer of blocks of attention and a feedforward layer.
 
-    The paper's models have `kv_heads == heads`: then the formulas below are those of section 1.4. Layer norms
-    and biases are left out, as in the paper (footnote 3).
+    The paper's models have `kv_heads == heads`: then the formulas below are the formulas of section 1.4.
+    Layer norms and biases are left out, as in the paper (footnote 3).
 
     Attributes:
         layers, width, hidden, vocabulary: the paper's L, d, D and V.

@@ -243,7 +243,7 @@ def scores_source(
     """The functions that modify scores of attention (device/program/score_element.h).
 
     packed: of packed sequences, whose kernels read listed spans. steps: may kernels add to dot products in
-    place of scores. weights: are the scores weights, those of attend; then without steps. fused: may products
+    place of scores. weights: are the scores the weights of `attend`; then without steps. fused: may products
     be fused with sums, as weights are rounded to 16 bits.
     """
     graph, score, keep, slope = slopes(text, None)

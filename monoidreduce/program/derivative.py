@@ -39,8 +39,9 @@ __all__ = [
 class Gradient:
     """The gradients of an element by its leaves, numbers of `nodes`; by data None where it is 0.
 
-    What is known of the row comes as data of rows, behind those of the program: its values, the low words of
-    the log-sum-exps, and the gradients of the values; and behind its integers, the columns of the largest.
+    What is known of the row comes as data of rows, behind the program's data of rows. It is the row's values,
+    the low words of the log-sum-exps, and the gradients of the values. Behind the program's integers come the
+    columns of the largest.
     """
 
     nodes: Graph
@@ -55,9 +56,9 @@ def _add(adjoint: dict[int, Expression], number: int, term: Expression) -> None:
 
 
 def pull_back(graph: Graph, nodes: Sequence[Node], adjoint: dict[int, Expression]) -> None:
-    """The gradients by all that some nodes are made of. adjoint: those by the results, which it adds to.
+    """The gradients by all that some nodes are made of.
 
-    graph: begins with the nodes.
+    adjoint: the gradients by the results, to which it adds the others. graph: begins with the nodes.
     """
     for number in range(len(nodes) - 1, -1, -1):
         name, *args = nodes[number]
@@ -181,7 +182,7 @@ def slopes(
 ) -> tuple[Graph, Expression, Expression | None, Expression]:
     """The graph, the score, whether it is kept, and the derivative of the score by that without the function.
 
-    sizes: those of the call become constants; None leaves them as leaves.
+    sizes: the call's sizes, which become constants; None leaves them as leaves.
     """
     program = parse(text)
     nodes = program.nodes

@@ -273,7 +273,7 @@ def compiled_scores(
         capability: of the GPU, as (9, 0).
         steps: where there are cases, may kernels add to dot products in place of scores, which are divided
             by the scale.
-        weights: are the scores weights, those of `attend`.
+        weights: are the scores the weights of `attend`.
     """
     found = compiler.find()
     assert found is not None

@@ -180,7 +180,7 @@ def tables(
     """The table of reals, that of integers, and for each captured tensor where it begins and its sizes.
 
     Args:
-        tensors: those of the call that the functions captured.
+        tensors: that the functions captured, as they are in this call.
         like: has the device, and the dtype that accumulates as the table of reals.
         functions: that captured them.
 

@@ -112,7 +112,7 @@ class StatisticsMonoid(Monoid[Any]):
         return self.State(*fields)
 
     def _softmaxes(self) -> list[tuple[int, range]]:
-        """Of each the field of its log-sum-exp, and those of its means."""
+        """Of each softmax the field of its log-sum-exp, and the fields of its means."""
         found, field = [], 0
         for softmax in self.program.softmaxes:
             found.append((field, range(field + 1, field + len(softmax))))

@@ -200,6 +200,6 @@ def _chosen(t: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def place(lines: Tensor, numbers: Sequence[int], to: Tensor) -> None:
-    """Write lines to those of `to` with these numbers."""
+    """Write lines to the lines of `to` with these numbers."""
     for line, number in zip(lines, numbers, strict=True):
         to[number] = line

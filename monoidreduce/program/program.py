@@ -41,7 +41,7 @@ def reachable(nodes: Sequence[Node], roots: Iterable[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Program:
-    """Numbers are those of nodes. softmaxes: a log weight, then what means are taken of, for each."""
+    """An int is the number of a node. softmaxes: a log weight, then what means are taken of, for each."""
 
     nodes: tuple[Node, ...]
     softmaxes: tuple[tuple[int, ...], ...] = ()

@@ -312,8 +312,9 @@ _PLAIN = (bool, int, float, str, type(None), Tensor)
 class Captures:
     """The variables that a function and the functions that it calls read, from closures and globals.
 
-    `values` are those of now; `complete` says whether what the function computes follows from them. It does
-    not where it reads an object's attributes: then a function is traced in every call.
+    `values` are the variables' values when this object is made; `complete` says whether what the function
+    computes follows from them. It does not where it reads an object's attributes: then a function is traced
+    in every call.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -523,7 +523,7 @@ every_layer = pytest.mark.parametrize("layer", LAYERS, ids=repr)
 
 
 def assert_layer(layer: Layer, inputs: list[Tensor], rtol: float = 1e-11, **options: Any) -> None:
-    """Outputs and gradients are those of plain torch, for upstream gradients of any stride and value."""
+    """Outputs and gradients equal plain torch's, for upstream gradients of any stride and value."""
     found, expected = layer.reduce(*inputs, **options), layer.plain(*inputs)
     torch.testing.assert_close(found, expected, rtol=rtol, atol=rtol)
     upstream = [upstream_gradient(e) for e in expected]
@@ -711,7 +711,7 @@ def test_forward_keeps_inputs_and_result_alone(rows: int) -> None:
 
 @every_layer
 def test_peak_memory_is_that_of_a_slice_pair(layer: Layer) -> None:
-    """Slices of 64 rows of 1024, in float32: the scores of a pair take 16 KiB, those of all pairs 4 MiB.
+    """Slices of 64 rows of 1024, in float32: a pair's scores take 16 KiB, the scores of all pairs 4 MiB.
 
     Of the former, project_fold and autograd hold at most seven at a time, distillation's with two heads.
     """

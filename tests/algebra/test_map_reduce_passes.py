@@ -389,7 +389,7 @@ def test_fused_backward_leaves_its_arguments_alone() -> None:
 
 
 def test_all_three_together() -> None:
-    """Gradients of `a` come from the forward pass, those of `b` from the function, of kept pairs."""
+    """Of kept pairs, the forward pass gives the gradient of `a`, and the function the gradient of `b`."""
 
     def backward(a: Tensor, b: Tensor, p: Any, g: Any) -> tuple[None, Tensor]:
         weights = (a @ b.T - p.lse[:, None]).exp() * g.lse[:, None]

@@ -61,7 +61,7 @@ def test_laws(subject: Subject, dtype: torch.dtype, device: torch.device) -> Non
 @every_monoid
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_fold_is_what_the_monoid_is_for(subject: Subject, dim: int, device: torch.device) -> None:
-    """Value and gradient equal those of the plain torch definition, whatever the upstream gradient."""
+    """Value and gradient equal the plain torch definition's, whatever the upstream gradient."""
     state = elements(subject, 5, 4, 7, device=device)
     found, expected = mr.fold(subject.monoid, state, dim), subject.definition(state, dim)
     upstream = [upstream_gradient(field) for field in floating(found)]

@@ -9,7 +9,7 @@ namespace py = pybind11;
 
 namespace {
 
-// For scalars; those of the engine's packs are found by argument-dependent lookup.
+// For scalars. Argument-dependent lookup finds the functions for the engine's packs.
 using mr::abs, mr::exp, mr::log, mr::max;
 
 // The probability that at least one of many independent causes fires; cause j: with probability sigmoid(score).

@@ -379,7 +379,7 @@ def test_modified_scores_are_refused(name: str, place: str) -> None:
 
 
 def test_wide_heads_are_refused() -> None:
-    """Where their folds are those of programs: a call with a softcap has no tensor cores, and a model."""
+    """Programs fold them on tensor cores, without a model. With a softcap other kernels do, with a model."""
     q, k, v = (torch.empty(1, 2, 512, 512, dtype=torch.bfloat16, device="meta") for _ in range(3))
     for causal in (False, True):
         with pytest.raises(ValueError, match=r"^q, v: expected heads at most 256 wide.* got \[512, 512\]$"):

@@ -67,7 +67,7 @@ void for_each_member(T& x, const F& f) {
   }
 }
 
-// Calls f on every number in x: x itself, or those of its members, through nested structs.
+// Calls f on every number in x: x itself, or the numbers of its members, through nested structs.
 template <class T, class F>
 void for_each_number(T& x, const F& f) {
   if constexpr (std::is_arithmetic_v<std::remove_const_t<T>>) {

@@ -1,8 +1,8 @@
 // Probe matrices: products that show where the elements of an operand were taken from. On the host.
 //
-// One operand has numbers, of its lines or of its depth, the other one units, of which each leaves one number of a line: where
-// an element lies elsewhere than it should, the product has the number of another place. All are whole numbers that each
-// element type holds, so products are exact.
+// The elements of one operand number its lines or its depth. The other operand has unit vectors: each of them
+// leaves one number of a line. Where an element lies elsewhere than it should, the product has the number of
+// another place. All are whole numbers that each element type holds, so products are exact.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-"""examples/distributed: the script runs, and its losses are those of one process."""
+"""examples/distributed: the script runs, and its losses equal the losses of one process."""
 
 import os
 import re

@@ -99,7 +99,7 @@ def _causal(a: slice, b: slice) -> bool:
 
 
 def _with_pairs(group: Any, pairs: Any) -> str:
-    """The error of a call whose arguments are compared, as those of a first one are."""
+    """The error of a call that compares its arguments across ranks, as a first call does."""
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     try:
         mr.map_reduce(LSE, _slices, torch.randn(7, 3), torch.randn(6, 3), pairs=pairs, process_group=group)

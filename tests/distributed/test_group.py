@@ -46,7 +46,7 @@ def test_a_shard_that_is_too_short(rank: int, rows: int) -> None:
 def _call(
     group: Any, operator: str, tensors: dict[str, Tensor], options: dict[str, Any]
 ) -> tuple[str, str, float]:
-    """The error of a call whose arguments are compared, as those of a first one are, and how long it took."""
+    """The error of a call, and how long it took. It compares arguments across ranks, as a first call does."""
     start = time.monotonic()
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     try:

@@ -1,4 +1,4 @@
-"""The collectives that a plan counts are those of a call, in number, kind, order and bytes."""
+"""The collectives that a plan counts equal a call's, in number, kind, order and bytes."""
 
 from __future__ import annotations
 

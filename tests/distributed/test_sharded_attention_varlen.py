@@ -39,7 +39,7 @@ LENGTHS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
 
 
 def inputs_of(lengths: str = "many", **options: Any) -> dict[str, torch.Tensor]:
-    """96 tokens, of which two are of no sequence, of 6 heads; 24 or 192 keys where they are not as many."""
+    """96 tokens of 6 heads; two tokens are in no sequence. Keys are as many, or 24 or 192."""
     heads = {"heads": 6, "kv_heads": 2} | CPU | {"dtype": torch.float32}
     return varlen_inputs(*LENGTHS[lengths], width=8, value_width=12, **heads | options)
 

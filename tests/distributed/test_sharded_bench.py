@@ -28,7 +28,7 @@ def _rows(group: Any) -> tuple[list[dict[str, Any]], str]:
 
 
 def test_every_operator_has_a_row() -> None:
-    """No time is asserted. Results that differ from those of one rank would raise, of torch's ways too."""
+    """No time is asserted. Results that differ from one rank's would raise, in torch's ways too."""
     for rows, text in on_ranks(2, _rows):
         assert json.loads(json.dumps(rows)) == rows
         assert [row["op"] for row in rows] == [

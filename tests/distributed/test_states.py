@@ -18,7 +18,7 @@ NONE = -100  # no target
 
 
 def _parts(scores: Tensor, ranks: int) -> list[Tensor]:
-    """[rows, columns] -> a slice for each rank, of which the last ones may be empty."""
+    """[rows, columns] -> a slice for each rank; the last slices may be empty."""
     size = -(-scores.shape[1] // ranks)
     return [scores[:, i * size : (i + 1) * size] for i in range(ranks)]
 

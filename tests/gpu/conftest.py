@@ -13,7 +13,7 @@ import monoidreduce as mr
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU the first of a function's tests is skipped for all of them, of which there are 10,000."""
+    """Without a GPU the first of a function's tests is skipped in place of all. There are 10,000 tests."""
     seen: set[str] = set()
     dropped = []
     for item in items:

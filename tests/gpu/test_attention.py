@@ -600,7 +600,7 @@ def test_compensated(dtype: torch.dtype, size: str, tier: str, gpu: torch.device
     inputs = inputs_of(size, dtype, gpu)
     with takes({f"attention_{way}/cuda/{tier}/{name_of(dtype)}" for way in ("forward", "backward")}):
         check_operator("attention", inputs, {"compensated": True, "return_lse": True})
-    for options in ((-1, -1), (30, 0)):  # all keys, and a window, of which rows may be computed again
+    for options in ((-1, -1), (30, 0)):  # all keys, and a window: its rows may be computed again
         arguments = (*inputs.values(), None, None, None, 0.0, *options, True)
         out, _, _, low = torch.ops.monoidreduce.attention(*arguments)
         unit = torch.finfo(dtype).eps * out.abs().float()

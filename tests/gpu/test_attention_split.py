@@ -155,7 +155,7 @@ def test_a_float_bias_with_a_gradient(options: str, gpu: torch.device) -> None:
 
 @pytest.mark.parametrize("kind", ("bias", "keep"))
 def test_rows_and_splits_that_a_bias_leaves_nothing(kind: str, gpu: torch.device) -> None:
-    """Output 0 and log-sum-exp -inf; and whole splits of which no row keeps a column."""
+    """Output 0 and log-sum-exp -inf. There are whole splits where no row keeps a column."""
     shape = (8, 6, 5000)
     inputs = inputs_of(4, 6, 5000, gpu, **{kind: shape})
     nothing = False if kind == "keep" else -torch.inf

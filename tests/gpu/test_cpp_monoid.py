@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def drawn(
     specimen: Specimen, shape: tuple[int, ...], columns: int, width: int, dtype: torch.dtype, gpu: Any
 ) -> tuple[list[Tensor], Tensor]:
-    """Operands, those of a second score too, and labels, some of which are no column."""
+    """Operands, also of a second score, and labels. Some labels are no column."""
     sizes = [(*shape, width), (columns, width)]
     if specimen.options.get("scores") == 2:
         sizes += [(*shape, width + 3), (columns, width + 3)]

@@ -126,13 +126,13 @@ def test_kept_local_gradients(
 def test_kept_local_gradients_of_reduced_losses(
     size: str, reduction: str, dtype: torch.dtype, gpu: torch.device
 ) -> None:
-    """Those of the losses one by one, with the upstream gradient that the reduction gives each."""
+    """The gradients equal the losses' one by one, with the upstream gradient the reduction gives each."""
     inputs = inputs_of(size, dtype, gpu)
     check_reduced(inputs, reduction, EVERYTHING)
 
 
 def check_reduced(inputs: Inputs, reduction: str, workspace: int) -> None:
-    """The gradients of a reduced loss are those of the losses one by one."""
+    """The gradients of a reduced loss equal the gradients of the losses one by one."""
     gpu, dtype = inputs["x"].device, inputs["x"].dtype
     leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
     counted = inputs["target"] != -100
@@ -169,7 +169,7 @@ def test_some_kept_local_gradients(tiles: int, gpu: torch.device, monkeypatch: p
 def test_some_kept_beside_wide_rows(
     tiles: int, ignored: float, dtype: torch.dtype, gpu: torch.device
 ) -> None:
-    """The whole workspace is for what is kept: the gradients have room for the others."""
+    """The whole workspace holds kept local gradients: the gradient of x has room for the others."""
     inputs = cross_entropy_inputs(513, 6111, 2056, dtype=dtype, device=gpu, ignored=ignored)
     options = {"workspace": 513 * 256 * 2 * tiles, "logit_scale": 0.8}
     options["reduction"] = "none"
@@ -272,7 +272,7 @@ def test_kept_local_gradients_serve_twice(workspace: int, gpu: torch.device) -> 
 @pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("spread", (4.0, 8.0))
 def test_kept_local_gradients_are_as_accurate(spread: float, gpu: torch.device) -> None:
-    """Where logits differ a lot, in the mean as those of logits in float32."""
+    """Where logits differ a lot: the norm of the error is at most the norm with logits in float32."""
     rows, classes, width = 2048, 16000, 512
     x = normal(rows, width, dtype=torch.bfloat16, device=gpu)
     weight = normal(classes, width, dtype=torch.bfloat16, device=gpu, scale=spread * width**-0.5)
@@ -584,7 +584,7 @@ def test_is_explained(gpu: torch.device) -> None:
 
 @pytest.mark.tiers("sm90")
 def test_explained(gpu: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is padded, what is copied, what is kept."""
+    """It says what is padded or copied, and of how many classes local gradients are kept."""
     monkeypatch.setattr(slices, "_BYTES_TO_RECOMPUTE_IN", 0)
 
     def text(size: str, layout: Any = lambda t: t, **options: Any) -> str:

@@ -28,7 +28,7 @@ def launched(specimen: Specimen, dtype: torch.dtype, device: torch.device) -> Co
 def test_one_kernel_path_each_way(
     specimen: Specimen, dtype: torch.dtype, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernels that take everything. Tests of those of the tensor cores name tiers."""
+    """The kernels that take everything. Tests of tensor-core kernels name tiers."""
     monkeypatch.setenv("MONOIDREDUCE_CUDA_TIER", "simt")
     kernel, element = KERNELS[specimen.operator], name_of(dtype)
     assert launched(specimen, dtype, gpu) == {

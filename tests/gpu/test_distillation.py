@@ -136,7 +136,7 @@ def test_transposed_weights(transposed: tuple[str, ...], workspace: int, gpu: to
 
 @pytest.mark.tiers("sm90")
 def test_explained(gpu: torch.device) -> None:
-    """What is padded, what is kept."""
+    """It says what is padded, and of how many classes local gradients are kept."""
     x, weight, teacher_x, teacher_weight = inputs_of("odd_widths", torch.bfloat16, gpu).values()
     call = (x, weight, teacher_x, teacher_weight)
     explanation = str(mr.explain("linear_distillation", *call))
@@ -262,8 +262,8 @@ def test_the_same_bits_every_time(gpu: torch.device) -> None:
 
 @pytest.mark.parametrize("masked", (False, True), ids=("all", "masked"))
 def test_no_logits_are_stored(masked: bool, tier: str, gpu: torch.device) -> None:
-    """Nor is anything else of their size: beyond what is kept and returned, the workspace, the sum of the
-    rows' gradient, and copies of rows where some are masked."""
+    """Nor is anything else of their size. Beyond kept and returned tensors there are the workspace, the sum
+    of the rows' gradient, and copies of rows where some are masked."""
     inputs = distillation_inputs(4096, 32000, 256, 512, dtype=torch.bfloat16, device=gpu, mask=masked)
     x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
     teacher_x, workspace = inputs["teacher_x"], 32 << 20

@@ -25,7 +25,7 @@ HEADS = [s for s in TENSOR_CORE_SPECIMENS if s.operator not in ("attention", "ml
 def products(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Of how many columns a backward pass multiplied local gradients, for gradients by rows and by columns.
 
-    Those of Hopper's kernels, and torch's elsewhere.
+    It counts products by Hopper's kernels, and elsewhere by torch.
     """
     counts: Counter[str] = Counter()
     of_rows, of_columns = local_gradients._rows_product, local_gradients._columns_product
@@ -153,7 +153,7 @@ def test_memory_of_frozen_rows(tier: str, gpu: torch.device) -> None:
 def test_products_of_an_mlp_in_parts(
     name: str, tier: str, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two parts: one each for a matrix, none for a bias, of which the second needs no kernel at all."""
+    """In two parts: a matrix has one product each, a bias none. bias2 needs no backward kernel at all."""
     added: list[tuple[int, ...]] = []
     add = mlp_parts.Total.add
 

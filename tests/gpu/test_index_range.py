@@ -72,7 +72,7 @@ def test_more_elements_than_32_bits_count(gpu: torch.device, memory: None, deter
 
 @pytest.mark.slow
 def test_more_scores_than_32_bits_count(gpu: torch.device) -> None:
-    """2**32 + 2**20 scores, the rows of which are checked by sample."""
+    """2**32 + 2**20 scores; a sample of their rows is checked."""
     rows, columns, width = 2**16 + 16, 2**16, 8
     a = torch.randn(rows, width, device=gpu, requires_grad=True)
     b = torch.randn(columns, width, device=gpu)
@@ -89,7 +89,7 @@ def test_more_scores_than_32_bits_count(gpu: torch.device) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", (32,), indirect=True)
 def test_more_kept_local_gradients_than_32_bits_count(gpu: torch.device, memory: None) -> None:
-    """2**32 + 2**20 of them, the rows of which are checked by sample."""
+    """2**32 + 2**20 local gradients; a sample of their rows is checked."""
     rows, classes, width = 2**16 + 16, 2**16, 64
     x, weight = (normal(n, width, dtype=torch.bfloat16, device=gpu) for n in (rows, classes))
     weight *= width**-0.5

@@ -47,7 +47,7 @@ def test_a_launch_that_fails(specimen: Specimen, dtype: torch.dtype, tier: str, 
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
-        expected, _ = call(), call()  # of which the second leaves its memory to those to come
+        expected, _ = call(), call()  # the second call leaves its memory to later calls
         stream.synchronize()
         named = r"^(launch of|cudaMemsetAsync for) \w+: cudaErrorStreamCaptureInvalidated, "
         with invalid_capture(stream), takes(set()), pytest.raises(RuntimeError, match=named):

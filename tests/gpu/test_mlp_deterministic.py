@@ -56,7 +56,7 @@ def test_activations(activation: str, dtype: torch.dtype, gpu: torch.device) -> 
 @pytest.mark.parametrize("width", (64, 128))
 @pytest.mark.parametrize("rows", (1, 63, 64, 65, 127, 128, 129, 255, 257, 511, 640))
 def test_rows(rows: int, width: int, gpu: torch.device) -> None:
-    """Tiles of which the last one has rows beyond the end, and few of them to each block."""
+    """The last tile may have rows beyond the end, and each block has few tiles."""
     check(
         scaled_mlp_inputs((rows, 1000, width, width), torch.bfloat16, gpu),
         "silu",

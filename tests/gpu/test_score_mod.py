@@ -82,7 +82,7 @@ def test_block_mask(make: Any, shape: tuple[int, ...], gpu: torch.device) -> Non
 
 
 def far_apart(B: int, H: int, M: int, N: int, **like: Any) -> Case:
-    """Whole blocks, tiles of which none is kept, and a head that keeps nothing."""
+    """Whole blocks, tiles that keep nothing, and a head that keeps nothing."""
     return Case(None, lambda b, h, i, j: ((i // 128 - j // 128) % 3 == 1) & (h != 1))
 
 

@@ -112,7 +112,7 @@ def test_local_gradients_that_a_rank_keeps(
     over_ranks = CrossEntropyOverVirtualRanks(ranks)
     options = options | {"reduction": reduction, "logit_scale": 0.9, "workspace": 2 * rows * columns}
     upstream: Any = "strided"
-    if "return_lse" in options:  # whose gradient would leave what is kept unused
+    if "return_lse" in options:  # its gradient would leave the kept local gradients unused
         upstream = [torch.randn(rows if reduction == "none" else (), device=gpu), None]
     _check_losses("linear_cross_entropy", draw, options, over_ranks, upstream)
     assert over_ranks.kept == [columns if tier == "sm90" else 0] * ranks
@@ -200,7 +200,7 @@ def test_a_result_has_the_dtype_that_is_asked_for(width: int, units: int, gpu: t
 
 
 def _states(fields: int, rows: int, high: list[int]) -> torch.Tensor:
-    """Those of 3 ranks, with some rows that are empty, infinite or NaN."""
+    """The states of 3 ranks, with some rows that are empty, infinite or NaN."""
     found = torch.rand(3, fields, rows)
     for field in high:
         found[:, field] *= 30

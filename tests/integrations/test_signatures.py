@@ -25,7 +25,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 def operands() -> tuple[Tensor, Tensor, Tensor]:
-    """hidden [S, B, D], weight [V, D], labels [S, B] of which one is ignored."""
+    """hidden [S, B, D], weight [V, D], labels [S, B]; one label is ignored."""
     torch.manual_seed(0)
     labels = torch.randint(V, (S, B))
     labels[2, 1] = -100
@@ -175,7 +175,7 @@ def test_megatron_names_its_own_arguments(batch_first: bool) -> None:
 
 
 def _megatron_refused(group: Any, hidden: Tensor, weight: Tensor, labels: Tensor, batch_first: bool) -> str:
-    """The error of a call whose arguments are compared, as those of a first one are."""
+    """The error of a call that compares its arguments across ranks, as a first call does."""
     os.environ["MONOIDREDUCE_DEBUG"] = "1"
     function = megatron.linear_cross_entropy
     if batch_first:
@@ -255,7 +255,7 @@ def test_torchtitan() -> None:
 
 
 def _torchtitan_of_rank(group: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> list[Tensor]:
-    """The loss of its own tokens; the gradients, of which FSDP takes the mean over ranks for the weight."""
+    """The loss of its own tokens, and the gradients. FSDP takes the weight's as the mean over ranks."""
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 

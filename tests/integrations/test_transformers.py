@@ -623,7 +623,7 @@ def test_compiled_without_graph_breaks(family: str) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_layers(checkpointing: bool, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both layers are compiled once, a copy has its own, and generation compiles nothing. Layers that are
-    recomputed have the graphs of those that are not, of which the C++ is compiled."""
+    recomputed have the same graphs as other layers. C++ is compiled for the other layers alone."""
     eager = made("llama")
     ours = copy.deepcopy(applied(eager, compile_layers=True))
     if checkpointing:

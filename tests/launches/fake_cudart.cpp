@@ -19,7 +19,7 @@
 namespace monoidreduce::launches {
 namespace {
 
-// Addresses that other numbers are unlikely to be: as two ints, those of 27392 and more.
+// Addresses that other numbers are unlikely to be: as two ints, the high one is 27392 or more.
 constexpr std::uint64_t kMemory = 0x6b00'0000'0000, kSlot = std::uint64_t{1} << 36;
 constexpr std::size_t kWithoutAsking = 48 << 10;  // bytes of shared memory
 

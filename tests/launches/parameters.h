@@ -11,7 +11,7 @@ struct Parameter {
   void (*clear_padding)(void* bytes);
 };
 
-// GCC 12 clears other bytes than those of padding where a struct has arrays of structs, unless it is in a union.
+// Where a struct has arrays of structs, GCC 12 clears bytes that are not padding, unless it is in a union.
 template <class T>
 union Alone {
   T value;

@@ -348,7 +348,7 @@ const std::vector<Expected> kExpected = {
     // A thread a row, then a thread a column.
     {"H100", "sequence_spans", "", {{"sequence_spans_kernel", 16, 256}}},
     {"H100", "undefine", "", {{"undefine_kernel", 4 * 132, 256}}},
-    // 2048 elements a block, the last of which is not full.
+    // 2048 elements a block; the last block is not full.
     {"H100", "gated_hidden bfloat16", "", {{"gated_hidden_kernel<__nv_bfloat16, float>", 490, 256}}},
     {"A100", "gated_gradient float64", "", {{"gated_gradient_kernel<double, double>", 490, 256}}},
     // Clusters share tiles; a block a row, or a cluster of eight where classes are many.

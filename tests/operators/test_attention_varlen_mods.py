@@ -65,7 +65,7 @@ def assert_near(found: list[Tensor], expected: list[Tensor], tolerance: float = 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_float64(lengths: str, make: Any) -> None:
-    """Values and gradients, those of captured tensors too."""
+    """Values and gradients, including the gradients of captured tensors."""
     packed = Packed(lengths)
     case = packed.case(make)
     leaves = [*packed.leaves, *case.captured]

@@ -84,7 +84,7 @@ def check(
     needed: tuple[bool, bool, bool] = (True, True, True),
     sinks: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Outputs and gradients are those of the reference, and not finite exactly where those are not.
+    """Outputs and gradients equal the reference's, and are not finite exactly where the reference's are not.
 
     Sums of products are in float32. needed: the gradients of q, k and v; that of sinks is, if there are any.
     """

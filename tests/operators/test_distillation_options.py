@@ -31,7 +31,7 @@ def check_draws_of(draw: Callable[[], Inputs], options: dict[str, Any]) -> None:
 
 
 def inputs_with(dtype: torch.dtype, device: torch.device, *more: str, **sizes: Any) -> Inputs:
-    """more: which of bias, teacher_bias and target, of which every fifth is ignored."""
+    """more: which of bias, teacher_bias, mask and target to add. Every fifth target is ignored."""
     sizes = {"rows": 450, "width": 24, "teacher_width": 32} | sizes
     inputs = distillation_inputs(dtype=dtype, device=device, mask="mask" in more, **sizes)
     classes, leading = len(inputs["weight"]), inputs["x"].shape[:-1]

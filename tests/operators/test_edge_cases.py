@@ -274,7 +274,7 @@ def test_infinite_column_of_few_rows(rows: int, device: torch.device) -> None:
 
 @every_dtype
 def test_attention_excluded_garbage_is_bitwise_zero_filled(dtype: torch.dtype, device: torch.device) -> None:
-    """What no row keeps may hold anything: the results are those of zeros there, bit for bit.
+    """What no row keeps may hold anything: the results are the same as with zeros there, bit for bit.
 
     Tensor cores multiply it by 0. Where that is NaN the row is computed again, in another order.
     """
@@ -674,7 +674,7 @@ def test_subnormal_halves_beside_flushed_floats() -> None:
 @pytest.mark.parametrize("dtype", (torch.float64, torch.float32), ids=name_of)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_nan_row_of_every_activation(activation: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Its gradients are those of torch: relu passes them on where it is of NaN."""
+    """Its gradients equal torch's: relu of NaN passes the upstream gradient on."""
     inputs = mlp_inputs(12, 9, 40, 5, dtype=dtype, device=device)
     inputs["x"][7, 2] = torch.nan
     results = check_operator("mlp", inputs, {"activation": activation})
@@ -743,7 +743,7 @@ def test_running_maximum_in_every_tile(operator: str, device: torch.device) -> N
 def test_statistics_of_half_inputs_are_float32(
     specimen: Specimen, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Losses and log-sum-exps are those of the rounded inputs, not of rounded scores."""
+    """Losses and log-sum-exps come from the rounded inputs, not from rounded scores."""
     inputs = specimen.inputs(dtype, device)
     statistics = as_outputs(getattr(mr, specimen.operator)(**inputs, **specimen.options))
     wide = {name: t.double() if t.is_floating_point() else t for name, t in inputs.items()}

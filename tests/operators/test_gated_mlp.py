@@ -28,7 +28,8 @@ SIZES = {  # rows, width, hidden, outputs
     "many_rows": (1031, 24, 64, 20),
 }
 EMPTY = {"rows": (0, 5, 7, 3), "width": (6, 0, 7, 3), "hidden": (6, 5, 0, 3), "outputs": (6, 5, 7, 0)}
-# A workspace of 0 has parts of 128. First the gradient of x is the smaller one to sum, then those of weights.
+# A workspace of 0 has parts of 128. The smaller gradients are summed: "units" sums the gradient of x, "rows"
+# the gradients of weights.
 PARTS = {"units": (200, 24, 700, 20), "rows": (700, 40, 200, 24)}
 
 

@@ -34,7 +34,7 @@ def test_others_have_room_to_be_computed_in() -> None:
 
 
 def test_rows_of_2048_elements_are_room_enough() -> None:
-    """The whole workspace is for what is kept where the rows' gradient has room for the others."""
+    """The whole workspace holds kept local gradients where the rows' gradient has room for the others."""
     of_tile = 2 * ROWS * TILE
     assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2047) == 0
     assert columns_to_keep(ROWS, 128256, 10 * of_tile, room=2048) == 10 * TILE
@@ -80,7 +80,7 @@ WANTED = {"both": [True, True], "rows": [True, False], "columns": [False, True],
 def test_gradients_are_not_written_over_before_they_are_done(
     rows: int, columns: int, width: int, own_tiles: int, wanted: list[bool], products_of_torch: None
 ) -> None:
-    """Whatever local gradients share memory with, products and sums of columns are those of all of them."""
+    """Whatever local gradients share memory with, both products are products of all local gradients."""
     shapes = ((rows, width), (columns, width), (rows, columns))
     a, b, exact = (torch.randint(-3, 4, shape).float() for shape in shapes)  # sums are exact in any order
     head = Head(a, b, own_tiles * TILE, [*wanted, False], clusters=0)

@@ -61,7 +61,7 @@ def test_number_of_classes(rows: int, classes: int, device: torch.device) -> Non
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_one_class(dtype: torch.dtype, device: torch.device) -> None:
-    """It has probability 1: results and gradients are 0 but for those of lse."""
+    """It has probability 1: results and gradients are 0, except lse and its gradients."""
     inputs = cross_entropy_inputs(9, 1, dtype=dtype, device=device, draw=integers, ignored=0)
     found = check_operator("linear_log_probs", inputs, WITH_ALL, exact=True)
     assert not found["out0"].any() and not found["out1"].any()
@@ -138,7 +138,7 @@ def test_gradcheck(device: torch.device) -> None:
 
 
 def test_values_are_those_of_torch(device: torch.device) -> None:
-    """Not those of our own reference."""
+    """The values come from torch, not from our own reference."""
     place: Any = {"dtype": torch.float64, "device": device}
     inputs = cross_entropy_inputs((4, 9), 67, **place, bias=True, ignored=0)
     each = temperatures(inputs).double()

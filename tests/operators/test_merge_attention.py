@@ -83,7 +83,7 @@ def test_associative_and_commutative(device: torch.device) -> None:
 
 @pytest.mark.parametrize("split", (0, 1, 64, 77, 130))
 def test_split_keys_anywhere_and_merge(split: int, device: torch.device) -> None:
-    """Also the gradients of q, k, v through both parts and the merge equal those of the whole."""
+    """The gradients of q, k, v through both parts and the merge also equal the gradients of the whole."""
     inputs = attention_inputs(1, 2, 1, 65, 130, dtype=torch.float64, device=device)
     gradients = []
     upstream = (

@@ -171,7 +171,7 @@ def test_mlp(biases: bool, sizes: tuple[int, int, int], tensor_cores: TensorCore
 def test_mlp_in_parts(
     part: tuple[int, int], tensor_cores: TensorCores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hidden units of a part are those of the padded weights."""
+    """A part takes its hidden units from the padded weights."""
     inputs = mlp_inputs(
         13, 59, 67, 33, dtype=torch.float32, device=torch.device("cpu"), bias1=True, bias2=True
     )

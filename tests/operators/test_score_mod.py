@@ -180,7 +180,7 @@ def test_block_mask_of_torch(make: Any) -> None:
 
 
 def test_blocks_listed_by_hand() -> None:
-    """torch's lists say what is kept, also where mask_mod says otherwise."""
+    """torch's lists say which blocks are kept, also where mask_mod says otherwise."""
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
     counts, indices = (
         torch.tensor([[[1, 2]]], dtype=torch.int32),

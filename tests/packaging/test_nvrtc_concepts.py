@@ -140,7 +140,7 @@ CASES = {
 
 def message(compiler: Nvrtc, wrong: Wrong) -> str:
     includes = "".join(f'#include "{KERNELS[header]}"\n' for header in wrong.header.split())
-    # The tiles of both tiers, of which one is the wrong one.
+    # The tiles of both tiers. One of the two is the wrong tier.
     tiles = "".join(
         f'#include "{KERNELS[header]}"\n'
         for header in ("fold_forward_sm80", "contraction_sm80", "contraction_sm90")

@@ -452,7 +452,7 @@ def test_a_fused_mlp_computes_a_sixth_more_in_a_fiftieth_of_the_memory() -> None
     stored, fused = plan.stored_mlp(tokens, width, hidden), plan.fused_mlp(tokens, width, hidden)
     assert fused.flops / stored.flops == pytest.approx(14 / 12, rel=1e-12)
     assert fused.elements / stored.elements == pytest.approx(0.0229, abs=5e-5)
-    # As torch counts the operator, three gradients and those of no bias.
+    # As torch counts the operator: three gradients, and no gradient of a bias.
     shapes = (tokens, width), (hidden, width), (width, hidden)
     counted = flops.mlp(*shapes) + flops.mlp_backward((tokens, width), *shapes, [True] * 3 + [False] * 2)
     assert fused.flops == counted

@@ -291,7 +291,7 @@ def test_nothing_is_compiled_by_an_import() -> None:
 
 @pytest.mark.parametrize("name", FOLDS)
 def test_the_host_knows_the_size_of_a_state(nvrtc: Compiler, name: str) -> None:
-    """Of which the scratch is made: with a wrong number a unit does not compile."""
+    """The scratch memory is sized by it: with a wrong size a unit does not compile."""
     text, counts = program_of(name)
     unit = kernels.unit("fold", text, kernels.fold_source(text, *counts), "simt", torch.float32)
     words = re.search(r"sizeof\(StatisticsState<P>\) == (\d+)", unit)

@@ -93,7 +93,7 @@ def test_functions(make: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("masked", (False, True))
 def test_weights(masked: bool, tmp_path: Path) -> None:
-    """Those of attend, which may be negative, and are not 0 beside the last key."""
+    """The weights of attend may be negative, and are not 0 beyond the last key."""
     weight = lambda s: 1.0 + torch.tanh(s) - 0.5 * s  # noqa: E731
     mask = (lambda b, h, i, j: (i + j) % 5 != 1) if masked else None
     traced, shape = mods_of(weight, mask, weights=True), SHAPES[0]

@@ -200,7 +200,7 @@ def test_a_hop_that_is_no_call_is_found() -> None:
 
 
 def _files_with(pattern: str) -> set[str]:
-    """The production files that have it, but for those of folds over ranks."""
+    """The production files that have it, except the files of folds over ranks."""
     found = re.compile(rf"\b(?:{pattern})\b")
     sources = [p for f in ("monoidreduce", "csrc") for p in (ROOT / f).rglob("*") if p.suffix in SUFFIXES]
     paths = (str(p.relative_to(ROOT)) for p in sources if found.search(p.read_text("utf-8")))

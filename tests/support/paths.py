@@ -22,7 +22,7 @@ def explained(specimen: Specimen, inputs: Inputs) -> mr.Explanation:
 
 
 def tensor_core_paths(specimen: Specimen, inputs: Inputs, tier: str | None = None) -> set[str]:
-    """The paths of the call, on a GPU those of the tier or, if it is None, of any on tensor cores."""
+    """The paths of the call. On a GPU their tier is the given one or, if it is None, any on tensor cores."""
     explanation = explained(specimen, inputs)
     paths = {explanation.forward, explanation.backward}
     tiers = {path.split("/")[2] for path in paths if "/cuda/" in path}

@@ -194,7 +194,7 @@ def cross_entropy_inputs(
 
 
 def class_weights(classes: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[classes] of up to 2, of which some are 0."""
+    """[classes] of up to 2; some are 0."""
     weights = 2 * torch.rand(classes, device=device)
     weights[3::11] = 0
     return weights.to(dtype)

@@ -313,8 +313,8 @@ def check_pooled(
 ) -> None:
     """As `check_operator`, of the errors of so many draws of the inputs together, as in `check_draws`.
 
-    For results whose largest error one rounding decides: those of few elements in 16 bits, or of many in
-    float32 where the errors of both are about as large.
+    For results whose largest error one rounding decides. They have few elements in 16 bits, or many in
+    float32 where our errors and the base's are about as large.
     """
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""Under autocast operands are cast as torch casts those of its own operators; losses stay float32."""
+"""Under autocast, operands are cast as torch casts its own operators' operands; losses stay float32."""
 
 from __future__ import annotations
 

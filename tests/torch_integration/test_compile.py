@@ -131,7 +131,7 @@ def test_16_bit_losses_without_a_workspace(specimen: Specimen, device: torch.dev
 
 @pytest.mark.parametrize("specimen", UNLIMITED, ids=name_of)
 def test_16_bit_losses_without_a_workspace_obey_the_limit(specimen: Specimen, device: torch.device) -> None:
-    """Of one tile of classes, of which an eager call keeps nothing either: the same parts, the same bits."""
+    """The limit is one tile of classes. An eager call keeps nothing then either: the same parts and bits."""
     inputs = with_leaves(specimen.inputs(torch.bfloat16, device))
     compiled = torch.compile(call(specimen), fullgraph=True, backend="aot_eager")
     before = mr.get_workspace()

@@ -100,7 +100,7 @@ def test_plain_subclasses_and_parameters(specimen: Specimen, device: torch.devic
 
 
 class Wrapper(Tensor):
-    """A subclass whose memory is another tensor's, as those of quantised or sharded weights are."""
+    """A subclass whose memory is another tensor's, like the subclasses for quantised or sharded weights."""
 
     inner: Tensor
 

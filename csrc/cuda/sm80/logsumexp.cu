@@ -7,7 +7,7 @@ namespace {
 
 using namespace monoidreduce::sm80;
 
-// Those of attention.
+// The tiles of attention.
 struct MeanTiles {
   using Width64 = ForwardTile<64, 64, 2, 3, 3>;
   using Width128 = ForwardTile<128, 64, 2, 2, 2>;

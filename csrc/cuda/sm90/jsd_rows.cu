@@ -17,7 +17,7 @@ namespace {
 
 using namespace monoidreduce::simt;
 
-// Errors of 2^-22 are those of float32 scores around 1.
+// Errors of 2^-22 are as large as the errors that float32 scores around 1 have.
 struct ApproximateMath {
   __device__ __forceinline__ static float exp2(float x) { return arch::exp2(x); }
   __device__ __forceinline__ static float log2(float x) { return arch::log2(x); }

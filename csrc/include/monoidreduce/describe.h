@@ -233,7 +233,7 @@ constexpr auto cuda_call(const char* name, const Parts&... parts) {
 template <class Call>
 inline constexpr auto kDescription = describe(static_cast<const Call*>(nullptr));
 
-// The tensor whose device and dtype are those of the call.
+// The tensor that gives a call its device and dtype.
 template <class Call>
 const TensorView& leading(const Call& x) {
   return x.*std::get<0>(kDescription<Call>.fields).member;

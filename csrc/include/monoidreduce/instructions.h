@@ -72,9 +72,9 @@ inline constexpr const char* kInstructionNames[] = {
     "weight",   "mean",     "total",     "largest",     "count",     "result",       "store"};
 static_assert(sizeof(kInstructionNames) / sizeof(char*) == static_cast<int>(Instruction::kStore) + 1);
 
-// Registers of a block of columns come first, then those of a row. A program may have fewer.
+// Registers of a block of columns come first, then registers of a row. A program may have fewer.
 inline constexpr int kBlockRegisters = 32, kRowRegisters = 160, kStateFields = 32;
-// Panels of numbers of elements: those of the two scores come first.
+// Panels of numbers of elements. The panels of the two scores come first.
 inline constexpr int kPanels = 3;
 
 }  // namespace monoidreduce

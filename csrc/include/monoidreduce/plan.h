@@ -11,7 +11,7 @@
 
 namespace monoidreduce {
 
-// The families of kernels: those for everything, those of tensor cores, and Hopper's.
+// The families of kernels: for everything, for tensor cores, and for Hopper.
 enum class Family : std::int8_t { kSimt, kSm80, kSm90 };
 
 // A row of the table of families: which GPUs and calls each is for, and what a caller may ask of it.

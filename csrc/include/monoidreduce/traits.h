@@ -58,7 +58,8 @@ concept RowsWithSinks = PayloadMonoid<M> && M::kNormalized && requires(const P p
   { p.sink(head) } -> std::same_as<typename M::Real>;
 };
 
-// Rows of which some are computed again (device/resident/repair.cuh): was the result of this row not finite.
+// Rows that may be computed again (device/resident/repair.cuh). marked: was the result of this row not
+// finite.
 template <class P, class M>
 concept MarkedRows = ProductStore<P, M> && requires(const P p, std::int64_t row) {
   { p.marked(row) } -> std::same_as<bool>;
@@ -95,7 +96,8 @@ concept LocalGradientRows =
       { p.upstream(row, unit) } -> std::same_as<typename M::Upstream>;
     };
 
-// ---- Scores of the SIMT kernels: those of a head, element by element, of dot products of type R (device/block/elements.cuh).
+// ---- Scores of the SIMT kernels: the scores of a head, element by element, from dot products of type R
+// (device/block/elements.cuh).
 template <class S, class R>
 concept ElementScores = requires(const S s, std::int64_t row, std::int64_t column, R dot, R g) {
   { s.at(row, column).value(dot) } -> std::same_as<R>;
@@ -143,15 +145,16 @@ concept TransposedScores = PulledScores<S, M> && requires(const S s, float (&til
   s.finish_transposed(weights, g, row0, column0);
 };
 
-// Scores with a bias an element, of which TMA loads tiles: s.folded(tile) are FragmentScores, s.pulled(tile) are
-// TransposedScores (device/block/bias_tile.cuh).
+// Scores with a bias an element. TMA loads the biases in tiles: s.folded(tile) are FragmentScores,
+// s.pulled(tile) are TransposedScores (device/block/bias_tile.cuh).
 template <class S>
 concept ScoresWithTiles = requires(const S s) {
   typename S::BiasElement;
   { s.rows_share } -> std::convertible_to<bool>;
 };
 
-// Scores that depend on the head: those of one head, forward; of one tile of it, backward.
+// Scores that depend on the head. Forward: the scores of one head; backward: the scores of one tile of a
+// head.
 template <class S, class M>
 concept ScoresOfHeads = requires(const S s, int batch, int head) {
   requires FragmentScores<std::remove_cvref_t<decltype(s.of_head(batch, head))>, M>;
@@ -161,7 +164,7 @@ concept PulledScoresOfHeads = requires(const S s, int batch, int head, int row0,
   requires TransposedScores<std::remove_cvref_t<decltype(s.pulled(batch, head, row0, column0))>, M>;
 };
 
-// Scores each of which takes registers: of a bias an element, or of a function.
+// Does each score take registers: for a bias an element, or for a function.
 template <class S>
 inline constexpr bool kScoresOfElements = false;
 // May the columns of a row be listed spans. Code for these takes registers too, so a kernel for scores of elements has it

@@ -123,7 +123,7 @@ class Program {
   const Command* code() const { return code_; }
   int steps() const { return steps_; }
 
-  // Any bits, also those of an integer, in every lane.
+  // Any bits in every lane, an integer's too.
   MR_HD static LanePack<T> broadcast(T value) {
     Word bits;
     std::memcpy(&bits, &value, sizeof(T));
@@ -298,7 +298,7 @@ MR_HD Pack<T, N> log_of_each(Pack<T, N> x) {
     series = polynomial(
         square, {1. / 3, 1. / 5, 1. / 7, 1. / 9, 1. / 11, 1. / 13, 1. / 15, 1. / 17, 1. / 19, 1. / 21});
   }
-  // n ln(2) in two words, of which the first has so few digits that the product is exact.
+  // n ln(2) in two words. The first has so few digits that the product is exact.
   constexpr double kHigh = sizeof(T) == 4 ? 0.693145751953125 : 0.69314718036912381649;
   constexpr double kLow = sizeof(T) == 4 ? 1.42860682030941723e-6 : 1.9082149292705877e-10;
   const R of_mantissa = s * R(2) + s * square * series * R(2);

@@ -102,7 +102,7 @@ struct WeightedCrossEntropy : ClassFold<R, WeightedClasses> {
   static constexpr bool kReadsColumns = true;
 };
 
-// The weights of a row: of its target, and the mean of those of all classes.
+// The weights of a row: the weight of its target, and the mean weight of all classes.
 template <class T>
 struct RowWeights {
   T target = T(1), mean = T(1);
@@ -122,7 +122,8 @@ struct CrossEntropyLoss {
     return (T(1) - smoothing) * hard + (smoothing == T(0) ? T(0) : smoothing * (p.count / classes) * soft) +
            (z_loss == T(0) ? T(0) : z_loss * p.lse.high * p.lse.high);
   }
-  // The gradients of the statistics, from those of the loss and of the returned lse; that of the sum is for a weight of 1.
+  // The gradients of the statistics, from the gradients of the loss and of the returned lse. The gradient of
+  // the sum is for a weight of 1.
   MR_HD Upstream upstream(T lse, T classes, RowWeights<T> weights, T g_loss, T g_lse) const {
     const T both = weights.target + smoothing * (weights.mean - weights.target);
     return {g_loss * (both + (z_loss == T(0) ? T(0) : T(2) * z_loss * lse)) + g_lse,

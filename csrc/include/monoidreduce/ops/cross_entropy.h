@@ -37,8 +37,8 @@ constexpr auto cross_entropy_operands() {
   return fields(tensor("x", &Call::x, "N D"), tensor("weight", &Call::weight, "V D"),
                 optional("bias", &Call::bias, "V"));
 }
-// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes comes with
-// those of all.
+// The mean of the weights of all classes, then the weights, in whole tiles of 256. A slice of the classes
+// comes with the weights of all classes.
 constexpr std::int64_t class_weights(std::int64_t classes) { return 1 + (classes + 255) / 256 * 256; }
 template <class Call>
 void check_slice(const Call& x) {
@@ -146,8 +146,9 @@ constexpr auto describe(const X*) {
               option("mean", &X::mean), options(&X::options));
 }
 
-// Makes local gradients of the weights that forward left in kept, now that the log-sum-exps of all classes are known: those
-// of several ranks. frames: as forward left them, then for each row the share of its target among all classes less 1.
+// Makes local gradients of the weights that forward left in kept, now that the log-sum-exps over the classes
+// of all ranks are known. frames: as forward left them, then for each row the share of its target among all
+// classes less 1.
 struct CrossEntropyKeptGradients {
   TensorView x, weight, bias, target, class_weight, lse, lse_low, frames, kept, kept_upstream, order;
   CrossEntropyOptions options;

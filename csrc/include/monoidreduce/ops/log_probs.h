@@ -1,5 +1,5 @@
 // Log-probabilities of class indices under the softmax of logits / temperature, with its entropy and the largest logit.
-// The logits are those of linear cross entropy.
+// The logits are made as in linear cross entropy.
 #pragma once
 
 #include "monoidreduce/describe.h"

@@ -93,7 +93,8 @@ constexpr auto describe(const X*) {
 }
 
 // Where threads own rows (Plan::narrow): the gradients of rows by their operands, and by their data that the program names.
-// Those of columns are the same call with rows and columns exchanged. Each of Plan::parts parts of the columns has its own sum.
+// The gradients of columns are the same call with rows and columns exchanged. Each of Plan::parts parts of
+// the columns has its own sum.
 struct StatisticsRowGradient {
   TensorView a, b, other_a, other_b, row, column, row_index, column_index, table, table_index;
   TensorView d_a, d_other_a, sums;

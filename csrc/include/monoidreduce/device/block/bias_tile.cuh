@@ -16,8 +16,8 @@
 
 namespace monoidreduce {
 
-// Where tiles come from: boxes of `lines` lines, 8 of which stand for all of a tile where rows share their biases (the
-// swizzle repeats after 8, and fewer lines are fewer reads of the same bytes).
+// Where tiles come from: boxes of `lines` lines. Where rows share their biases, 8 lines stand for all lines
+// of a tile (the swizzle repeats after 8, and fewer lines are fewer reads of the same bytes).
 struct BiasSource {
   arch::TensorMap map;
   int lines;

@@ -1,8 +1,8 @@
 // From dot products to the elements of a tile: which of them take part, and their scores. All in the element
 // view (tile.cuh).
 //
-// What a score is, a kernel's policy says, of which it makes the scores of a head. Score<T> (score.h) is one,
-// ProgramScores (device/simt/modified_simt.cuh) another.
+// A kernel's policy says what a score is, and scores_of_head() makes the scores of a head from it. Score<T>
+// (score.h) is one policy, ProgramScores (device/simt/modified_simt.cuh) another.
 #pragma once
 
 #include "monoidreduce/device/block/tile.cuh"

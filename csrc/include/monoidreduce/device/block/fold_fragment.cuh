@@ -55,7 +55,7 @@ __device__ __forceinline__ bool is_finite(const float (&tile)[kSize]) {
 // From here on it matters that a frame is a rounded score, and the scores in a multiply-add are not.
 inline constexpr float kFarScore = 1 << 22;
 
-// Scores that are those of the policy plus an offset, the same for all elements of a row that a thread has.
+// Scores of the policy plus an offset. The offset is the same for all elements of a row that a thread has.
 template <class Scores>
 concept OffsetScores = requires(const Scores s) { s.offset(0); };
 

@@ -71,8 +71,8 @@ __device__ __forceinline__ void store_fragment_transposed(arch::SharedAddress sl
   }
 }
 
-// Sums over the warp's 16 rows of 64 columns of a fragment, elements slab on: the calling lane has those of two adjacent
-// columns, from column first on. Each exchange halves the columns that a lane is left with.
+// Sums over the warp's 16 rows of 64 columns of a fragment, elements slab on. The calling lane has the sums
+// of two adjacent columns, from column first on. Each exchange halves the columns that a lane is left with.
 struct ColumnSums {
   int first;
   float2 sums;

@@ -33,7 +33,8 @@ struct KeptWeights {
   }
 };
 
-// M: a monoid over Bits whose weights are those of one LogSumExp per score; the second has the frame q.
+// M: a monoid over Bits that gives each score the weight that a LogSumExp gives it; the second score has the
+// frame q.
 template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows, int kTileColumns>
 struct KeepingEpilogue {
   using R = typename M::Real;

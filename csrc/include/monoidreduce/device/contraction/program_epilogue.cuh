@@ -50,8 +50,8 @@ struct ProgramFold {
   template <int kSize>
   __device__ __forceinline__ void tile(Work& work, const float (&dots)[P::kScores][kSize], int, int column0,
                                        Memory&, int) const {
-    // A tile's totals are added to those of all tiles once. With each part's added there, a total of 1300 terms was 1.9e-4 off
-    // 607, and the acceptance rule allows 1.8e-4.
+    // Once a tile, its totals are added to the totals of all tiles. With each part's totals added there, a
+    // total of 1300 terms was 1.9e-4 off 607, and the acceptance rule allows 1.8e-4.
     const Numbers<typename P::Real, P::kTotals> before[2] = {work.state[0].sums.total,
                                                              work.state[1].sums.total};
 #pragma unroll

@@ -34,8 +34,8 @@ using GradientReal = FastReal<GradientFunctions>;
 using ScoreReal = FastReal<ScoreFunctions>;
 using WeightReal = FastReal<WeightFunctions>;
 
-// A softmax's weight in two instructions, where the accurate exp takes eight. Its errors are not those of a total: a mass gives a
-// logarithm, and a mean is a quotient of sums of the same weights.
+// A softmax's weight in two instructions, where the accurate exp takes eight. Its errors do less harm than
+// errors in a total: a mass gives a logarithm, and a mean is a quotient of sums of the same weights.
 __device__ __forceinline__ ElementReal weight_of(ElementReal x) { return ScoreFunctions::exp(x.x); }
 // Gradients by data are totals of shares. What rounding the difference loses is added back: without that a total of 390 shares
 // had twice the error of torch's.

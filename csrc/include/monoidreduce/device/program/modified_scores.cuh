@@ -230,7 +230,8 @@ struct ModifiedScores {
       }
     }
   };
-  // The same where P::kOfDistance: two multiply-adds an element, the second of which elements of the same distance share.
+  // The same where P::kOfDistance: two multiply-adds an element. Elements of the same distance share the
+  // inner one.
   template <int kWords>
   struct PulledByDistance : Pulled<kWords> {
     float units, step, rest;  // rest: the score of the thread's first element, for a dot product of 0

@@ -3,7 +3,7 @@
 //   Real               float or double, or ScoreReal, or WeightReal
 //   kWeights           is the new score a weight (attend)
 //   kMasked            may elements be absent
-//   kOfSequences       are rows and columns those of packed sequences
+//   kOfSequences       do rows and columns belong to packed sequences
 //   kPlain             is the new score the score
 //   kSteps             is the new score the score, a number of the row, and a step of the row times the position
 //   kOfDistance        and does it see of query and position only their distance
@@ -125,8 +125,8 @@ struct ModifiedScoresData {
   }
 };
 
-// An element, with its numbers as reals too: sums of a base and a constant, so that no element is converted. distance: from
-// the query to the position, of which most biases by position are functions.
+// An element, with its numbers as reals too: sums of a base and a constant, so that no element is converted.
+// distance: from the query to the position; most biases by position are functions of it.
 template <class R>
 struct ScoreElement {
   R score;  // scaled

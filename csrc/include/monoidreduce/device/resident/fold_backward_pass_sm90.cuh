@@ -1,6 +1,6 @@
-// One gradient of a fold with a payload on Hopper, in its own pass over the scores: for widths whose gradients do not fit
-// into registers together, for rows whose gradient alone is wanted, and for those of the MLP's deterministic mode. The lines that the gradient belongs to stay in
-// shared memory; the others stream.
+// One gradient of a fold with a payload on Hopper, in its own pass over the scores. It serves widths whose
+// gradients do not fit into registers together, rows whose gradient alone is wanted, and rows in the MLP's
+// deterministic mode. The lines that the gradient belongs to stay in shared memory; the others stream.
 //
 //   gradient of   stays                streams                  scores = first . first^T    sum += pulled . streamed
 //   rows          rows, grad_out       columns, payload         u = second . second^T       dz      . columns

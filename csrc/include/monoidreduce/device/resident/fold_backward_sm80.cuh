@@ -22,9 +22,9 @@
 
 namespace monoidreduce::sm80 {
 
-// The larger width, rounded up to whole slabs; rows and columns of a tile; warps, of which two have the same columns, 16
-// of every 8 kWarps; tiles of rows in shared memory, 1 or 2; blocks that share an SM. kTransposed: do the
-// payload and its gradient lie with their columns adjacent, [payload width, columns].
+// The larger width, rounded up to whole slabs; rows and columns of a tile; warps; tiles of rows in shared
+// memory, 1 or 2; blocks that share an SM. Two warps have the same columns, 16 of every 8 kWarps.
+// kTransposed: do the payload and its gradient lie with their columns adjacent, [payload width, columns].
 template <int kWidth_, int kRows_, int kColumns_, int kWarps_, int kStages_, int kBlocks_,
           bool kTransposed_ = false>
 struct BackwardTile {
@@ -246,9 +246,9 @@ struct BackwardWorker {
     const std::int64_t batch_head = std::int64_t{job.batch} * shape.heads + head;
     const int width = p.rows.width, lane = threadIdx.x % 32;
     const bool odd = lane % 2;
-    // Two neighbouring lanes have 4 adjacent elements of a row in each 8: one takes those of the first 8, the other those
-    // of the second, so that four lanes add to 64 bytes of a row. (H100, width 128, 16k: 315 TFLOP/s; to 32 bytes of two
-    // rows 290; without additions 345.)
+    // Two neighbouring lanes have 4 adjacent elements of a row in each 8. One lane takes the 4 of the first
+    // 8, the other the 4 of the second 8, so that four lanes add to 64 bytes of a row. (H100, width 128, 16k:
+    // 315 TFLOP/s; to 32 bytes of two rows 290; without additions 345.)
     const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
     const bool marking = kBanded && (shape.sieved || (!full && this->shape().banded()));

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       weigh_fragment(m, state[f], scores[f], after_rounding(scores_of, far));
       round_fragment<E>(weights[f], scores[f]);
     }
-    feed.refill(2 * tile + 1);  // not before: addresses take registers, of which scores in float leave fewest
+    feed.refill(2 * tile + 1);  // not before: addresses take registers, and scores in float leave fewest
     multiply<E, kColumns>(
         sums, [&](auto& words, int f, int k) { operand_of_fragment<E>(words, weights[f], k); },
         [&](auto& words, int k, int n) {

@@ -56,7 +56,7 @@ __device__ __forceinline__ std::int64_t flat_row(const FoldShape& shape, const J
   return (std::int64_t{job.batch} * shape.heads + job.head_of(line)) * shape.rows + job.row_of(line);
 }
 
-// The states of the thread's two rows, whole, from those of its columns.
+// Makes the states of the thread's two rows whole: combines the states of all lanes of a row.
 template <PayloadMonoid M>
 __device__ __forceinline__ void join_lanes(const M& m, typename M::State (&state)[2]) {
 #pragma unroll

@@ -70,7 +70,8 @@ struct FoldShape {
   __device__ __forceinline__ int end_column(int row) const {
     return row_spans ? int(row_spans[::min(row, rows - 1)].end) : band.end(row, columns);
   }
-  // The rows that keep a column: [first_row, end_row), of which some may be before the first row or beyond the last.
+  // The rows that keep a column: [first_row, end_row). Some of them may be before the first row or beyond the
+  // last.
   __device__ __forceinline__ int first_row(int column) const {
     return column_spans ? int(column_spans[::min(column, columns - 1)].begin) : column - band.right;
   }
@@ -121,7 +122,8 @@ struct RowSchedule {
     const int first_head = section * shape.section, within = index - first_head * row_tiles;
     const int heads_here = ::min(shape.section, shape.batch * shape.heads - first_head);
     const int rank = within / heads_here, batch_head = first_head + within % heads_here;
-    // With the end of a row's columns bounded, later rows have more of them; in listed spans those of a sequence may.
+    // With the end of a row's columns bounded, later rows have more of them. In listed spans, later rows of a
+    // sequence may have more.
     const bool ends = shape.row_spans || shape.band.right < Band::kFar;
     const int row_tile = ends ? row_tiles - 1 - rank : rank;
     const int row0 = row_tile * kRows, last_row = ::min(row0 + kRows, shape.rows) - 1;
@@ -166,8 +168,8 @@ struct JobParts {
   __device__ __forceinline__ bool whole() const { return first_block < 0; }
 };
 
-// The numbers of the jobs of the calling block: those of whole ones, and then those of its parts of the last round. With a
-// counter a block's jobs come after all that have been taken, and these are under way.
+// The numbers of the jobs of the calling block: first of whole jobs, then of its parts of the last round.
+// With a counter a block's jobs come after all that have been taken, and these are under way.
 struct JobNumbers {
   unsigned* counter;  // in global memory, 0 at first; or null
   int whole;          // jobs

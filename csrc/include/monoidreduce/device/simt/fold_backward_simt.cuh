@@ -11,8 +11,8 @@
 //
 // One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with
 // atomics, whose order changes from run to run. The deterministic mode computes every tile once per kind of
-// gradient: a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias, in each
-// of which one block owns what it adds to.
+// gradient: in a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias. In
+// each pass a block owns what it adds to.
 #pragma once
 
 #include "monoidreduce/device/block/accumulate.cuh"

@@ -4,7 +4,7 @@
 // scores by a product, then the fold, four lanes a row. The lanes combine their states when the walk ends.
 // With a payload, the lanes of a row agree on a frame at every tile, because they all weigh into the same
 // payload sums, which are the product of the tile of weights and the payload. A payload wider than 128 is cut
-// into slices for different blocks, each of which computes the scores again.
+// into slices for different blocks, and each block computes the scores again.
 #pragma once
 
 #include "monoidreduce/device/block/elements.cuh"

@@ -1,5 +1,6 @@
 // Attention whose scores functions modify, and attend, on any GPU, of any element type, width and strides: what NVRTC
-// compiles fold_forward and fold_backward with. The functions are those of score_element.h, of float or double.
+// compiles fold_forward and fold_backward with. score_element.h describes the functions; Real is float or
+// double here.
 #pragma once
 
 #include <type_traits>

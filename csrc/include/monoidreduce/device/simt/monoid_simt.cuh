@@ -1,5 +1,6 @@
 // A user's monoid (mr.cpp_monoid) on any GPU, of any element type, width and strides: its fold, its local gradients, and a
-// try of its laws. The kernels have the parameters of those of a program (program_simt.cuh), so the same functions launch them.
+// try of its laws. The kernels have the same parameters as the kernels of a program (program_simt.cuh), so
+// the same functions launch them.
 #pragma once
 
 #include "monoidreduce/device/program/law_claims.h"
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>
   }
 }
 
-// Reals of a row: those of P_i, then the gradients with respect to the first of them. Integers: the label, then P_i's.
+// Reals of a row: the reals of P_i, then the gradients with respect to the first of these. Integers: the
+// label, then the integers of P_i.
 template <class M, class Fields>
 __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<typename M::Real>)
     pull_monoid(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,

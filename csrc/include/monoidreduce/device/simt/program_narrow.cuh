@@ -20,7 +20,8 @@ MR_HD constexpr int rows_of_block(int lanes) { return kThreads / lanes * kRows; 
 struct Parts {
   std::int64_t row_blocks, parts;
 };
-// The work of a thread's group: rows from row0 on, and columns [begin, end). Its elements are those of kOwn rows.
+// The work of a thread's group: rows from row0 on, and columns [begin, end). A lane has the elements of kOwn
+// rows.
 template <int kLanes>
 struct Work {
   static constexpr int kOwn = kRows / kLanes;
@@ -51,7 +52,7 @@ __device__ __forceinline__ void sum_lanes(T (&v)[kRows], int lane) {
     }
   }
 }
-// The value of row r, of which its own lane has it.
+// The value of row r, from the lane that owns the row.
 template <int kLanes, class T>
 __device__ __forceinline__ T of_row(const T (&own)[kRows / kLanes], int r) {
   constexpr int kOwn = kRows / kLanes;
@@ -299,8 +300,8 @@ struct OperandGradient {
   }
 };
 
-// P::pulled(element): the gradients by the scores, and by data of the row (cuda_source.py). kOperands: are those of the
-// operands wanted.
+// P::pulled(element): the gradients by the scores, and by data of the row (cuda_source.py). kOperands: are
+// gradients by the operands wanted.
 template <class P, int kWidth, int kOther, int kLanes>
 __global__ void __launch_bounds__(kThreads, 2)
     pull_narrow(const __grid_constant__ ProgramOperands p, const __grid_constant__ ProgramData data,
