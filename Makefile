@@ -31,7 +31,7 @@ CPP_FILES = $(shell find csrc tests -name '*.h' -o -name '*.cuh' -o -name '*.cpp
 test test-oldest sanitize: export OMP_WAIT_POLICY = passive
 
 .DELETE_ON_ERROR:
-.PHONY: demo test test-oldest build lint docs bench sanitize clean
+.PHONY: demo test test-oldest build lint docs bench sanitize clean environments
 
 # The installed package is run and tested from build/, where the source folder monoidreduce/ does not hide it.
 demo: $(VENV)/demo.done
@@ -52,8 +52,12 @@ lint: $(VENV)/lint.done $(VENV)/torch.done
 docs: $(VENV)/docs.done
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+# Both versions of torch are installed at once: each takes a processor a minute.
+environments:
+	+$(MAKE) --jobs 2 $(OLDEST)/torch.done $(VENV)/integrations.done
+
 # The wheel has the kernels in machine code; for their C++ test, which needs a GPU, PTX shows that it compiles.
-test: lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done $(VENV)/integrations.done
+test: environments lint docs test-oldest $(VENV)/test.done $(VENV)/cute.done $(VENV)/nvrtc.done $(VENV)/integrations.done
 	$(CMAKE) -S . -B $(CPP_TESTS) -G Ninja -DMONOIDREDUCE_BUILD_PYTHON=OFF -DMONOIDREDUCE_BUILD_TESTS=ON \
 	  -DMONOIDREDUCE_WERROR=ON -DMONOIDREDUCE_CUDA_ARCHS=80-virtual \
 	  -DMONOIDREDUCE_CUTE_INCLUDE="$$(echo '$(CURDIR)/$(VENV)'/lib/python3*/site-packages/cutlass_library/source/include)"

@@ -93,7 +93,7 @@ def _evaluate(name: str, constants: list[Any]) -> Any:
 class Expression:
     """A number or a condition that differs from element to element, while a function is traced.
 
-    Operators build the graph: arithmetic of numbers, comparisons, and &, |, ~ of conditions.
+    Operators build the graph: arithmetic of numbers, comparisons, and &, |, ^, ~ of conditions.
     """
 
     __slots__ = ("graph", "number")

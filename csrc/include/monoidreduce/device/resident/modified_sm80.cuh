@@ -10,9 +10,9 @@
 
 namespace monoidreduce::sm80 {
 
-// By the larger width, 64, 128 or 256. A function takes registers, as a bias an element does. So tiles are
-// the ones for such biases, the small ones backward. Only the forward tile of width 128 differs: it has 32
-// columns in place of 64. Up to a width of 128 tiles fit any GPU's shared memory.
+// By the larger width, 64, 128 or 256. A function takes registers, as a bias of each element does, so both
+// have the same tiles. One differs: forward, with width 128, it has 32 columns in place of 64. Up to that
+// width tiles fit any GPU's shared memory.
 template <int kWidth>
 using ModifiedForwardTile = std::conditional_t<
     kWidth == 64, ForwardTile<64, 64, 2, 3, 2>,
