@@ -1,8 +1,8 @@
 """Operators over ranks before there are any: the cost of a rank's part, and what the ranks send.
 
 A rank's kernels take what `monoidreduce.cost` says of its part. Collectives are as in
-`monoidreduce.distributed`, each after the other; none hides behind arithmetic, but for the "ring", which exists
-on paper alone. docs/planner.md has examples.
+`monoidreduce.distributed`, each after the other. None hides behind arithmetic but the "ring", which exists on
+paper alone. docs/planner.md has examples.
 """
 
 from __future__ import annotations
