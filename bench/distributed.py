@@ -3,9 +3,9 @@
     torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
 
 The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
-others wait. TW is that of the slowest rank, in calls that begin together. Beside both are what
-`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows, and torch's ways over the same
-ranks (sharded_peers.py), with the memory of each beyond inputs, outputs and gradients.
+others wait. TW is the time of the slowest rank, in calls that begin together. Beside both is what
+`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
+(sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
 
 NCCL sends over NVLink in chunks of CHUNK_BYTES, for all contenders. Its own are 512 KiB, and exchanges take
 longer.

@@ -1,7 +1,7 @@
 """How fast the interpreter of the CPU engine is beside the same monoid compiled by g++.
 
-Each pass is of 1024 rows and 4096 columns in float32 on one thread: the best of 15 turns, taken by turns, in
-time of the processor.
+Each pass is of 1024 rows and 4096 columns in float32 on one thread. Its time is the processor's, and the best
+of 15 turns. Both are measured by turns.
 """
 
 from __future__ import annotations

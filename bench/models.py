@@ -31,7 +31,7 @@ BY_POSITIONS = "monoidreduce, position_ids"
 FLASH = "transformers, flash-attn"
 DTYPE = torch.bfloat16
 # What results may differ by. Through 16 layers of width 256, on a CPU, our gradients differ from
-# transformers' by 0.011, and by 1.06 where a model sees other packed sequences.
+# transformers' by 0.011. They differ by 1.06 where a model sees other packed sequences.
 AGREEMENT = 0.1
 PHASES = ("forward", "backward", "total")
 LIGERS_PARTS = ("forward", "norm", "mlp", "rope")  # what its patches of a Llama replace

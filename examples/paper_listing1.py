@@ -1,8 +1,8 @@
 """Listing 1 of the paper, line by line: attention one element at a time, forward and backward.
 
-The loops say what every kernel of this library does in tiles. Each pair (i, j) could run on its own: the
-forward pass keeps the final states a_i alone, and the backward pass computes each element h again from q_i
-and k_j. Nothing here is fast.
+The loops say what every kernel of this library does in tiles. Each pair (i, j) could run on its own. The
+forward pass keeps the final states a_i alone. The backward pass computes each element h again from q_i and
+k_j. Nothing here is fast.
 """
 
 from typing import Any

@@ -46,8 +46,8 @@ def alibi(slopes: Tensor) -> Callable[..., Any]:
 def t5_bias(of_bucket: Tensor) -> Callable[..., Any]:
     """of_bucket: [HEADS, 32], not learned here: a learned one by query and key is `bias=` of attention.
 
-    Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1: near keys have a bucket
-    each, far ones share them by the logarithm of their distance. Kernels round no numbers, so a table has
+    Raffel et al., Exploring the Limits of Transfer Learning (2020), section 2.1. Near keys have a bucket
+    each. Far keys share buckets by the logarithm of their distance. Kernels round no numbers, so a table has
     the buckets.
     """
     behind = torch.arange(LENGTH)

@@ -1,8 +1,8 @@
 """Memory-efficient layers as folds over commutative monoids.
 
 Attention, linear cross entropy, distillation and MLP layers are one reduction each,
-P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid whose gradient needs only the result and
-the inputs. So what would be their largest intermediate is never stored, forward or backward.
+P_i = f(A_i, B_1) * f(A_i, B_2) * ..., in a commutative monoid. The monoid's gradient needs only the result
+and the inputs. So what would be their largest intermediate is never stored, forward or backward.
 """
 
 from typing import TYPE_CHECKING, Any

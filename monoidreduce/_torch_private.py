@@ -1,7 +1,7 @@
 """Every private name of torch that the library uses: what it is for, and what happens in a torch without it.
 
 A name that has a substitute is replaced by it. Without one of the others the import of the library fails, and
-names it: no call may be wrong, or fail, for a name that is gone.
+names it. No call may be wrong, or fail, for a name that is gone.
 """
 
 from __future__ import annotations
@@ -114,8 +114,10 @@ def backend_is_next(keys: Any) -> bool:
 
 
 def frees_saved(*tensors: Tensor | None) -> bool:
-    """Whether nobody reads these tensors after the node of a backward pass that runs: they were saved for it,
-    and the pass is neither traced nor recorded, nor will it come again."""
+    """Whether nobody reads these tensors after the node of a backward pass that runs.
+
+    They were saved for this node, and the pass is neither traced nor recorded, nor will it come again.
+    """
     plain = all(t is None or type(t) is Tensor for t in tensors) and not torch.compiler.is_compiling()
     once = plain and not (torch.is_grad_enabled() or transforms_are_active())
     return once and _keeps_graph is not None and not _keeps_graph()

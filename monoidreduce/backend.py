@@ -121,10 +121,14 @@ def _architecture(device: torch.device) -> str:
 def backend_info() -> dict[str, Any]:
     """What was built, what is here, and the kernel path of each operator on each kind of device.
 
-    Works without a GPU. Keys: "version", "torch", "build" (compiler, CUDA or not, and why), "cpu" (the
-    instruction set in use, those that this build and processor have, threads), "cuda_devices" (those torch
-    sees, with their architecture), "paths" (operator -> "cpu", "cuda" -> dtype -> path of a forward call of
-    128 rows, columns and widths, on the current GPU; "cuda" -> None without a GPU or a build for one).
+    Works without a GPU. Keys:
+
+    - "version", "torch".
+    - "build": compiler, CUDA or not, and why.
+    - "cpu": the instruction set in use, the sets that this build and processor have, threads.
+    - "cuda_devices": the devices that torch sees, with their architecture.
+    - "paths": operator -> "cpu", "cuda" -> dtype -> path of a forward call of 128 rows, columns and widths,
+      on the current GPU. "cuda" -> None without a GPU or a build for one.
     """
     build = _C.build_info()
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

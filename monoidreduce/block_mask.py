@@ -23,8 +23,8 @@ class BlockMask:
     """What `block_mask` returns.
 
     Attributes:
-        kinds: [B or 1, H or 1, blocks of queries, blocks of keys] int64: 0 where nothing is kept, 1 where
-            mask_mod says what is, 2 where all is.
+        kinds: [B or 1, H or 1, blocks of queries, blocks of keys] int64. 0: nothing of a block is kept; 1:
+            mask_mod says which elements are; 2: all are.
         links: the same with the numbers of the next blocks, as kernels on a GPU read them (`linked`).
         mask_mod: the function of one element.
         lengths: how many queries and keys there are.

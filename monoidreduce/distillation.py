@@ -46,11 +46,11 @@ def _reverse_kl(s: Any, t: Any, p: Any, q: Any, *_: Any) -> dict[str, Any]:
 
 
 def _jsd(s: Any, t: Any, _p: Any, _q: Any, log_beta: Any, log_rest: Any) -> dict[str, Any]:
-    """m = beta q + (1 - beta) p. With r = log((1 - beta) p / (beta q)), log(q / m) = -log(beta) - softplus(r)
-    and log(p / m) is -log(1 - beta) - softplus(-r). Their gradients by r cancel.
+    """m = beta q + (1 - beta) p. Let r = log((1 - beta) p / (beta q)). Then log(q / m) is
+    -log(beta) - softplus(r), and log(p / m) is -log(1 - beta) - softplus(-r). Their gradients by r cancel.
 
-    The softmaxes are exp(s) and exp(t), since s and t are log-probabilities: sums need no frame then, and a
-    kernel has registers for them (means of softmaxes took 984 bytes of spills on sm_90). A class that is
+    The softmaxes are exp(s) and exp(t), since s and t are log-probabilities. Sums need no frame then, and a
+    kernel has registers for them. Means of softmaxes took 984 bytes of spills on sm_90. A class that is
     excluded in one has an infinite ratio. A row of NaN has masses that are NaN.
     """
     ratio = (s - t + log_rest - log_beta).detach()

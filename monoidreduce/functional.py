@@ -1063,22 +1063,23 @@ def linear_distillation(
         teacher_weight: [V, E].
         bias, teacher_bias: [V], of the dtype of x or the accumulation dtype.
         loss: "cross_entropy" -sum p_t log p_s, "forward_kl" sum p_t (log p_t - log p_s), "reverse_kl"
-            sum p_s (log p_s - log p_t), or "jsd", the generalized Jensen-Shannon divergence: beta times the
-            KL divergence of p_t from m, and 1 - beta times that of p_s from m = beta p_t + (1 - beta) p_s.
-            Not multiplied by temperature^2.
+            sum p_s (log p_s - log p_t), or "jsd". That is the generalized Jensen-Shannon divergence, with
+            m = beta p_t + (1 - beta) p_s. It is the sum of beta times the KL divergence of p_t from m and
+            1 - beta times that of p_s from m. Not multiplied by temperature^2.
         beta: of "jsd", between 0 and 1.
         temperature: from 2^-100 to 2^100.
         mask: [...] bool, False excludes a token: its loss and gradients are 0, it does not count in the mean.
         target: [...] class indices. A token whose target is ignore_index is excluded as by mask.
-        hard_weight: h, from 0 to 1, in (1 - h) * loss + h * cross entropy of the student's logits, at
-            temperature 1, against target.
+        hard_weight: h, from 0 to 1. The result is (1 - h) * loss + h * cross entropy of the student's logits,
+            at temperature 1, against target.
         reduction: "none", "mean" or "sum"; the mean over no token is 0.
         teacher_grad: whether teacher_x and teacher_weight receive gradients.
         process_group, classes, sequence_parallel, grad_dtype: weight and teacher_weight are this rank's part
             of the classes; see `monoidreduce.functional`.
-        workspace: bytes for local gradients, `get_workspace()` by default: of those that the forward keeps on
-            a Hopper GPU if a backward is to follow, and of those that the backward computes again at a time
-            and has no room for where gradients will be written later. Less is slower, never wrong.
+        workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
+            local gradients in them if a backward is to follow. The backward computes all others again, some
+            at a time. These need the workspace only if there is no room where gradients will be written
+            later. Less is slower, never wrong.
 
     Returns:
         The loss, [...] for reduction "none" or a scalar, in the accumulation dtype.
@@ -1305,12 +1306,13 @@ def mlp(
 ) -> Tensor:
     """activation(x @ w1^T + bias1) @ w2^T + bias2, without the hidden [..., K], forward or backward.
 
-    With a gate, (activation(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2: SwiGLU with "silu",
-    GeGLU with "gelu" (Shazeer, GLU Variants Improve Transformer, 2020).
+    With a gate it is (activation(x @ gate^T + gate_bias) * (x @ w1^T + bias1)) @ w2^T + bias2. That is SwiGLU
+    with "silu", GeGLU with "gelu" (Shazeer, GLU Variants Improve Transformer, 2020).
 
-    Where M or N is too wide for one kernel of a GPU, or backward K too small to keep one busy, parts of up to
-    `get_workspace()` bytes of it are; with a gate always, and on the CPU too. A part then has 128 rows or
-    hidden units at least. torch takes the products, on the CPU in the accumulation dtype.
+    Parts of up to `get_workspace()` bytes of the hidden are stored where M or N is too wide for one kernel of
+    a GPU. They are also stored where backward K is too small to keep one busy. With a gate they always are,
+    on the CPU too. A part then has 128 rows or hidden units at least. torch takes the products, on the CPU in
+    the accumulation dtype.
 
     Args:
         x: [..., M].

@@ -90,7 +90,7 @@ class Hardware:
         between: the device's own part of the network between such nodes; None where unknown.
 
     Raises:
-        TypeError, ValueError: a rate or a size is not finite and above 0; a GPU's compute capability is below
+        TypeError, ValueError: a rate or a size is not finite and above 0. A GPU's compute capability is below
             8.0, or its l2, shared or multiprocessors (2 to 1024) are missing.
     """
 
@@ -184,8 +184,9 @@ CPU = Processor(
     source="bench/results/amd_epyc_cpu.json: 2 threads of an AMD EPYC with AVX-512 BF16, torch 2.13.0",
 )
 
-# A line through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283, (ranks - 1) / ranks of the bytes
-# over the time. It has 63 us for 16 MiB and 500 for 256, where 49 and 530 were measured.
+# A line through an all-gather of 64 MiB at 223 GB/s and one of 1 GiB at 283. These rates are
+# (ranks - 1) / ranks of the bytes over the time. The line has 63 us for 16 MiB and 500 for 256, where 49 and
+# 530 were measured.
 _NVLINK_4 = Link(
     rate=2.88e11,
     latency=3.4e-5,

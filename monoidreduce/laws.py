@@ -80,7 +80,7 @@ def check_monoid(
     identity: combine with the identity leaves the other operand as it is, on either side. Not even rounding
         may change it, only the sign of a zero: torch.logaddexp(-0.0, -inf), and 0.0 added to -0.0, are 0.0.
     empty fold: the identity combined with itself, and the fold of nothing, is exactly the identity, but for
-        the sign of a zero; the local gradient there is not NaN.
+        the sign of a zero. The local gradient there is not NaN.
     commutativity and associativity: up to rounding, also with the identity in between.
     batch axes: combine gives the same over two batch axes as over one.
     infinities: combine with the identity leaves an infinite entry alone, or gives NaN or the identity's
@@ -89,13 +89,13 @@ def check_monoid(
     local gradient: local_gradient(combine(x, y), x, g) is what autograd makes of combine, and is not NaN,
         also where x or y is the identity.
     local gradient of a fold: the same for an element, and for a partial fold, of more than two.
-    local gradient of a partition: the same for the folds of the parts of random partitions of up to 8
-        elements (corollary 2.1.1 of the paper), and for an argument that all elements share (2.1.2).
+    local gradient of a partition: the same for folds of the parts of random partitions of up to 8
+        elements (corollary 2.1.1 of the paper). Also for an argument that all elements share (2.1.2).
 
     Args:
         monoid: an instance of any `Monoid`, whose combine autograd can differentiate.
         sample: sample(generator, batch_shape) -> a state with these batch axes, random by the torch.Generator
-            (of the CPU) given; or a state that holds at least 3 samples along axis 0. Samples should be
+            (of the CPU) given. Or a state that holds at least 3 samples along axis 0. Samples should be
             states that folds meet, finite and without ties.
         dtype: what floating fields are converted to; results may differ by its eps**(2/3), relatively.
 

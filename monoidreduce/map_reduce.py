@@ -1,6 +1,6 @@
 """Folds over any monoid: `fold` of a sequence of states, `map_reduce` of a function of all pairs of rows.
 
-Both keep nothing but inputs and result. Their backward passes are the local gradient theorem: if X is an
+Both keep nothing but inputs and result. Their backward passes are the local gradient theorem. If X is an
 element, or a partial fold, of the final fold P, then local_gradient(P, X, g) is its gradient, whatever lies
 in between.
 """
@@ -93,9 +93,9 @@ def map_reduce(
 
     The batched MonoidReduce of the paper (Gyllensten 2025, Appendix C), on any device. Forward, a slice of
     `a` is folded with one slice of `b` after the other. Backward, the slice pairs are visited again:
-    project_fold is recomputed under autograd, and the gradient of its result, a partial fold, is the
-    monoid's local gradient (corollary 2.1.3). Peak memory is that of one slice pair plus the results: the
-    state, or the gradients, which are summed over the slices in at least float32.
+    project_fold is recomputed under autograd. The gradient of its result, a partial fold, is the monoid's
+    local gradient (corollary 2.1.3). Peak memory is that of one slice pair plus the results: the state, or
+    the gradients. Gradients are summed over the slices in at least float32.
 
     Args:
         monoid: an instance of any `Monoid`.
@@ -106,12 +106,12 @@ def map_reduce(
         a, b: a tensor or a tuple of tensors, sliced on axis 0, on whose size the tensors of a tuple agree.
             project_fold receives slices in the same form.
         project_fold_backward: project_fold_backward(a_slice, b_slice, g) -> (gradient of a_slice, gradient of
-            b_slice), g being the gradient of project_fold's state; gradients in the form of the slices, None
+            b_slice). g is the gradient of project_fold's state. Gradients have the form of the slices, None
             where there is none. Autograd does it unless given.
-        fused_backward: fused_backward(a_slice, b_slice, total, g) -> gradients as of project_fold_backward,
-            where total is the state that the rows of a_slice fold to and g the gradient of it. Over ranks
-            total is the fold of this rank's rows of `b` alone. project_fold and the local gradient are not
-            called again.
+        fused_backward: fused_backward(a_slice, b_slice, total, g) -> gradients as of project_fold_backward.
+            total is the state that the rows of a_slice fold to, and g is the gradient of it. Over ranks total
+            is the fold of this rank's rows of `b` alone. project_fold and the local gradient are not called
+            again.
         forward_gradient: fold the gradient of `a` in the forward pass, for states of one floating number a
             row. A row of project_fold's state may depend on that row of a_slice alone; this is not checked.
         pairs: pairs(a_slice, b_slice) -> bool: is this pair of slices folded. The arguments are slices, in
@@ -140,9 +140,9 @@ def map_reduce(
         ValueError: sizes or devices disagree, a chunk is not positive, or project_fold closes over a tensor
             that requires gradients. project_fold_backward and fused_backward are both given, or pairs and
             process_group. States are not as forward_gradient needs them. Also: project_fold returns other
-            shapes or dtypes for another slice, a method of the monoid other ones than its operands', or one
-            of these functions changes an argument in place. That goes unnoticed under torch.inference_mode
-            and torch.compile.
+            shapes or dtypes for another slice, or a method of the monoid other ones than its operands'. Or
+            one of these functions changes an argument in place. That goes unnoticed under
+            torch.inference_mode and torch.compile.
         RuntimeError: when differentiated twice.
     """
     if process_group is not None:
@@ -352,7 +352,7 @@ class _Problem:
     def _slice_pair_jacobians(self, a_slice: list[Tensor], b_slice: list[Tensor]) -> tuple[Any, list[Tensor]]:
         """The element, and the Jacobians of its one field: a row of it depends on one row of a alone.
 
-        Hooks of the caller's for saved tensors are for what outlives the call: a checkpoint, for instance,
+        Hooks of the caller's for saved tensors are for what outlives the call. A checkpoint, for instance,
         would run the call again to give back what is saved here. torch.func takes no such hooks.
         """
         with torch.enable_grad(), self.own_hooks():

@@ -1,9 +1,9 @@
 """Commutative monoids over torch tensors, each with its local gradient D.
 
-A fold P_i = x_i1 * x_i2 * ... over a commutative monoid satisfies the local gradient condition when
-d(x * y)/dx is a function D(x * y, x) of the result and x alone. Then dP_i/dx_ij = D(P_i, x_ij): the backward
-pass needs the final fold and the elements, which may be recomputed, and nothing in between (MonoidReduce,
-Gyllensten 2025).
+Let P_i = x_i1 * x_i2 * ... be a fold over a commutative monoid. It satisfies the local gradient condition
+when d(x * y)/dx is a function D(x * y, x) of the result and x alone. Then dP_i/dx_ij = D(P_i, x_ij). So the
+backward pass needs the final fold and the elements, which may be recomputed, and nothing in between
+(MonoidReduce, Gyllensten 2025).
 
 States are NamedTuples of tensors. Their leading axes, shared by all fields, are batch axes; a field may have
 payload axes after them. All logarithms are natural. The identity stands for "no elements": combining any

@@ -1,11 +1,12 @@
 """Plain-torch definitions of every operator, at any precision and on any device.
 
-Each function computes what the fused operator of the same name computes (same arguments, less ``workspace``),
-by storing the score matrix that the fused operator never stores. In float64 it is the oracle of the
-test-suite; in the tested dtype (products in that dtype, statistics in float32) it is the "eager" composition
-that accuracy and speed are measured against. Gradients come from autograd. The edge semantics are the
-operators': an empty fold or a fully excluded row gives output 0, log-sum-exp -inf and gradients of exactly 0,
-and what a mask excludes has no influence, whatever it holds.
+Each function computes what the fused operator of the same name computes (same arguments, less ``workspace``).
+It stores the score matrix that the fused operator never stores. In float64 it is the oracle of the
+test-suite. In the tested dtype (products in that dtype, statistics in float32) it is the "eager" composition.
+Accuracy and speed are measured against that. Gradients come from autograd.
+
+The edge semantics are the operators'. An empty fold or a fully excluded row gives output 0, log-sum-exp -inf
+and gradients of exactly 0. What a mask excludes has no influence, whatever it holds.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ def attention(
         keep = bias if keep is None else keep & bias
 
     # A product with an excluded key must not see what the key holds: 0 * NaN is NaN. Matrix products sum over
-    # those pairs too, so non-finite inputs take elementwise products over [B, H, M, N, width] in which
+    # excluded pairs too. So non-finite inputs take elementwise products over [B, H, M, N, width] in which
     # excluded pairs read zeros instead.
     pairwise = keep is not None and not all(bool(t.isfinite().all()) for t in (q, k, v))
     if pairwise:

@@ -14,8 +14,8 @@ from monoidreduce._validate import check_int, mismatch
 
 __all__ = ["get_workspace", "set_workspace", "workspace"]
 
-# The most with which a step of 16384 tokens and 32000 classes of width 4096 needs at most 640 MiB beyond
-# inputs, outputs and gradients, with a few per cent to spare (bench/results, cross entropy).
+# The most with which a certain step needs at most 640 MiB beyond inputs, outputs and gradients. It has 16384
+# tokens and 32000 classes of width 4096. A few per cent are to spare (bench/results, cross entropy).
 _process_wide = 352 << 20
 _scoped: ContextVar[int | None] = ContextVar("monoidreduce_workspace", default=None)
 _traced: int | None = None  # that of the enclosing block of what is being traced: tracers know no ContextVar

@@ -2,7 +2,7 @@
 
     python scripts/measure_traffic_cpu.py [--check] [--out bench/results]
 
-It compiles scripts/traffic_cpu.cpp with the engine for AVX2 and runs it under valgrind's callgrind, which
+It compiles scripts/traffic_cpu.cpp with the engine for AVX2 and runs it under valgrind's callgrind. That
 simulates a first-level cache and a last-level one of 256 KiB, 1 MiB or 4 MiB. The model is
 scripts/cpu_schedule.py. No other process on the machine changes a count.
 

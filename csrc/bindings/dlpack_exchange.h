@@ -1,5 +1,6 @@
-// The part of DLPack 1's exchange protocol that views a tensor without keeping it alive: what an array type offers as its
-// attribute __dlpack_c_exchange_api__, torch from 2.11 on. See https://dmlc.github.io/dlpack/latest.
+// The part of DLPack 1's exchange protocol that views a tensor without keeping it alive. An array type offers
+// it as its attribute __dlpack_c_exchange_api__, torch from 2.11 on. See
+// https://dmlc.github.io/dlpack/latest.
 #pragma once
 
 #include <cstdint>

@@ -70,8 +70,8 @@ struct DistillationGradientRows {
   }
 };
 
-// In bits, as the forward pass: scale and log2(e) are one factor, whose rounding would show in large scores if one pass had it
-// and the other had not.
+// In bits, as the forward pass: scale and log2(e) are one factor. If one pass had that factor and the other
+// had not, its rounding would show in large scores.
 template <class Tile>
 void distillation_gradient_pass(const DistillationLocalGradient& x, const Launch& launch) {
   const FoldProblem problem = distillation_problem(x);

@@ -3,7 +3,7 @@
 //
 //   mean_i = sum_j p_ij b_j           the forward pass: attention, with b for keys and values
 //   d_a_i  = g_i s mean_i             no scores
-//   d_b_j  = sum_i p_ij g_i s a_i     rows of a folded into rows of b; lse_i is known, so that no maximum is
+//   d_b_j  = sum_i p_ij g_i s a_i     rows of a folded into rows of b; lse_i is known: no maximum is needed
 #pragma once
 
 #include <cmath>
@@ -62,9 +62,9 @@ struct Shares {
   }
 };
 
-// FragmentScores whose columns are rows of a: a dot product becomes its weight p_ij g_i s. A score is not rounded before the
-// log-sum-exp is taken from it, unless the log-sum-exp is of rounded scores: where one is 2^20, rounding it would cost 6 % of a
-// share.
+// FragmentScores whose columns are rows of a: a dot product becomes its weight p_ij g_i s. A score is not
+// rounded before the log-sum-exp is taken from it, unless the log-sum-exp is of rounded scores. Where a score
+// is 2^20, rounding it would cost 6 % of a share.
 struct ShareScores {
   static constexpr bool kMonotone = false;
   float scale;

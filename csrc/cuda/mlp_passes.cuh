@@ -23,9 +23,9 @@ struct MlpRows {
   __device__ void store(std::int64_t, int, P, bool) const {}
   template <int kSize>
   __device__ __forceinline__ void output(float (&sums)[kSize]) const {
-    // A pointer that moves, and one condition a load: addresses of all columns, or a branch around them, took more registers
-    // than the sums leave (108 and 540 bytes of spills at width 256). So did what follows from the thread's number, where it was
-    // shared by the fragments (44 bytes).
+    // A pointer that moves, and one condition a load. Addresses of all columns, or a branch around them, took
+    // more registers than the sums leave (108 and 540 bytes of spills at width 256). So did what follows from
+    // the thread's number, where it was shared by the fragments (44 bytes).
     const int first = arch::thread_again() % 4 * 2, there = bias2 ? width - first : 0;
     const E* at = bias2 + first * stride;
 #pragma unroll

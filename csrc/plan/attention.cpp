@@ -17,8 +17,9 @@ Call padded(const Call& given) {
   return x;
 }
 
-// What the kernels of a family compute where some gradients are wanted: none stands for all. Up to a width of 128 Hopper has
-// a pass for the rows alone, and leaves them out of the kernel of all gradients; biases of scores have only that of all.
+// What the kernels of a family compute where some gradients are wanted: none stands for all. Up to a width of
+// 128 Hopper has a pass for the rows alone, and leaves them out of the kernel of all gradients. Biases of
+// scores have only the kernel of all gradients.
 GradientSet computed(Family family, const FoldProblem& p, const AttentionBackward& x) {
   const GradientSet wanted{x.d_q.present(), x.d_k.present(), x.d_v.present()};
   if (!wanted.rows && !wanted.of_columns()) return {};

@@ -90,7 +90,7 @@ int lanes_of_program(const Choice& choice, const FoldProblem& p) {
   return 0;
 }
 // A program's plan where threads own rows. The columns come in enough parts to occupy a GPU, as far as memory
-// allows: each part has a result for each row, and there is room for `room` results.
+// allows. Each part has a result for each row, and there is room for `room` results.
 void plan_narrow(Plan& plan, const FoldProblem& p, const DeviceFacts& gpu, std::int64_t room) {
   plan.lanes = lanes_of_program(plan.choice, p);
   plan.narrow = plan.lanes > 0;

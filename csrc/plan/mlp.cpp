@@ -48,10 +48,10 @@ TileSize forward_tile(const FoldProblem& p, const Packing& packing) {
 
 // ---- In parts
 //
-// Of a call that no kernel takes whole: hidden values are held in parts, within the bytes of the workspace, or the SIMT kernels
-// take it. A part of the forward pass has some rows and all hidden units: each result is one product. A part of the backward pass
-// has all rows, and the rows' gradient is summed over parts, or all hidden units, and the weights' gradients are: whichever is
-// smaller.
+// A call that no kernel takes whole has its hidden values held in parts, within the bytes of the workspace.
+// Else the SIMT kernels take it. A part of the forward pass has some rows and all hidden units: each result
+// is one product. A part of the backward pass has all rows, and the rows' gradient is summed over parts. Or
+// it has all hidden units, and the weights' gradients are summed. The smaller gradients are the ones summed.
 
 // How many lines of a matrix fit into so many bytes: all, or whole tiles, all times equally many; 0 where not one does.
 std::int64_t fitting(std::int64_t bytes, std::int64_t line_bytes, std::int64_t lines, std::int64_t tile) {
@@ -99,13 +99,13 @@ Plan parts_plan(const Call& given, const Call& padded, const Choice& choice, con
 // idle.
 //
 // With many rows, the blocks of hidden units may be too few. (H100, 16384 rows, bfloat16, as they are and in
-// parts: width 128, 1024 units, 0.77 and 0.12 ms, 4096 units, 0.76 and 0.39; width 64, 16384 units, 0.59 and
+// parts. Width 128: 1024 units 0.77 and 0.12 ms, 4096 units 0.76 and 0.39. Width 64: 16384 units 0.59 and
 // 1.4.) Kernels of floats share the rows among blocks instead.
 //
-// With many hidden units, the blocks of rows may be too few where rows have a pass of their own on Hopper.
-// (16384 units of width 256: 128 rows take 0.57 ms in one block and 0.06 in parts. Parts of 1024 rows take
-// 0.14, and parts of 4096, whose blocks would run side by side, 0.78.) Up to width 128 rows have a pass of
-// their own in the deterministic mode, which was not timed.
+// With many hidden units, the blocks of rows may be too few where rows have a pass of their own on Hopper. Up
+// to width 128 rows have a pass of their own in the deterministic mode, which was not timed. (16384 units of
+// width 256: 128 rows take 0.57 ms in one block and 0.06 in parts. Parts of 1024 rows take 0.14. Parts of
+// 4096, whose blocks would run side by side, take 0.78.)
 Reason idle(const FoldProblem& p, bool adds_rows, const DeviceFacts& gpu) {
   constexpr int kUnits = 128, kManyRows = 8192, kRows = 128, kManyUnits = 4096, kShare = 3, kShareOfRows = 5;
   const std::int64_t units = p.columns(), blocks = parts_of(units, kUnits);

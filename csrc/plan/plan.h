@@ -35,8 +35,8 @@ FoldProblem problem_of(const Call& x) {
 
 PlannedSizes planned_sizes(const FoldProblem& p);
 
-// Operands come to tensor cores with sizes that are multiples of 8: what has others is padded with zeros by the caller, and a plan
-// is that of padded operands.
+// Operands come to tensor cores with sizes that are multiples of 8. The caller pads others with zeros, and a
+// plan is of padded operands.
 constexpr std::int64_t padded_size(std::int64_t size) { return (size + 7) / 8 * 8; }
 
 // Widths that the kernels go up to, and what keeps a call from kernels of any tensor cores or of one family, whatever its fold.

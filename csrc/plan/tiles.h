@@ -34,10 +34,10 @@ constexpr TileSize mlp_forward(std::int64_t width) { return {128, width <= 128 ?
 // Of forward passes of few rows: columns.
 inline constexpr int kFewRowsColumns[] = {128, 128, 64};
 
-// A narrow logsumexp_matmul (Plan::narrow): its largest width, and the numbers of rows and columns that it takes, both few or both
-// many. A block goes through all columns, and in d_b through all rows, so that few blocks and many tiles would leave most
-// multiprocessors idle: of 4096 rows an H100 has blocks for a quarter. At most 16 tiles take no longer than the launches that local
-// gradients cost.
+// A narrow logsumexp_matmul (Plan::narrow): its largest width, and the numbers of rows and columns that it
+// takes, both few or both many. A block goes through all columns, and in d_b through all rows. So few blocks
+// and many tiles would leave most multiprocessors idle: of 4096 rows an H100 has blocks for a quarter. At
+// most 16 tiles take no longer than the launches that local gradients cost.
 inline constexpr std::int64_t kWidestNarrow = 128, kFewLines = 2048, kManyLines = 4096;
 // The rows that d_b goes through, in whole units, and the floats that it needs of them.
 inline constexpr int kNarrowUnit = 128;
@@ -51,9 +51,9 @@ constexpr std::int64_t narrow_floats(std::int64_t rows) {
 // they are 171.
 inline constexpr TileSize kNarrow{128, 128};
 
-// A narrow program without tensor cores (device/simt/program_narrow.cuh): what a lane has of a row, in bytes, by vectors; threads of
-// a block, and rows of a group of lanes; columns that are staged at a time; and blocks a multiprocessor, with which the last ones
-// to finish are few of all.
+// A narrow program without tensor cores (device/simt/program_narrow.cuh): what a lane has of a row, in bytes,
+// by vectors; threads of a block, and rows of a group of lanes; columns that are staged at a time; and blocks
+// a multiprocessor. With so many blocks, the last ones to finish are few of all.
 inline constexpr std::int64_t kRowBytes = 64, kRowVector = 16, kRowThreads = 128, kGroupRows = 4,
                               kRowColumns = 64, kRowBlocks = 16;
 

@@ -32,7 +32,7 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.registry import register
 from monoidreduce._ops.sinks import score_sinks
 
-# So few keys that rounding the output shows in delta, the sum of P dP: where one weight is almost 1, dS is a
+# So few keys that rounding the output shows in delta, the sum of P dP. Where one weight is almost 1, dS is a
 # small difference of dP and delta. The backward pass then computes the output again, in two words.
 FEW_KEYS = 128
 

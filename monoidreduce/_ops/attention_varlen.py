@@ -26,8 +26,10 @@ def sequence_spans(
     first: int = 0,
     tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """[T, 2] and [S, 2] int64: of each query the first key that it sees and the one behind the last; and the
-    queries of each key.
+    """[T, 2] and [S, 2] int64: the span of each query, and the span of each key.
+
+    A query's span is the first key that it sees and the key behind the last. A key's span is the same of
+    the queries that see it.
 
     tokens: how many queries the sequences have room in, where q has only those from `first` on. Spans of all
     are made then, and cut, because a part of a sequence is not aligned with its keys as a sequence is.

@@ -10,8 +10,8 @@ where dP = grad_out v^T. dS and P are the local gradients of the mean of dP unde
 program of two scores. Queries that share keys are rows of one matrix. NVRTC compiles the programs once.
 
 Under a causal mask or a window all pairs are multiplied too, with a P and dS of exactly 0 where a pair is
-excluded. 0 times NaN is NaN: there the products read copies of v, k, q and grad_out with 0 in place of what
-is not finite, and `Band.add_others` adds it to the rows that see it.
+excluded. 0 times NaN is NaN. So the products there read copies of v, k, q and grad_out with 0 in place of
+numbers that are not finite. `Band.add_others` adds these numbers to the rows that see them.
 """
 
 from __future__ import annotations

@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 # What a forward pass gathers at a time: where all local gradients are kept it adds to the peak of memory. But
-# a part ends with some clusters idle: on an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 waves
-# of tiles for the work of 35.98, parts of 4096 rows 31 for that of 30.3.
+# a part ends with some clusters idle. On an H100 (width 4096, 32000 classes) parts of 4864 rows take 36 waves
+# of tiles for the work of 35.98. Parts of 4096 rows take 31 waves for the work of 30.3.
 _BYTES_OF_GATHERED = 38 << 20
 # With so many elements a product has a tile of 128 x 128 for every multiprocessor of the largest GPUs.
 _ELEMENTS_OF_A_WHOLE_GPU = 1 << 22
-# The upstream gradient that local gradients by scores are for where a factor makes it the real one later:
-# float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
+# Local gradients by scores are for this upstream gradient, where a factor makes it the real one later. With
+# it float16 is precise for probabilities above 5e-7, and holds slopes of a loss up to 500.
 UNIT_UPSTREAM = 2.0**7
 
 
@@ -47,9 +47,9 @@ def multipliable(matrix: Tensor) -> Tensor:
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """total += a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
 
-    Split over multiprocessors along its sum, a product of cuBLAS (13.0, on an H100) may lose the last term:
-    for 248 x 264 elements of 25345 terms it did. There whole eights of terms are one product, what is left
-    another.
+    A product of cuBLAS (13.0, on an H100) that is split over multiprocessors along its sum may lose the last
+    term. It did for 248 x 264 elements of 25345 terms. There whole eights of terms are one product, and the
+    remaining terms another.
     """
     if total.dtype == a.dtype or total.is_cpu:
         torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
@@ -68,8 +68,8 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
     """out = a @ b + bias, in out's dtype, from matrices of it or of 16 bits.
 
-    A product of few elements torch splits over multiprocessors along its sum, and unless told otherwise it
-    adds the parts in 16 bits; and see add_product. On a CPU it may be NaN beside an infinity in 16 bits.
+    torch splits a product of few elements over multiprocessors along its sum. Unless told otherwise it adds
+    the parts in 16 bits. See add_product too. On a CPU the product may be NaN beside an infinity in 16 bits.
     """
     apart = out.element_size() == 2 and (out.numel() < _ELEMENTS_OF_A_WHOLE_GPU or out.is_cpu)
     if apart or not out.dtype == a.dtype == b.dtype:
@@ -132,8 +132,10 @@ def _rows_product(
     order: Tensor | None,
     adds: bool,
 ) -> None:
-    """(factor[:, None] * local) @ columns of the rows that count: added to a float32 out, or written to
-    out[order], with zeros for the other rows."""
+    """(factor[:, None] * local) @ columns of the rows that count.
+
+    It is added to a float32 out, or written to out[order], with zeros for the other rows.
+    """
     _C.rows_product(local, columns, factor, out, order, adds, 1, streams.current(out.device.index))
 
 
@@ -272,9 +274,10 @@ class Head:
     def _factors_of_kept(self) -> tuple[Tensor, Tensor]:
         """The rows in their order, [1] what their product with kept local gradients is multiplied by.
 
-        Where upstream gradients differ they multiply the rows. float16 ends at 65504, which these may exceed
-        where their product with local gradients does not: there the largest upstream gradient is brought to
-        1, and the product back by as much while it is in float32.
+        Where upstream gradients differ they multiply the rows. float16 ends at 65504. The multiplied rows may
+        exceed it where their product with local gradients does not. So in float16 a power of two brings the
+        largest upstream gradient to between 1/2 and 1. The product is brought back by as much while it is
+        in float32.
         """
         assert self.upstream is not None
         order = None if self.gathers else self.order

@@ -569,7 +569,7 @@ register(
 
 # logsumexp of a matrix product
 #
-# A narrow one (_C.Plan.narrow) has gradients that are folds too, in place of products of local gradients: the
+# A narrow one (_C.Plan.narrow) has gradients that are folds too, in place of products of local gradients. Its
 # forward pass keeps the mean of b's rows by each row's shares, [M, F rounded up to 8] of a's dtype. The
 # gradient of a is that mean times a number a row. Other forward passes keep an empty mean.
 

@@ -95,9 +95,9 @@ def multiply_hidden_gradients(
 ) -> list[Tensor | None]:
     """The gradients by x, w1, w2 and bias1 that are needed.
 
-    store(x, w1, w2, bias1, grad_out, local, hidden, sums), of the rows and units of a part, writes the local
-    gradients, the derivatives by what the activation is of, the hidden values, and the sums over 16 rows each
-    of local gradients that are not rounded yet.
+    store(x, w1, w2, bias1, grad_out, local, hidden, sums) is of the rows and units of a part. It writes the
+    hidden values, and the local gradients: the derivatives by the argument of the activation. It also writes
+    the sums over 16 rows each of local gradients that are not rounded yet.
     """
     grad_out, x, w1 = multipliable(grad_out), multipliable(x), multipliable(w1)
     row_parts, unit_parts = parts_of(x.shape[0], part[0]), parts_of(w1.shape[0], part[1])

@@ -1,8 +1,8 @@
 """The registration of an operator as two `torch.library` ops: schemas, shapes for tracing, autograd.
 
 Every operator is one forward op and one backward op in the namespace `monoidreduce`. The kernels allocate
-their results with torch, so that the caching allocator, CUDA graphs and streams behave as for any torch op,
-and `_C` fills them. Autograd keeps the inputs and the row statistics of the forward, never a score.
+their results with torch, and `_C` fills them. So the caching allocator, CUDA graphs and streams behave as for
+any torch op. Autograd keeps the inputs and the row statistics of the forward, never a score.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which columns' local gradients a forward pass keeps, and in which slices backward computes the others.
 
-Arithmetic alone. A slice's local gradients lie where there is no other use for memory yet: where the
-gradients of columns to come will be, or that of the rows, which is rounded at the end; or in the workspace.
+Arithmetic alone. A slice's local gradients lie where there is no other use for memory yet, or in the
+workspace. Such memory is where the gradients of columns to come will be. It is also where the rows' gradient
+will be, which is rounded at the end.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ __all__ = ["TILE_COLUMNS", "TILE_ROWS", "Space", "columns_in", "columns_to_keep"
 
 TILE_COLUMNS = 256
 TILE_ROWS = 256  # of a cluster of two multiprocessors
-# Where not all is kept the others need room to be computed in: with little, the sums of the rows' gradient
-# are read and written so often that matrix products no longer hide it. So many bytes of the
-# workspace are left, unless the rows' gradient has room for so many columns.
+# Where not all local gradients are kept, the others need room to be computed in. With little room, the sums
+# of the rows' gradient are read and written so often that matrix products no longer hide it. So many bytes of
+# the workspace are left, unless the rows' gradient has room for so many columns.
 _BYTES_TO_RECOMPUTE_IN = 128 << 20
 _COLUMNS_TO_RECOMPUTE_IN = 2048
 

@@ -24,7 +24,7 @@ __all__ = ["Band", "Work", "work_of"]
 
 _CLUSTER = 2  # multiprocessors that share a tile of a contraction
 # Clusters drift apart, and read again what has left the cache. Passes of the losses read 1.00 to 1.28 times
-# as much on one H100 as clusters in step would, and 1.00 to 1.48 times on another.
+# as much on one H100 as clusters in step would. On another they read 1.00 to 1.48 times as much.
 _DRIFT = 1.2
 _TORCH_TILE = 256, 256  # of two multiprocessors, in cuBLAS's products of large matrices on Hopper
 _PACKED_LINES = 64  # rows of a tile where rows are few (device/schedule/packing.h)
@@ -54,7 +54,7 @@ class Work:
             move from its start.
         exposed: is the time of what it reads not hidden by jobs, which are as short as their first loads.
         steps: what a warp adds up one after another.
-        l2: bytes that multiprocessors ask of the L2 cache, and that they add to sums there; None
+        l2: bytes that multiprocessors ask of the L2 cache, and bytes that they add to sums there. None
             where nobody knows, as of tiles that no plan tells.
     """
 

@@ -1,7 +1,7 @@
 """What a differentiable call needs beyond its inputs, outputs and gradients, measured in a fresh process.
 
-On the CPU this is the growth of the peak resident size (VmHWM of /proc, Linux only), reset when the inputs
-are in place; on a GPU it is the growth of the peak of torch's allocator.
+On the CPU this is the growth of the peak resident size (VmHWM of /proc, Linux only). The peak is reset when
+the inputs are in place. On a GPU it is the growth of the peak of torch's allocator.
 """
 
 from __future__ import annotations

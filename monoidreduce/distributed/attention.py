@@ -2,7 +2,7 @@
 
 "ulysses" moves heads: each rank gets some heads of all positions, folds them as one device does, and sends
 the results back. "all_gather" moves keys and values: each rank folds, for its own queries, the keys that they
-see; gradients of keys and values are summed over ranks. Neither splits a row's keys, so nothing is merged.
+see. Gradients of keys and values are summed over ranks. Neither splits a row's keys, so nothing is merged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Attention over packed sequences whose tokens are split over ranks, as `distributed.attention` does it.
 
 A part of a sequence cannot be told to the op as a shorter sequence. The last query of a sequence is aligned
-with its last key, and under a window a part sees keys on both sides of the one that its own last query is
-aligned with. So a rank's op has the starts of all sequences, and which tokens its queries are.
+with its last key. Under a window a part sees keys on both sides of the key that its own last query is aligned
+with. So a rank's op has the starts of all sequences, and which tokens its queries are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Folds whose columns are split over ranks: each rank folds its own, and every rank combines the states.
 
-If P is the fold of all columns and X an element, the gradient by X is a function of P and X alone (corollary
-2.1.3 of MonoidReduce). So each rank has the gradients of its columns once it has P, and no state is sent
-backward. A row is folded with the columns of all ranks, so its gradient is a sum over ranks.
+Let P be the fold of all columns and X an element. Then the gradient by X is a function of P and X alone
+(corollary 2.1.3 of MonoidReduce). So each rank has the gradients of its columns once it has P, and no state
+is sent backward. A row is folded with the columns of all ranks, so its gradient is a sum over ranks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the operators' states of several ranks combine to, in float64 and in the order of ranks.
 
-A log-sum-exp has two words. A loss is measured from the log-sum-exps that it was computed with: a constant
+A log-sum-exp has two words. A loss is measured from the log-sum-exps that it was computed with. A constant
 added to all scores of a row may be large, and cancels there. The rules are in csrc (monoids/products.h).
 """
 

@@ -199,7 +199,7 @@ def attention_forward(
         query: [B, H, M, F].
         key, value: [B, Hkv, N, F] and [B, Hkv, N, D].
         attention_mask: what `attention_mask` above returned, or a mask [B or 1, H or 1, M, N], bool or
-            additive, which is then all that limits the keys.
+            additive. Such a mask is then all that limits the keys.
         sliding_window: of the layer. The mask has it already.
         s_aux: [H] sinks, one more score of each row, whose value is 0.
         position_bias: [B or 1, H, M, N], added to the scores before the mask.

@@ -57,8 +57,8 @@ def apply(model: Model, attention: bool = True, loss: bool = True, compile_layer
 
     Raises:
         TypeError: the model is none of transformers, or has no such attention, loss or layers. A call of the
-            model raises if it does something else with its logits than scale and cap them, or if its head is
-            no linear layer.
+            model raises if it does something else with its logits than scale and cap them. It also raises if
+            the model's head is no linear layer.
     """
     unwrapped = getattr(model, "get_base_model", None)  # of PEFT
     base = model if unwrapped is None else unwrapped()

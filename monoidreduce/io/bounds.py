@@ -173,8 +173,8 @@ def segment(n: int, d: int, words: int, pairs: int | None = None) -> Bound:
     Loomis and Whitney's inequality they belong to at most M^(3/2) multiplications. So a run of n^2 d
     multiplications has that many full segments.
 
-    Both regimes of Theorem 1.1 follow, with a constant: n^2 d^2 / M far above M = d^2, n^2 d / sqrt(M) far
-    below it, n^2 / 2 at M = d^2.
+    Both regimes of Theorem 1.1 follow, with a constant. They are n^2 d^2 / M far above M = d^2, and
+    n^2 d / sqrt(M) far below it. At M = d^2 it is n^2 / 2.
 
     Args:
         n, d: rows and columns of Q and K.

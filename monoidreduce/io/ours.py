@@ -50,7 +50,7 @@ def our_tiles(
         heads: enough of them that no head is split between multiprocessors.
 
     Raises:
-        ValueError: `n`, `d` or `heads` is below 1; or the call has no such tiles, as in float32, of heads
+        ValueError: `n`, `d` or `heads` is below 1. Or the call has no such tiles, as in float32, of heads
             wider than 256, or where heads are so few that they are split.
     """
     from monoidreduce.backend import resolved

@@ -55,8 +55,8 @@ def check_links(hardware: Hardware, links: Mapping[str, float]) -> None:
 class Mesh:
     """Chips of one kind, as independent logical axes of different strategies.
 
-    Raises ValueError if a strategy comes twice, or if the axes need more physical axes than a chip has or
-    more chips than its links join.
+    Raises ValueError if a strategy comes twice. Also raises it if the axes need more physical axes than a
+    chip has or more chips than its links join.
     """
 
     hardware: Hardware

@@ -21,9 +21,9 @@ __all__ = ["NoiseScale"]
 class NoiseScale:
     """Estimates B_simple = tr(Sigma) / |g|^2, the batch size at which noise and gradient are as large.
 
-    It compares squared gradient norms before and after gradients are averaged: over the processes of a
-    DistributedDataParallel model, over the backward passes that accumulate, or over both. A step costs one
-    norm a gradient, no wait for the device and, under DDP, one all-reduce of a scalar::
+    It compares squared gradient norms before and after gradients are averaged. The average is over the
+    processes of a DistributedDataParallel model, over the backward passes that accumulate, or over both. A
+    step costs one norm a gradient, no wait for the device and, under DDP, one all-reduce of a scalar::
 
         noise = NoiseScale(model, small=8, big=64)
         for batches in data:                        # 8 sequences in each of 8 backward passes
@@ -39,8 +39,8 @@ class NoiseScale:
     is not finite is left out. A GradScaler must keep its scale, or the averages mix different scales.
 
     Raises:
-        TypeError or ValueError: unless 0 < small < big, `big` is a multiple of what the processes compute in
-            one pass, 0 <= average < 1 and a parameter requires a gradient.
+        TypeError or ValueError: unless 0 < small < big, 0 <= average < 1 and a parameter requires a gradient.
+            Also unless `big` is a multiple of what the processes compute in one pass.
         ValueError: on entry, if a parameter has a gradient already.
         RuntimeError: at the end of the block, if a parameter got a gradient in more backward passes than
             `big` needs, or none in as many. Models with sharded parameters (FSDP) end so.
@@ -138,8 +138,8 @@ class NoiseScale:
     def b_simple(self) -> float:
         """The ratio of both averages, in the unit of `small` and `big`; NaN before the first step.
 
-        An estimate of |g|^2 of 0 or less gives infinity, one of tr(Sigma) below 0 gives 0: then `big` is far
-        below or far above the noise scale, or the averages are of too few steps. Waits for the device.
+        An estimate of |g|^2 of 0 or less gives infinity. An estimate of tr(Sigma) below 0 gives 0. Then `big`
+        is far below or far above the noise scale, or the averages are of too few steps. Waits for the device.
         """
         trace, squared = self.covariance_trace, self.squared_gradient
         if math.isnan(trace):

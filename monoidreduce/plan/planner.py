@@ -102,11 +102,12 @@ class Plan:
         precision: bytes of elements.
         mfu: the share of the peak that arithmetic reaches by itself, from above 0 to 1.
         remat: layers run again in backward, with their all-reduces; only their inputs are kept.
-        cost: attention, feedforward layers and the loss take what `mr.cost` says of the chip's part of them;
+        cost: attention, feedforward layers and the loss take what `mr.cost` says of the chip's part of them.
             mfu is that of the other products, and memory has the workspace of these operators.
 
-    Raises TypeError or ValueError if mfu is out of range, if the chips of tp do not divide the heads and the
-    hidden width, or if `cost` is set where `mr.cost` has no model of the chip or of the activations' bytes.
+    Raises TypeError or ValueError if mfu is out of range, or if the chips of tp do not divide the heads and
+    the hidden width. Also raises one if `cost` is set where `mr.cost` has no model of the chip or of the
+    activations' bytes.
     """
 
     model: Model

@@ -39,8 +39,8 @@ class Phases:
     def overlapped_seconds(self, roofline: Roofline) -> float:
         """The longer phase (equation 6), for phases of neighbouring batches that overlap.
 
-        A chip whose arithmetic is the bound computes both phases and so takes `seconds`, 1.5 times as long:
-        only that agrees with 6 FLOPs a parameter and token (equations 4 and 5).
+        A chip whose arithmetic is the bound computes both phases and so takes `seconds`, 1.5 times as long.
+        Only that agrees with 6 FLOPs a parameter and token (equations 4 and 5).
         """
         return max(roofline.seconds(self.forward), roofline.seconds(self.backward))
 

@@ -1,7 +1,7 @@
 """Attention with a user's scores, forward and backward, for the op of `_ops/modified_attention`.
 
-The gradient by what a program gathers is a total over the columns or the rows, of a derived program: a fold
-of `passes` for each head.
+The gradient by what a program gathers is a total of a derived program, over the columns or the rows. It is a
+fold of `passes` for each head.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class CompilationError(RuntimeError):
 class Compiler:
     """One version of NVRTC. Thread-safe, as that is.
 
-    The cache keeps what is to be known of the library. It is loaded when it compiles: loading took 6 of the
-    20 ms of the host that a process's first call needs where its kernels are in the cache (AMD EPYC).
+    The cache keeps what is to be known of the library. The library is loaded when it compiles. A process's
+    first call needs 20 ms of the host where its kernels are in the cache (AMD EPYC). Loading took 6 of them.
 
     Attributes:
         path: of the library.

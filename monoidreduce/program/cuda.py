@@ -1,7 +1,7 @@
 """The passes of a program by kernels on a GPU.
 
-A row's statistics are one fold. The gradients of the operands are products of the gradients by the scores,
-which are computed for as many columns at a time as the workspace holds.
+A row's statistics are one fold. The gradients of the operands are products of the gradients by the scores.
+The gradients by the scores are computed for as many columns at a time as the workspace holds.
 """
 
 from __future__ import annotations

@@ -256,9 +256,9 @@ def modified_sums(
 ) -> Sums | None:
     """The gradients of what a program gathers by the row, or by the column: totals of a derived program.
 
-    Data of a row: its log-sum-exp in two words and its centre, g_lse - <G, out>; batch, head and query; and
-    if it is partial, the first column that it keeps and the one behind the last. The second score is <G, v>,
-    if there are values.
+    Data of a row: its log-sum-exp in two words and its centre, g_lse - <G, out>; batch, head and query. A
+    partial row also has the first column that it keeps and the one behind the last. The second score is
+    <G, v>, if there are values.
 
     Args:
         text, sizes: of the program of attention.

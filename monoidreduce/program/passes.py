@@ -1,7 +1,7 @@
 """The forward and the backward pass of a program, for the op of `_ops/statistics`.
 
-The gradient by data of rows is the total of a derived program over the columns, that by data of columns its
-total over the rows. So both are forward passes.
+The gradient by data of rows is the total of a derived program over the columns. The gradient by data of
+columns is its total over the rows. So both are forward passes.
 """
 
 from __future__ import annotations

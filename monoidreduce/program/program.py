@@ -1,7 +1,7 @@
 """A program as data: a graph of operations and the statistics that fold it, as canonical text.
 
 Statistics have one order. Rows of the results: for each softmax its log-sum-exp and its means, then totals,
-then largest values; and of integers, first the columns of the largest, then counts.
+then largest values. Rows of integers: first the columns of the largest, then counts.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ __all__ = ["in_sequences", "line_numbers"]
 def line_numbers(of_queries: Tensor, of_keys: Tensor, lines: int) -> Tensor:
     """[lines, 4] int64: of a query its sequence and its number in it, and of a key the same.
 
-    One table, whose rows have a fixed size: the place of a number does not depend on how many there are, and
-    programs are compiled once. Nothing waits for the device.
+    One table, whose rows have a fixed size. So the place of a number does not depend on how many there are,
+    and programs are compiled once. Nothing waits for the device.
 
     Args:
         of_queries, of_keys: [sequences + 1], `cu_seqlens`. What is behind the last sequence is of one more.

@@ -1,8 +1,8 @@
 """The check of a program of `statistics`, before its first use.
 
-Parts of a row combine in any order whatever the function is: states and their combine are the library's, and
-its tests hold them to the laws. What follows from the function is tried here, on a few elements in float64:
-what the CPU engine computes, beside plain torch, and the derived gradients, beside autograd.
+Parts of a row combine in any order whatever the function is. States and their combine are the library's, and
+its tests hold them to the laws. What follows from the function is tried here, on a few elements in float64.
+The CPU engine's results are compared with plain torch's, and the derived gradients with autograd's.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def with_gradients(fold: Any, call: Call) -> list[Tensor]:
 
 
 def tensor_core_scores(rows: Tensor, columns: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
-    """As torch's products of 16-bit operands, not rounded. Tensor cores cut off bits of float32 sums: each
+    """As torch's products of 16-bit operands, not rounded. Tensor cores cut off bits of float32 sums. Each
     score is too small by up to an ulp or two, in magnitude, and totals of thousands show it. The local
     gradients, operands of the backward products, are rounded: where a row's are all equal, so are the errors.
     """

@@ -1,8 +1,9 @@
 """Models of transformers, made from configs, beside their own eager attention and loss.
 
 The rule: a loss differs by at most 2e-6 of it. A parameter's gradient differs by at most 2e-6 of its largest
-element or, if that is more, of a tenth of the largest element of all gradients. Some gradients are sums over
-all tokens that nearly cancel: eager's own gradient of a sink differs by 2.0e-6 of it from float64's.
+element. If a tenth of the largest element of all gradients is more, the bound is 2e-6 of that. Some gradients
+are sums over all tokens that nearly cancel: eager's own gradient of a sink differs by 2.0e-6 of it from
+float64's.
 """
 
 from __future__ import annotations

@@ -689,7 +689,7 @@ def eighths(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
 def test_spread_of_scores(magnitude: float, scale: float, device: torch.device) -> None:
     """Scores spread over several hundred: weights underflow to 0 and nothing becomes NaN.
 
-    Rounded, scores of that size are luck in 80 rows, so attention's are exact: what is left is the rounding
+    Rounded, scores of that size are luck in 80 rows, so attention's are exact. What is left is the rounding
     of log-sum-exp, which alone would break the rule.
     """
     inputs = attention_inputs(1, 2, 1, 40, 70, dtype=torch.float32, device=device, draw=eighths)

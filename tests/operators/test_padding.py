@@ -1,6 +1,6 @@
 """Sizes that are no multiple of 8: tensor cores are given copies padded with zeros, and results are cut back.
 
-The code of `_ops` for a GPU runs here on the kernels of the CPU: tensors say that they are on a GPU, and
+The code of `_ops` for a GPU runs here on the kernels of the CPU. Tensors say that they are on a GPU, and
 tiers that they are of tensor cores. What the kernels of a GPU make of padding, tests/gpu tests.
 """
 

@@ -51,7 +51,7 @@ def results(call: Any, leaves: list[Tensor]) -> list[Tensor]:
 
 def drawn(leaves: list[Tensor], case_in: Callable[[torch.dtype], Case], ours: Any, of_torch: Any) -> Results:
     """What the rule compares. Gradients of captured tensors are compared with a backward pass that finds a
-    row's centre from out, as all kernels of attention do (docs/numerics.md, functions of scores).
+    row's centre from out. All kernels of attention do so (docs/numerics.md, functions of scores).
 
     ours(case), of_torch(case, recomputed=): functions of q, k and v.
     """

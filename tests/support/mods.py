@@ -94,7 +94,7 @@ CASES = (
 
 
 class Recomputed(torch.autograd.Function):
-    """softmax(score) @ v as attention kernels compute it: weights are rounded for products alone, and the
+    """softmax(score) @ v as attention kernels compute it. Weights are rounded for products alone. The
     backward pass finds a row's centre, sum_j p_j dp_j, from out."""
 
     @staticmethod

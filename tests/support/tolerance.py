@@ -10,18 +10,19 @@ For a tensor y (an output or a gradient) computed from inputs in dtype T:
     mean|y - ref|  <= 1.5 mean|base - ref|  + floor / 16              (one wrong tile behind a large maximum)
     NaN and inf exactly where ref has them
 
-and further, for T = float32, |y - ref| <= 1e-5 |ref| + 1e-6 max|ref| element by element, unless the first
-clause allows more there, as where large terms cancel. For T = float64 the base is the oracle, so the rule is
-|y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
+For T = float32 there is a last clause: |y - ref| <= 1e-5 |ref| + 1e-6 max|ref| element by element. It holds
+unless the first clause allows more there, as where large terms cancel. For T = float64 the base is the
+oracle, so the rule is |y - ref| <= 1e-10 |ref| + 1e-12 max|ref|.
 
-Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is of 64 elements
-or more, and of float32 results, where base has next to no error, of 8192 in 384 rows or more; as is the
-maximum where the inputs are float32 too. With fewer the last clause decides: an attention backward that
+Errors of few numbers are luck: one rounded log-sum-exp shifts a whole row. So the mean is of 64 elements or
+more. For float32 results, where base has next to no error, it is of 8192 in 384 rows or more. So is the
+maximum where the inputs are float32 too. With fewer the last clause decides. An attention backward that
 recomputes, written in torch, reached 3.1 times the base's largest error in 30 seeds of 296 rows on a GPU.
-Each operator has a test_accuracy of 400 rows or more. Where nobody chose a case, and hundreds are drawn, some
-are unlucky: there each result's median of several draws is held to the rule, in the first clause and where
-the last one allows as much as that (`Unlucky`). A draw of `check_pooled` has the errors of several inputs
-together.
+Each operator has a test_accuracy of 400 rows or more.
+
+Where nobody chose a case, and hundreds are drawn, some are unlucky. There each result's median of several
+draws is held to the first clause. It is also held to the last clause where that allows as much (`Unlucky`). A
+draw of `check_pooled` has the errors of several inputs together.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ TRIALS = 5
 def check_draws(check: Callable[[], object]) -> None:
     """Holds a case to the rule whose values `check` draws anew in every call.
 
-    Where the first values are unlucky, each result's median of TRIALS draws has to keep it: Unlucky is raised
+    Where the first values are unlucky, each result's median of TRIALS draws has to keep it. Unlucky is raised
     if one result breaks it in most of them.
     """
     unlucky: Counter[str] = Counter()
@@ -114,13 +115,13 @@ def accuracy_failures(
 ) -> list[str]:
     """The clauses that y breaks. ref is float64, base of y's dtype, `tested` the inputs' dtype.
 
-    generated: did nobody choose the case. Then what is 0 by nature, as softmax's gradient over one column, is
-    held to what terms of unit size leave: the first row of causal attention, or all. The rule, relative to
-    results, has no bound for it. And among hundreds of cases the unluckiest would decide, so the case is
-    drawn again.
+    generated: did nobody choose the case. Then what is 0 by nature is held to what terms of unit size leave.
+    Softmax's gradient over one column is 0, in the first row of causal attention or in all. The rule,
+    relative to results, has no bound for it. And among hundreds of cases the unluckiest would decide, so the
+    case is drawn again.
     drawn_again: does the median of several draws decide. A largest error of float32 between 2 and 4 times the
     base's may then be luck.
-    one_column: torch cancels the terms of softmax's gradient exactly there, by luck and not by care, so
+    one_column: torch cancels the terms of softmax's gradient exactly there, by luck and not by care. So
     float32 is held to the clause that does not compare with torch's errors.
     """
     if y.shape != ref.shape or y.dtype != base.dtype:
@@ -284,9 +285,9 @@ def check_operator(
     """Hold each output and gradient of `mr.<operator>` to the rule; return them as "out0", ..., "d_<input>".
 
     `differentiate` names the inputs whose gradients are taken (default: every floating one). `upstream` holds
-    one gradient per output, None where that output has none, or names the layout of random ones: integers if
-    `exact`, for inputs of integers whose gradients cancel to 0. `function` is what is called in place of
-    `mr.<operator>`, as what a compiler made of it. `generated`: did nobody choose the case, see
+    one gradient per output, None where that output has none. Or it names the layout of random ones. They are
+    integers if `exact`, for inputs of integers whose gradients cancel to 0. `function` is what is called in
+    place of `mr.<operator>`, as what a compiler made of it. `generated`: did nobody choose the case, see
     accuracy_failures; then it may be Unlucky. Asserts that no input was written to and, unless a `function`
     is given, that the intended kernels ran.
     """

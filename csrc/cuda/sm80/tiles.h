@@ -1,5 +1,5 @@
-// Tiles by width, and in the backward pass by the shared memory that a block may have: 163 KiB on sm_80, more on sm_90 and
-// sm_100, 99 KiB on sm_86, sm_89 and sm_120.
+// Tiles by width, and in the backward pass by the shared memory that a block may have. It may have 163 KiB on
+// sm_80, more on sm_90 and sm_100, and 99 KiB on sm_86, sm_89 and sm_120.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,9 @@
 
 namespace monoidreduce::cuda::sm80 {
 
-// Of floats, which take twice the shared memory: up to 96 KiB, or 128 for a transposed payload 256 wide, whose lines are 32
-// columns. TFLOP/s on an H100, 4k tokens, full: width 64, 135, 32 columns 125; width 128, 151, 64 columns 114, one fragment
-// 118; width 256, 87, 32 columns 72.
+// Of floats, which take twice the shared memory: up to 96 KiB, or 128 for a transposed payload 256 wide,
+// whose lines are 32 columns. TFLOP/s on an H100, 4k tokens, full. Width 64: 135, 32 columns 125. Width 128:
+// 151, 64 columns 114, one fragment 118. Width 256: 87, 32 columns 72.
 template <bool kTransposed>
 struct FloatForwardTiles {
   template <int kWidth, int kColumns, int kFragments, int kStages, int kBlocks>
@@ -62,8 +62,9 @@ struct BackwardTiles {
   template <int kWidth, int kRows, int kColumns, int kWarps, int kStages, int kBlocks>
   using Tile =
       monoidreduce::sm80::BackwardTile<kWidth, kRows, kColumns, kWarps, kStages, kBlocks, kTransposed>;
-  // TFLOP/s on an H100, full: width 64, 8k tokens, 274, the small tile 243; width 128, 16k, 310 and 273; width 256, 8k, 221,
-  // and 201 with two stages of 32 rows. More columns mean fewer additions to the rows' gradients.
+  // TFLOP/s on an H100, full. Width 64, 8k tokens: 274, the small tile 243. Width 128, 16k: 310 and 273.
+  // Width 256, 8k: 221, and 201 with two stages of 32 rows. More columns mean fewer additions to the rows'
+  // gradients.
   using Width64 = Tile<64, kBiased ? 64 : 128, 128, 8, 2, 1>;  // a bias of scores takes registers
   using SmallWidth64 = Tile<64, 64, 64, 4, 1, kBiased ? 2 : 3>;
   using Width128 = Tile<128, 64, 128, 8, 2, 1>;

@@ -8,9 +8,10 @@ namespace {
 
 using namespace monoidreduce::sm90;
 
-// TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482. Of width 128 on an H100, full
-// and causal, with 128 columns, which leave room for a second place of the rows, and with 192: 2k 643 / 627 and 533 / 502, 4k
-// 640 / 639 and 615 / 604, 8k 638 / 663 and 634 / 644.
+// TFLOP/s on an H200, 16k tokens, full: 128 columns at width 64 with 2 consumers 430, with 3 482. At width
+// 128, 128 columns leave room for a second place of the rows. TFLOP/s of this width on an H100, full and
+// causal, with 128 columns and with 192. 2k: 643 / 627 and 533 / 502. 4k: 640 / 639 and 615 / 604.
+// 8k: 638 / 663 and 634 / 644.
 using tiles::kFewColumns;
 
 // B: element type of biases of scores, or void.

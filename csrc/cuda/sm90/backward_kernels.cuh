@@ -21,11 +21,13 @@ using TileAtOnce =
 using TileOfPass = monoidreduce::sm90::PassTile<monoidreduce::sm90::GradientOf::kRows, 256, false>;
 static_assert(TileOfPass::kStaying == tiles::kPass.rows && TileOfPass::kStreamed == tiles::kPass.columns);
 
-// wanted: of attention without a bias of scores some gradients may be absent, as the plan says; else all are there.
+// wanted: of attention without a bias of scores some gradients may be absent, as the plan says; else all are
+// there.
 //
-// turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their columns adjacent, as in
-// the MLP. Its deterministic mode takes no turns, because all of its blocks add to the same rows, and each would wait for the one
-// before: at width 128, 16384 rows and units, 0.85 ms instead of 0.78 with a pass for the rows' gradient (H100).
+// turns, sharing: as fold_backward takes them. kTransposed: do the payload and its gradient lie with their
+// columns adjacent, as in the MLP. The MLP's deterministic mode takes no turns: all of its blocks add to the
+// same rows, and each would wait for the one before. At width 128, 16384 rows and units, turns took 0.85 ms
+// instead of 0.78 with a pass for the rows' gradient (H100).
 template <class E, bool kTransposed, PayloadMonoid M, class Scores>
 void backward_kernels(const M& m, const Scores& scores, const FoldProblem& p, const FoldGradients& wanted,
                       const RowResiduals& residuals, const RowMarks& marks, const Turns& turns,

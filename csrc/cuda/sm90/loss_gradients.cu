@@ -18,8 +18,8 @@ using GradientTile = ContractionTile<256, 4>;
 static_assert(GradientTile::kRowBlock == tiles::kSm90Loss.row_block &&
               GradientTile::kColumns == tiles::kSm90Loss.columns);
 
-// Calls run(Tile{}) with the tile of fewer columns where it leaves less of the last wave of tiles empty: with 9 tiles of 256
-// columns in place of 12 of 192, 32 row blocks took 1.1 times as long on an H100.
+// Calls run(Tile{}) with the tile of fewer columns where it leaves less of the last wave of tiles empty. With
+// 9 tiles of 256 columns in place of 12 of 192, 32 row blocks took 1.1 times as long on an H100.
 template <bool kRowsTransposed, class Run>
 void with_tile(const FoldProblem& p, Run run) {
   using Wide = ContractionTile<256, 4, 1, kRowsTransposed>;

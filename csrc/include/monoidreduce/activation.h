@@ -97,8 +97,9 @@ struct Gelu {
 //
 //   0.5 z (1 + tanh(u)) = z sigmoid(2 u),   u = sqrt(2 / pi) (z + 0.044715 z^3)
 //
-// The tensor cores wait for it. On an H100, with 16384 rows and units of width 64 and 128, a forward pass takes 155 and
-// 198 us with the cube formed in this order. In the other order, with as many instructions, it takes 169 and 207 us.
+// The tensor cores wait for it. A forward pass of 16384 rows and units was timed on an H100 at widths 64 and
+// 128. With the cube formed in this order it takes 155 and 198 us. In the other order, with as many
+// instructions, it takes 169 and 207 us.
 struct GeluTanh {
   static constexpr double kTwoSqrt2OverPi = 1.5957691216057307117;
   static constexpr double kCubic = 0.044715;

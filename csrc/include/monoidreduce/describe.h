@@ -6,9 +6,9 @@
 //     return call("name", tensor("x", &X::x, "N D"), result("out", &X::out, "N"), option("scale", &X::scale));
 //   }
 //
-// It is a template, so that a source pays only for the descriptions that it reads: all of them take nvcc 8 seconds, and no
-// kernel reads one. The first tensor gives the call its device and its dtype. What no field can say is a function, named
-// by where().
+// It is a template, so that a source pays only for the descriptions that it reads. All of them take nvcc 8
+// seconds, and no kernel reads one. The first tensor gives the call its device and its dtype. What no field
+// can say is a function, named by where().
 #pragma once
 
 #include <concepts>

@@ -35,9 +35,10 @@
 
 namespace monoidreduce {
 
-// The plan of a call on a GPU, which is or is not there. The caller asks before the call, because it allocates what the plan says;
-// results, gradients and scratch may still be absent then. It is of padded operands: on tensor cores (Plan::can) the caller pads
-// sizes that are not a multiple of 8 with zeros: operand widths and, in an MLP, the hidden units.
+// The plan of a call on a GPU, which is or is not there. The caller asks before the call, because it
+// allocates what the plan says; results, gradients and scratch may still be absent then. The plan is of
+// padded operands. On tensor cores (Plan::can) the caller pads sizes that are not a multiple of 8 with zeros.
+// These sizes are operand widths and, in an MLP, the hidden units.
 Plan plan(const AttentionForward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const AttentionBackward& x, const DeviceFacts& gpu, const Launch& launch);
 Plan plan(const CrossEntropyForward& x, const DeviceFacts& gpu, const Launch& launch);
@@ -62,8 +63,8 @@ const DeviceFacts& facts_of(int cuda_device);
 // widths with less than 2^30 rows and columns. other_width is 0 where there is one pair of operands.
 bool can_keep(std::int64_t width, std::int64_t other_width, double scale, const DeviceFacts& gpu);
 
-// Whether a logsumexp_matmul of 16 bits and this width is narrow (Plan::narrow), given that its rows and columns are both at most
-// kNarrowLines.first or both at least kNarrowLines.second.
+// Whether a logsumexp_matmul of 16 bits and this width is narrow (Plan::narrow). This holds for rows and
+// columns that are both at most kNarrowLines.few, or both at least kNarrowLines.many.
 struct LineNumbers {
   std::int64_t few, many;
 };
@@ -102,8 +103,8 @@ void statistics_fold(const StatisticsFold& x, const Launch& launch, const Plan* 
 void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Launch& launch, const Plan* plan);
 void distillation_kept_gradients(const DistillationKeptGradients& x, const Launch& launch, const Plan* plan);
 
-// On tensor cores the caller computes the gradients of a loss as matrix products of local gradients (dlogits), of a slice of
-// the classes at a time. plan: of the backward pass.
+// On tensor cores the caller computes the gradients of a loss as matrix products of local gradients
+// (dlogits). It takes a slice of the classes at a time. plan: of the backward pass.
 void cross_entropy_local_gradient(const CrossEntropyLocalGradient& x, const Launch& launch, const Plan* plan);
 void distillation_local_gradient(const DistillationLocalGradient& x, const Launch& launch, const Plan* plan);
 void logsumexp_local_gradient(const LogSumExpLocalGradient& x, const Launch& launch, const Plan* plan);
@@ -132,8 +133,9 @@ void columns_product(const ColumnsProduct& x, const Launch& launch);
 void score_product(const ScoreProduct& x, const Launch& launch);
 void jsd_rows(const JsdRows& x, const Launch& launch);
 void jsd_gradient(const JsdGradient& x, const Launch& launch);
-// An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose products the caller
-// takes; so is the backward pass of one with few hidden units. A part has all rows, or all hidden units. plan: of the pass.
+// An MLP too wide for one kernel is computed in parts of Plan::part rows and hidden units, whose products the
+// caller takes. So is the backward pass of an MLP with few hidden units. A part has all rows, or all hidden
+// units. plan: of the pass.
 void mlp_hidden(const MlpHidden& x, const Launch& launch, const Plan* plan);
 void mlp_local_gradient(const MlpLocalGradient& x, const Launch& launch, const Plan* plan);
 // A gated MLP is always computed in parts, whose products the caller takes, on the CPU and on every GPU.

@@ -45,9 +45,9 @@ struct Span {
   std::int64_t begin, end;  // end: one past the last
 };
 
-// The columns that a row keeps. A band (window): column - (row + shift) in [-left, right]; shift aligns the last row with the
-// last column. Or the spans of each row and each column, listed in memory of the tensors' device: from one row or column to
-// the next, neither begins nor ends decrease.
+// The columns that a row keeps. A band (window): column - (row + shift) in [-left, right]; shift aligns the
+// last row with the last column. Or the spans of each row and each column, listed in memory of the tensors'
+// device. From one row or column to the next, neither begins nor ends decrease.
 struct ColumnRange {
   static constexpr std::int64_t kUnbounded = -1;
   std::int64_t left = kUnbounded, right = kUnbounded, shift = 0;

@@ -1,8 +1,8 @@
 // What kernels ask of the types that they are templates over, beside the monoid (monoid.h): rows, scores and epilogues.
 // Tiles have their concepts beside them, as ForwardTiling of device/resident/fold_forward_sm90.cuh.
 //
-// A kernel checks its types in the class templates that it uses, or by static_assert: where the constraint of a function
-// template fails, nvcc and NVRTC do not say which.
+// A kernel checks its types in the class templates that it uses, or by static_assert. Where the constraint of
+// a function template fails, nvcc and NVRTC do not say which.
 #pragma once
 
 #include <concepts>
@@ -51,7 +51,8 @@ concept KnowsProductGradient = PayloadMonoid<M> && M::kNormalized && requires(co
   { p.of_product(row) } -> std::same_as<typename M::Real>;
 };
 
-// Rows that may have a sink: one more element of the fold of each row of a head, whose score this is and whose payload is 0.
+// Rows that may have a sink: one more element of the fold of each row of a head. Its score is sink(head), its
+// payload 0.
 template <class P, class M>
 concept RowsWithSinks = PayloadMonoid<M> && M::kNormalized && requires(const P p, std::int64_t head) {
   { p.has_sinks() } -> std::same_as<bool>;
@@ -188,9 +189,10 @@ concept SkipsBlocks = requires(const S s) {
 
 // ---- Epilogues of the contraction.
 
-// Passed to the kernel by value. Memory is its shared memory. Work is what a thread keeps for 64 rows, from row0 on,
-// while their tiles are computed: dots are the dot products of one, for each of kScores scores. place is the index of
-// row0 in [groups, clusters, shares, rows of a block] (device/schedule/tile_schedule.cuh).
+// Passed to the kernel by value. Memory is its shared memory. Work is what a thread keeps for 64 rows, from
+// row0 on, while their tiles are computed. dots are the dot products of one tile, for each of kScores scores.
+// place is the index of row0 in [groups, clusters, shares, rows of a block]
+// (device/schedule/tile_schedule.cuh).
 template <class P, int kScores>
 concept ContractionEpilogue =
     requires(const P p, typename P::Work& work, typename P::Memory& memory, float (&dots)[kScores][32],

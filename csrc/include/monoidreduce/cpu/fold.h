@@ -1,8 +1,9 @@
 // The CPU engine: fold_forward and fold_backward for any monoid, with the same structs as the GPU kernels. Header-only.
 //
-// One lane is one row. kPanel rows side by side make a panel, and every intermediate is a panel: the rows are
-// [width][kPanel], a tile of scores is [columns][kPanel], the output [payload width][kPanel]. So the fold needs no
-// horizontal maximum or sum. No matrix product needs its operands transposed: a is broadcast, b and c are panels.
+// One lane is one row. kPanel rows side by side make a panel, and every intermediate is a panel. The rows are
+// [width][kPanel], a tile of scores is [columns][kPanel], the output [payload width][kPanel]. So the fold
+// needs no horizontal maximum or sum. No matrix product needs its operands transposed: a is broadcast, b and
+// c are panels.
 //
 //   forward    scores   [columns][rows]   = b  [columns, width]            x a panel
 //              out      [payload][rows]  += payload^T [payload, columns]   x weights panel

@@ -7,8 +7,8 @@
 // All sums are panels of T. The sums of a block of columns are complete before the next block begins, the sums of a row
 // after the last block. Each is written once, in the type of its gradient.
 //
-// If there are fewer problems than threads, and all columns are equally much work, each thread has a slice of the
-// columns and runs both loops alone.
+// If there are fewer problems than threads, and all columns are equally much work, the columns are cut into
+// slices. Each thread then has a slice and runs both loops alone.
 #pragma once
 
 #include <algorithm>
@@ -129,8 +129,8 @@ class RowSums {
   Scratch<T> own_;
 };
 
-// The sums of one gradient by columns (d_b, d_other_b or d_payload), and the operand that they are summed from (a, other_a
-// or grad_out): rows with widths as lanes.
+// The sums of one gradient by columns (d_b, d_other_b or d_payload), and the operand that they are summed
+// from. The operand (a, other_a or grad_out) is rows with widths as lanes.
 template <class T, class E>
 struct ColumnSums {
   static constexpr std::int64_t kStep = kPanel<T> * kDepth<E>;  // elements of kDepth rows
@@ -156,9 +156,9 @@ inline int threads_a_problem(const FoldProblem& p, bool bias_gradient, int threa
   return p.batch() * p.column_heads() >= threads && !bias_gradient ? 1 : threads;
 }
 
-// Whether each thread may have a slice of the columns to itself, with its own sums of the rows' gradients, which are added
-// up at the end. That requires slices of equal work, and little memory for the sums. No thread then reads data that
-// another has just written (docs/decisions, 23).
+// Whether each thread may have a slice of the columns to itself. It then has its own sums of the rows'
+// gradients, which are added up at the end. Slices must be equal work, and the sums must take little memory.
+// No thread then reads data that another has just written (docs/decisions, 23).
 template <class T>
 bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block, int threads) {
   constexpr std::int64_t kMostBytes = 16 << 20;
@@ -170,9 +170,9 @@ bool may_slice(const FoldProblem& p, const FoldGradients& g, std::int64_t block,
          (threads - 1) * group_rows * width * static_cast<std::int64_t>(sizeof(T)) <= kMostBytes;
 }
 
-// A chunk of rows by a block of columns. Rows are loaded once per block, so a block needs many columns. With a payload,
-// blocks are smaller: the workspace (columns x chunk, twice) stays in the L2 cache, and the edge of a causal mask cuts
-// fewer blocks.
+// A chunk of rows by a block of columns. Rows are loaded once per block, so a block needs many columns. With
+// a payload, blocks are smaller. The workspace (columns x chunk, twice) then stays in the L2 cache, and the
+// edge of a causal mask cuts fewer blocks.
 template <class T>
 TileSize backward_tile(const FoldProblem& p, int threads) {
   const bool payload = p.payload.present();

@@ -74,8 +74,8 @@ struct Step<float, BFloat16> {
 inline constexpr bool kMultipliesBFloat16 = false;
 #endif
 
-// kRows rows of c stay in registers for the whole sum, which starts from 0 and is added to c at the end: a sum of tiles'
-// sums is more accurate than one long sum.
+// kRows rows of c stay in registers for the whole sum. The sum starts from 0 and is added to c at the end: a
+// sum of tiles' sums is more accurate than one long sum.
 template <int kRows, class T, class E>
 inline void matmul_block(Broadcast<E> a, std::int64_t segments, std::int64_t length, const E* b, T* c,
                          bool accumulate) {

@@ -5,8 +5,8 @@
 // column and row, one of a row the same word for each column. The code of a row runs first: it fills registers of the row
 // from constants and the row's data. The code of an element then runs for each block.
 //
-// A state has for each softmax a frame, its mass and the sums of its means, all measured from the frame; then totals;
-// then for each largest its value and column; then counts.
+// A state has for each softmax a frame, its mass and the sums of its means, all measured from the frame.
+// Totals follow, then for each largest its value and column, then counts.
 #pragma once
 
 #include <algorithm>
@@ -66,8 +66,8 @@ struct Tables {
         indices(index.present() ? index.size[0] : 0) {}
 };
 
-// A program with the data of one call. Its text is numbers: the statistics, how many data of rows and of columns there
-// are, the constants, the code of a row and that of an element.
+// A program with the data of one call. Its text is numbers: the statistics, the numbers of row and
+// column data, the constants, the codes of a row and of an element.
 template <class T>
 class Program {
  public:

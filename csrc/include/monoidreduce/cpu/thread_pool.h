@@ -82,10 +82,11 @@ struct Loop {
   }
 };
 
-// The function that `#pragma omp parallel` calls, of an OpenMP runtime that is loaded with global visibility, as torch
-// loads its own. After a parallel region of torch, the runtime's threads spin for milliseconds and would compete with our
-// workers for the processors; so we use those threads. Null without a runtime. Null also in a forked child, whose copy of
-// the runtime may have lost its threads: a parallel region would never end.
+// The function that `#pragma omp parallel` calls, of an OpenMP runtime that is loaded with global visibility,
+// as torch loads its own. After a parallel region of torch, the runtime's threads spin for milliseconds. They
+// would compete with our workers for the processors, so we use those threads. Null without a runtime. Null
+// also in a forked child, whose copy of the runtime may have lost its threads: a parallel region would never
+// end.
 using OpenMpParallel = void (*)(void (*region)(void*), void* shared, unsigned threads, unsigned flags);
 
 // Whether this process was forked and has not called exec since: PF_FORKNOEXEC in the flags of /proc/self/stat (Linux).

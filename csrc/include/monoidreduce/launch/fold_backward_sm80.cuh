@@ -13,8 +13,8 @@
 
 namespace monoidreduce::sm80 {
 
-// How many blocks share the rows of a tile of columns, where such tiles are fewer than the blocks that run at a time: only
-// floats, whose gradients can be added to, and no part of less than a few tiles of rows.
+// How many blocks share the rows of a tile of columns, where such tiles are fewer than the blocks that run at
+// a time. Only with floats, whose gradients can be added to. No part has less than a few tiles of rows.
 template <class E, class Tile>
 std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const DeviceFacts& gpu) {
   if (!std::is_same_v<E, float>) return 1;
@@ -24,8 +24,8 @@ std::int64_t parts_of_rows(const FoldProblem& p, std::int64_t tiles, const Devic
   return std::max(std::min(blocks / tiles, row_tiles / kLeast), std::int64_t{1});
 }
 
-// In turn, twice as many heads as their gradients have room for in the cache: of half as many tiles of columns of a head
-// at a time, the last waits half as long before it adds for the first time.
+// In turn, twice as many heads as their gradients have room for in the cache. Then half as many tiles of
+// columns of a head run at a time. The last of them waits half as long before it adds for the first time.
 inline FoldShape backward_shape(const FoldProblem& p, const Turns& turns) {
   const std::int64_t bytes = p.rows() * p.width() * sizeof(float) * (p.heads() / p.column_heads());
   return fold_shape(p, section_of(p, turns.words ? bytes / 2 : bytes, 1));

@@ -17,8 +17,8 @@ namespace monoidreduce::sm90 {
 // many rows.
 //
 //   wanted             grad_out, and the gradients of the problem's rows (float, added to, if Tile::kAddsRows), columns and
-//                      payload (element type E, written); all must be present, but for the rows' where
-//                      blocks do not add to it
+//                      payload (element type E, written). All must be present, but for the rows' where
+//                      blocks do not add to it.
 //   residuals, marks   as prepare_rows (row_residuals.cuh) left them; turns as well, if blocks add in turn
 //   sharing            16-byte aligned: a counter of jobs, 0 at first. If jobs are even, the ColumnHandover of
 //                      backward_last_round, if jobs are split. Not read if blocks add in turn.
@@ -26,14 +26,16 @@ template <class E, class Tile, class B>
 BackwardArguments<Tile> backward_arguments(const FoldProblem& p, bool even, const FoldGradients& wanted,
                                            const RowResiduals& residuals, const RowMarks& marks,
                                            const Turns& turns, float* sharing) {
-  // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float. (Causal, width 128, 16k
-  // tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487 and 538 TFLOP/s, with sections twice as
-  // large 253, 402, 485 and 540. In another run, 8k: with those 569, a head at a time 550, all at once 542.)
+  // Longest first in sections whose rows stay in the cache with both of their gradients, d_rows in float.
+  // (Causal, width 128, 16k tokens in sequences of 1k, 2k, 4k and 8k, the whole backward pass: 301, 416, 487
+  // and 538 TFLOP/s. With sections twice as large 253, 402, 485 and 540. In another run, 8k: with those 569,
+  // a head at a time 550, all at once 542.)
   const std::int64_t row_bytes = (p.width() + p.payload_width()) * sizeof(E) +
                                  (Tile::kAddsRows ? p.width() * sizeof(float) : std::size_t{0});
   const std::int64_t group_bytes = p.rows() * row_bytes * (p.heads() / p.column_heads());
-  // In turn several heads at a time, where all jobs are equally long too, and at least a few: the more tiles of columns of one head
-  // wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms, 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
+  // In turn several heads at a time, and at least a few, where all jobs are equally long too. The more tiles
+  // of columns of one head wait for each other, the more each delay costs. (With parts: 16k, 2 heads 11.2 ms,
+  // 4 10.6, 8 10.9; 8k, 4 heads 5.1, 8 5.2.)
   constexpr std::int64_t kLeast = 4;
   const std::int64_t heads_in_turn =
       std::min(std::max(cached_heads(p, group_bytes, 1), kLeast), p.batch() * p.heads());

@@ -12,8 +12,8 @@
 
 namespace monoidreduce::sm90 {
 
-// [B, H, rows, width], in boxes of box_rows lines of each of box_heads, the lines of line_bytes, 128 or 64 of them, and
-// swizzled as these. Axes of stride 0 repeat what they have.
+// [B, H, rows, width], in boxes of box_rows lines of each of box_heads. Lines have line_bytes bytes, 128 or
+// 64, and are swizzled as lines of that size. Axes of stride 0 repeat what they have.
 inline arch::TensorMap encode_map(const TensorView& t, int box_rows, int line_bytes, int box_heads = 1) {
   const cuuint64_t bytes = static_cast<cuuint64_t>(item_size(t.dtype));
   const auto size = [&](int d) { return static_cast<cuuint64_t>(t.size[d]); };

@@ -1,6 +1,6 @@
-// What folds of parts of the columns combine to, where each part is known by its result: a log-sum-exp, and numbers that
-// are measured from it. A constant added to all scores of a row may be large, and cancels in them. In double: a log-sum-exp
-// of two words of float has 48 bits.
+// What folds of parts of the columns combine to. Each part is known by its result: a log-sum-exp, and numbers
+// that are measured from it. A constant added to all scores of a row may be large, and cancels in these
+// numbers. In double: a log-sum-exp of two words of float has 48 bits.
 //
 // Each struct is a monoid without lift: an identity and a combine. Parts without columns have a log-sum-exp of -inf.
 #pragma once

@@ -69,10 +69,11 @@ struct CrossEntropyForward {
   TensorView x, weight, bias, target, class_weight, loss, lse, lse_low;
   TensorView reduced;  // the losses' sum or mean (LossReduction), where it is wanted
   TensorView scratch;  // size: Plan::scratch
-  // Local gradients (dlogits, see below) of the first K classes, which forward stores for the backward pass, for an
-  // upstream gradient of kept_upstream for every loss; lines are padded to a multiple of 8. Only where the plan can (Capabilities::keeps),
-  // without a bias or softcap, or class weights with label smoothing. Without kept_upstream: the weights that these are made
-  // from (CrossEntropyKeptGradients), and their frames in the last part of scratch (Plan::frames).
+  // Local gradients (dlogits, see below) of the first K classes. The forward pass stores them for the
+  // backward pass, for an upstream gradient of kept_upstream for every loss. Lines are padded to a multiple
+  // of 8. Only where the plan can (Capabilities::keeps), without a bias or softcap, or class weights with
+  // label smoothing. Without kept_upstream: the weights that these are made from (CrossEntropyKeptGradients),
+  // and their frames in the last part of scratch (Plan::frames).
   TensorView kept, kept_upstream;
   // Which rows are active. Other rows are not computed; their statistics are 0. The stored local gradients are in this
   // order, all other results are not. Absent: all rows are computed.

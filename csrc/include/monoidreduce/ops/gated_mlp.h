@@ -41,8 +41,8 @@ constexpr auto describe(const X*) {
               result("up", &X::up, "B K"), activation_of(&X::activation));
 }
 
-// The same in the backward pass. hidden is the derivative of the loss with respect to the hidden values, and becomes these; gate and
-// up become the derivatives with respect to themselves.
+// The same in the backward pass. hidden is the derivative of the loss with respect to the hidden values, and
+// becomes the hidden values. gate and up become the derivatives with respect to themselves.
 struct GatedGradient {
   TensorView gate, up, hidden;
   ActivationKind activation = ActivationKind::kIdentity;

@@ -31,8 +31,8 @@ constexpr auto logsumexp_backward_operands() {
                 tensor("lse_low", &Call::lse_low, "M", Type::kAccumulation).dense());
 }
 
-// On CUDA by the SIMT kernels, or by folds where the plan is narrow: then d_a, which needs the mean, and d_b are of a's dtype. Else
-// they are products of local gradients.
+// On CUDA by the SIMT kernels, or by folds where the plan is narrow. By folds, d_a and d_b are of a's dtype,
+// and d_a needs the mean. Else both are products of local gradients.
 struct LogSumExpBackward {
   TensorView grad_lse, a, b, lse, lse_low, mean, d_a, d_b;
   TensorView scratch;  // 16-byte aligned; size: Plan::scratch

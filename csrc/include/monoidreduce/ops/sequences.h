@@ -28,8 +28,9 @@ struct Sequences {
   }
 };
 
-// The lines of the other side that a line keeps: the lines of its sequence that are in a band around the line
-// that it is aligned with. The last line of a sequence is aligned with the last one of the other side.
+// The lines of the other side that a line keeps. They are the lines of its sequence that are in a band around
+// the line that it is aligned with. The last line of a sequence is aligned with the last one of the other
+// side.
 MR_HD Span kept_span(const Sequences& own, const Sequences& other, std::int64_t line, std::int64_t left,
                      std::int64_t right) {
   if (line >= own.starts[own.count]) return {other.starts[other.count], other.starts[other.count]};

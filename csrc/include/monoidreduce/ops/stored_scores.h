@@ -56,8 +56,9 @@ constexpr auto jsd_options() {
       option("beta", &Call::beta, "a number between 0 and 1", [](double v) { return v > 0 && v < 1; }));
 }
 
-// Of whole rows: the losses, beta KL(q | m) + (1 - beta) KL(p | m) with m = beta q + (1 - beta) p, and what JsdGradient needs of a
-// row. Rows that the mask excludes have 0 and are not read. With a factor it does what JsdGradient does, too.
+// Of whole rows: the losses, and what JsdGradient needs of a row. A loss is
+// beta KL(q | m) + (1 - beta) KL(p | m) with m = beta q + (1 - beta) p. Rows that the mask excludes have 0
+// and are not read. With a factor it does what JsdGradient does, too.
 struct JsdRows {
   TensorView student, teacher, mask, loss;
   TensorView stats;   // JsdRow (device/simt/jsd_rows.cuh)

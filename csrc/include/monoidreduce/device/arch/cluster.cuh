@@ -30,8 +30,8 @@ __device__ __forceinline__ unsigned load_from_block(SharedAddress at) {
   asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(at) : "memory");
   return word;
 }
-// On an mbarrier of any block. Releases to the calling block only, which suffices after reads: a release to the cluster
-// would wait for all of the thread's earlier accesses to memory.
+// On an mbarrier of any block. Releases to the calling block only, which suffices after reads. A release to
+// the cluster would wait for all of the thread's earlier accesses to memory.
 __device__ __forceinline__ void arrive(SharedAddress barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,5 +1,5 @@
-// A warp's matrix product, d (16 x 8 floats) += a (16 x depth) b (depth x 8), all in registers, 32 bytes deep; and the
-// transpose of one.
+// A warp's matrix product, d (16 x 8 floats) += a (16 x depth) b (depth x 8), all in registers, 32 bytes
+// deep. And the transpose of an 8 x 8 matrix.
 #pragma once
 
 #include "monoidreduce/device/arch/element.cuh"

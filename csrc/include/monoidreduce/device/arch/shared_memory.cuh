@@ -52,8 +52,8 @@ __device__ __forceinline__ unsigned char load(SharedAddress at) {
   asm volatile("ld.shared.u8 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
   return static_cast<unsigned char>(x);
 }
-// Four 8 x 8 matrices of 16-bit elements: lane l gives the address of row l % 8 of matrix l / 8, and receives two
-// elements of each; transposed or not.
+// Four 8 x 8 matrices of 16-bit elements, transposed or not. Lane l gives the address of row l % 8 of matrix
+// l / 8, and receives two elements of each matrix.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrix_x4(unsigned (&words)[4], SharedAddress at) {
   if constexpr (kTransposed) {

@@ -32,8 +32,8 @@ __device__ __forceinline__ void add_tile(const Matrix<T>& to, std::int64_t row0,
   }
 }
 
-// to[row0 + r, column0 + c] += tile[c, r], summed over rows or columns first where to is broadcast over them:
-// sums of 8 are summed, so that a term takes part in 16 roundings and not in 64.
+// to[row0 + r, column0 + c] += tile[c, r]. Where to is broadcast over rows or columns, the tile is summed
+// over these first. Sums of 8 are summed, so that a term takes part in 16 roundings and not in 64.
 template <class T>
 __device__ __forceinline__ void add_broadcast_tile(const Matrix<T>& to, std::int64_t row0,
                                                    std::int64_t column0, const T* tile, bool exclusive) {

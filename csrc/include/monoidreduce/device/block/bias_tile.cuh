@@ -17,7 +17,7 @@
 namespace monoidreduce {
 
 // Where tiles come from: boxes of `lines` lines. Where rows share their biases, 8 lines stand for all lines
-// of a tile (the swizzle repeats after 8, and fewer lines are fewer reads of the same bytes).
+// of a tile. The swizzle repeats after 8, and fewer lines are fewer reads of the same bytes.
 struct BiasSource {
   arch::TensorMap map;
   int lines;

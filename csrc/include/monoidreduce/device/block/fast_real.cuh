@@ -1,9 +1,9 @@
 // The real types of monoids in the tensor-core kernels. Arithmetic is in float. Functions take one or two instructions,
 // except the logarithm, which is computed once per row.
 //
-// Bits is for monoids made of exponentials of scores and logarithms of masses. It works in the base-2 domain: scores are in
-// units of log 2, exp and log have base 2, and so do frames and log-sum-exps (natural = bits * ln 2). The factor log2(e)
-// is part of the score's scale.
+// Bits is for monoids made of exponentials of scores and logarithms of masses. It works in the base-2 domain.
+// Scores are in units of log 2, exp and log have base 2, and so do frames and log-sum-exps
+// (natural = bits * ln 2). The factor log2(e) is part of the score's scale.
 //
 // Fast<E> is in natural units. Its functions are as accurate as the element type E, to which weights are rounded.
 #pragma once

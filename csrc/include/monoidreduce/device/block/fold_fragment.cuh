@@ -71,8 +71,9 @@ __device__ __forceinline__ R rounded_score(const Scores& scores, float x, int ro
 // The largest scores of the thread's two rows, whole rows of the tile. Returns whether they are so large that all scores
 // must be rounded.
 //
-// Scores: FragmentScores. Where scores grow with dot products, the largest dot product has the frame of the row
-// (MonotoneMonoid), and a score is not rounded before the frame is taken from it: one multiply-add does both.
+// Scores: FragmentScores. Where scores grow with dot products, the largest dot product has the frame of the
+// row (MonotoneMonoid). A score is then not rounded before the frame is taken from it: one multiply-add does
+// both.
 template <class R, class Scores, int kSize>
 __device__ __forceinline__ bool find_largest(R (&top)[2], const float (&tile)[kSize], const Scores& scores) {
   float largest[2] = {-INFINITY, -INFINITY};
@@ -129,8 +130,8 @@ __device__ __forceinline__ void weigh_elements(const M& m, typename M::State (&s
   });
 }
 
-// Turns a tile into the payload's weights in the frames of its rows, and adds their mass: a state holds that of the thread's
-// own columns.
+// Turns a tile into the payload's weights in the frames of its rows, and adds their mass. A state holds the
+// mass of the thread's own columns.
 template <TileMonoid M, FragmentScores<M> Scores, int kSize>
 __device__ __forceinline__ void weigh_fragment(const M& m, typename M::State (&state)[2],
                                                float (&tile)[kSize], const Scores& scores) {

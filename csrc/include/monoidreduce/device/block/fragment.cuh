@@ -99,8 +99,8 @@ struct ColumnSums {
   }
 };
 
-// Sums over 16 rows each of a matrix that is never stored as it was: [rows / 16, pitch], in whole tiles of 256 rows and 64
-// columns.
+// Sums over 16 rows each of a matrix that is never stored as it was. They are [rows / 16, pitch], in whole
+// tiles of 256 rows and 64 columns.
 struct PartialSums {
   float* data;  // null: not wanted
   std::int64_t pitch;

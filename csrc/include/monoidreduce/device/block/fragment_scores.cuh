@@ -123,8 +123,8 @@ struct SoftcappedScores {
   }
 };
 
-// What of a score comes before its bias: tanh(scale * dot / softcap), to be multiplied by the softcap, or the dot product, by
-// the scale.
+// A score before its bias: tanh(scale * dot / softcap), to be multiplied by the softcap. Without a softcap,
+// the dot product, to be multiplied by the scale.
 template <class R>
 struct SoftcapOrScale {
   float before, after;  // of a tanh; before: 0 for none. after: in units of R
@@ -140,8 +140,8 @@ struct SoftcapOrScale {
   __device__ __forceinline__ R chain(R g, R x) const { return before == 0.f ? g : g * (R(1) - x * x); }
 };
 
-// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, of row and column; an element whose bias is false is
-// absent. The gradient of a floating bias is added to d_bias.
+// softcap tanh(scale * dot / softcap) + bias, or scale * dot + bias, of row and column. An element whose bias
+// is false is absent. The gradient of a floating bias is added to d_bias.
 template <class R>
 struct ElementBiasedScores {
   Tensor bias, d_bias;  // [batch, heads, rows, columns]; d_bias: float, or absent

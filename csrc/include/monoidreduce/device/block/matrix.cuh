@@ -10,8 +10,8 @@
 
 namespace monoidreduce {
 
-// How elements are read and written: as raw bits, so that all loads of a thread can be on their way before
-// the first is widened. T is the type that the block computes in: float for float16, bfloat16 and float32
+// How elements are read and written: as raw bits. So all loads of a thread can be on their way before the
+// first is widened. T is the type that the block computes in: float for float16, bfloat16 and float32
 // tensors, double for float64.
 template <class T>
 struct ElementAccess;

@@ -19,9 +19,9 @@ struct Unseen {
   __device__ __forceinline__ void operator()(int, float) {}
 };
 
-// Turns a fragment that Scores::prepare or prepare_transposed has prepared into the payload's weights,
-// and u = <G_i, v_j> into the derivative with respect to the dot product. residual(i) is the RowResidual of element i's
-// row. see(i, g) receives the derivative with respect to score i.
+// Turns a fragment that Scores::prepare or prepare_transposed has prepared into the payload's weights. Turns
+// u = <G_i, v_j> into the derivative with respect to the dot product. residual(i) is the RowResidual of
+// element i's row. see(i, g) receives the derivative with respect to score i.
 //
 // D is linear in the upstream gradient. So the unit of the scores multiplies u here, and the row's part beforehand.
 template <PayloadMonoid M, PulledScores<M> Scores, class Residual, int kSize, class See = Unseen>

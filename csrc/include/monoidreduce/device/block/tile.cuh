@@ -1,10 +1,10 @@
 // A block of 256 threads works on tiles of 64 x 64. A tile is looked at in two ways.
 //
-// Products give a thread 4 x 4 results: the rows 4 (t / 16) + {0..3} and the columns t % 16 + {0, 16, 32,
-// 48}. What goes into a product lies in shared memory depth-major, [depth, 64]: the four rows of a thread are
-// one vector, and neighbouring lanes read neighbouring columns.
+// Products give thread t 4 x 4 results: the rows 4 (t / 16) + {0..3} and the columns t % 16 +
+// {0, 16, 32, 48}. What goes into a product lies in shared memory depth-major, [depth, 64]. So the four rows
+// of a thread are one vector, and neighbouring lanes read neighbouring columns.
 //
-// Elements (scores, weights, gradients) give a thread 16 columns of one row: four neighbouring lanes share a
+// Elements (scores, weights, gradients) give a thread 16 columns of one row. Four neighbouring lanes share a
 // row, so that a monoid's state is one per thread and a row is reduced by two shuffles. A tile goes from one
 // view to the other through shared memory, where it lies column-major, [column, row].
 #pragma once
@@ -20,8 +20,8 @@ inline constexpr int kThreads = 256;
 template <class T>
 inline constexpr int kBlocksOfProcessor = sizeof(T) == sizeof(float) ? 2 : 1;
 inline constexpr int kDepth = kTile / 2;  // of two operands that are staged at a time
-// In shared memory, 4 words off a multiple of the 32 banks: a warp stages 4 rows of 8 depths, writes a vector
-// of rows for 8 columns, and reads its elements without bank conflicts (float).
+// In shared memory, 4 words off a multiple of the 32 banks. So a warp stages 4 rows of 8 depths, writes a
+// vector of rows for 8 columns, and reads its elements without bank conflicts (float).
 inline constexpr int kPitch = kTile + 4;
 
 MR_HD std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -80,8 +80,8 @@ __device__ __forceinline__ void stage(T* staged, const Matrix<T, kTransposed>& m
   }
 }
 
-// Which of 64 x 64 terms of a product take part. Where an element of a tile is not valid, the tile holds 0,
-// and what the 0 would be multiplied by is not looked at: it may be NaN.
+// Which of 64 x 64 terms of a product take part. Where an element of a tile is not valid, the tile holds 0.
+// What the 0 would be multiplied by is not looked at: it may be NaN.
 struct AllTerms {
   __device__ bool operator()(int, int) const { return true; }
 };

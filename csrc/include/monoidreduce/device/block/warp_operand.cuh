@@ -1,5 +1,5 @@
-// A warp's matrix products (device/arch/mma.cuh), and their operands in tiles in shared memory (shared_tile.cuh), 16 lines by 32
-// bytes at a time, or 8 lines by 16 floats.
+// A warp's matrix products (device/arch/mma.cuh), and their operands in tiles in shared memory
+// (shared_tile.cuh). An operand is loaded 16 lines by 32 bytes at a time, or 8 lines by 16 floats.
 //
 // A product of floats is 8 deep: lane l holds elements l % 4 and l % 4 + 4 of the depth. Of an accumulator, lane l holds
 // columns 2 (l % 4) and 2 (l % 4) + 1. So where an accumulator becomes an operand, each 8 elements of the depth are
@@ -36,8 +36,9 @@ struct WarpOperand {
     // place_of(line, chunk), with l for line: they are the same modulo 8, and fewer registers spill.
     lane = tile + line * kLineBytes + (chunk ^ (l % 8)) * 16;
   }
-  // The operand that starts at a line, a multiple of 8, and at an element, a multiple of 32 bytes; blocks that are loaded
-  // from it must not reach beyond the power of two that the element is a multiple of, or are whole slabs on.
+  // The operand that starts at a line, a multiple of 8, and at an element, a multiple of 32 bytes. Blocks
+  // that are loaded from it must not reach beyond the power of two that the element is a multiple of. Blocks
+  // that are whole slabs on may be loaded as well.
   __device__ __forceinline__ WarpOperand from(int line, int element) const {
     constexpr int kItem = sizeof(E);
     WarpOperand shifted = *this;
@@ -51,9 +52,9 @@ struct WarpOperand {
   }
 };
 
-// Of floats, transposed: 8 lines in the paired order, by 16 elements, a word at a time, which takes no longer: the words of a
-// warp are in different banks. Which word comes second, the one a line on or the one 8 elements on, is kLinesFirst.
-// kPaired: do the elements lie in the paired order.
+// Of floats, transposed: 8 lines in the paired order, by 16 elements, a word at a time. That takes no longer:
+// the words of a warp are in different banks. Which word comes second, the one a line on or the one 8
+// elements on, is kLinesFirst. kPaired: do the elements lie in the paired order.
 template <int kLines, bool kLinesFirst, bool kPaired>
 struct TransposedFloats {
   arch::SharedAddress lane;
@@ -80,8 +81,8 @@ struct TransposedFloats {
   }
 };
 
-// Of floats whose elements are the depth, in the paired order; the lines, the columns, are spread, so that the pairs of words
-// of half a warp are in different banks.
+// Of floats whose elements are the depth, in the paired order. The lines are the columns. They are spread, so
+// that the pairs of words of half a warp are in different banks.
 template <int kLines>
 struct PairsOfSpreadLines {
   arch::SharedAddress lane;

@@ -1,6 +1,6 @@
-// The GEMM main loop on tensor cores from sm_80 on, for widths that do not fit into shared memory. Tiles of rows and of
-// columns both stream over the width, and an epilogue takes the finished tile of dot products from the registers, as in
-// contraction_sm90.cuh.
+// The GEMM main loop on tensor cores from sm_80 on, for widths that do not fit into shared memory. Tiles of
+// rows and of columns both stream over the width. An epilogue takes the finished tile of dot products from
+// the registers, as in contraction_sm90.cuh.
 //
 // Eight warps compute a tile. Each has 16 rows of every 64, and half of the columns. With several fragments of 64 rows, a
 // warp uses an operand of columns for each of them. All warps load, one or more steps ahead, also for the next tile.
@@ -15,8 +15,9 @@
 
 namespace monoidreduce::sm80 {
 
-// kScores products a tile, all together in 128 registers of a thread; or each in as many, and the first waits in memory while
-// the second is computed (kParks). kTransposed: the columns of the last one lie side by side, [width, columns].
+// kScores products a tile, all together in 128 registers of a thread; or each in as many (kParks). With
+// kParks the first waits in memory while the second is computed. kTransposed: the columns of the last one lie
+// side by side, [width, columns].
 template <int kStages_, int kScores_ = 1, bool kTransposed_ = false, bool kParks_ = false>
 struct ContractionTile {
   static constexpr bool kTransposed = kTransposed_, kParks = kParks_;

@@ -1,13 +1,14 @@
 // The real types of programs on tensor cores, in natural units.
 //
-// ElementReal is for statistics. Sums of its values over all columns are outputs in float32, and there the errors of ex2.approx
-// and lg2.approx add up: with them a sum of 1300 terms was 1.7e-4 off 682, and the acceptance rule allows 1.5e-4. And a
-// row's largest value is that of one element: with tanh by ex2.approx it was six ulps off. So functions are accurate.
-// GradientReal has the same functions, for local gradients.
+// ElementReal is for statistics. Sums of its values over all columns are outputs in float32, and there the
+// errors of ex2.approx and lg2.approx add up. With them a sum of 1300 terms was 1.7e-4 off 682, and the
+// acceptance rule allows 1.5e-4. And a row's largest value is that of one element: with tanh by ex2.approx it
+// was six ulps off. So functions are accurate. GradientReal has the same functions, for local gradients.
 //
-// ScoreReal is for functions of attention's scores, whose weights are rounded to 16 bits: exp takes two instructions. A sigmoid of
-// it took no more, but with it the backward pass of a function of four tensors spilled 148 bytes (NVRTC 13.0), with this one 44.
-// WeightReal is for attend's weights: there it is the other way round, 144 bytes for a sigmoid by the accurate exp.
+// ScoreReal is for functions of attention's scores, whose weights are rounded to 16 bits: exp takes two
+// instructions. A sigmoid by this exp took no more. But with it the backward pass of a function of four
+// tensors spilled 148 bytes (NVRTC 13.0), with the sigmoid by the accurate exp 44. WeightReal is for attend's
+// weights: there it is the other way round, 144 bytes for a sigmoid by the accurate exp.
 #pragma once
 
 #include "monoidreduce/device/block/fast_real.cuh"
@@ -35,7 +36,7 @@ using ScoreReal = FastReal<ScoreFunctions>;
 using WeightReal = FastReal<WeightFunctions>;
 
 // A softmax's weight in two instructions, where the accurate exp takes eight. Its errors do less harm than
-// errors in a total: a mass gives a logarithm, and a mean is a quotient of sums of the same weights.
+// errors in a total. A mass gives a logarithm, and a mean is a quotient of sums of the same weights.
 __device__ __forceinline__ ElementReal weight_of(ElementReal x) { return ScoreFunctions::exp(x.x); }
 // Gradients by data are totals of shares. What rounding the difference loses is added back: without that a total of 390 shares
 // had twice the error of torch's.

@@ -16,8 +16,9 @@ MR_HD double expm1(double x) { return ::expm1(x); }
 MR_HD float log1p(float x) { return ::log1pf(x); }
 MR_HD double log1p(double x) { return ::log1p(x); }
 
-// x y and x / y, rounded. A compiler fuses some products with sums, and others in the next pass. With a log weight of 20 that
-// was rounded in the forward pass and fused in the backward one, gradients had up to 18 times the error of torch's.
+// x y and x / y, rounded. A compiler fuses some products with sums, and others in the next pass. A log weight
+// of 20 was rounded in the forward pass and fused in the backward one. Gradients then had up to 18 times the
+// error of torch's.
 template <class R>
 MR_HD R product(R x, R y) {
   return x * y;

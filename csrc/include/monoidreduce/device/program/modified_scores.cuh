@@ -47,10 +47,10 @@ struct ModifiedScores {
   // In bits.
   MR_HD float unit_of_dots() const { return data.scale * float(kLog2E); }
 
-  // A fragment holds scores in natural units, or dot products where functions leave scores as they are. kWords: of bits that say
-  // which elements are kept. With 0 of them, the mask is asked beside the scores. That is for kernels of sm80, which do not know
-  // of a tile whether it is whole: a loop of its own spilled 88 bytes there for a function of four tensors, this one 4 (NVRTC
-  // 13.0).
+  // A fragment holds scores in natural units, or dot products where functions leave scores as they are.
+  // kWords: of bits that say which elements are kept. With 0 of them, the mask is asked beside the scores.
+  // That is for kernels of sm80, which do not know of a tile whether it is whole. A loop of its own spilled
+  // 88 bytes there for a function of four tensors, this one 4 (NVRTC 13.0).
   template <int kWords>
   struct OfHead {
     static constexpr bool kMonotone = true;

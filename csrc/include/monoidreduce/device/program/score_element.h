@@ -19,8 +19,9 @@
 
 namespace monoidreduce {
 
-// A block's word (BlockMask.links, monoidreduce/block_mask.py): its kind, 0 where nothing is kept and 2 where all is, and the
-// next block of a kind other than 0, itself counted, along the queries' line and along the keys'.
+// A block's word (BlockMask.links, monoidreduce/block_mask.py): its kind, 0 where nothing is kept and 2 where
+// all is. It also has the next block of a kind other than 0, itself counted, along the queries' line and
+// along the keys'.
 struct BlockWord {
   static constexpr int kAcross = 2, kDown = 33, kBits = 30;  // where the numbers of the next blocks are
   std::int64_t word;
@@ -35,8 +36,8 @@ struct BlockStrip {
   int lines, block, size;      // columns (or rows) of a block, and of all
   int place;                   // of a line's next block
 
-  // The first tile of kSize columns (or rows), from `tile` on, that meets a block of a kind other than 0; `end` if no tile
-  // before that one does.
+  // The first tile of kSize columns (or rows), from `tile` on, that meets a block of a kind other than 0. If
+  // no tile before `end` does, it is `end`.
   template <int kSize>
   MR_HD int next(int tile, int end) const {
     if (words == nullptr || tile >= end) return tile;

@@ -7,10 +7,10 @@
 //   columns       columns, payload     rows, grad_out           u = second . second^T       dz      . rows
 //   payload       columns              rows, grad_out                                       weights . grad_out
 //
-// Two consumer warpgroups each own 64 of the lines that stay; a producer warpgroup loads. The consumers alternate
-// (ping-pong): one issues its products, the last of this tile and the first of the next, while the other computes the
-// VJP. (H100, an MLP of 16384 rows and units, width 256, three passes: 1506 us; 1627 us if each product is waited for.)
-// A gradient has a single writer, so its bits are the same in every run.
+// Two consumer warpgroups each own 64 of the lines that stay; a producer warpgroup loads. A gradient has a
+// single writer, so its bits are the same in every run. The consumers alternate (ping-pong): one issues its
+// products, the last of this tile and the first of the next, while the other computes the VJP. (H100, an MLP
+// of 16384 rows and units, width 256, three passes: 1506 us; 1627 us if each product is waited for.)
 #pragma once
 
 #include "monoidreduce/device/arch/warpgroup.cuh"
@@ -38,8 +38,8 @@ struct PassTile {
   static constexpr int kStreamed = 64;  // lines of a tile; with 128, d128's rows take 2.57 instead of 2.40 ms
   static constexpr int kConsumers = 2, kStaying = kFragmentRows * kConsumers;
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  // Tiles of both streams in flight. Where there is the space for three, the second is loaded first: its stage is the first
-  // to be free again, and takes the first of the next tile.
+  // Tiles of both streams in flight. Where there is the space for three, the tile of the second stream is
+  // loaded first. Its stage is the first to be free again, and takes the next tile of the first stream.
   static constexpr int kStages = kWidth > 192 && !kOfPayload ? 3 : 4;
 };
 
@@ -78,7 +78,7 @@ struct alignas(kSharedAlignment) PassMemory {
   arch::Mbarrier stayed;
 };
 
-// What a block does: one tile of lines that stay, and the tiles that stream past them for every head of the group (one
+// What a block does. One tile of lines stays. The tiles of every head of the group stream past it (of one
 // head, where the rows stay).
 template <class Tile>
 struct PassJob {

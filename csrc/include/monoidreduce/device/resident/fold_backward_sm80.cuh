@@ -109,8 +109,8 @@ struct BackwardFeed {
     }
     arch::commit_copies();
   }
-  // Once the first tile has been asked for. With two stages the tile of a step has come before the step begins: all wait for
-  // it when they have done with the one before.
+  // Once the first tile has been asked for. With two stages the tile of a step has come before the step
+  // begins. All threads wait for it when they have done with the tile before.
   __device__ __forceinline__ void start() const {
     if constexpr (Tile::kStages == 2) {
       request(1);
@@ -247,8 +247,8 @@ struct BackwardWorker {
     const int width = p.rows.width, lane = threadIdx.x % 32;
     const bool odd = lane % 2;
     // Two neighbouring lanes have 4 adjacent elements of a row in each 8. One lane takes the 4 of the first
-    // 8, the other the 4 of the second 8, so that four lanes add to 64 bytes of a row. (H100, width 128, 16k:
-    // 315 TFLOP/s; to 32 bytes of two rows 290; without additions 345.)
+    // 8, the other the 4 of the second 8. So four lanes add to 64 bytes of a row. (H100, width 128, 16k: 315
+    // TFLOP/s; to 32 bytes of two rows 290; without additions 345.)
     const int row = row0 + first_row + lane / 4, column = first_width + lane % 4 / 2 * 4 + 8 * odd;
     float* const to = p.d_rows + (batch_head * shape.rows + row) * width + column;
     const bool marking = kBanded && (shape.sieved || (!full && this->shape().banded()));

@@ -33,7 +33,7 @@
 
 namespace monoidreduce::sm90 {
 
-// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not here, because
+// How several blocks sum d_rows: in any order; in turn, with the same bits in every run; or not here. Then
 // fold_backward_pass computes it, or nobody wants it.
 enum class RowSums { kAnyOrder, kInTurn, kElsewhere };
 
@@ -89,8 +89,8 @@ struct BackwardArguments {
   BiasSource bias;  // boxes of kRows lines; or nothing
 };
 
-// Of scores in blocks, the tile of rows in a stage: its head and its first row, whether its rows keep all columns of the job,
-// and whether it is the job's last.
+// Of scores in blocks, the tile of rows in a stage: its head and its first row. whole: its rows keep all
+// columns of the job. last: it is the job's last.
 struct RowStep {
   int head, row0;
   bool whole, last;
@@ -530,8 +530,9 @@ struct BackwardConsumer {
     if (leads()) memory.row_ring.release(at);
   }
 
-  // A share is 64 of the width x rows; in memory it lies as rows, swizzled, in two slabs of 32 of the width. A thread's
-  // elements 8 apart in width or 1 in row differ in the chunk that they go to, so no two of a warp share a bank.
+  // A share is 64 of the width x rows; in memory it lies as rows, swizzled, in two slabs of 32 of the width.
+  // A thread's elements 8 apart in width or 1 in row differ in the chunk that they go to. So no two of a warp
+  // share a bank.
   __device__ __forceinline__ void store_share(const float (&share)[Tile::kSharedRows / 2]) {
     const int width = fragment_row(0), row = fragment_column(0);
     const arch::SharedAddress at = arch::shared_address(memory.d_rows[warpgroup]) +

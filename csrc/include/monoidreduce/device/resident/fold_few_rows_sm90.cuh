@@ -1,5 +1,6 @@
-// The forward fold on Hopper for few rows: fold_forward_sm90.cuh with one consumer, whose 64 lines are rows of all heads that
-// share a column head (packed_schedule.cuh), and with columns in splits (combine_splits.cuh).
+// The forward fold on Hopper for few rows. It is fold_forward_sm90.cuh with one consumer, whose 64 lines are
+// rows of all heads that share a column head (packed_schedule.cuh). Its columns come in splits
+// (combine_splits.cuh).
 //
 // The kernel is bound by reading columns and payload. Its stages fill shared memory, so that copies are always in flight.
 #pragma once

@@ -4,8 +4,8 @@
 //   scores = rows . columns^T            fold: scores become weights, in registers
 //   sums  += weights . payload           weights from registers
 //
-// Four warps, each with 16 rows of every 64: with two fragments of 64 rows, a column's operand that a warp has read is
-// used twice. All warps load; one block's copies and folds hide behind the products of another.
+// Four warps, each with 16 rows of every 64. With two fragments of 64 rows, a column's operand that a warp
+// has read is used twice. All warps load; one block's copies and folds hide behind the products of another.
 #pragma once
 
 #include "monoidreduce/device/arch/mma.cuh"

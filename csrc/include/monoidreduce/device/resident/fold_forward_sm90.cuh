@@ -20,9 +20,10 @@
 
 namespace monoidreduce::sm90 {
 
-// Rows and columns of a tile, widths rounded up to whole slabs. Registers of a consumer's thread: kPayloadWidth / 2 of
-// sums, kColumns / 2 of scores and kColumns / 4 of weights, out of 255 (one consumer), 240 (two) or 160 (three).
-// kTransposed: does the payload lie with its columns adjacent, [payload width, columns].
+// Rows and columns of a tile, widths rounded up to whole slabs. Registers of a consumer's thread:
+// kPayloadWidth / 2 of sums, kColumns / 2 of scores and kColumns / 4 of weights. A thread has 255 (one
+// consumer), 240 (two) or 160 (three). kTransposed: does the payload lie with its columns adjacent, [payload
+// width, columns].
 template <int kWidth_, int kPayloadWidth_, int kColumns_, int kConsumers_, int kStages_,
           bool kTransposed_ = false>
 struct ForwardTile {

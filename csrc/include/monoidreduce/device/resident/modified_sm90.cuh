@@ -11,10 +11,10 @@
 namespace monoidreduce::sm90 {
 
 // By the larger width, 64 or 128: the tiles of plain attention where a function leaves registers for them.
-// Functions for packed sequences gather positions, and leave fewer. (NVRTC 13.0, width 64: with three
-// consumers a function of four tensors spilled 128 bytes, and others none; of packed sequences with 128 rows,
-// backward, a bias by distance 724. Beside sums 256 wide, functions of several tensors spilled 100 bytes with
-// tiles of 64 columns and of 32.)
+// Functions for packed sequences gather positions, and leave fewer. (NVRTC 13.0, width 64. With three
+// consumers a function of four tensors spilled 128 bytes, and others none. Of packed sequences with 128 rows,
+// backward, a bias by distance spilled 724. Beside sums 256 wide, functions of several tensors spilled 100
+// bytes with tiles of 64 columns and of 32.)
 template <int kWidth, bool kPacked>
 using ModifiedForwardTile = ForwardTile<kWidth, kWidth, 128, kWidth == 64 && !kPacked ? 3 : 2, 2>;
 template <int kWidth, bool kPacked, RowSums kRowSums>

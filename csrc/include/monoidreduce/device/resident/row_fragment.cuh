@@ -14,8 +14,8 @@ struct OutputRows {
   int width;
 };
 
-// A tile of dot products, of lines [first, + 64) of a job's rows and columns from column0 on, becomes what the policy of
-// scores holds, and absent scores where a row does not keep a column.
+// A tile of dot products becomes what the policy of scores holds, and absent scores where a row does not keep
+// a column. The tile has lines [first, + 64) of a job's rows, and columns from column0 on.
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
                                            const FoldShape& shape, const Job& job, int first, int column0) {

@@ -1,18 +1,20 @@
 // The backward fold on any GPU: any monoid, any scores (elements.cuh), any element type, width and strides.
 //
-// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij), so a tile of 64 x 64 elements needs only its own rows, its
+// Corollary 2.1.3: dP_i / dX_ij = D(P_i, X_ij). So a tile of 64 x 64 elements needs only its own rows, its
 // own columns and the final products. It computes its scores again, pulls the upstream gradient through D and
 // multiplies:
+//
 //   dz_ij = pull(X_ij, P_i, g_i, u_ij)   u = G V^T       w_ij = the element's share of the output
 //   d_a += dz B    d_b += dz^T A    d_payload += w^T G    d_bias += dz
+//
 // Its operands come in pairs, rows with columns: (A, B), and (other A, other B) or (G, V). A pair is
-// multiplied into a tile of dot products; the tile becomes gradients or weights; and these, multiplied with
-// the one operand, are the gradient of the other.
+// multiplied into a tile of dot products. The tile becomes gradients or weights. These, multiplied with the
+// one operand, are the gradient of the other.
 //
 // One kernel, three ways to walk the tiles (Walk). By default every tile is a job of its own and adds with
 // atomics, whose order changes from run to run. The deterministic mode computes every tile once per kind of
-// gradient: in a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias. In
-// each pass a block owns what it adds to.
+// gradient. It has a pass over the rows (d_a), one over the columns (d_b, d_payload) and one over the bias.
+// In each pass a block owns what it adds to.
 #pragma once
 
 #include "monoidreduce/device/block/accumulate.cuh"
@@ -71,9 +73,9 @@ __device__ __forceinline__ TilePlace place_of(const Walk& walk, std::int64_t job
 }
 
 // Pulls the upstream gradient through every element of the tile, in place. Before: dot products of the first
-// pair in memory.first, of the second pair in memory.second. After: the gradient by what goes into the
-// softcap (by a bias outside of it, where that is wanted) in memory.first, that of the second score or the
-// weights in memory.second. 0 where an element is not valid.
+// pair in memory.first, of the second pair in memory.second. After, in memory.first: the gradient by what
+// goes into the softcap (by a bias outside of it, where that is wanted). After, in memory.second: the same of
+// the second score, or the weights. 0 where an element is not valid.
 template <bool kPayload, Monoid M, RowPolicy<M> Rows, class Policy>
 __device__ __forceinline__ void pull_elements(TileMemory<typename M::Real>& memory, const M& m,
                                               const PullArguments& p, const Policy& score, const Rows& rows,

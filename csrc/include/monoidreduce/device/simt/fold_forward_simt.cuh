@@ -1,10 +1,10 @@
 // The forward fold on any GPU: any monoid, any scores (elements.cuh), any element type, width and strides.
 //
-// A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time:
-// scores by a product, then the fold, four lanes a row. The lanes combine their states when the walk ends.
-// With a payload, the lanes of a row agree on a frame at every tile, because they all weigh into the same
-// payload sums, which are the product of the tile of weights and the payload. A payload wider than 128 is cut
-// into slices for different blocks, and each block computes the scores again.
+// A block owns 64 rows of one batch and head and walks the columns that its rows can see, 64 at a time. It
+// computes scores by a product and then folds them, four lanes a row. The lanes combine their states when the
+// walk ends. With a payload, the lanes of a row agree on a frame at every tile, because they all weigh into
+// the same payload sums. These are the product of the tile of weights and the payload. A payload wider than
+// 128 is cut into slices for different blocks, and each block computes the scores again.
 #pragma once
 
 #include "monoidreduce/device/block/elements.cuh"
@@ -39,8 +39,8 @@ __device__ __forceinline__ void score_elements(const Scores& scores, Validity va
 }
 
 // Folds the valid elements of the calling thread into its state: fold_tile, with elements missing. With a
-// payload the lanes of the row join their frames first; weigh(n, weight) takes the weight of element n in the
-// new frame, 0 if it is not valid, and the result is what earlier payload sums are multiplied by.
+// payload the lanes of the row join their frames first. weigh(n, weight) takes the weight of element n in the
+// new frame, 0 if it is not valid. The result is what earlier payload sums are multiplied by.
 template <bool kPayload, Monoid M, class ElementAt, class Weigh>
 __device__ __forceinline__ typename M::Real fold_elements(const M& m, typename M::State& state,
                                                           Validity valid, const ElementAt& element,

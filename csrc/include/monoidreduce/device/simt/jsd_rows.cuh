@@ -1,8 +1,8 @@
 // The Jensen-Shannon divergence of rows of stored scores, and its local gradients. A team of threads takes a row at a time: a
 // block, or a cluster of blocks (jsd_rows_sm90.cuh).
 //
-// All is in units of log 2. Scores come relative to the largest of their row, before they are multiplied by anything: so a
-// constant of all scores of a row costs no digits.
+// All is in units of log 2. Scores come relative to the largest of their row, before they are multiplied by
+// anything. So a constant of all scores of a row costs no digits.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rows of many stored scores (jsd_rows.cuh), each taken by a cluster of blocks. So few rows are read at a time that they stay in
-// the L2 cache: only the first of the three passes over a row reads memory.
+// Rows of many stored scores (jsd_rows.cuh), each taken by a cluster of blocks. So few rows are read at a
+// time that they stay in the L2 cache. Only the first of the three passes over a row reads memory.
 #pragma once
 
 #include "monoidreduce/device/arch/cluster.cuh"

@@ -1,8 +1,9 @@
 // A program (device/program/statistics.h) on any GPU where rows of the operands fit in registers: its fold, and the gradients of
 // what belongs to rows. By columns the same kernels run with rows and columns exchanged.
 //
-// A thread, or four lanes that share its width, own four rows and walk the columns, which a block stages in shared memory
-// kColumns at a time. A number from shared memory takes part in four multiply-adds. If rows are few, several blocks share their columns.
+// A thread, or four lanes that share its width, own four rows and walk the columns. A block stages the
+// columns in shared memory kColumns at a time. A number from shared memory takes part in four multiply-adds.
+// If rows are few, several blocks share their columns.
 #pragma once
 
 #include "monoidreduce/device/block/matrix.cuh"

@@ -1,5 +1,6 @@
-// The gradients of sinks, on any GPU. A sink is one more element of each row of its head, whose payload is 0: its gradient is
-// the sum of D(P_i, sink) times the row's upstream gradient, and no element is computed again.
+// The gradients of sinks, on any GPU. A sink is one more element of each row of its head, whose payload is 0.
+// Its gradient is the sum of D(P_i, sink) times the row's upstream gradient, and no element is computed
+// again.
 #pragma once
 
 #include <cstdint>
