@@ -7,8 +7,8 @@ others wait. TW is the time of the slowest rank, in calls that begin together. B
 `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
 (sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
 
-NCCL sends over NVLink in chunks of CHUNK_BYTES, for all contenders. Its own are 512 KiB, and exchanges take
-longer.
+The environment variable CHUNKS says in how large chunks NCCL sends over NVLink: here 4 MiB, for all
+contenders, unless it is set. Without it chunks have 512 KiB, and exchanges take longer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from monoidreduce.costs.sizes import OPERATORS
 from monoidreduce.demo.memory import Problem, peak_growth
 from monoidreduce.hardware import find_gpu
 
-CHUNK_BYTES = "NCCL_P2P_NVL_CHUNKSIZE", str(4 << 20)  # an environment variable
+CHUNKS = "NCCL_P2P_NVL_CHUNKSIZE"
 SECONDS = 3.0  # for each case, alone, over ranks and of each peer
 ALONE, OVER_RANKS = "alone", "over ranks"
 
@@ -341,14 +341,14 @@ def main(argv: list[str]) -> int:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    os.environ.setdefault(*CHUNK_BYTES)
+    os.environ.setdefault(CHUNKS, str(4 << 20))
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     group, first = dist.group.WORLD, dist.get_rank() == 0
     document: dict[str, Any] = {}
     if first:
         command = " ".join(
             [
-                f"{CHUNK_BYTES[0]}={os.environ[CHUNK_BYTES[0]]}",
+                f"{CHUNKS}={os.environ[CHUNKS]}",
                 "torchrun",
                 f"--nproc-per-node {dist.get_world_size()}",
                 "bench/distributed.py",
