@@ -37,7 +37,8 @@ import monoidreduce as mr
 from bench.attention_varlen import lengths_of
 from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
-from bench.report import in_words, ranks_table
+from bench.overhead import measure_over_ranks
+from bench.report import host_table, in_words, ranks_table
 from bench.sharded_peers import (
     ATTENTION,
     CROSS_ENTROPY,
@@ -356,17 +357,24 @@ def main(argv: list[str]) -> int:
             ]
         )
         document = {"environment": environment(device, command), "backend": dist.get_backend()}
-        document |= {"speed": [], "memory": [], "overhead": [], "ranks": []}
+        document |= {"speed": [], "memory": [], "overhead": [], "ranks": [], "host": []}
+
+    def keep(kind: str, rows: list[dict[str, Any]]) -> None:
+        document[kind] += rows
+        if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
+            name = re.sub(r"[^a-z0-9]+", "_", document["environment"]["device"].lower()).strip("_")
+            with replacing(options.out / f"{name}_{device.type}_ranks.json") as whole:
+                whole.write_text(json.dumps(document, indent=1) + "\n")
+
+    host = measure_over_ranks(device, group)
+    if first:
+        keep("host", host)
     for row in measure(group, device, options.quick, options.seconds):
         if first:
-            document["ranks"].append(row)
-            if options.out is not None:
-                options.out.mkdir(parents=True, exist_ok=True)
-                name = re.sub(r"[^a-z0-9]+", "_", document["environment"]["device"].lower()).strip("_")
-                with replacing(options.out / f"{name}_{device.type}_ranks.json") as whole:
-                    whole.write_text(json.dumps(document, indent=1) + "\n")
+            keep("ranks", [row])
     if first:
-        print(ranks_table(document["ranks"]))
+        print(ranks_table(document["ranks"]), host_table(document["host"]), sep="\n\n")
     dist.destroy_process_group()
     return 0
 

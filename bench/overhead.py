@@ -3,23 +3,34 @@
 A problem without rows leaves the engine nothing to do. All else runs as for any other: checks, dispatch,
 allocation, recording for autograd, the crossing into C++. Its time is the overhead. A call with one row, and
 torch's, stand beside it.
+
+A call over ranks does all that, asks for collectives, and combines states. Its host time stands beside that
+of the same call without a group.
 """
 
 from __future__ import annotations
 
+import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 import monoidreduce as mr
 from bench import folds, log_probs
+from monoidreduce._ops.registry import OPERATORS
+from monoidreduce.distributed import group as ranks
 
 LIMIT_US = 30.0  # of a call that records
+RANKS_LIMIT_US = 60.0  # of what a group adds
 CALLS = 50  # few: a round of a few milliseconds is rarely interrupted
 ROUNDS = 101
 
@@ -145,3 +156,98 @@ def measure_overhead(device: torch.device) -> list[dict[str, Any]]:
         rows.append({"op": op, "microseconds": least, "limit": LIMIT_US})
     torch.set_num_threads(threads)
     return rows
+
+
+def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
+    """Small calls that record, on a GPU in 16 bits, which take `process_group`. Weights are a rank's own."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+
+    x, weight, teacher_x, teacher = leaf(16, 64), leaf(64, 64), leaf(16, 64), leaf(64, 64)
+    teacher_x, teacher = teacher_x.detach(), teacher.detach()
+    target, w2 = torch.zeros(16, dtype=torch.long, device=device), leaf(64, 64)
+    q, k, v = leaf(1, 4, 16, 64), leaf(1, 4, 16, 64), leaf(1, 4, 16, 64)
+
+    def attention(method: str) -> Callable[..., Tensor]:
+        def call(**ranks: Any) -> Tensor:
+            return mr.attention(q, k, v, **(ranks and ranks | {"method": method}))
+
+        return call
+
+    return {
+        "cross_entropy": lambda **ranks: mr.linear_cross_entropy(x, weight, target, **ranks),
+        "log_probs": lambda **ranks: mr.linear_log_probs(x, weight, target, **ranks).log_probs,
+        "distillation": lambda **ranks: mr.linear_distillation(x, weight, teacher_x, teacher, **ranks),
+        "mlp": lambda **ranks: mr.mlp(x, weight, w2, **ranks),
+        "logsumexp": lambda **ranks: mr.logsumexp_matmul(x, weight, **ranks),
+        "attention, ulysses": attention("ulysses"),
+        "attention, all_gather": attention("all_gather"),
+    }
+
+
+@contextmanager
+def silent_group() -> Iterator[dist.ProcessGroup]:
+    """A group of two ranks without another one: torch does all for a collective but sending.
+
+    So every process can tell the host time of calls over ranks. Their results mean nothing.
+    """
+    fakes = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=fakes.FakeStore(), rank=0, world_size=2)
+    group = dist.group.WORLD
+    assert group is not None
+    ranks._compared[group] = set(OPERATORS)  # nobody is there to compare arguments with
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _timed_collectives() -> Iterator[list[float]]:
+    """How many seconds each collective of calls takes the host."""
+    taken: list[float] = []
+
+    def timed(collective: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **how: Any) -> Any:
+            start = time.perf_counter()
+            found = collective(*args, **how)
+            taken.append(time.perf_counter() - start)
+            return found
+
+        return call
+
+    gather, exchange = timed(ranks._all_gather), timed(dist.all_to_all_single)
+    with patch.object(ranks, "_all_gather", gather), patch.object(dist, "all_to_all_single", exchange):
+        yield taken
+
+
+def measure_over_ranks(device: torch.device, group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """Microseconds of the host for a call without the group and with it: the least of all rounds, in turn.
+
+    All ranks call it. On a GPU the host asks for collectives, and does not wait for them. Beside both is the
+    time in the collectives, from rounds of its own.
+    """
+    rows = []
+    for op, call in calls_over_ranks(device).items():
+        over_ranks = partial(call, process_group=group)
+        times: dict[str, list[float]] = {"alone": [], "over ranks": [], "collectives": []}
+        for _ in range(ROUNDS):
+            for name, work in (("alone", call), ("over ranks", over_ranks)):
+                _settle(device)
+                times[name].append(_microseconds(work))
+            _settle(device)
+            with _timed_collectives() as taken:
+                _microseconds(over_ranks)
+            times["collectives"].append(sum(taken) / CALLS * 1e6)
+        least = {name: min(measured) for name, measured in times.items()}
+        count = len(taken) // CALLS
+        rows.append({"op": op, "collectives": count, "microseconds": least, "limit": RANKS_LIMIT_US})
+    return rows
+
+
+def _settle(device: torch.device) -> None:
+    """Lets a GPU finish, so that no call waits for room in its queue."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

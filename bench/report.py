@@ -63,6 +63,15 @@ def _met_memory(row: Row) -> bool:
     return bool(max(row["bytes"]["monoidreduce"]) <= row["limit"] and row["flat"])
 
 
+def _more_over_ranks(row: Row) -> float:
+    more: float = row["microseconds"]["over ranks"] - row["microseconds"]["alone"]
+    return more
+
+
+def _met_host(row: Row) -> bool:
+    return _more_over_ranks(row) <= float(row["limit"])
+
+
 def _met_overhead(row: Row) -> bool:
     return bool(row["microseconds"]["overhead"] <= row["limit"])
 
@@ -316,6 +325,19 @@ def overhead_table(rows: list[Row]) -> str:
     )
 
 
+def host_table(rows: list[Row]) -> str:
+    """Microseconds of the host for a call, without a group and over ranks."""
+
+    def cells(row: Row) -> list[str]:
+        alone, over, collectives = (row["microseconds"][k] for k in ("alone", "over ranks", "collectives"))
+        verdict = f"{_more_over_ranks(row):.1f}, {row['limit']:.0f} us {_verdict(_met_host(row))}"
+        inside = f"{collectives:.1f} of {row['collectives']}"
+        return [row["op"], f"{alone:.1f}", f"{over:.1f}", verdict, inside]
+
+    header = ["operator", "alone us", "over ranks us", "more us", "in torch's collectives us"]
+    return table(header, [cells(row) for row in rows])
+
+
 def first_call_table(rows: list[Row]) -> str:
     """Milliseconds of a process's first call of a function."""
 
@@ -530,6 +552,11 @@ def missed(document: Row) -> list[str]:
         for row in document["overhead"]
         if not _met_overhead(row)
     ]
+    host = [
+        f"{row['op']} over ranks: {_more_over_ranks(row):.1f} us more than without a group"
+        for row in document.get("host", [])
+        if not _met_host(row)
+    ]
     models = document.get("models", [])
     steps = [
         f"{_title(row)} beside {name}: {row['speedup'][name]:.2f}x of {row['targets'][name]:.2f}x"
@@ -549,7 +576,7 @@ def missed(document: Row) -> list[str]:
         for row in document.get("collectives", [])
         if met_collective(row) is False
     ]
-    return speed + memory + overhead + steps + peaks + links
+    return speed + memory + overhead + host + steps + peaks + links
 
 
 def _short(commit: str) -> str:
@@ -632,6 +659,14 @@ def tables(document: Row) -> str:
             "### Overhead",
             "Microseconds of a call that records gradients, alone and with its backward.",
             overhead_table(document["overhead"]),
+        ]
+    if host := document.get("host"):
+        by = "nobody: the group has no other rank, and sends nothing"
+        parts += [
+            "### Host time over ranks",
+            "Microseconds of the host for a small call without a group, and over two ranks. Last: how much "
+            f"of that is in torch's collectives, and how many. Sent by {document.get('backend', by)}.",
+            host_table(host),
         ]
     if document.get("first_call"):
         parts += [

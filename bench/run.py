@@ -31,7 +31,7 @@ from bench.interpreter import measure_interpreter
 from bench.machine import environment
 from bench.memory import measure_memory
 from bench.models import measure_models
-from bench.overhead import measure_overhead
+from bench.overhead import measure_over_ranks, measure_overhead, silent_group
 from bench.plot import save_plot
 from bench.report import tables
 from monoidreduce._command_line import (
@@ -106,6 +106,8 @@ def bench(
     if "overhead" in what:
         print("measuring call overhead", file=sys.stderr)
         document["overhead"] = measure_overhead(device)
+        with silent_group() as group:
+            document["host"] = measure_over_ranks(device, group)
         yield document
     if "first_call" in what:
         document["first_call"] = measure_first_call(device, quick, what)

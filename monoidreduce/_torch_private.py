@@ -29,6 +29,7 @@ __all__ = [
     "is_transformed",
     "mark_constant",
     "mark_untraced",
+    "modes_are_active",
     "single_level",
     "transforms_are_active",
     "tree_leaves",
@@ -66,6 +67,8 @@ FakeTensorMode: Any = _required("torch._subclasses.fake_tensor.FakeTensorMode")
 # Sees the ops of a dry run (costs/dry_run.py), and the tensors among their arguments. No substitute.
 DispatchMode: Any = _required("torch.utils._python_dispatch.TorchDispatchMode")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
+# Does a mode look on at ops, as a counter of flops does. In a torch that does not tell one always may.
+_count_modes: Any = _optional(torch._C, "_len_torch_dispatch_stack")
 # A dry run has tensors of its own, also where the caller makes fake ones. No substitute.
 without_fakes: Callable[[], Any] = _required("torch._subclasses.fake_tensor.unset_fake_temporarily")
 
@@ -95,6 +98,10 @@ def forward_ad_level() -> int:
     """How many levels of forward-mode AD are entered, less 1."""
     level: int = _forward_ad._current_level
     return level
+
+
+def modes_are_active() -> bool:
+    return _count_modes is None or _count_modes() > 0
 
 
 def backend_is_next(keys: Any) -> bool:

@@ -1242,11 +1242,11 @@ def linear_log_probs(
         raise ValueError(mismatch("top1", "False where classes are split over ranks", True))
     else:
         results = sharded.linear_log_probs(workspace)
-    log_probs, entropies, lse, _, best = results
+    log_probs, entropies, lse = results[:3]
     return LogProbs(
         _like_rows(log_probs, x),
         _like_rows(entropies, x) if entropy else None,
-        _like_rows(best, x) if top1 else None,
+        _like_rows(results[4], x) if top1 else None,
         _like_rows(lse, x),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from monoidreduce import functional
 from monoidreduce._ops.attention import in_full
 from monoidreduce._ops.memory import accumulation_dtype, accumulator
+from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import check_bool, check_choice, mismatch
 from monoidreduce.distributed.attention_folds import (
     HEADS,
@@ -30,7 +32,7 @@ from monoidreduce.distributed.attention_folds import (
 )
 from monoidreduce.distributed.collectives import start_exchange, start_sum, sum_over_ranks
 from monoidreduce.distributed.fold import replicated
-from monoidreduce.distributed.group import Arrival, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import Arrival, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import Split
 
@@ -63,14 +65,13 @@ class Checked(NamedTuple):
     """Arguments of a call.
 
     tensors: q, k and v as the op takes them, bias or None and, of packed sequences, cu_seqlens_q and
-    cu_seqlens_k. options: as OPTIONS. of_rows: a bias by rows, left to `finished`. facts: of the tensors, for
-    `together`.
+    cu_seqlens_k. options: as OPTIONS. of_rows: a bias by rows, left to `finished`. facts: of the tensors.
     """
 
     tensors: tuple[Any, ...]
     options: tuple[Any, ...]
     of_rows: Tensor | None
-    facts: dict[str, Any]
+    facts: Facts
 
 
 def attention_over_ranks(
@@ -93,7 +94,7 @@ def attention_over_ranks(
         tensors, of_op, of_rows = functional.check_attention(q, k, v, bias, sinks, **options, whole=whole)
         parts = dict(zip("qkv", tensors, strict=False))
         arguments = (*parts.items(), ("bias", bias), ("sinks", sinks))
-        return Checked(tensors, of_op, of_rows, facts_of(arguments, dict.fromkeys(parts, POSITIONS)))
+        return Checked(tensors, of_op, of_rows, partial(facts_of, arguments, dict.fromkeys(parts, POSITIONS)))
 
     ranks = (process_group, method, layout, length, grad_dtype)
     found = over_ranks("attention", ranks, check, sinks, return_lse)
@@ -122,7 +123,7 @@ def over_ranks(
     def whole(queries: int, keys: int) -> tuple[int, int]:
         return split("q", queries).length, split("k", keys).length
 
-    def prepare() -> tuple[tuple[Call, bool, Checked], dict[str, Any]]:
+    def prepare() -> tuple[tuple[Call, bool, Checked], Facts]:
         checked = check(whole)
         q, k, v, *_ = checked.tensors
         with_lse = check_bool("return_lse", return_lse) or checked.of_rows is not None or sinks is not None
@@ -131,11 +132,14 @@ def over_ranks(
         splits = split("q", q.shape[POSITIONS]), split("k", k.shape[POSITIONS])
         call = Call(*splits, checked.options, sent, with_lse, in_full)
         by_heads = _by_heads(method, q.shape[HEADS], k.shape[HEADS], group.size)
-        facts: dict[str, Any] = {"method": method, "layout": layout, "grad_dtype": str(sent)}
-        facts |= {f"{n}.requires_grad": t.requires_grad for n, t in zip("qkv", (q, k, v), strict=True)}
-        facts |= {"queries": call.queries.length, "keys": call.keys.length, "return_lse": with_lse}
-        facts |= dict(zip(OPTIONS, checked.options, strict=True))
-        return (call, by_heads, checked), checked.facts | facts
+
+        def facts() -> dict[str, Any]:
+            found: dict[str, Any] = {"method": method, "layout": layout, "grad_dtype": str(sent)}
+            found |= {f"{n}.requires_grad": t.requires_grad for n, t in zip("qkv", (q, k, v), strict=True)}
+            found |= {"queries": call.queries.length, "keys": call.keys.length, "return_lse": with_lse}
+            return checked.facts() | found | dict(zip(OPTIONS, checked.options, strict=True))
+
+        return (call, by_heads, checked), facts
 
     call, by_heads, checked = together(group, operator, prepare)
     if group.size == 1:
@@ -151,6 +155,9 @@ def over_ranks(
             of_rows = call.queries.part(of_rows, of_rows.dim() - 2)
     sinks = None if sinks is None else replicated(sinks, group)
     return functional.finished(out, lse, q.dtype, of_rows, sinks)
+
+
+mark_untraced(over_ranks, "a call over ranks breaks the graph")
 
 
 def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:

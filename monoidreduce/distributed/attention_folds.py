@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.memory import accumulation_dtype, accumulator, in_words
+from monoidreduce._ops.registry import unrecorded
 from monoidreduce.distributed.split import Split
 
 __all__ = ["HEADS", "POSITIONS", "Fold", "attend", "fold_gradients", "fold_rows", "gradients", "part_of_bias"]
@@ -25,8 +26,8 @@ ALL = slice(None)
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, *starts: Tensor, options: Any) -> Any:
     """What the op returns, with its options. Sinks are left to `functional.finished`."""
     if starts:
-        return torch.ops.monoidreduce.attention_varlen.default(q, k, v, None, *starts, *options)
-    return torch.ops.monoidreduce.attention.default(q, k, v, bias, None, *options)
+        return unrecorded("attention_varlen")[0](q, k, v, None, *starts, *options)
+    return unrecorded("attention")[0](q, k, v, bias, None, *options)
 
 
 def gradients(
@@ -43,10 +44,10 @@ def gradients(
     """
     q, k, v, bias, *starts = inputs
     if starts:
-        packed = torch.ops.monoidreduce.attention_varlen_backward.default
+        packed = unrecorded("attention_varlen")[1]
         wanted = [*needed[:3], False]  # of sinks
         return [*packed(*grads, q, k, v, None, *starts, *results, *options, wanted, unrounded)]
-    backward = torch.ops.monoidreduce.attention_backward.default
+    backward = unrecorded("attention")[1]
     wanted = [*needed[:4], False]
     return [*backward(*grads, q, k, v, bias, None, *results, *options, wanted, True, unrounded)]
 

@@ -41,9 +41,12 @@ def varlen_over_ranks(
         (*qkv, of_queries, of_keys), of_op = varlen.check_varlen(
             q, k, v, cu_seqlens_q, cu_seqlens_k, sinks, **options
         )
-        parts = {name: t[0].transpose(0, 1) for name, t in zip("qkv", qkv, strict=True)}
-        facts: dict[str, Any] = {**facts_of((*parts.items(), ("sinks", sinks)), dict.fromkeys(parts, 0))}
-        facts |= {"cu_seqlens_q": _Values(of_queries), "cu_seqlens_k": _Values(of_keys)}
+
+        def facts() -> dict[str, Any]:
+            parts = {name: t[0].transpose(0, 1) for name, t in zip("qkv", qkv, strict=True)}
+            found = facts_of((*parts.items(), ("sinks", sinks)), dict.fromkeys(parts, 0))
+            return found | {"cu_seqlens_q": _values(of_queries), "cu_seqlens_k": _values(of_keys)}
+
         return Checked((*qkv, None, of_queries, of_keys), of_op, None, facts)
 
     ranks = (process_group, method, layout, length, grad_dtype)
@@ -56,13 +59,8 @@ def varlen_over_ranks(
     return (out, lse[0]) if return_lse else out
 
 
-class _Values:
-    """A fact about the values of a tensor. Only a call whose ranks compare them waits for the device."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    def __str__(self) -> str:
-        values = self.tensor.tolist()
-        digest = sha256(repr(values).encode()).hexdigest()[:12]
-        return f"{self.tensor.dtype} {list(self.tensor.shape)} up to {values[-1]}, digest {digest}"
+def _values(tensor: Tensor) -> str:
+    """A fact about the values of a tensor, for which the host waits for the device."""
+    values = tensor.tolist()
+    digest = sha256(repr(values).encode()).hexdigest()[:12]
+    return f"{tensor.dtype} {list(tensor.shape)} up to {values[-1]}, digest {digest}"

@@ -68,7 +68,8 @@ def start_sum(
         found = _sum(arrival(), dtype)
         if own:
             return found.view(shape[0] // group.size, *shape[1:])
-        return group.gather(found).view(-1)[:elements].view(shape)
+        whole = group.gather(found).view(-1)
+        return (whole[:elements] if padding else whole).view(shape)
 
     return total
 
@@ -77,9 +78,10 @@ def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
     """[ranks, n] -> [n], their sum in the order of ranks. The last addition rounds it to dtype."""
     if len(parts) == 1:
         return parts[0].to(dtype)
-    total, *others, last = parts
-    if others or dtype != parts.dtype:  # else torch adds two numbers of 16 bits in float32, as here
-        total = total.to(accumulation_dtype(parts.dtype))
+    total, *others, last = parts.unbind()
+    if not others and dtype == parts.dtype:  # torch adds two numbers of 16 bits in float32, as below
+        return total + last
+    total = total.to(accumulation_dtype(parts.dtype))
     for other in others:
         total += other
     return torch.add(total, last, out=last.new_empty(last.shape, dtype=dtype))

@@ -8,16 +8,16 @@ is sent backward. A row is folded with the columns of all ranks, so its gradient
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from monoidreduce._ops.registry import unrecorded
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
-from monoidreduce.distributed.group import Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
 from monoidreduce.monoids import Monoid, check_state, layout, maker
@@ -54,10 +54,10 @@ def all_fold(monoid: Monoid[State], state: State, process_group: Any) -> State:
     """
     group = Group.of(process_group)
 
-    def prepare() -> tuple[bool, dict[str, Any]]:
+    def prepare() -> tuple[bool, Facts]:
         _check_monoid(monoid)
         check_state("state", state, monoid)
-        return True, {"monoid": repr(monoid), "state": layout(state)}
+        return True, lambda: {"monoid": repr(monoid), "state": layout(state)}
 
     together(group, "all_fold", prepare)
     return combined(monoid, state, group)
@@ -75,7 +75,7 @@ def map_reduce_over_ranks(
     """`map_reduce` with the rows of b split over ranks: each folds its own, then all states are combined."""
     group = Group.of(process_group)
 
-    def prepare() -> tuple[State, dict[str, Any]]:
+    def prepare() -> tuple[State, Facts]:
         if options["pairs"] is not None:
             expected = "None beside process_group: slices of b would be slices of a rank's own rows"
             raise ValueError(mismatch("pairs", expected, options["pairs"]))
@@ -83,9 +83,13 @@ def map_reduce_over_ranks(
         if isinstance(a, tuple):
             of_ranks = tuple(replicated(t, group) if isinstance(t, Tensor) else t for t in a)
         state = map_reduce(monoid, project_fold, of_ranks, b, **options)
-        tensors = a if isinstance(a, tuple) else (a,)
-        facts = facts_of(((f"a[{i}]", t) for i, t in enumerate(tensors)), {})
-        return state, facts | {"monoid": repr(monoid), "state": layout(state)}
+
+        def facts() -> dict[str, Any]:
+            tensors = a if isinstance(a, tuple) else (a,)
+            of_a = facts_of(((f"a[{i}]", t) for i, t in enumerate(tensors)), {})
+            return of_a | {"monoid": repr(monoid), "state": layout(state)}
+
+        return state, facts
 
     return combined(monoid, together(group, "map_reduce", prepare), group)
 
@@ -128,8 +132,7 @@ class _AllFold(torch.autograd.Function):
         return None, None, None, *(g if field.is_floating_point() else None for field, g in pairs)
 
 
-@dataclass(frozen=True)
-class ShardedFold:
+class ShardedFold(NamedTuple):
     """An op of `_ops` whose columns are split over ranks.
 
     forward, backward: the options of both passes. rows: which inputs are rows; their gradients are summed.
@@ -171,7 +174,7 @@ class _FoldOverRanks(torch.autograd.Function):
             for i in fold.rows:
                 if inputs[i] is not None:
                     inputs[i] = group.gather(inputs[i]).flatten(0, 1)
-        run = fold.run or getattr(torch.ops.monoidreduce, fold.name)
+        run = fold.run or unrecorded(fold.name)[0]
         found = run(*inputs, *fold.forward)
         found = found if isinstance(found, tuple) else (found,)
         states, own = found[: fold.gathered], found[fold.gathered :]
@@ -190,8 +193,7 @@ class _FoldOverRanks(torch.autograd.Function):
         grads = grads[: fold.differentiable]
         if all(grad is None for grad in grads):
             return (None,) * (1 + ctx.count)
-        op = getattr(torch.ops.monoidreduce, f"{fold.name}_backward")
-        found = [*op(*grads, *saved, *fold.backward, needed, True)]
+        found = [*unrecorded(fold.name)[1](*grads, *saved, *fold.backward, needed, True)]
         found += [None] * (ctx.count - len(found))  # constants
         for i in fold.rows:
             if needed[i]:

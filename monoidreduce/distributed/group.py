@@ -19,11 +19,13 @@ from monoidreduce._ops.memory import one_piece
 from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
 from monoidreduce._version import __version__
 
-__all__ = ["Arrival", "Columns", "Group", "Sharding", "after", "facts_of", "together"]
+__all__ = ["Arrival", "Columns", "Facts", "Group", "Sharding", "after", "facts_of", "together"]
 
 Result = TypeVar("Result")
 # To be called once: the current stream waits for a tensor that is on its way, the host does not on a GPU.
 Arrival = Callable[[], Tensor]
+# By name what must be the same on all ranks. Only calls whose ranks compare it take the time to ask.
+Facts = Callable[[], dict[str, Any]]
 
 # Its name in later versions of torch; earlier ones have the other.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -52,7 +54,7 @@ class Group:
             handle = process_group.get_group()
         if not isinstance(handle, dist.ProcessGroup):
             raise TypeError(mismatch("process_group", expected, repr(process_group)))
-        return cls(handle, dist.get_rank(handle), dist.get_world_size(handle))
+        return cls(handle, handle.rank(), handle.size())
 
     def gather(self, t: Tensor) -> Tensor:
         """[...], of one shape on all ranks -> [ranks, ...]."""
@@ -79,10 +81,10 @@ def after(work: dist.Work, found: Tensor) -> Tensor:
     return found
 
 
-def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, dict[str, Any]]]) -> Result:
+def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, Facts]]) -> Result:
     """prepare()'s first result; with a group's first call of an operator, once all ranks agree.
 
-    prepare: checks this rank's arguments. Its second result is what must be the same on all ranks, by name.
+    prepare: checks this rank's arguments. Its second result tells what must be the same on all ranks.
 
     The record that ranks exchange has one size, so that no rank waits for another, whatever they were given.
     Later calls skip it, unless the environment variable MONOIDREDUCE_DEBUG is 1.
@@ -97,7 +99,7 @@ def together(group: Group, operator: str, prepare: Callable[[], tuple[Result, di
     result = failure = None
     try:
         result, facts = prepare()
-        record = {"operator": operator, "version": __version__, **facts}
+        record = {"operator": operator, "version": __version__, **facts()}
     except tuple(_ERRORS.values()) as error:
         failure, record = error, {"error": type(error).__name__, "text": str(error)[: _RECORD_BYTES // 8]}
     records = _exchanged(record, group)

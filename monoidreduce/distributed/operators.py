@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ from monoidreduce._ops.losses import (
     fold_distillation,
     rank_may_keep,
 )
+from monoidreduce._ops.registry import unrecorded
+from monoidreduce._torch_private import mark_untraced, modes_are_active
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
-from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import Columns, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import shard
 
@@ -41,6 +43,16 @@ COLUMN_AXES = {
 }
 
 
+def _may_keep(x: Tensor) -> bool:
+    """Can a forward pass keep local gradients. What does so is no op, so that no mode could look on."""
+    return x.is_cuda and not modes_are_active()
+
+
+@cache
+def _argument_names(operator: str) -> list[str]:
+    return [argument.name for argument in getattr(torch.ops.monoidreduce, operator).default._schema.arguments]
+
+
 @dataclass(frozen=True)
 class Sharded:
     """A call over several ranks. tensors, options: the first ones of the op, without padding."""
@@ -59,22 +71,25 @@ class Sharded:
         *ranks: Any,
     ) -> Sharded:
         """check: checks the arguments, and returns tensors and options. ranks: the others of `Sharding`."""
-        group = Group.of(process_group)
-        schema = getattr(torch.ops.monoidreduce, operator).default._schema.arguments
-        names = [argument.name for argument in schema]
+        group, names = Group.of(process_group), _argument_names(operator)
 
-        def prepare() -> tuple[Sharded, dict[str, Any]]:
+        def prepare() -> tuple[Sharded, Facts]:
             tensors, options = check()
-            sharding = Sharding.of(group, *ranks)
-            facts = facts_of(zip(names, (*tensors, *options), strict=False), COLUMN_AXES) | sharding.facts
-            if operator in ("mlp", "gated_mlp"):  # which take shards of any length
-                return cls(tensors, options, Columns.of(group, "w1", len(tensors[1]), None), sharding), facts
-            columns = sharding.columns(names[1], tensors[1])
-            own = [
-                columns.own(t) if name in COLUMN_AXES else t for name, t in zip(names, tensors, strict=False)
-            ]
-            facts |= {"classes": columns.all, f"rows of {names[1]}": columns.stride}
-            return cls(tuple(own), options, columns, sharding), facts
+            sharding, name = Sharding.of(group, *ranks), names[1]
+            columns = sharding.columns(name, tensors[1])
+            own = tensors
+            if columns.count < len(tensors[1]):  # padding
+                named = zip(names, tensors, strict=False)
+                own = tuple(columns.own(t) if COLUMN_AXES.get(n) == 0 else t for n, t in named)
+
+            def facts() -> dict[str, Any]:
+                given = zip(names, (*tensors, *options), strict=False)
+                found = facts_of(given, COLUMN_AXES) | sharding.facts
+                if operator not in ("mlp", "gated_mlp"):  # which take shards of any length
+                    found |= {"classes": columns.all, f"rows of {name}": columns.stride}
+                return found
+
+            return cls(own, options, columns, sharding), facts
 
         return together(group, operator, prepare)
 
@@ -100,7 +115,7 @@ class Sharded:
         smoothing, z_loss = numbers.label_smoothing, numbers.z_loss
         columns = self.columns
         target, class_weight = self._all_rows(target), columns.gathered(class_weight)
-        keep = x.is_cuda and any(differentiated) and rank_may_keep(class_weight, smoothing)
+        keep = _may_keep(x) and any(differentiated) and rank_may_keep(class_weight, smoothing)
 
         # What follows is for the combination alone: the fold runs while the host asks for it.
         def combine(
@@ -134,7 +149,7 @@ class Sharded:
         reduction, kind, temperature = self.options
         mask = None if mask is None else self._all_rows(mask)
         of_x, of_weight, of_teacher = differentiated
-        keep = x.is_cuda and (of_x or of_weight) and not of_teacher
+        keep = _may_keep(x) and (of_x or of_weight) and not of_teacher
 
         def combine(
             gathered: Tensor, kept: Tensor, to_gradients: Callable[[Tensor], None] | None = None
@@ -150,7 +165,8 @@ class Sharded:
             backward=(*self.options, keep, of_x, workspace),
             rows=(0, 2),
             gathered=2,
-            pack=lambda found: torch.cat((found[0][None], found[1][:4])),  # the loss and log-sum-exps
+            # The loss and log-sum-exps. Slices by brackets would take twice as long.
+            pack=lambda found: torch.cat((found[0].unsqueeze(0), found[1].narrow(0, 0, 4))),
             combine=combine,
             sharding=self.sharding,
             run=partial(fold_distillation, of_rank=True) if keep else None,
@@ -159,7 +175,7 @@ class Sharded:
         return self._own_rows(loss) if reduction == "none" else loss
 
     def linear_log_probs(self, workspace: int | None) -> tuple[Tensor, ...]:
-        """What the op returns, [rows] each, but for top1, which is empty."""
+        """log_probs, the entropies and the log-sum-exps, [rows] each."""
         x, weight, bias, target, temperatures = self.tensors
         columns = self.columns
         target = self._all_rows(target)
@@ -173,9 +189,8 @@ class Sharded:
         fold = ShardedFold(
             "linear_log_probs", options, options, (0,), 4, combine, self.sharding, 3, pack=torch.stack
         )
-        results = fold_over_ranks(fold, x, weight, bias, target, temperatures)
-        log_probs, entropy, lse = (self._own_rows(t) for t in results)
-        return log_probs, entropy, lse, lse, target[:0]
+        results: tuple[Tensor, ...] = fold_over_ranks(fold, x, weight, bias, target, temperatures)
+        return tuple(map(self._own_rows, results)) if self.sharding.own_rows else results
 
     def logsumexp_matmul(self, workspace: int | None) -> Tensor:
         """[rows]."""
@@ -204,6 +219,9 @@ class Sharded:
         return result
 
 
+mark_untraced(Sharded.of.__func__, "a call over ranks breaks the graph")  # type: ignore[attr-defined]
+
+
 class _Mlp(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -215,8 +233,7 @@ class _Mlp(torch.autograd.Function):
         ctx.operator, ctx.sharding, ctx.options = operator, sharding, options
         ctx.save_for_backward(x, *weights)
         # All ranks have bias2; it is to be added once.
-        op = getattr(torch.ops.monoidreduce, operator)
-        part = op(x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
+        part = unrecorded(operator)[0](x, *hidden, bias2 if sharding.group.rank == 0 else None, *options)
         return sum_over_ranks(part, sharding.group, x.dtype, sent=part.dtype, own=sharding.own_rows)
 
     @staticmethod
@@ -225,8 +242,7 @@ class _Mlp(torch.autograd.Function):
         sharding, needed = ctx.sharding, ctx.needs_input_grad[3:]
         if sharding.own_rows:
             grad = sharding.group.gather(grad).flatten(0, 1)
-        op = getattr(torch.ops.monoidreduce, f"{ctx.operator}_backward")
-        found = op(grad, *ctx.saved_tensors, *ctx.options, needed, True)
+        found = unrecorded(ctx.operator)[1](grad, *ctx.saved_tensors, *ctx.options, needed, True)
         dx = summed_gradient(found[0], ctx.saved_tensors[0], sharding) if needed[0] else None
         others = (g if wanted else None for g, wanted in zip(found[1:], needed[1:], strict=True))
         return None, None, None, dx, *others

@@ -27,7 +27,8 @@ def two_words(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def _rows(states: Tensor, count: int) -> list[Tensor]:
     """So many results of rows."""
-    return [states.new_empty(states.shape[2]) for _ in range(count)]
+    rows = states.shape[2]
+    return [states.new_empty(rows) for _ in range(count)]
 
 
 def log_sum_exp(states: Tensor) -> tuple[Tensor, Tensor]:

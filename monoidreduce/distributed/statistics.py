@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
-from monoidreduce.distributed.group import Columns, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import Columns, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
 from monoidreduce.program.monoid import StatisticsMonoid
@@ -37,17 +37,25 @@ def statistics_over_ranks(
     """The statistics, as `Statistics.__call__` returns them. ranks: the others of `Sharding`."""
     group = Group.of(process_group)
 
-    def prepare() -> tuple[tuple[Columns, Sharding], dict[str, Any]]:
+    def prepare() -> tuple[tuple[Columns, Sharding], Facts]:
         call = _Call(of, *operands, label, row, column, scale)
         sharding = Sharding.of(group, *ranks)
         columns = sharding.columns("b", call.b)
-        names = ("a", "b", "other_a", "other_b")
-        given = (*zip(names, operands, strict=True), ("label", label), ("scale", scale), *row.items())
-        facts = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts | {"classes": columns.all}
         traced, tensors = of._traced(call)
         call.check_captured(traced, tensors, columns.all)
-        program = hashlib.sha256(traced.text.encode()).hexdigest()
-        return (columns, sharding), facts | {"rows of b": columns.stride, "the function's program": program}
+
+        def facts() -> dict[str, Any]:
+            names = ("a", "b", "other_a", "other_b")
+            given = (*zip(names, operands, strict=True), ("label", label), ("scale", scale), *row.items())
+            found = facts_of(given, {"b": 0, "other_b": 0}) | sharding.facts
+            program = hashlib.sha256(traced.text.encode()).hexdigest()
+            return found | {
+                "classes": columns.all,
+                "rows of b": columns.stride,
+                "the function's program": program,
+            }
+
+        return (columns, sharding), facts
 
     columns, sharding = together(group, of.__name__, prepare)  # type: ignore[attr-defined]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from monoidreduce import functional
 from monoidreduce._validate import check_tensor, mismatch
 from monoidreduce.distributed import shard, unshard
-from monoidreduce.distributed.group import Group, together
+from monoidreduce.distributed.group import Facts, Group, together
 
 __all__ = ["linear_cross_entropy", "vocab_parallel_linear_cross_entropy"]
 
@@ -94,7 +94,7 @@ def _check(
     """
     group = None if tp_group is None else Group.of(tp_group)
 
-    def prepare() -> tuple[bool, dict[str, Any]]:
+    def prepare() -> tuple[bool, Facts]:
         check_tensor("hidden", hidden)
         check_tensor("labels", labels)
         if labels.dtype not in functional.INTEGERS:
@@ -110,7 +110,7 @@ def _check(
             of = "hidden of each rank" if own_rows else "hidden"
             expected = f"shape {sizes} as {of} is {list(hidden.shape)}"
             raise ValueError(mismatch("labels", expected, list(labels.shape)))
-        return True, {}
+        return True, dict
 
     if group is None:
         prepare()

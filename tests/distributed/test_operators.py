@@ -5,6 +5,7 @@ Replicated results have the same bits on all ranks (`ranks.OverRanks`).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -252,6 +253,18 @@ def _compiled(group: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
         return mr.linear_cross_entropy(**tensors, process_group=group) * 2
 
     return loss(**inputs), torch.compile(loss, backend="eager")(**inputs)
+
+
+def _why_not_whole(group: Any, inputs: Any) -> str:
+    loss = partial(mr.linear_cross_entropy, **inputs, process_group=group)
+    with pytest.raises(torch._dynamo.exc.Unsupported) as error:
+        torch.compile(loss, backend="eager", fullgraph=True)()
+    return str(error.value)
+
+
+def test_fullgraph_says_why_not() -> None:
+    inputs = cross_entropy_inputs(40, 30, 8, dtype=torch.float32, **CPU)
+    assert all("a call over ranks breaks the graph" in why for why in on_ranks(2, _why_not_whole, inputs))
 
 
 def test_under_torch_compile() -> None:

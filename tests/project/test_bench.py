@@ -333,6 +333,24 @@ def test_overhead_calls_both_alike() -> None:
         torch.testing.assert_close(call.monoidreduce(), call.torch(), rtol=1e-4, atol=1e-5)
 
 
+def test_overhead_over_ranks_counts_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is asserted but that collectives are part of it."""
+    monkeypatch.setattr(overhead, "ROUNDS", 1)
+    with overhead.silent_group() as group:
+        rows = overhead.measure_over_ranks(CPU, group)
+    assert {row["op"]: row["collectives"] for row in rows} == {
+        "cross_entropy": 1,
+        "log_probs": 1,
+        "distillation": 1,
+        "mlp": 2,
+        "logsumexp": 1,
+        "attention, ulysses": 4,
+        "attention, all_gather": 2,
+    }
+    assert all(row["microseconds"]["collectives"] > 0 for row in rows)
+    assert not torch.distributed.is_initialized()
+
+
 # Harness
 
 
@@ -556,7 +574,9 @@ def phase(own: float, theirs: float, target: float | None) -> dict[str, Any]:
     return {"milliseconds": milliseconds, "speedup": speedup, "gflops": 50.0, "target": target}
 
 
-def document(total_target: float, load_average: float = 0.2, flat: bool = True) -> dict[str, Any]:
+def document(
+    total_target: float, load_average: float = 0.2, flat: bool = True, over_ranks: float = 90.0
+) -> dict[str, Any]:
     calls = [
         call + backward
         for call in ("overhead", "one row", "torch, one row")
@@ -616,6 +636,14 @@ def document(total_target: float, load_average: float = 0.2, flat: bool = True) 
             }
         ],
         "overhead": [{"op": "mlp", "microseconds": dict.fromkeys(calls, 25.0), "limit": 30.0}],
+        "host": [
+            {
+                "op": "mlp",
+                "collectives": 2,
+                "microseconds": {"alone": 30.0, "over ranks": over_ranks, "collectives": 20.5},
+                "limit": 60.0,
+            }
+        ],
     }
 
 
@@ -635,6 +663,7 @@ def test_report_states_what_was_reached() -> None:
     assert "1.0, 1.5" in text
     assert "1024.0, 2048.0" in text
     assert "busy" not in text
+    assert "| mlp | 30.0 | 90.0 | 60.0, 60 us met | 20.5 of 2 |" in cells
     assert text.endswith("All targets met.")
 
 
@@ -645,10 +674,11 @@ def test_report_abbreviates_a_whole_hash() -> None:
 
 
 def test_report_states_what_was_missed() -> None:
-    text = report.tables(document(total_target=1.2, load_average=3.5, flat=False))
+    text = report.tables(document(total_target=1.2, load_average=3.5, flat=False, over_ranks=91.5))
     assert "1.00x, 1.2x **MISSED**" in text
     assert "- attention L 2048, causal float32 total: 1.00x of 1.2x" in text
     assert "- mlp bfloat16: 1.5 MiB, grows with K" in text
+    assert "- mlp over ranks: 61.5 us more than without a group" in text
     assert "The machine was busy (load average 3.5)" in text
     assert "All targets met" not in text
 

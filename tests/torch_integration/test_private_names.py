@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from interpreter import Ended, run_after_torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import monoidreduce
 from monoidreduce import _torch_private
@@ -66,6 +69,7 @@ def run_without(name: str) -> Ended:
         "torch._C._after_ADInplaceOrView_keyset",
         "torch._C._cuda_getCurrentRawStream",
         "torch._C._get_fp32_precision_getter",
+        "torch._C._len_torch_dispatch_stack",
         "torch._C._autograd._get_current_graph_task_keep_graph",
         "torch._C._autograd._top_saved_tensors_default_hooks",
     ],
@@ -84,6 +88,15 @@ def test_a_torch_without_another_is_refused_by_name(name: str) -> None:
     process = run_without(name)
     assert process.returncode == 1
     assert process.stderr.splitlines()[-1].startswith(f"ImportError: monoidreduce needs {name}, which torch ")
+
+
+@pytest.mark.oldest
+@pytest.mark.parametrize("mode", [partial(FlopCounterMode, display=False), _torch_private.FakeTensorMode])
+def test_modes_that_look_on_at_ops(mode: Any) -> None:
+    assert not _torch_private.modes_are_active()
+    with mode():
+        assert _torch_private.modes_are_active()
+    assert not _torch_private.modes_are_active()
 
 
 @pytest.mark.oldest
