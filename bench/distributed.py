@@ -7,6 +7,8 @@ others wait. TW is the time of the slowest rank, in calls that begin together. B
 `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
 (sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
 
+Where others are faster, a profile of a step of each says what the time goes to.
+
 The environment variable CHUNKS says in how large chunks NCCL sends over NVLink: here 4 MiB, for all
 contenders, unless it is set. Without it chunks have 512 KiB, and exchanges take longer.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ if __name__ == "__main__":
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import monoidreduce as mr
 from bench.attention_varlen import lengths_of
@@ -232,6 +236,28 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     ]
 
 
+def kind_of(kernel: str) -> str:
+    """What a kernel does, by its name."""
+    if "nccl" in kernel:
+        return "collectives"
+    if "contraction_kernel" in kernel:
+        return "local gradients" if "Gradient" in kernel else "folds"
+    return "matrix products" if any(part in kernel for part in ("gemm", "nvjet", "cutlass")) else "others"
+
+
+def profiled(problem: Problem) -> dict[str, dict[str, float]]:
+    """By kind the kernels of a step on this GPU: milliseconds, and how many they are."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        torch.autograd.grad(problem.forward(), problem.inputs, problem.grad_output)
+        torch.cuda.synchronize()
+    found: dict[str, dict[str, float]] = {}
+    for event in seen.key_averages():
+        of_kind = found.setdefault(kind_of(event.key), {"milliseconds": 0.0, "kernels": 0})
+        of_kind["milliseconds"] += event.self_device_time_total / 1e3
+        of_kind["kernels"] += event.count
+    return found
+
+
 def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> dict[str, Any]:
     """Times a case alone, over ranks and as others do it, for about `seconds` each."""
     ranks, watch = dist.get_world_size(group), Stopwatch(device)
@@ -264,6 +290,13 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
             once = slowest(name)[-1] / 1e3
             rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
             laps[name] = [slowest(name) for _ in range(rounds)]
+    # All ranks have the slowest one's times, and so take the same contenders.
+    of_steps = {name: statistics.median(lap[-1] for lap in found) for name, found in laps.items()}
+    faster = [name for name in problems if name != ALONE and of_steps[name] < of_steps[OVER_RANKS]]
+    seen = {}
+    if faster and device.type == "cuda":
+        with in_torch_parallel(group):
+            seen = {name: profiled(problems[name]) for name in (OVER_RANKS, *faster)}
     phases = {}
     for i, phase in enumerate(PHASES):
         milliseconds = {name: summary([lap[i] for lap in found]) for name, found in laps.items()}
@@ -278,6 +311,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         "difference": difference,
         "memory_mib": memory,
         "phases": phases,
+        "profile": seen,
         "target": case.target,
         "target_phase": case.phase,
     }

@@ -325,6 +325,20 @@ def overhead_table(rows: list[Row]) -> str:
     )
 
 
+def ranks_profile_table(rows: list[Row]) -> str:
+    """Milliseconds of a rank's kernels by kind, and their number: ours, and of those who are faster."""
+    found = [(row, name, seen) for row in rows for name, seen in row.get("profile", {}).items()]
+    kinds = [*sorted({kind for _, _, seen in found for kind in seen} - {"others"}), "others"]
+
+    def cell(of_kind: Row | None) -> str:
+        return "-" if of_kind is None else f"{of_kind['milliseconds']:.2f} in {of_kind['kernels']}"
+
+    return table(
+        ["operator", "over ranks", *(f"{kind}, ms" for kind in kinds)],
+        [[row["op"], name, *(cell(seen.get(kind)) for kind in kinds)] for row, name, seen in found],
+    )
+
+
 def host_table(rows: list[Row]) -> str:
     """Microseconds of the host for a call, without a group and over ranks."""
 
@@ -703,6 +717,12 @@ def tables(document: Row) -> str:
             "T1 / (W TW) of W ranks; what the planner predicts; and what others take over the same ranks.",
             ranks_table(ranks),
         ]
+        if any(row.get("profile") for row in ranks):
+            parts += [
+                "Where others are faster: a step of one rank by kinds of its kernels, milliseconds and how "
+                "many. Those of collectives wait for the other rank too.",
+                ranks_profile_table(ranks),
+            ]
     if overlap := document.get("overlap"):
         parts += [
             "### Kernels beside an exchange",

@@ -103,3 +103,32 @@ def test_what_is_hidden_is_the_time_saved() -> None:
             )
             assert row["hidden"] == pytest.approx((apart - together) / exchange)
             assert row["kernel"] in text and f"| {row['hidden']:.0%}" in text
+
+
+def test_kernels_are_told_apart_by_their_names() -> None:
+    sys.path.append(ROOT)
+    from bench.distributed import kind_of
+
+    names = {
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096>)": "collectives",
+        "void monoidreduce::contraction_kernel<CrossEntropyGradientRows, 128>": "local gradients",
+        "void monoidreduce::contraction_kernel<CrossEntropyRows, 128>": "folds",
+        "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTN": "matrix products",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>": "matrix products",
+        "void at::native::vectorized_elementwise_kernel<4>": "others",
+    }
+    assert {name: kind_of(name) for name in names} == names
+
+
+def test_profiles_of_those_who_are_faster_stand_beside_ours() -> None:
+    sys.path.append(ROOT)
+    from bench import report
+
+    own = {"folds": {"milliseconds": 5.0, "kernels": 1}, "others": {"milliseconds": 0.25, "kernels": 4}}
+    peer = {"matrix products": {"milliseconds": 3.0, "kernels": 8}}
+    rows = [{"op": "mlp", "profile": {"over ranks": own, "a peer": peer}}, {"op": "attention", "profile": {}}]
+    lines = [" ".join(line.split()) for line in report.ranks_profile_table(rows).splitlines()]
+    assert lines[0] == "| operator | over ranks | folds, ms | matrix products, ms | others, ms |"
+    assert lines[2] == "| mlp | over ranks | 5.00 in 1 | - | 0.25 in 4 |"
+    assert lines[3] == "| mlp | a peer | - | 3.00 in 8 | - |"
+    assert len(lines) == 4
