@@ -35,7 +35,7 @@ if __name__ == "__main__":
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, schedule
 
 import monoidreduce as mr
 from bench.attention_varlen import lengths_of
@@ -236,20 +236,33 @@ def cases(device: torch.device, quick: bool) -> list[Case]:
     ]
 
 
+# Parts of the names of kernels that multiply matrices: of cuBLAS, then of ours.
+PRODUCTS = ("gemm", "nvjet", "cutlass", *(f"{of}Epilogue" for of in ("Store", "Scatter", "Add", "Float")))
+
+
 def kind_of(kernel: str) -> str:
     """What a kernel does, by its name."""
     if "nccl" in kernel:
         return "collectives"
+    if any(part in kernel for part in PRODUCTS):
+        return "matrix products"
     if "contraction_kernel" in kernel:
         return "local gradients" if "Gradient" in kernel else "folds"
-    return "matrix products" if any(part in kernel for part in ("gemm", "nvjet", "cutlass")) else "others"
+    return "others"
 
 
-def profiled(problem: Problem) -> dict[str, dict[str, float]]:
-    """By kind the kernels of a step on this GPU: milliseconds, and how many they are."""
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        torch.autograd.grad(problem.forward(), problem.inputs, problem.grad_output)
-        torch.cuda.synchronize()
+def profiled(problem: Problem, group: Any) -> dict[str, dict[str, float]]:
+    """By kind the kernels of a step on this GPU: milliseconds, and how many they are.
+
+    Of two steps the second one, which all ranks begin together: a collective waits for the last of them.
+    """
+    with profile(activities=[ProfilerActivity.CUDA], schedule=schedule(wait=1, warmup=1, active=1)) as seen:
+        for _ in range(2):
+            dist.barrier(group)
+            torch.cuda.synchronize()
+            seen.step()
+            torch.autograd.grad(problem.forward(), problem.inputs, problem.grad_output)
+            torch.cuda.synchronize()
     found: dict[str, dict[str, float]] = {}
     for event in seen.key_averages():
         of_kind = found.setdefault(kind_of(event.key), {"milliseconds": 0.0, "kernels": 0})
@@ -296,7 +309,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
     seen = {}
     if faster and device.type == "cuda":
         with in_torch_parallel(group):
-            seen = {name: profiled(problems[name]) for name in (OVER_RANKS, *faster)}
+            seen = {name: profiled(problems[name], group) for name in (OVER_RANKS, *faster)}
     phases = {}
     for i, phase in enumerate(PHASES):
         milliseconds = {name: summary([lap[i] for lap in found]) for name, found in laps.items()}

@@ -58,18 +58,18 @@ def start_sum(
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
     flat = part.to(accumulation_dtype(part.dtype) if sent is None else sent).flatten()
-    share = -(-len(flat) // group.size)
-    if padding := group.size * share - len(flat):
-        flat = torch.nn.functional.pad(flat, (0, padding))
     shape, elements = part.shape, part.numel()
+    share = -(-elements // group.size)
+    if padding := group.size * share - elements:
+        flat = torch.nn.functional.pad(flat, (0, padding))
     arrival = start_exchange(flat.view(group.size, share), group)
 
     def total() -> Tensor:
         found = _sum(arrival(), dtype)
         if own:
             return found.view(shape[0] // group.size, *shape[1:])
-        whole = group.gather(found).view(-1)
-        return (whole[:elements] if padding else whole).view(shape)
+        whole = group.gather(found)
+        return (whole.view(-1)[:elements] if padding else whole).view(shape)
 
     return total
 

@@ -113,6 +113,7 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096>)": "collectives",
         "void monoidreduce::contraction_kernel<CrossEntropyGradientRows, 128>": "local gradients",
         "void monoidreduce::contraction_kernel<CrossEntropyRows, 128>": "folds",
+        "void monoidreduce::contraction_kernel<Elements, Tile<64>, AddEpilogue<float>>": "matrix products",
         "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTN": "matrix products",
         "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16>": "matrix products",
         "void at::native::vectorized_elementwise_kernel<4>": "others",
