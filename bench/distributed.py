@@ -39,7 +39,17 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import monoidreduce as mr
 from bench.attention_varlen import lengths_of
-from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
+from bench.harness import (
+    AGREEMENT,
+    PHASES,
+    ROUNDS,
+    Stopwatch,
+    differences,
+    dtype_name,
+    in_turn,
+    run_once,
+    summary,
+)
 from bench.machine import environment
 from bench.overhead import measure_over_ranks
 from bench.report import host_table, in_words, ranks_table
@@ -272,7 +282,7 @@ def profiled(problem: Problem, group: Any) -> dict[str, dict[str, float]]:
 
 
 def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Times a case alone, over ranks and as others do it, for about `seconds` each."""
+    """Times a case alone, over ranks and as others do it, in turn, for about `seconds` each."""
     ranks, watch = dist.get_world_size(group), Stopwatch(device)
     problems, parts_of = case.problems(group)
     expected = parts_of(run_once(problems[ALONE], watch)[1])
@@ -289,7 +299,8 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         dist.barrier(group)
         return largest(run_once(problems[name], watch)[0] if takes_part else [0.0] * 3)
 
-    laps, difference, memory = {}, {}, {}
+    laps: dict[str, list[list[float]]] = {name: [] for name in problems}
+    difference, memory, once = {}, {}, 0.0
     with in_torch_parallel(group):
         for name, problem in problems.items():
             if name != ALONE:
@@ -300,9 +311,9 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
                     )
                 if device.type == "cuda":
                     memory[name] = largest([peak_growth(problem) / 2**20])[0]
-            once = slowest(name)[-1] / 1e3
-            rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
-            laps[name] = [slowest(name) for _ in range(rounds)]
+            once += slowest(name)[-1] / 1e3 / len(problems)
+        for name in in_turn(list(problems), max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))):
+            laps[name].append(slowest(name))
     # All ranks have the slowest one's times, and so take the same contenders.
     of_steps = {name: statistics.median(lap[-1] for lap in found) for name, found in laps.items()}
     faster = [name for name in problems if name != ALONE and of_steps[name] < of_steps[OVER_RANKS]]
@@ -320,7 +331,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         "dtype": dtype_name(case.dtype),
         "parameters": case.parameters,
         "ranks": ranks,
-        "rounds": {name: len(found) for name, found in laps.items()},
+        "rounds": len(laps[ALONE]),
         "difference": difference,
         "memory_mib": memory,
         "phases": phases,
