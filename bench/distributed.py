@@ -2,10 +2,11 @@
 
     torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
 
-The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
-others wait. TW is the time of the slowest rank, in calls that begin together. Beside both is what
-`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
-(sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
+The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while each of
+the others has the same to do. TW is the time of the slowest rank. All calls begin together, and all ways are
+timed in turn. Beside both is what `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows.
+torch's ways over the same ranks (sharded_peers.py) are there too. Each has its memory beyond inputs, outputs
+and gradients.
 
 Where others are faster, a profile of a step of each says what the time goes to.
 
@@ -294,10 +295,13 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         return found.tolist()
 
     def slowest(name: str) -> list[float]:
-        """Milliseconds of the phases, on the slowest of the ranks that take part."""
-        takes_part = name != ALONE or dist.get_rank(group) == 0
+        """Milliseconds of the phases: alone on the first rank, else on the slowest one.
+
+        All ranks run the whole problem too. After a pause a GPU is slower, by 3 to 5 % of these steps.
+        """
         dist.barrier(group)
-        return largest(run_once(problems[name], watch)[0] if takes_part else [0.0] * 3)
+        found = run_once(problems[name], watch)[0]
+        return largest(found if name != ALONE or dist.get_rank(group) == 0 else [0.0] * 3)
 
     laps: dict[str, list[list[float]]] = {name: [] for name in problems}
     difference, memory, once = {}, {}, 0.0
