@@ -2,11 +2,13 @@
 
     torchrun --nproc-per-node 2 bench/distributed.py [--quick] [--seconds S] [--out DIR]
 
-The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while each of
-the others has the same to do. TW is the time of the slowest rank. All calls begin together, and all ways are
-timed in turn. Beside both is what `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows.
-torch's ways over the same ranks (sharded_peers.py) are there too. Each has its memory beyond inputs, outputs
-and gradients.
+The efficiency of W ranks is T1 / (W TW). T1 is the time of the whole problem on the first rank, while the
+others wait. TW is the time of the slowest rank, in calls that begin together. Beside both is what
+`monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
+(sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
+
+Each way has its steps one after the other, as in training. A GPU near its power limit is faster after a pause.
+Where ways took turns, T1 was shorter, and most efficiencies were lower.
 
 Where others are faster, a profile of a step of each says what the time goes to.
 
@@ -40,17 +42,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 import monoidreduce as mr
 from bench.attention_varlen import lengths_of
-from bench.harness import (
-    AGREEMENT,
-    PHASES,
-    ROUNDS,
-    Stopwatch,
-    differences,
-    dtype_name,
-    in_turn,
-    run_once,
-    summary,
-)
+from bench.harness import AGREEMENT, PHASES, ROUNDS, Stopwatch, differences, dtype_name, run_once, summary
 from bench.machine import environment
 from bench.overhead import measure_over_ranks
 from bench.report import host_table, in_words, ranks_table
@@ -283,7 +275,7 @@ def profiled(problem: Problem, group: Any) -> dict[str, dict[str, float]]:
 
 
 def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Times a case alone, over ranks and as others do it, in turn, for about `seconds` each."""
+    """Times a case alone, over ranks and as others do it, for about `seconds` each."""
     ranks, watch = dist.get_world_size(group), Stopwatch(device)
     problems, parts_of = case.problems(group)
     expected = parts_of(run_once(problems[ALONE], watch)[1])
@@ -295,16 +287,12 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         return found.tolist()
 
     def slowest(name: str) -> list[float]:
-        """Milliseconds of the phases: alone on the first rank, else on the slowest one.
-
-        All ranks run the whole problem too. After a pause a GPU is slower, by 3 to 5 % of these steps.
-        """
+        """Milliseconds of the phases, on the slowest of the ranks that take part."""
+        takes_part = name != ALONE or dist.get_rank(group) == 0
         dist.barrier(group)
-        found = run_once(problems[name], watch)[0]
-        return largest(found if name != ALONE or dist.get_rank(group) == 0 else [0.0] * 3)
+        return largest(run_once(problems[name], watch)[0] if takes_part else [0.0] * 3)
 
-    laps: dict[str, list[list[float]]] = {name: [] for name in problems}
-    difference, memory, once = {}, {}, 0.0
+    laps, difference, memory = {}, {}, {}
     with in_torch_parallel(group):
         for name, problem in problems.items():
             if name != ALONE:
@@ -315,9 +303,9 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
                     )
                 if device.type == "cuda":
                     memory[name] = largest([peak_growth(problem) / 2**20])[0]
-            once += slowest(name)[-1] / 1e3 / len(problems)
-        for name in in_turn(list(problems), max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))):
-            laps[name].append(slowest(name))
+            once = slowest(name)[-1] / 1e3
+            rounds = max(ROUNDS[0], min(ROUNDS[1], round(seconds / once)))
+            laps[name] = [slowest(name) for _ in range(rounds)]
     # All ranks have the slowest one's times, and so take the same contenders.
     of_steps = {name: statistics.median(lap[-1] for lap in found) for name, found in laps.items()}
     faster = [name for name in problems if name != ALONE and of_steps[name] < of_steps[OVER_RANKS]]
@@ -335,7 +323,7 @@ def time_case(case: Case, group: Any, device: torch.device, seconds: float) -> d
         "dtype": dtype_name(case.dtype),
         "parameters": case.parameters,
         "ranks": ranks,
-        "rounds": len(laps[ALONE]),
+        "rounds": {name: len(found) for name, found in laps.items()},
         "difference": difference,
         "memory_mib": memory,
         "phases": phases,

@@ -29,9 +29,6 @@ def _rows(group: Any) -> tuple[list[dict[str, Any]], str]:
 
 def test_every_operator_has_a_row() -> None:
     """No time is asserted. Results that differ from one rank's would raise, in torch's ways too."""
-    sys.path.append(ROOT)
-    from bench import harness
-
     for rows, text in on_ranks(2, _rows):
         assert json.loads(json.dumps(rows)) == rows
         assert [row["op"] for row in rows] == [
@@ -49,7 +46,7 @@ def test_every_operator_has_a_row() -> None:
         for row in rows:
             others = [name for name in row["difference"] if name != "over ranks"]
             peers = [] if "kept" in row["parameters"] else PEERS.get(row["op"], [])
-            assert others == peers and row["rounds"] == harness.ROUNDS[0]
+            assert others == peers and row["difference"].keys() < row["rounds"].keys()
             for phase in row["phases"].values():
                 assert list(phase["milliseconds"]) == ["alone", "over ranks", *others]
                 alone, over = (phase["milliseconds"][name]["median"] for name in ("alone", "over ranks"))
