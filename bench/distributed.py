@@ -7,7 +7,7 @@ others wait. TW is the time of the slowest rank, in calls that begin together. B
 `monoidreduce.plan.over_ranks` says of them, on GPUs whose links it knows. torch's ways over the same ranks
 (sharded_peers.py) are there too. Each has its memory beyond inputs, outputs and gradients.
 
-Each way has its steps one after the other, as in training. A GPU near its power limit is faster after a pause.
+Each way has its steps one after the other, as in training. A GPU near its power limit is faster after pauses.
 Where ways took turns, T1 was shorter, and most efficiencies were lower.
 
 Where others are faster, a profile of a step of each says what the time goes to.
