@@ -161,8 +161,8 @@ def measure_overhead(device: torch.device) -> list[dict[str, Any]]:
 def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
     """Small calls that record, which take `process_group`. Weights are a rank's own.
 
-    On a GPU in 16 bits. On a CPU without rows: the engine, which has twice as many keys over ranks, has nothing
-    to do.
+    On a GPU in 16 bits. On a CPU without rows: so the engine, which has twice as many keys over ranks, has
+    nothing to do.
     """
     dtype, rows = (torch.bfloat16, 16) if device.type == "cuda" else (torch.float32, 0)
 
