@@ -57,12 +57,12 @@ def start_sum(
     part: Tensor, group: Group, dtype: torch.dtype, *, sent: torch.dtype | None = None, own: bool = False
 ) -> Arrival:
     """sum_over_ranks whose parts are on their way."""
-    flat = part.to(accumulation_dtype(part.dtype) if sent is None else sent).flatten()
     shape, elements = part.shape, part.numel()
     share = -(-elements // group.size)
+    part = part.to(accumulation_dtype(part.dtype) if sent is None else sent)
     if padding := group.size * share - elements:
-        flat = torch.nn.functional.pad(flat, (0, padding))
-    arrival = start_exchange(flat.view(group.size, share), group)
+        part = torch.nn.functional.pad(part.flatten(), (0, padding))
+    arrival = start_exchange(part.reshape(group.size, share), group)
 
     def total() -> Tensor:
         found = _sum(arrival(), dtype)
