@@ -38,7 +38,7 @@ def modified_attention(
 ) -> tuple[Tensor, Tensor]:
     """out and lse of `attention` with at least one of score_mod, mask_mod and block_mask.
 
-    starts: of packed sequences, cu_seqlens of queries and of keys.
+    q, k, v, sinks: checked, with four axes. starts: of packed sequences, cu_seqlens of queries and of keys.
     """
     for name, value in (("softcap", softcap), ("bias", bias)):
         if value is not None:
@@ -85,6 +85,7 @@ def attend(
     if not callable(weight):
         raise TypeError(mismatch("weight", "a function of a score", repr(weight)))
     mods = (weight, mask_mod, block_mask)
+    q, k, v, _ = attention_operands(q, k, v)
     if not check_bool("normalized", normalized):
         return _call(q, k, v, mods, causal, scale, window, weights=True)[0]
     ones = v.new_ones((*v.shape[:-1], 1))
@@ -111,7 +112,6 @@ def _call(
     from monoidreduce.program.mods import STAND_INS, mods_now, mods_of, tables
     from monoidreduce.program.sequences import line_numbers
 
-    q, k, v, sizes = attention_operands(q, k, v)
     if scale is not None:
         scale = check_factor("scale", scale)
     score_mod, mask_mod, block_mask = mods
@@ -123,10 +123,10 @@ def _call(
         if mask_mod is not None:
             raise ValueError(mismatch("mask_mod", "None beside block_mask, which has one", repr(mask_mod)))
         blocks = as_block_mask(block_mask)
-        kinds, mask_mod, block = _checked(blocks, q, sizes), blocks.mask_mod, blocks.block
+        kinds, mask_mod, block = _checked(blocks, q, k), blocks.mask_mod, blocks.block
         words, listed = blocks.links if q.is_cuda else kinds, block if blocks.listed else None
     given = (score_mod, mask_mod, listed, weights, starts is not None)
-    lines = None if starts is None else line_numbers(*starts, max(sizes["M"], sizes["N"], 1))
+    lines = None if starts is None else line_numbers(*starts, max(q.shape[2], k.shape[2], 1))
     of_call = (kinds, lines)
     if torch.compiler.is_dynamo_compiling():
         traced, places = mods_now(*given)
@@ -179,14 +179,16 @@ def _read(function: Any, kind: str, which: Any) -> Tensor:
     return function.__globals__[which]  # type: ignore[no-any-return]
 
 
-def _checked(mask: BlockMask, q: Tensor, sizes: dict[str, int]) -> Tensor:
+def _checked(mask: BlockMask, q: Tensor, k: Tensor) -> Tensor:
     """The kinds of a mask that fits a call."""
-    if mask.lengths != (sizes["M"], sizes["N"]):
-        expected = f"one of {sizes['M']} queries and {sizes['N']} keys, as q and k have"
+    batch, heads, queries, _ = q.shape
+    keys = k.shape[2]
+    if mask.lengths != (queries, keys):
+        expected = f"one of {queries} queries and {keys} keys, as q and k have"
         raise ValueError(mismatch("block_mask", expected, list(mask.lengths)))
     leading = tuple(mask.kinds.shape[:2])
-    if leading[0] not in (1, sizes["B"]) or leading[1] not in (1, sizes["H"]):
-        expected = f"one of B={sizes['B']} or 1 and H={sizes['H']} or 1"
+    if leading[0] not in (1, batch) or leading[1] not in (1, heads):
+        expected = f"one of B={batch} or 1 and H={heads} or 1"
         raise ValueError(mismatch("block_mask", expected, list(leading)))
     if mask.kinds.device != q.device:
         raise ValueError(mismatch("block_mask", f"one on {q.device} as q", mask.kinds.device))

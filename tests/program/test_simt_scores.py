@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import host_jsd
 import host_simt
 import mods
 import pytest
@@ -89,6 +92,17 @@ def test_functions(make: Any, tmp_path: Path) -> None:
             band = tuple(None if bound < 0 else bound for bound in window)
             call = lambda *t, case=case, band=band: dense(*t, *case[:2], window=band)  # noqa: E731
             assert_near(found, expected(call, tensors, upstream))
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
+def test_libraries_of_a_process_share_no_statics(tmp_path: Path) -> None:
+    """The loader would give all libraries the block of threads of the first one, which may have fewer."""
+    traced = mods_of(lambda score, b, h, i, j: 2.0 * score, None)
+    for library in (host_simt.compiled(traced.text, tmp_path / "scores"), host_jsd.compiled(tmp_path)):
+        listed = subprocess.run(["nm", "-D", library._name], check=True, capture_output=True, text=True)
+        kinds = {line.split()[-1]: line.split()[-2] for line in listed.stdout.splitlines()}
+        assert "T" in kinds.values()
+        assert not [name for name, kind in kinds.items() if kind == "u"]  # unique in a process
 
 
 @pytest.mark.parametrize("masked", (False, True))

@@ -25,7 +25,9 @@ UNIT = """
 #include "monoidreduce/device/simt/modified_simt.cuh"
 #include "monoidreduce/device/simt/row_prologue.cuh"
 namespace monoidreduce {
+namespace {  // each unit has a program of its own
 %s
+}
 }
 using P = monoidreduce::Program<double>;
 using Fold = monoidreduce::%s<double>;

@@ -28,7 +28,12 @@
 struct Dimension {
   unsigned x;
 };
-inline Dimension threadIdx, blockIdx, gridDim;
+
+// Libraries that a process loads have a block each: of several statics of one name the loader would take the first, which
+// another library made for another number of threads.
+namespace {
+
+Dimension threadIdx, blockIdx, gridDim;
 
 namespace host {
 
@@ -115,6 +120,7 @@ inline void launch(unsigned blocks, const std::function<void()>& kernel) {
 }
 
 }  // namespace host
+}  // namespace
 
 inline void __syncthreads() { host::Block::one().wait_for_block(); }
 inline int __syncthreads_and(int holds) {
@@ -160,5 +166,5 @@ inline float __uint_as_float(unsigned bits) {
 
 // Shared memory, as kernels declare it.
 namespace monoidreduce::simt {
-inline __align__(32) unsigned char shared_bytes[160 << 10];
+__attribute__((visibility("hidden"))) inline __align__(32) unsigned char shared_bytes[160 << 10];
 }
