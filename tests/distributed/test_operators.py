@@ -6,6 +6,7 @@ Replicated results have the same bits on all ranks (`ranks.OverRanks`).
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from tolerance import as_outputs, check_operator
 from torch.utils.flop_counter import FlopCounterMode
 
 import monoidreduce as mr
+from monoidreduce.distributed import operators
 
 CPU: Any = {"device": torch.device("cpu")}
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -246,6 +248,14 @@ def test_each_of_two_ranks_has_half_of_the_flops(operator: str) -> None:
     parts = {name: split.parts(name, t) for name, t in inputs.items()}
     found = on_ranks(2, _flops, operator, Each([{k: t[rank] for k, t in parts.items()} for rank in (0, 1)]))
     assert all([2 * n for n in of_rank] == _flops(None, operator, inputs) for of_rank in found)
+
+
+def test_nothing_is_kept_while_a_mode_looks_on() -> None:
+    """What keeps local gradients over ranks is no op, so a counter of flops would not see it."""
+    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    assert operators._may_keep(on_gpu)
+    with FlopCounterMode(display=False):
+        assert not operators._may_keep(on_gpu)
 
 
 def _compiled(group: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
