@@ -12,8 +12,8 @@ Where ways took turns, T1 was shorter, and most efficiencies were lower.
 
 Where others are faster, a profile of a step of each says what the time goes to.
 
-The environment variable CHUNKS says in how large chunks NCCL sends over NVLink: here 4 MiB, for all
-contenders, unless it is set. Without it chunks have 512 KiB, and exchanges take longer.
+The environment variable NCCL_P2P_NVL_CHUNKSIZE says in how large chunks NCCL sends over NVLink: here 4 MiB,
+for all contenders, unless it is set. Without it chunks have 512 KiB, and exchanges take longer.
 """
 
 from __future__ import annotations
@@ -409,7 +409,8 @@ def main(argv: list[str]) -> int:
         document = {"environment": environment(device, command), "backend": dist.get_backend()}
         document |= {"speed": [], "memory": [], "overhead": [], "ranks": [], "host": []}
 
-    def keep(kind: str, rows: list[dict[str, Any]]) -> None:
+    def add(kind: str, rows: list[dict[str, Any]]) -> None:
+        """To the document, which is written each time."""
         document[kind] += rows
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
@@ -419,10 +420,10 @@ def main(argv: list[str]) -> int:
 
     host = measure_over_ranks(device, group)
     if first:
-        keep("host", host)
+        add("host", host)
     for row in measure(group, device, options.quick, options.seconds):
         if first:
-            keep("ranks", [row])
+            add("ranks", [row])
     if first:
         print(ranks_table(document["ranks"]), host_table(document["host"]), sep="\n\n")
     dist.destroy_process_group()

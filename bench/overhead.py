@@ -175,17 +175,17 @@ def calls_over_ranks(device: torch.device) -> dict[str, Callable[..., Tensor]]:
     q, k, v = leaf(1, 4, rows, 64), leaf(1, 4, 16, 64), leaf(1, 4, 16, 64)
 
     def attention(method: str) -> Callable[..., Tensor]:
-        def call(**ranks: Any) -> Tensor:
-            return mr.attention(q, k, v, **(ranks and ranks | {"method": method}))
+        def call(**group: Any) -> Tensor:
+            return mr.attention(q, k, v, **(group and group | {"method": method}))
 
         return call
 
     return {
-        "cross_entropy": lambda **ranks: mr.linear_cross_entropy(x, weight, target, **ranks),
-        "log_probs": lambda **ranks: mr.linear_log_probs(x, weight, target, **ranks).log_probs,
-        "distillation": lambda **ranks: mr.linear_distillation(x, weight, teacher_x, teacher, **ranks),
-        "mlp": lambda **ranks: mr.mlp(x, weight, w2, **ranks),
-        "logsumexp": lambda **ranks: mr.logsumexp_matmul(x, weight, **ranks),
+        "cross_entropy": lambda **group: mr.linear_cross_entropy(x, weight, target, **group),
+        "log_probs": lambda **group: mr.linear_log_probs(x, weight, target, **group).log_probs,
+        "distillation": lambda **group: mr.linear_distillation(x, weight, teacher_x, teacher, **group),
+        "mlp": lambda **group: mr.mlp(x, weight, w2, **group),
+        "logsumexp": lambda **group: mr.logsumexp_matmul(x, weight, **group),
         "attention, ulysses": attention("ulysses"),
         "attention, all_gather": attention("all_gather"),
     }

@@ -720,7 +720,7 @@ def tables(document: Row) -> str:
         if any(row.get("profile") for row in ranks):
             parts += [
                 "Where others are faster: a step of one rank by kinds of its kernels, milliseconds and how "
-                "many. Those of collectives wait for the other rank too.",
+                "many. Collectives wait for the other rank too.",
                 ranks_profile_table(ranks),
             ]
     if overlap := document.get("overlap"):

@@ -32,7 +32,7 @@ from monoidreduce.distributed.attention_folds import (
 )
 from monoidreduce.distributed.collectives import start_exchange, start_sum, sum_over_ranks
 from monoidreduce.distributed.fold import replicated
-from monoidreduce.distributed.group import Arrival, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Arrival, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import Split
 
@@ -157,7 +157,7 @@ def over_ranks(
     return functional.finished(out, lse, q.dtype, of_rows, sinks)
 
 
-mark_untraced(over_ranks, "a call over ranks breaks the graph")
+mark_untraced(over_ranks, UNTRACED)
 
 
 def _by_heads(method: str, heads: int, key_heads: int, ranks: int) -> bool:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.registry import unrecorded
+from monoidreduce._torch_private import mark_untraced
 from monoidreduce._validate import mismatch
 from monoidreduce.distributed.collectives import gather_states, sum_over_ranks
-from monoidreduce.distributed.group import Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.map_reduce import _check_monoid, _fill, _Folded, map_reduce
 from monoidreduce.monoids import Monoid, check_state, layout, maker
@@ -92,6 +93,9 @@ def map_reduce_over_ranks(
         return state, facts
 
     return combined(monoid, together(group, "map_reduce", prepare), group)
+
+
+mark_untraced(map_reduce_over_ranks, UNTRACED)
 
 
 def replicated(t: Tensor, group: Group) -> Tensor:

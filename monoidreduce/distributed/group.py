@@ -19,7 +19,7 @@ from monoidreduce._ops.memory import one_piece
 from monoidreduce._validate import FLOATING, check_bool, check_int, mismatch
 from monoidreduce._version import __version__
 
-__all__ = ["Arrival", "Columns", "Facts", "Group", "Sharding", "after", "facts_of", "together"]
+__all__ = ["UNTRACED", "Arrival", "Columns", "Facts", "Group", "Sharding", "after", "facts_of", "together"]
 
 Result = TypeVar("Result")
 # To be called once: the current stream waits for a tensor that is on its way, the host does not on a GPU.
@@ -30,6 +30,8 @@ Facts = Callable[[], dict[str, Any]]
 # Its name in later versions of torch; earlier ones have the other.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _RECORD_BYTES = 4096
+# Why a compiler does not trace an operator over ranks.
+UNTRACED = "a call over ranks breaks the graph"
 _ERRORS = {error.__name__: error for error in (TypeError, ValueError, IndexError, RuntimeError)}
 # The operators whose arguments the ranks of a group have compared.
 _compared: WeakKeyDictionary[dist.ProcessGroup, set[str]] = WeakKeyDictionary()

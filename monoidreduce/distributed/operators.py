@@ -22,7 +22,7 @@ from monoidreduce._torch_private import mark_untraced, modes_are_active
 from monoidreduce.distributed import states
 from monoidreduce.distributed.collectives import sum_over_ranks
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks, summed_gradient
-from monoidreduce.distributed.group import Columns, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Columns, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.once import differentiable_once
 from monoidreduce.distributed.split import shard
 
@@ -219,7 +219,7 @@ class Sharded:
         return result
 
 
-mark_untraced(Sharded.of.__func__, "a call over ranks breaks the graph")  # type: ignore[attr-defined]
+mark_untraced(Sharded.of.__func__, UNTRACED)  # type: ignore[attr-defined]
 
 
 class _Mlp(torch.autograd.Function):

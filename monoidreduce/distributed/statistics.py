@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from monoidreduce._torch_private import mark_untraced
 from monoidreduce.distributed.fold import ShardedFold, fold_over_ranks
-from monoidreduce.distributed.group import Columns, Facts, Group, Sharding, facts_of, together
+from monoidreduce.distributed.group import UNTRACED, Columns, Facts, Group, Sharding, facts_of, together
 from monoidreduce.distributed.split import shard, unshard
 from monoidreduce.distributed.states import two_words
 from monoidreduce.program.monoid import StatisticsMonoid
@@ -107,6 +108,9 @@ def statistics_over_ranks(
     return type(result)(
         *(type(s)(*map(own_rows, s)) if isinstance(s, tuple) else own_rows(s) for s in result)
     )
+
+
+mark_untraced(statistics_over_ranks, UNTRACED)
 
 
 @lru_cache(256)

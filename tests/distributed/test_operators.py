@@ -265,16 +265,31 @@ def _compiled(group: Any, inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return loss(**inputs), torch.compile(loss, backend="eager")(**inputs)
 
 
-def _why_not_whole(group: Any, inputs: Any) -> str:
-    loss = partial(mr.linear_cross_entropy, **inputs, process_group=group)
+@mr.statistics
+def _total(score: Any) -> dict[str, Any]:
+    return {"total": mr.stat.total(score)}
+
+
+def _slices(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return mr.monoids.LogSumExp.State((a @ b.mT).logsumexp(1))
+
+
+def _why_not_whole(group: Any, operator: str) -> str:
+    a, b, q = torch.randn(4, 8), torch.randn(6, 8), torch.randn(1, 2, 4, 8)
+    call = {
+        "logsumexp_matmul": partial(mr.logsumexp_matmul, a, b),
+        "attention": partial(mr.attention, q, q, q),
+        "statistics": partial(_total, a, b),
+        "map_reduce": partial(mr.map_reduce, mr.monoids.LogSumExp(), _slices, a, b),
+    }[operator]
     with pytest.raises(torch._dynamo.exc.Unsupported) as error:
-        torch.compile(loss, backend="eager", fullgraph=True)()
+        torch.compile(partial(call, process_group=group), backend="eager", fullgraph=True)()
     return str(error.value)
 
 
-def test_fullgraph_says_why_not() -> None:
-    inputs = cross_entropy_inputs(40, 30, 8, dtype=torch.float32, **CPU)
-    assert all("a call over ranks breaks the graph" in why for why in on_ranks(2, _why_not_whole, inputs))
+@pytest.mark.parametrize("operator", ("logsumexp_matmul", "attention", "statistics", "map_reduce"))
+def test_fullgraph_says_why_not(operator: str) -> None:
+    assert all("a call over ranks breaks the graph" in why for why in on_ranks(2, _why_not_whole, operator))
 
 
 def test_under_torch_compile() -> None:
