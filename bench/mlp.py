@@ -120,7 +120,7 @@ def gated_case(dtype: torch.dtype, device: torch.device, *, B: int, K: int, d: i
     }
     if device.type == "cuda":
         contenders["torch.compile"] = torch.compile(eager_swiglu, dynamic=False)
-        contenders["monoidreduce, 192 MiB"] = mr.workspace(192 << 20)(swiglu)
+        contenders["monoidreduce, 224 MiB"] = mr.workspace(224 << 20)(swiglu)
         contenders["Liger"] = liger_swiglu
         contenders["Liger, tiled"] = liger_tiled_swiglu
     return Case(

@@ -1,6 +1,6 @@
 """A training step of a Llama of transformers: as it is, after `apply`, and with all of Liger's patches.
 
-The first two also with their layers compiled by torch, as `apply(model, compile_layers=True)` does.
+`apply` also without its compiled layers, and the model as it is with layers compiled in the same way.
 
 The contenders are copies of one model with random weights, which they share, in one process. They take turns.
 Each turn begins with an empty cache of memory and an untimed step. Liger also replaces functions of
@@ -26,7 +26,7 @@ from bench.harness import Stopwatch, dtype_name, in_turn, run_once, summary
 from monoidreduce.demo.memory import Problem, peak, start_peak
 
 OURS, THEIRS, LIGER = "monoidreduce", "transformers", "Liger"
-COMPILED, THEIRS_COMPILED = "monoidreduce, compiled layers", "transformers, compiled layers"
+UNCOMPILED, THEIRS_COMPILED = "monoidreduce, layers as they are", "transformers, compiled layers"
 BY_POSITIONS = "monoidreduce, position_ids"
 FLASH = "transformers, flash-attn"
 DTYPE = torch.bfloat16
@@ -55,7 +55,7 @@ class Step:
 
     def names(self) -> list[str]:
         """Who is measured: lengths of packed sequences can be told in two ways, and flash-attn knows one."""
-        everyone = [OURS, COMPILED, THEIRS, THEIRS_COMPILED, LIGER]
+        everyone = [OURS, UNCOMPILED, THEIRS, THEIRS_COMPILED, LIGER]
         return everyone + ([] if self.sequences is None else [BY_POSITIONS, FLASH])
 
 
@@ -159,11 +159,11 @@ def ours(model: Any) -> Contender:
     return Contender(apply(model), {})
 
 
-def ours_compiled(model: Any) -> Contender:
-    """With `apply`, which also lets torch compile the layers."""
+def ours_uncompiled(model: Any) -> Contender:
+    """With `apply`, which leaves the layers as they are."""
     from monoidreduce.integrations.transformers import apply
 
-    return Contender(apply(model, compile_layers=True), {})
+    return Contender(apply(model, compile_layers=False), {})
 
 
 def theirs_compiled(model: Any) -> Contender:
@@ -200,7 +200,7 @@ def flash(model: Any) -> Contender:
 
 BUILD: dict[str, Callable[[Any], Contender]] = {
     OURS: ours,
-    COMPILED: ours_compiled,
+    UNCOMPILED: ours_uncompiled,
     THEIRS: plain,
     THEIRS_COMPILED: theirs_compiled,
     LIGER: liger,
@@ -252,7 +252,7 @@ def problems_of(step: Step, contenders: dict[str, Contender], device: torch.devi
     batch, told = batch_of(step, contenders[THEIRS].model.config.vocab_size, device)
 
     def problem(name: str) -> Problem:
-        model, arguments = contenders[name].model, batch | (told if name in (OURS, COMPILED, FLASH) else {})
+        model, arguments = contenders[name].model, batch | (told if name in (OURS, UNCOMPILED, FLASH) else {})
         if step.checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         else:

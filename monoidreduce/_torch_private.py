@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "DispatchMode",
@@ -25,6 +25,7 @@ __all__ = [
     "forward_ad_on",
     "frees_saved",
     "guard",
+    "has_hooks",
     "inductor_keeping",
     "is_transformed",
     "mark_constant",
@@ -138,6 +139,12 @@ def allows_tf32() -> bool:
     if _fp32_precision is None:
         return bool(torch.backends.cuda.matmul.allow_tf32)
     return bool(_fp32_precision("cuda", "matmul") == "tf32")
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody is told when the module runs. A torch that keeps no such list tells nobody."""
+    lists = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, name, None) for name in lists)
 
 
 def inductor_keeping(share: float) -> Any:

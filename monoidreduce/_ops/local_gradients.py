@@ -44,15 +44,18 @@ def multipliable(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> None:
     """total += a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
+
+    first: total = a @ b, and what total holds is not read.
 
     A product of cuBLAS (13.0, on an H100) that is split over multiprocessors along its sum may lose the last
     term. It did for 248 x 264 elements of 25345 terms. There whole eights of terms are one product, and the
     remaining terms another.
     """
+    kept = 0 if first else 1  # times total; at 0 torch reads none of it
     if total.dtype == a.dtype or total.is_cpu:
-        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), out=total)
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=kept, out=total)
         return
     terms, whole = b.shape[0], b.shape[0] // 8 * 8
     products = [(a, b)]
@@ -60,9 +63,11 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         products = [(a[:, :whole], b[:whole]), (a[:, whole:], b[whole:])]
     for factors in products:
         if hasattr(torch.ops.aten.addmm, "dtype_out"):
-            torch.addmm(total, *factors, out_dtype=total.dtype, out=total)
+            torch.addmm(total, *factors, beta=kept, out_dtype=total.dtype, out=total)
         else:  # torch before 2.8: each product is rounded
-            total += torch.mm(*factors)
+            product = torch.mm(*factors)
+            total.copy_(product) if kept == 0 else total.add_(product)
+        kept = 1
 
 
 def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
@@ -73,10 +78,10 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None)
     """
     apart = out.element_size() == 2 and (out.numel() < _ELEMENTS_OF_A_WHOLE_GPU or out.is_cpu)
     if apart or not out.dtype == a.dtype == b.dtype:
-        total = out.new_zeros(out.shape, dtype=torch.float32) if apart else out.zero_()
+        total = out.new_empty(out.shape, dtype=torch.float32) if apart else out
         if bias is not None:
-            total += bias
-        add_product(total, a, b)
+            total.copy_(bias)
+        add_product(total, a, b, first=bias is None)
         if apart:
             out.copy_(total)
     elif bias is None:

@@ -8,15 +8,20 @@ run as before: their caches and lengths change from call to call, and each chang
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
+import shutil
+import warnings
 from types import MethodType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from monoidreduce._torch_private import inductor_keeping
 from monoidreduce._validate import mismatch
+from monoidreduce.integrations._mlp import replace_gated_mlps
 
 __all__ = ["compile_in_training", "layers_of"]
 
@@ -36,7 +41,7 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
         raise TypeError(mismatch("model", expected, type(model).__name__))
     for layer in layers:
         replaced = vars(layer).get("forward")
-        if replaced is not None and getattr(replaced, "__func__", None) is not _forward:
+        if replaced is not None and getattr(replaced, "__func__", None) not in (_forward, _forward_on_gpus):
             name = type(layer).__name__
             raise TypeError(
                 mismatch("model", f"{name} with the forward of its class", f"one with {replaced}")
@@ -44,10 +49,11 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def compile_in_training(layers: list[nn.Module]) -> None:
+def compile_in_training(layers: list[nn.Module], on_gpus_alone: bool = False) -> None:
     """Compile layers when they first run in training, in place."""
     for layer in layers:
-        layer.forward = MethodType(_forward, layer)
+        layer.forward = MethodType(_forward_on_gpus if on_gpus_alone else _forward, layer)
+    replace_gated_mlps(layers)
 
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -55,8 +61,28 @@ def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     # A layer that is recomputed first runs without gradients and without a cache, and both runs have to be
     # alike. Generation has a cache.
     recorded = torch.is_grad_enabled() or kwargs.get("past_key_values") is None
-    trains = layer.training and recorded
+    trains = layer.training and recorded and not torch.compiler.is_compiling()
     return (_compiled(kind) if trains else kind.forward)(layer, *args, **kwargs)
+
+
+def _forward_on_gpus(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    on_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
+    forward = _forward if on_gpu and _compiles_for_gpus() else type(layer).forward
+    return forward(layer, *args, **kwargs)
+
+
+@functools.cache
+def _compiles_for_gpus() -> bool:
+    """Whether torch has Triton, and Triton a C compiler. Warns where it has not."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler and importlib.util.find_spec("triton"):
+        return True
+    warnings.warn(
+        "the layers of a model run as they are: torch compiles them for a GPU with Triton and a C compiler, "
+        "and one is not installed (apply(model, compile_layers=False) asks for this)",
+        stacklevel=2,
+    )
+    return False
 
 
 @functools.cache

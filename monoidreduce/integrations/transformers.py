@@ -4,8 +4,8 @@
 
     model = apply(AutoModelForCausalLM.from_pretrained(name))
 
-`apply` patches one model: its attention, its loss in training, and if asked its layers. `register` makes the
-attention known by name, for `from_pretrained(name, attn_implementation="monoidreduce")`.
+`apply` patches one model: its attention, its loss in training, and its layers in training on GPUs. `register`
+makes the attention known by name, for `from_pretrained(name, attn_implementation="monoidreduce")`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, attention_mask)
 
 
-def apply(model: Model, attention: bool = True, loss: bool = True, compile_layers: bool = False) -> Model:
+def apply(
+    model: Model, attention: bool = True, loss: bool = True, compile_layers: bool | None = None
+) -> Model:
     """Let a model of transformers compute its attention and its training loss by MonoidReduce, in place.
 
     Args:
@@ -49,8 +51,9 @@ def apply(model: Model, attention: bool = True, loss: bool = True, compile_layer
             without labels, or in evaluation, are as before. The argument `skip_logits` of the model's call
             overrides this: False for logits in training, True for none in evaluation.
         compile_layers: let torch.compile fuse, in training, what its layers do between matrix products. The
-            first step then takes seconds more, and so may one of another length. A later call with False
-            leaves layers compiled.
+            first step then takes seconds more, and so may one of another length. By default (None) layers
+            that train on a GPU are compiled, if torch can and nothing has replaced the forward of one. True
+            also compiles layers on a CPU. A later call with False leaves layers compiled.
 
     Returns:
         The model.
@@ -59,6 +62,9 @@ def apply(model: Model, attention: bool = True, loss: bool = True, compile_layer
         TypeError: the model is none of transformers, or has no such attention, loss or layers. A call of the
             model raises if it does something else with its logits than scale and cap them. It also raises if
             the model's head is no linear layer.
+
+    Warns:
+        UserWarning: in training on a GPU, where by default layers are compiled and Triton is not installed.
     """
     unwrapped = getattr(model, "get_base_model", None)  # of PEFT
     base = model if unwrapped is None else unwrapped()
@@ -66,7 +72,13 @@ def apply(model: Model, attention: bool = True, loss: bool = True, compile_layer
         raise TypeError(mismatch("model", "a PreTrainedModel or PEFT's model of one", type(base).__name__))
     if check_bool("loss", loss):
         check_fusible(base)
-    layers = layers_of(base) if check_bool("compile_layers", compile_layers) else []
+    by_default = compile_layers is None
+    try:
+        layers = layers_of(base) if by_default or check_bool("compile_layers", compile_layers) else []
+    except TypeError:
+        if not by_default:
+            raise
+        layers = []
     if check_bool("attention", attention):
         register()
         base.set_attn_implementation(NAME)
@@ -76,5 +88,5 @@ def apply(model: Model, attention: bool = True, loss: bool = True, compile_layer
                 raise TypeError(mismatch("model", expected, type(part).__name__))
     if loss:
         fuse_loss(base)
-    compile_in_training(layers)
+    compile_in_training(layers, on_gpus_alone=by_default)
     return model

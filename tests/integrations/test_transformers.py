@@ -20,16 +20,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from inductor import leave_out_code
 from packaging.version import Version
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import monoidreduce as mr
 
 transformers = pytest.importorskip("transformers", minversion="5.4")
 
-from monoidreduce.integrations import _attention, _layers  # noqa: E402
+from monoidreduce.integrations import _attention, _layers, _mlp  # noqa: E402
 from monoidreduce.integrations._layers import layers_of  # noqa: E402
 from monoidreduce.integrations.transformers import apply, register  # noqa: E402
 
@@ -698,6 +700,95 @@ def test_a_recomputed_layer_is_compiled_twice_or_never(
     assert not ran
 
 
+def ops_of_a_recomputed_layer(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[set[str]]]:
+    """A step whose layers are compiled and recomputed; and our ops in the graphs of both its passes."""
+    graphs: list[set[str]] = []
+
+    def look(graph: Any, inputs: Any) -> Any:
+        targets = {str(node.target) for node in graph.graph.nodes if node.op == "call_function"}
+        graphs.append({name.split(".")[1] for name in targets if name.startswith("monoidreduce.")})
+        return make_boxed_func(graph.forward)
+
+    partition: Any = min_cut_rematerialization_partition
+    backend = aot_autograd(fw_compiler=look, bw_compiler=look, partition_fn=partition)
+    monkeypatch.setattr(_layers, "_compiled", lambda kind: torch.compile(kind.forward, backend=backend))
+    torch.compiler.reset()
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return step(model, **batch()), graphs
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _mlp._WITHIN_FORWARD, reason="transformers recomputes around compiled layers")
+@pytest.mark.parametrize(
+    "options", [{}, {"hidden_act": "gelu_pytorch_tanh", "mlp_bias": True}, {"hidden_act": "relu"}], ids=str
+)
+def test_gated_mlps_of_recomputed_layers(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are ours, and their results are not computed again; other activations are left to the model."""
+    eager = made("llama", **options)
+    found, (forward, backward) = ops_of_a_recomputed_layer(applied(eager, compile_layers=True), monkeypatch)
+    ours = options.get("hidden_act") != "relu"
+    assert forward == {"attention"} | ({"gated_mlp"} if ours else set())
+    assert backward == {"attention", "attention_backward"} | ({"gated_mlp_backward"} if ours else set())
+    assert_same_step(found, step(eager, **batch()))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _mlp._WITHIN_FORWARD, reason="transformers recomputes around compiled layers")
+@pytest.mark.parametrize("what", ["a hook", "a quantized layer", "a parameter of another kind"])
+def test_mlps_that_others_look_into_are_left(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(nn.Linear):
+        pass
+
+    class OtherParameter(nn.Parameter):
+        pass
+
+    model = applied(made("llama"), compile_layers=True)
+    for layer in model.model.layers:
+        up = layer.mlp.up_proj
+        if what == "a hook":
+            up.register_forward_hook(lambda module, inputs, result: result * 1.0)
+        elif what == "a quantized layer":
+            up.__class__ = Other
+        else:
+            up.weight = OtherParameter(up.weight.detach())
+    forward, backward = ops_of_a_recomputed_layer(model, monkeypatch)[1]
+    assert forward == {"attention"} and backward == {"attention", "attention_backward"}
+
+
+class OnGpu(Tensor):
+    """A tensor on a CPU that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_by_default_layers_are_compiled_on_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def compile_(kind: Any) -> Any:
+        compiled.append(kind)
+        return kind.forward
+
+    monkeypatch.setattr(_layers, "_compiled", compile_)
+    model = applied(made("llama"))
+    step(model, **batch())
+    assert not compiled
+    layer = model.model.layers[0]
+    for there, expected in ((False, []), (True, [type(layer)])):
+        monkeypatch.setattr(_layers, "_compiles_for_gpus", lambda there=there: there)
+        with pytest.raises(TypeError):  # position embeddings are missing
+            layer(torch.zeros(1, 3, 32).as_subclass(OnGpu))
+        assert compiled == expected
+
+
+def test_a_gpu_without_triton_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_layers.importlib.util, "find_spec", lambda name: None)
+    _layers._compiles_for_gpus.cache_clear()
+    with pytest.warns(UserWarning, match="layers of a model run as they are.*Triton"):
+        assert not _layers._compiles_for_gpus()
+    assert not _layers._compiles_for_gpus()
+    _layers._compiles_for_gpus.cache_clear()
+
+
 def test_layers_that_are_not_compiled() -> None:
     model = made("llama")
     with pytest.raises(TypeError, match=r"model: .*that transformers can checkpoint.*got Linear"):
@@ -706,6 +797,9 @@ def test_layers_that_are_not_compiled() -> None:
     with pytest.raises(TypeError, match="with the forward of its class"):
         apply(model, compile_layers=True)
     assert model.config._attn_implementation == "eager"
+    hooked = model.model.layers[1].forward
+    apply(model)  # by default it leaves them
+    assert model.model.layers[1].forward is hooked and "forward" not in vars(model.model.layers[0])
 
 
 def test_autocast() -> None:

@@ -1,0 +1,72 @@
+"""Gated MLPs of layers that torch compiles and recomputes.
+
+`monoidreduce.mlp` keeps nothing for its backward pass, and holds hidden values in parts of the workspace. In
+a layer that is recomputed it takes as many products as the model's own MLP: of 11, two compute hidden values
+again. In other layers the model's own takes 9, so it is left as it is.
+"""
+
+from __future__ import annotations
+
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2CLS
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.models.llama.modeling_llama import LlamaMLP
+
+from monoidreduce._torch_private import has_hooks
+from monoidreduce.functional import mlp as gated_mlp
+
+__all__ = ["replace_gated_mlps"]
+
+_OF_LLAMA = LlamaMLP.forward.__code__
+_ACTIVATIONS = {
+    ACT2CLS["silu"]: "silu",
+    nn.SiLU: "silu",
+    ACT2CLS["gelu"]: "gelu",
+    ACT2CLS["gelu_pytorch_tanh"]: "gelu_tanh",
+}
+# Since transformers 5.23 a layer's forward recomputes. Before, what calls it does: the recomputation is no
+# part of what is compiled then, and would compute the MLP's result, which nobody reads.
+_WITHIN_FORWARD = "__call__" not in vars(GradientCheckpointingLayer)
+
+
+def replace_gated_mlps(layers: list[nn.Module]) -> None:
+    """Let MLPs like Llama's be computed by `monoidreduce.mlp` where a layer is compiled and recomputed."""
+    for layer in layers if _WITHIN_FORWARD else ():
+        for part in layer.modules():
+            if _is_like_llamas(part) and "forward" not in vars(part):
+                part.forward = MethodType(_forward, (layer, part))
+
+
+def _is_like_llamas(module: nn.Module) -> bool:
+    """Whether the forward of its class is that of LlamaMLP, to the instruction."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and (code.co_code, code.co_names) == (_OF_LLAMA.co_code, _OF_LLAMA.co_names)
+
+
+def _forward(layer_and_mlp: tuple[Any, Any], x: Tensor) -> Tensor:
+    layer, mlp = layer_and_mlp
+    recomputed = layer.training and layer.gradient_checkpointing and torch.compiler.is_compiling()
+    gate, up, down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+    activation = _ACTIVATIONS.get(type(mlp.act_fn))
+    if not recomputed or activation is None or not (_is_plain(gate) and _is_plain(up) and _is_plain(down)):
+        own: Tensor = type(mlp).forward(mlp, x)
+        return own
+    return gated_mlp(
+        x,
+        up.weight,
+        down.weight,
+        gate=gate.weight,
+        activation=activation,
+        bias1=up.bias,
+        gate_bias=gate.bias,
+        bias2=down.bias,
+    )
+
+
+def _is_plain(linear: nn.Module) -> bool:
+    """Neither an adapter, nor quantized, nor sharded; and nobody looks on."""
+    return type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not has_hooks(linear)
