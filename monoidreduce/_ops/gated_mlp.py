@@ -200,11 +200,11 @@ def _gradients(
                     if one_sum:
                         dx_there.copy_(sums)
                 if dw1 is not None:
-                    dw1.add(rows_of(dw1.value, units), ups.T, x_there)
+                    dw1.add(rows_of(dw1.value, units), ups.T, x_there, first=rows.start == 0)
                 if dgate is not None:
-                    dgate.add(rows_of(dgate.value, units), gates.T, x_there)
+                    dgate.add(rows_of(dgate.value, units), gates.T, x_there, first=rows.start == 0)
                 if dw2 is not None:
-                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden)
+                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden, first=rows.start == 0)
                 for gradient, local in ((dbias1, ups), (dgate_bias, gates)):
                     if gradient is not None:
                         gradient[units] += local.sum(0, dtype=gradient.dtype)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.local_gradients import add_product, multipliable, write_product
-from monoidreduce._ops.memory import accumulator
+from monoidreduce._ops.memory import accumulation_dtype, accumulator
 
 __all__ = [
     "Total",
@@ -73,12 +73,13 @@ class Total:
 
     def __init__(self, of: Tensor, products: int) -> None:
         self.summed = products != 1
-        self.value = accumulator(of) if self.summed else of.new_empty(of.shape)
+        dtype = accumulation_dtype(of.dtype) if self.summed else of.dtype
+        self.value = of.new_empty(of.shape, dtype=dtype) if products else accumulator(of)
 
-    def add(self, to: Tensor, a: Tensor, b: Tensor) -> None:
-        """Adds a @ b to a part of the value."""
+    def add(self, to: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+        """Adds a @ b to a part of the value, or writes it if it is the first product of the part."""
         if self.summed:
-            add_product(to, a, b)
+            add_product(to, a, b, first=first)
         else:
             write_product(to, a, b)
 
@@ -119,11 +120,11 @@ def multiply_hidden_gradients(
                 sums = None if dbias1 is None else _partial_sums(local)
                 store(x_there, w1_there, w2_there, bias_there, grad_there, local, hidden, sums)
                 if dx is not None:
-                    dx.add(rows_of(dx.value, rows), local, w1_there)
+                    dx.add(rows_of(dx.value, rows), local, w1_there, first=units.start == 0)
                 if dw1 is not None:
-                    dw1.add(rows_of(dw1.value, units), local.T, x_there)
+                    dw1.add(rows_of(dw1.value, units), local.T, x_there, first=rows.start == 0)
                 if dw2 is not None:
-                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden)
+                    dw2.add(columns_of(dw2.value, units), grad_there.T, hidden, first=rows.start == 0)
                 if dbias1 is not None and sums is not None:
                     sums = sums[: -(-_size(rows) // 16), : _size(units)]
                     if rows.start == 0:

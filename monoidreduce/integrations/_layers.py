@@ -21,7 +21,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from monoidreduce._torch_private import inductor_keeping
 from monoidreduce._validate import mismatch
-from monoidreduce.integrations._mlp import replace_gated_mlps
 
 __all__ = ["compile_in_training", "layers_of"]
 
@@ -53,7 +52,6 @@ def compile_in_training(layers: list[nn.Module], on_gpus_alone: bool = False) ->
     """Compile layers when they first run in training, in place."""
     for layer in layers:
         layer.forward = MethodType(_forward_on_gpus if on_gpus_alone else _forward, layer)
-    replace_gated_mlps(layers)
 
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:

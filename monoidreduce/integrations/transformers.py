@@ -19,6 +19,7 @@ from monoidreduce._validate import check_bool, mismatch
 from monoidreduce.integrations._attention import attention_forward, attention_mask
 from monoidreduce.integrations._layers import compile_in_training, layers_of
 from monoidreduce.integrations._loss import check_fusible, fuse_loss
+from monoidreduce.integrations._mlp import replace_gated_mlps
 
 __all__ = ["apply", "register"]
 
@@ -89,4 +90,5 @@ def apply(
     if loss:
         fuse_loss(base)
     compile_in_training(layers, on_gpus_alone=by_default)
+    replace_gated_mlps(layers)
     return model
