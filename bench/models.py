@@ -193,8 +193,11 @@ def liger(model: Any) -> Contender:
 
 
 def flash(model: Any) -> Contender:
-    """With transformers' path of flash-attn. Raises ImportError where that is not installed."""
-    model.set_attn_implementation("flash_attention_2")
+    """With transformers' path of FlashAttention-4, or else 2. Raises ImportError where neither is installed."""
+    try:
+        model.set_attn_implementation("flash_attention_4")
+    except (ImportError, ValueError):
+        model.set_attn_implementation("flash_attention_2")
     return Contender(model, {})
 
 
