@@ -193,7 +193,7 @@ def liger(model: Any) -> Contender:
 
 
 def flash(model: Any) -> Contender:
-    """With transformers' path of FlashAttention-4, or else 2. Raises ImportError where neither is installed."""
+    """With transformers' path of FlashAttention-4, or else of 2. Raises ImportError without both."""
     try:
         model.set_attn_implementation("flash_attention_4")
     except (ImportError, ValueError):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops.engine import _C
-from monoidreduce._ops.local_gradients import add_product, write_product
+from monoidreduce._ops.local_gradients import add_product, fills_a_gpu, write_product
 from monoidreduce._ops.memory import (
     accumulation_dtype,
     accumulator,
@@ -79,6 +79,14 @@ class _Matrices:
 def _sums(of: Tensor) -> Tensor:
     """A place for sums in the accumulation dtype, with nothing in it."""
     return of.new_empty(of.shape, dtype=accumulation_dtype(of.dtype))
+
+
+def _adds_rounded(dx: Tensor) -> bool:
+    """Whether the second product of a gradient of x is added to the first as it was rounded.
+
+    torch's own rounds both and their sum. float16 may overflow, and small products are split.
+    """
+    return dx.is_cuda and dx.dtype == torch.bfloat16 and fills_a_gpu(dx)
 
 
 def gated_mlp_result(
@@ -194,10 +202,10 @@ def _gradients(
                 _C.gated_gradient(gates, ups, hidden, kind, *on_device)
                 if dx is not None:
                     dx_there = rows_of(dx, rows)
-                    sums = _sums(dx_there) if one_sum else dx_there
+                    sums = _sums(dx_there) if one_sum and not _adds_rounded(dx_there) else dx_there
                     add_product(sums, gates, gate_there, first=units.start == 0)
                     add_product(sums, ups, w1_there)
-                    if one_sum:
+                    if sums is not dx_there:
                         dx_there.copy_(sums)
                 if dw1 is not None:
                     dw1.add(rows_of(dw1.value, units), ups.T, x_there, first=rows.start == 0)

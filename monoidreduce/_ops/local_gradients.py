@@ -20,6 +20,7 @@ __all__ = [
     "UNIT_UPSTREAM",
     "Head",
     "add_product",
+    "fills_a_gpu",
     "gather_rows",
     "multipliable",
     "multiply_local_gradients",
@@ -44,6 +45,11 @@ def multipliable(matrix: Tensor) -> Tensor:
     return matrix if matrix.stride(0) < 1 << 31 else matrix.contiguous()
 
 
+def fills_a_gpu(product: Tensor) -> bool:
+    """Whether it has so many elements that cuBLAS does not split it along its sum."""
+    return product.numel() >= _ELEMENTS_OF_A_WHOLE_GPU
+
+
 def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> None:
     """total += a @ b, in total's dtype: from matrices of it, or in float32 from 16-bit ones.
 
@@ -59,7 +65,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool = False) -> 
         return
     terms, whole = b.shape[0], b.shape[0] // 8 * 8
     products = [(a, b)]
-    if total.numel() < _ELEMENTS_OF_A_WHOLE_GPU and 0 < whole < terms:
+    if not fills_a_gpu(total) and 0 < whole < terms:
         products = [(a[:, :whole], b[:whole]), (a[:, whole:], b[whole:])]
     for factors in products:
         if hasattr(torch.ops.aten.addmm, "dtype_out"):
@@ -76,7 +82,7 @@ def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None)
     torch splits a product of few elements over multiprocessors along its sum. Unless told otherwise it adds
     the parts in 16 bits. See add_product too. On a CPU the product may be NaN beside an infinity in 16 bits.
     """
-    apart = out.element_size() == 2 and (out.numel() < _ELEMENTS_OF_A_WHOLE_GPU or out.is_cpu)
+    apart = out.element_size() == 2 and (out.is_cpu or not fills_a_gpu(out))
     if apart or not out.dtype == a.dtype == b.dtype:
         total = out.new_empty(out.shape, dtype=torch.float32) if apart else out
         if bias is not None:

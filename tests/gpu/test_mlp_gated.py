@@ -19,6 +19,7 @@ SIZES = {  # rows, width, hidden, outputs
     "narrow": (301, 8, 1000, 24),
     "wide": (200, 2056, 456, 1032),
     "many_rows": (3000, 264, 72, 264),
+    "large": (2304, 2048, 328, 264),  # a product of the gradient of x fills a GPU, and is rounded by itself
 }
 BIASES = {"bias1": True, "gate_bias": True, "bias2": True}
 
