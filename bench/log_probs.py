@@ -51,11 +51,19 @@ def torch_chunked(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def trl(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """What its trainers use: chunks of classes (1.14)."""
+    """What its trainers use: chunks of classes (1.16)."""
     from trl.trainer.utils import _ChunkedLogProbFunction as Chunked
 
-    log_probs, entropy, *_ = Chunked.apply(x, weight, None, target, 1.0, 8192, None, 1.0)
+    log_probs, entropy, *_ = Chunked.apply(x, weight, None, target, 1.0, 8192, None, 1.0, ("entropy",))
     return log_probs + BONUS * entropy
+
+
+def liger_scaled(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Its kernels for Hopper that recompute, in CuTe DSL."""
+    from liger_kernel.ops import LigerFusedLinearScaledCrossEntropyFunction as Scaled
+
+    loss, entropy = Scaled.apply(x, weight, target, 1.0, -100, 1, True)
+    return BONUS * entropy - loss
 
 
 def case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) -> Case:
@@ -87,6 +95,7 @@ def case(dtype: torch.dtype, device: torch.device, *, N: int, V: int, D: int) ->
             "monoidreduce, sm80": on_tier(own, "sm80"),
             "torch.compile": torch.compile(torch_log_probs, dynamic=False),
             "TRL": trl,
+            "Liger scaled": liger_scaled,
         }
     return Case(
         op="log_probs",
