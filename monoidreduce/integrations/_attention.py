@@ -144,6 +144,8 @@ def _sequence_ids(mask_function: Any, local_size: int | None) -> Tensor | None:
 
     of_sequences, of_positions = both(mask_function)
     within = _closure(of_positions, "remap_positions_for_packed_sequence").get("mask_function")
+    if within is None:  # transformers 5.4: in the other order, and of positions among all tokens
+        within, of_sequences = of_sequences, of_positions
     if local_size is not None:
         window, within = both(within)
         if _closure(window, "sliding_window_overlay") != {"sliding_window": local_size}:

@@ -56,17 +56,25 @@ def compile_in_training(layers: list[nn.Module], on_gpus_alone: bool = False) ->
 
 def _forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     kind: Any = type(layer)
-    # A layer that is recomputed first runs without gradients and without a cache, and both runs have to be
-    # alike. Generation has a cache.
-    recorded = torch.is_grad_enabled() or kwargs.get("past_key_values") is None
+    # A layer that is recomputed may first run without recording, of inputs that require gradients and with no
+    # cache. Both runs have to be alike. Generation has a cache.
+    recorded = torch.is_grad_enabled() or (
+        kwargs.get("past_key_values") is None
+        and any(t.requires_grad for t in _tensors(*args, *kwargs.values()))
+    )
     trains = layer.training and recorded and not torch.compiler.is_compiling()
     return (_compiled(kind) if trains else kind.forward)(layer, *args, **kwargs)
 
 
 def _forward_on_gpus(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    on_gpu = any(isinstance(value, Tensor) and value.is_cuda for value in (*args, *kwargs.values()))
+    given = [] if torch.compiler.is_compiling() else _tensors(*args, *kwargs.values())
+    on_gpu = any(t.is_cuda for t in given)
     forward = _forward if on_gpu and _compiles_for_gpus() else type(layer).forward
     return forward(layer, *args, **kwargs)
+
+
+def _tensors(*values: Any) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 @functools.cache

@@ -230,12 +230,18 @@ def test_only_plain_masks_of_packed_sequences_are_known() -> None:
     ids = torch.tensor([[0, 0, 1, 1, 1]])
     positions = torch.tensor([[0, 1, 0, 1, 2]])
 
+    def packed_by_positions(function: Any) -> Any:
+        return made_by.and_masks(function, made_by.packed_sequence_mask_function(ids))  # as in 5.4
+
     def packed(function: Any) -> Any:
-        return made_by.packed_sequence_compatibility_function(function, positions, ids)
+        if hasattr(made_by, "packed_sequence_compatibility_function"):
+            return made_by.packed_sequence_compatibility_function(function, positions, ids)
+        return packed_by_positions(function)
 
     causal, windowed = made_by.causal_mask_function, made_by.sliding_window_causal_mask_function(2)
-    assert _attention._sequence_ids(packed(causal), None) is ids
-    assert _attention._sequence_ids(packed(windowed), 2) is ids
+    for of_sequences in (packed, packed_by_positions):
+        assert _attention._sequence_ids(of_sequences(causal), None) is ids
+        assert _attention._sequence_ids(of_sequences(windowed), 2) is ids
     other = made_by.and_masks(causal, made_by.padding_mask_function(ids.bool()))
     for function, window in (
         (causal, None),
@@ -697,7 +703,8 @@ def test_a_recomputed_layer_is_compiled_twice_or_never(
     ran.clear()
     with torch.no_grad():
         ours.generate(batch()["input_ids"][:, :5], max_new_tokens=2, do_sample=False)
-    assert not ran
+    # 5.4 takes the cache away: such a call is as the first of a layer that will be recomputed.
+    assert not ran or around
 
 
 def ops_of_a_recomputed_layer(model: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[set[str]]]:
@@ -773,11 +780,29 @@ def test_by_default_layers_are_compiled_on_gpus_alone(monkeypatch: pytest.Monkey
     step(model, **batch())
     assert not compiled
     layer = model.model.layers[0]
-    for there, expected in ((False, []), (True, [type(layer)])):
+    # Whether torch can compile for a GPU; whether it compiles the model already; what is compiled.
+    for there, traced, expected in ((False, False, []), (True, True, []), (True, False, [type(layer)])):
         monkeypatch.setattr(_layers, "_compiles_for_gpus", lambda there=there: there)
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda traced=traced: traced)
         with pytest.raises(TypeError):  # position embeddings are missing
             layer(torch.zeros(1, 3, 32).as_subclass(OnGpu))
         assert compiled == expected
+
+
+@pytest.mark.slow
+@needs_newer
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_of_all_families_are_compiled(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kind of layer as one graph; Mixtral's router records what a compiler does not trace."""
+    monkeypatch.setattr(_layers, "inductor_keeping", lambda share: "aot_eager")
+    _layers._compiled.cache_clear()
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    eager = made(family)
+    assert_same_step(step(applied(eager, compile_layers=True), **batch()), step(eager, **batch()))
+    _layers._compiled.cache_clear()
+    assert family == "mixtral" or (counters["stats"]["unique_graphs"] <= 2 and not counters["graph_break"])
 
 
 def test_a_gpu_without_triton_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
