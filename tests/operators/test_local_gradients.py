@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from monoidreduce._ops import local_gradients
-from monoidreduce._ops.local_gradients import UNIT_UPSTREAM, Head, multiply_local_gradients
+from monoidreduce._ops.local_gradients import (
+    UNIT_UPSTREAM,
+    Head,
+    add_product,
+    multiply_local_gradients,
+    write_product,
+)
 from monoidreduce._ops.slices import Space, columns_to_keep, slices
 
 TILE = 256  # classes
@@ -51,6 +57,38 @@ def test_either_pass_stays_within_the_workspace(workspace: int, scores: int) -> 
         assert kept % TILE == 0
         left = workspace - 2 * ROWS * kept  # of the backward pass
         assert left >= RESERVE - 2 * ROWS * TILE
+
+
+@pytest.mark.parametrize("terms", (0, 1, 9, 264))
+@pytest.mark.parametrize(
+    "dtype, total_dtype",
+    (
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+    ),
+    ids=str,
+)
+def test_a_first_product_does_not_read_the_sum(
+    dtype: torch.dtype, total_dtype: torch.dtype, terms: int, device: torch.device
+) -> None:
+    """Whatever was in its memory, dense or a part of its columns. Small integers have exact sums."""
+    a = torch.randint(-1, 2, (24, terms), device=device).to(dtype)
+    b = torch.randint(-1, 2, (40, terms), device=device).to(dtype).T
+    exact = a.double() @ b.double()
+    bias = torch.ones(40, dtype=total_dtype, device=device)
+    for columns in (40, 64):
+        total = torch.full((24, columns), torch.nan, dtype=total_dtype, device=device)[:, :40]
+        add_product(total, a, b, first=True)
+        assert torch.equal(total.double(), exact)
+        add_product(total, a, b)
+        assert torch.equal(total.double(), 2 * exact)
+        for given in (None, bias):
+            total.fill_(torch.nan)
+            write_product(total, a, b, given)
+            assert torch.equal(total.double(), exact if given is None else exact + 1)
 
 
 @pytest.mark.parametrize(("rows", "columns"), ((0, 10), (10, 0)))
