@@ -631,8 +631,8 @@ def test_compiled_without_graph_breaks(family: str) -> None:
 @pytest.mark.parametrize("case", ["plain", "padded", "packed"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_compiled_layers(checkpointing: bool, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both layers are compiled once, a copy has its own, and generation compiles nothing. Layers that are
-    recomputed have the same graphs as other layers. C++ is compiled for plain layers that are not."""
+    """Both layers are compiled once, a copy has its own, and generation compiles nothing. C++ is compiled for
+    plain layers that are not recomputed."""
     eager = made("llama")
     ours = copy.deepcopy(applied(eager, compile_layers=True))
     if checkpointing:
