@@ -191,11 +191,12 @@ def test_mlp_in_parts(
     def write_product(out: Tensor, a: Tensor, b: Tensor, bias: Tensor | None = None) -> None:
         out.copy_(a @ b if bias is None else a @ b + bias)
 
+    def add_product(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+        total.copy_(a @ b) if first else total.add_(a @ b)
+
     # Hidden values have all rows in one part or all units, forward the latter.
     tensor_cores.plan.part = (part[0], 72)
-    monkeypatch.setattr(
-        mlp_parts, "add_product", lambda total, a, b: total.add_(a @ b)
-    )  # torch has one for GPUs
+    monkeypatch.setattr(mlp_parts, "add_product", add_product)  # torch has one for GPUs
     monkeypatch.setattr(mlp_parts, "write_product", write_product)
     for name, kernel in (("mlp_hidden", hidden), ("mlp_local_gradient", local)):
         monkeypatch.setattr(tensor_cores, name, kernel, raising=False)

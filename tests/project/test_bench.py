@@ -1169,6 +1169,14 @@ def test_what_the_readme_says_of_the_results(committed: list[dict[str, Any]]) ->
     )
     assert f"at most {ours:.1f} times the error" in text
     assert f"up to {theirs:.0f} times that error" in text
+    steps, gib = [row for document in committed for row in document.get("models", [])], 2**30
+    (step,) = (row for row in steps if row["parameters"] == {"batch": 2, "length": 4096})
+    ours, theirs, ligers = (
+        f"{step['milliseconds'][name]['total']['median']:.0f} ms and {step['peak_bytes'][name] / gib:.1f} GiB"
+        for name in (models.OURS, models.THEIRS, models.LIGER)
+    )
+    told = f"takes {ours}. As it is it takes {theirs}, with Liger's patches {ligers}."
+    assert f"of Llama-3.2-1B's shape, 2 x 4096 tokens, {told}" in text
 
 
 # Command
