@@ -654,8 +654,8 @@ def tables(document: Row) -> str:
     if models:
         parts += [
             "### Models",
-            "Median milliseconds of the forward + the backward pass of a training step of a model of "
-            "transformers, on a GPU the peak memory beyond the weights, and the other's time over ours. "
+            "Median milliseconds of the forward + the backward pass of a training step. On a GPU the peak "
+            "memory beyond the weights follows, and of others their time over ours. "
             f"{_versions(machine)}".rstrip(),
             models_table(models),
             in_effect(models),

@@ -82,9 +82,10 @@ def _sums(of: Tensor) -> Tensor:
 
 
 def _adds_rounded(dx: Tensor) -> bool:
-    """Whether the second product of a gradient of x is added to the first as it was rounded.
+    """Whether a gradient of x, of parts with all units, is summed in its own dtype: one product is rounded.
 
-    torch's own rounds both and their sum. float16 may overflow, and small products are split.
+    Its float32 sum would be written and read again. torch's own layer rounds both products and their sum. A
+    first product may overflow float16, and small ones are split and summed in 16 bits.
     """
     return dx.is_cuda and dx.dtype == torch.bfloat16 and fills_a_gpu(dx)
 
@@ -172,7 +173,8 @@ def _gradients(
 ) -> list[Tensor | None]:
     """The gradients of x, w1, w2, gate, bias1 and gate_bias that are needed.
 
-    That of x is two products for each part of units, summed in the accumulation dtype.
+    That of x is two products for each part of units. They are summed in the accumulation dtype, but where
+    `_adds_rounded` says otherwise.
     """
     grad_out, x, w1, w2, gate, bias1, gate_bias = dense(grad_out, x, w1, w2, gate, bias1, gate_bias)
     on_device, dtype = launch(x), hidden_dtype(x.dtype, x.is_cuda)

@@ -54,7 +54,8 @@ def apply(
         compile_layers: let torch.compile fuse, in training, what its layers do between matrix products. The
             first step then takes seconds more, and so may one of another length. By default (None) layers
             that train on a GPU are compiled, if torch can and nothing has replaced the forward of one. True
-            also compiles layers on a CPU. A later call with False leaves layers compiled.
+            also compiles layers on a CPU. Since transformers 5.23, MLPs like Llama's in compiled layers that
+            are recomputed are computed by `monoidreduce.mlp`. A later call with False leaves layers compiled.
 
     Returns:
         The model.
