@@ -14,7 +14,7 @@ from torch import Tensor
 
 from monoidreduce import _C, functional, nn, varlen
 from monoidreduce._keywords import refuse
-from monoidreduce._ops import attention, attention_wide, gated_mlp, losses, memory, mlp
+from monoidreduce._ops import attention, attention_wide, gated_mlp, log_probs, losses, memory, mlp
 from monoidreduce._ops.memory import accumulation_dtype
 from monoidreduce._ops.stored_scores import Layout
 from monoidreduce._torch_private import FakeTensorMode
@@ -687,7 +687,14 @@ def _plans(
         best = x.new_empty(len(x), dtype=torch.int64) if call["top1"] else None
         forward = _C.plan_log_probs_forward(*operands, top1=best, **score, gpu=gpu)
         backward = _C.plan_log_probs_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
-        return forward, backward, _copies(forward, backward, tensors)
+        reasons = _copies(forward, backward, tensors)
+        if forward.keeps:
+            bytes_kept = log_probs.kept_bytes(x, workspace)
+            kept = losses.kept_classes(x, weight, bytes_kept, differentiated)
+            if not log_probs.weights_can_be_kept(operands[2], score["softcap"], call["top1"]):
+                kept = 0
+            reasons.append(_says_kept("softmax weights", kept, len(weight)))
+        return forward, backward, reasons
     if operator == "linear_cross_entropy":
         with torch.no_grad():
             of_op = functional.checked_cross_entropy(call)
@@ -703,11 +710,15 @@ def _plans(
     reasons = _copies(forward, backward, tensors)
     if forward.keeps:
         kept = losses.kept_classes(x, weight, workspace, differentiated, width) if keeps else 0
-        reasons.append(
-            f"a forward pass that will be differentiated keeps local gradients of {kept} of {len(weight)} "
-            f"classes; the backward pass computes the other {len(weight) - kept} again"
-        )
+        reasons.append(_says_kept("local gradients", kept, len(weight)))
     return forward, backward, reasons
+
+
+def _says_kept(what: str, kept: int, classes: int) -> str:
+    return (
+        f"a forward pass that will be differentiated keeps {what} of {kept} of {classes} "
+        f"classes; the backward pass computes the other {classes - kept} again"
+    )
 
 
 def _wanted(operand: Tensor, other: Tensor) -> bool:

@@ -1197,7 +1197,7 @@ def linear_log_probs(
     """Log-probabilities of targets under softmax(softcap(logit_scale * x @ weight^T + bias) / temperature).
 
     Policy gradients and preference losses (PPO, GRPO, DPO, KTO) are made of these. One pass over the head
-    gives all results, and no logits are stored. The backward pass computes the logits again.
+    gives all results, and no logits are stored. The backward pass computes logits again.
 
     Args:
         x: [..., D] one row per token.
@@ -1213,7 +1213,9 @@ def linear_log_probs(
         entropy: return the entropy of each token, -sum p log p, differentiable.
         top1: return the index of each token's largest logit, as float32 logits tell; -1 where one is NaN. Not
             where classes are split over ranks.
-        workspace: bytes for local gradients, `get_workspace()` by default. Less is slower, never wrong.
+        workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
+            softmax weights of the first classes in them if a backward is to follow. Less is slower, never
+            wrong.
         process_group, classes, sequence_parallel, grad_dtype: weight and bias are this rank's part of the
             classes; see `monoidreduce.functional`.
 
@@ -1236,12 +1238,17 @@ def linear_log_probs(
         (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
         (process_group, classes, sequence_parallel, grad_dtype),
     )
+    rows, columns = tensors[:2]
+    differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
-        results = torch.ops.monoidreduce.linear_log_probs.default(*tensors, *options, 0, -1, workspace)
+        keep = rows.is_cuda and any(differentiated)
+        results = torch.ops.monoidreduce.linear_log_probs.default(
+            *tensors, *options, 0, -1, keep, differentiated[0], workspace
+        )
     elif top1:
         raise ValueError(mismatch("top1", "False where classes are split over ranks", True))
     else:
-        results = sharded.linear_log_probs(workspace)
+        results = sharded.linear_log_probs(differentiated, workspace)
     log_probs, entropies, lse = results[:3]
     return LogProbs(
         _like_rows(log_probs, x),

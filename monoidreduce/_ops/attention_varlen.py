@@ -40,7 +40,8 @@ def sequence_spans(
     for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), starts, strict=True):
         if t.numel() > 0 and t.data_ptr() == 0:  # torch would convert it all the same
             raise TypeError(mismatch(name, "a tensor with memory of its own", type(t)))
-    query_starts, key_starts = (t.long().contiguous() for t in starts)
+    query_starts = starts[0].long().contiguous()
+    key_starts = query_starts if starts[1] is starts[0] else starts[1].long().contiguous()
     _C.sequence_spans(of_queries, of_keys, query_starts, key_starts, *window, *launch(q))
     if queries == tokens:
         return of_queries, of_keys

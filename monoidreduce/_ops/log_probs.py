@@ -1,4 +1,8 @@
-"""Log-probabilities of targets under a linear head, with the logits of linear cross entropy."""
+"""Log-probabilities of targets under a linear head, with the logits of linear cross entropy.
+
+On Hopper a forward pass keeps softmax weights of the first classes, and the backward pass makes their local
+gradients of them. Two upstream gradients a token, of its log-probability and its entropy, are not known before.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from monoidreduce._ops.local_gradients import (
     order_rows,
     room_to_gather,
 )
-from monoidreduce._ops.losses import _debug_targets
+from monoidreduce._ops.losses import _debug_targets, _empty_kept, _own_columns, _traced_kept, kept_classes
 from monoidreduce._ops.memory import (
     bias_gradient,
     gradient,
@@ -25,8 +29,25 @@ from monoidreduce._ops.memory import (
     statistics,
 )
 from monoidreduce._ops.registry import UNROUNDED, register
-from monoidreduce._ops.slices import columns_in
+from monoidreduce._ops.slices import TILE_COLUMNS
 from monoidreduce.workspace import get_workspace
+
+
+Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def weights_can_be_kept(bias: Tensor | None, softcap: float, top1: bool) -> bool:
+    """May a forward pass keep weights, as far as the terms of its logits and its results go."""
+    return bias is None and softcap == 0 and not top1
+
+
+def kept_bytes(x: Tensor, workspace: int | None) -> int | None:
+    """What of the workspace weights may take: they leave room for local gradients of a tile of classes."""
+    return None if workspace is None else max(workspace - 2 * (TILE_COLUMNS + 8) * len(x), 0)
+
+
+def _tiles(classes: int) -> int:
+    return -(-classes // TILE_COLUMNS)
 
 
 def log_probs_results(
@@ -42,11 +63,19 @@ def log_probs_results(
     top1: bool,
     first_class: int,
     classes: int,
+    keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """log_probs, entropy, the log-sum-exps of tokens in two words; top1, empty where nobody asks for it."""
+) -> Results:
+    """log_probs, entropy, the log-sum-exps of tokens in two words; top1, empty where nobody asks for it.
+
+    Then what a forward pass keeps: frames [tokens, tiles] of weights, and these [tokens, classes] in 16 bits.
+    """
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
-    return log_probs, entropy, lse, lse_low, target.new_empty(x.shape[0] if top1 else 0)
+    keep = keep and weights_can_be_kept(bias, softcap, top1)
+    kept = _traced_kept(x, weight, kept_bytes(x, workspace), x_differentiated, keep, logit_scale)
+    frames = lse.new_empty(len(x), _tiles(kept.shape[1]))
+    return log_probs, entropy, lse, lse_low, target.new_empty(x.shape[0] if top1 else 0), frames, kept
 
 
 def log_probs_forward(
@@ -62,26 +91,37 @@ def log_probs_forward(
     top1: bool,
     first_class: int,
     classes: int,
+    keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> Results:
     _debug_targets(target, weight.shape[0] if classes < 0 else classes, ignore_index)
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
     best = target.new_empty(x.shape[:1]) if top1 else None
-    plan = scratch = order = gathered = None
+    plan = scratch = first_kept = order = gathered = None
+    kept = _empty_kept(x, 0)
     if x.is_cuda:
         score: Any = {"logit_scale": logit_scale, "softcap": softcap}
         plan = _C.plan_log_probs_forward(x, weight, bias, top1=best, **score)
+        if keep and plan.keeps and weights_can_be_kept(bias, softcap, top1):
+            kept = _empty_kept(x, kept_classes(x, weight, kept_bytes(x, workspace), x_differentiated))
+        if kept.numel():
+            first_kept = kept[:, : len(weight)]
+            plan.keep(first_kept.shape[1])
         if plan.tensor_cores:
             x, weight, scratch = padded(x), padded_weight(weight, plan), statistics(x, plan.scratch)
         if plan.skips_rows:
             order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             (gathered,) = room_to_gather(x)
     operands = (x, weight, bias, target, temperatures)
-    filled = (log_probs, entropy, best, lse, lse_low, scratch, order, gathered)
+    filled = (log_probs, entropy, best, lse, lse_low, scratch, first_kept, order, gathered)
     options = (logit_scale, softcap, temperature, ignore_index, first_class, classes)
     arguments: Any = (*operands, *filled, *options, *launch(x), plan)
     _C.log_probs_forward(*arguments)
-    return log_probs, entropy, lse, lse_low, target.new_empty(0) if best is None else best
+    frames = lse.new_empty(len(x), 0)
+    if plan is not None and scratch is not None and first_kept is not None:
+        frames = scratch[plan.frames :][: len(x) * _tiles(kept.shape[1])].view(len(x), -1)
+    return log_probs, entropy, lse, lse_low, target.new_empty(0) if best is None else best, frames, kept
 
 
 def log_probs_backward(
@@ -93,9 +133,12 @@ def log_probs_backward(
     bias: Tensor | None,
     target: Tensor,
     temperatures: Tensor | None,
+    log_probs: Tensor,
     entropy: Tensor,
     lse: Tensor,
     lse_low: Tensor,
+    frames: Tensor,
+    kept: Tensor,
     logit_scale: float,
     softcap: float,
     temperature: float,
@@ -103,6 +146,8 @@ def log_probs_backward(
     top1: bool,
     first_class: int,
     classes: int,
+    keep: bool,
+    x_differentiated: bool,
     workspace: int | None,
     needed: list[bool],
     unrounded: bool = False,
@@ -124,14 +169,25 @@ def log_probs_backward(
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             else:  # a row that does not count may hold anything, and 0 times NaN is NaN
                 x = torch.where((target != ignore_index)[:, None], x, 0)
-            head = Head(x, weight, columns_in(workspace, len(x)), needed, plan.clusters, order=order)
+            head = Head(x, weight, _own_columns(workspace, kept), needed, plan.clusters, order=order)
+            log_probs, kept = log_probs.contiguous(), kept.contiguous()[:, : len(weight)]
 
             def store(part: slice) -> None:
-                operands = (head.rows, weight[part], None if bias is None else bias[part])
-                local = (head.local(part), head.local_sums(part), order)
-                slice_of_classes = (first_class + part.start, classes)
-                arguments: Any = (*operands, *rows, *local, *options, *slice_of_classes, *launch(x), plan)
-                _C.log_probs_local_gradient(*arguments)
+                """From weights, as far as they were kept."""
+                end = min(max(kept.shape[1], part.start), part.stop)
+                for columns, from_kept in ((slice(part.start, end), True), (slice(end, part.stop), False)):
+                    if columns.start == columns.stop:
+                        continue
+                    operands = (head.rows, weight[columns], None if bias is None else bias[columns])
+                    out = head.local(part)[:, columns.start - part.start : columns.stop - part.start]
+                    of_kept: Any = (None, None, None)
+                    if from_kept:
+                        tiles = slice(columns.start // TILE_COLUMNS, _tiles(columns.stop))
+                        of_kept = (kept[:, columns], frames[:, tiles], log_probs)
+                    local = (out, head.local_sums(part), order, *of_kept)
+                    numbers = (*options, first_class + columns.start, classes, *launch(x))
+                    arguments: Any = (*operands, *rows, *local, *numbers, plan)
+                    _C.log_probs_local_gradient(*arguments)
 
             multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
@@ -149,10 +205,10 @@ register(
     "linear_log_probs",
     inputs="Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor? temperatures",
     options="float logit_scale, float softcap, float temperature, int ignore_index, bool top1, "
-    "int first_class, int classes, int? workspace",
-    outputs="log_probs, entropy, lse, lse_low, top1",
+    "int first_class, int classes, bool keep, bool x_differentiated, int? workspace",
+    outputs="log_probs, entropy, lse, lse_low, top1, frames, kept",
     differentiable="log_probs, entropy, lse",
-    residuals="entropy, lse, lse_low",
+    residuals="log_probs, entropy, lse, lse_low, frames, kept",
     constants="target, temperatures",
     forward=log_probs_forward,
     fake=log_probs_results,

@@ -426,6 +426,9 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         written += sum(t.bytes for t in gradients)
         yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
         return
+    if "weights" in a:  # that a forward pass kept
+        yield _moves("weights_to_gradients", _bytes(launch, "weights frames"), written)
+        return
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
     name = launch.name + ("/keeping" if "kept" in a else "")
     for first in range(0, rows, at_a_time):
@@ -437,7 +440,7 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         if launch.name.endswith("_forward"):
             states, results = _bytes(launch, "scratch"), _bytes(launch, _RESULTS)
             yield _moves("combine_partial", states * part // rows, results * part // rows)
-    if "kept" in a:
+    if "kept" in a and launch.name != "log_probs_forward":
         kept = _bytes(launch, "kept teacher_kept")
         yield _moves("weights_to_gradients", kept, _bytes(launch, "kept"))
     if "reduced" in a:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from calls import HALVES, check_captured
+from calls import HALVES, Kept, assert_same_bits, check_captured
 from specimens import WITH_ALL, Inputs, cross_entropy_inputs, integers, name_of
 from tolerance import check_operator
 
@@ -71,13 +71,113 @@ def test_temperature_of_each_token(
     check_operator("linear_log_probs", inputs, {"entropy": True, "temperature": each, **options})
 
 
+EVERYTHING = 128 << 20  # bytes that hold the weights of every call here, and local gradients beside them
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("ignored", (0.0, 0.4))
+@pytest.mark.parametrize("size", SIZES)
+def test_kept_weights(size: str, ignored: float, dtype: torch.dtype, gpu: torch.device) -> None:
+    """With temperatures, a scale, and upstream gradients of all three results."""
+    inputs = inputs_of(size, dtype, gpu, ignored=ignored)
+    each = 0.4 + 2 * torch.rand(len(inputs["x"]), device=gpu)
+    options = {"entropy": True, "workspace": EVERYTHING, "logit_scale": 0.8, "temperature": each}
+    with Kept() as kept:
+        check_operator("linear_log_probs", inputs, options)
+    assert kept.classes == [-(-SIZES[size][1] // 8) * 8]
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("dtype", HALVES, ids=name_of)
+@pytest.mark.parametrize("ignored", (0.0, 0.4, 1.0))
+@pytest.mark.parametrize("tiles", (2, 4))
+def test_some_kept_weights(tiles: int, ignored: float, dtype: torch.dtype, gpu: torch.device) -> None:
+    """Of one tile of classes less than the workspace holds, where the gradient of x has room for others."""
+    inputs = cross_entropy_inputs(513, 6111, 2056, dtype=dtype, device=gpu, ignored=ignored)
+    options = {"entropy": True, "workspace": 513 * 264 * 2 * tiles, "temperature": 0.7}
+    biased = inputs | {"bias": torch.randn(6111, dtype=dtype, device=gpu)}
+    with Kept() as kept:
+        check_operator("linear_log_probs", inputs, options)
+        check_operator("linear_log_probs", inputs, options, differentiate=["x"])
+        check_operator("linear_log_probs", inputs, options, differentiate=["weight"])
+        check_operator("linear_log_probs", inputs, options, differentiate=[])
+        check_operator("linear_log_probs", inputs, options | {"softcap": 5.0})
+        check_operator("linear_log_probs", biased, options)
+        check_operator("linear_log_probs", inputs, options | {"top1": True})
+    some = 256 * (tiles - 1)
+    assert kept.classes == [some, some, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.tiers("sm80")
+def test_nothing_is_kept(gpu: torch.device) -> None:
+    with Kept() as kept:
+        check_operator(
+            "linear_log_probs", inputs_of("ragged", torch.bfloat16, gpu), {"workspace": EVERYTHING}
+        )
+    assert kept.classes == [0]
+
+
+@pytest.mark.tiers("sm90")
+def test_kept_weights_serve_twice(gpu: torch.device) -> None:
+    """The backward pass only reads them."""
+    inputs = inputs_of("ragged", torch.bfloat16, gpu)
+    leaves = [inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()]
+    found = mr.linear_log_probs(**inputs, entropy=True)
+    upstream = [torch.randn(513, device=gpu) for _ in range(2)]
+    first, again, doubled = (
+        torch.autograd.grad(found[:2], leaves, [factor * g for g in upstream], retain_graph=True)
+        for factor in (1, 1, 2)
+    )
+    assert_same_bits(dict(enumerate(again)), dict(enumerate(first)))
+    for got, expected in zip(doubled, first, strict=True):
+        torch.testing.assert_close(got, 2 * expected, rtol=0, atol=0)
+
+
+@pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("workspace", (EVERYTHING, 600 * 256 * 2), ids=("kept", "computed"))
+@pytest.mark.parametrize("level", (0, 1 << 12, -(1 << 12)))
+def test_a_target_with_nearly_all_the_mass(level: int, workspace: int, gpu: torch.device) -> None:
+    """Its gradient, p - 1, has all digits that 16 bits can tell, and log p does. Logits are x."""
+    x = torch.full((600, 520), float(level), device=gpu, dtype=torch.bfloat16)
+    gaps = torch.linspace(4, 24, 600, device=gpu).round()
+    x[:, 0] += (gaps * (1 if level == 0 else 32)).to(torch.bfloat16)
+    x, eye = x.requires_grad_(), torch.eye(520, dtype=torch.bfloat16, device=gpu)
+    target = torch.zeros(600, dtype=torch.int64, device=gpu)
+    with Kept() as kept:
+        found = mr.linear_log_probs(x, eye, target, workspace=workspace).log_probs
+    assert kept.classes == [520 if workspace == EVERYTHING else 0]
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    share = x.double().log_softmax(-1)[:, 0]
+    torch.testing.assert_close(found.double(), share, rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(gradient[:, 0].double(), -share.expm1(), rtol=2**-7, atol=1e-30)
+
+
+@pytest.mark.tiers("sm90")
+def test_memory_beside_kept_weights(gpu: torch.device) -> None:
+    """Between the passes the workspace at most; at the peak also gradients, sums of the rows', and a copy."""
+    inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu)
+    x, weight = inputs["x"].requires_grad_(), inputs["weight"].requires_grad_()
+    call = {**inputs, "workspace": 64 << 20}
+    mr.linear_log_probs(**call).log_probs.sum().backward()
+    x.grad = weight.grad = None
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    log_probs = mr.linear_log_probs(**call).log_probs
+    assert 60 << 20 <= torch.cuda.memory_allocated() - before < 65 << 20
+    log_probs.sum().backward()
+    gradients = 2 * (x.numel() + weight.numel())
+    assert torch.cuda.max_memory_allocated() - before < gradients + 6 * x.numel() + (68 << 20)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)
 @pytest.mark.parametrize("alone", range(3))
 def test_gradient_of_each_result_alone(alone: int, dtype: torch.dtype, gpu: torch.device) -> None:
-    inputs = inputs_of("ragged", dtype, gpu, bias=True)
     upstream = [torch.randn(513, device=gpu) if i == alone else None for i in range(3)]
     options = {"entropy": True, "temperature": 0.8}
-    check_operator("linear_log_probs", inputs, options, upstream=upstream)
+    for bias in (True, False):
+        inputs = inputs_of("ragged", dtype, gpu, bias=bias)
+        check_operator("linear_log_probs", inputs, options, upstream=upstream)
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=name_of)

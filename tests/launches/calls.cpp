@@ -456,6 +456,7 @@ struct LinearLogProbs {
   bool biased = false, ordered = false, top = false, each = false,
        deterministic = false;  // each: temperature
   double softcap = 0;
+  std::int64_t kept = 0;  // classes whose weights forward keeps, where it can
   std::int64_t workspace = 64 << 20;
 };
 
@@ -477,6 +478,8 @@ Plan forward(const LinearLogProbs& c, const Tensors& t) {
   fill_log_probs(c, t, x);
   x.log_probs = t("log_probs", accumulation(c.dtype), {c.rows});
   if (c.top) x.top1 = t("top1", kInt64, {c.rows});
+  if (c.kept && can_keep(c.width, 0, 0.5, facts_of(t.device)))
+    x.kept = t.lines("kept", c.dtype, c.rows, c.kept);
   const Launch launch = launch_of(c.deterministic);
   const Plan plan = monoidreduce::plan(x, facts_of(t.device), launch);
   if (plan.can().tensor_cores) pad_cross_entropy(t, plan, x);
@@ -505,7 +508,8 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
   pad_cross_entropy(t, plan, x);
   const TensorView order = ordered(c.ordered, plan, t, x.target, {}, c.rows);
   const TensorView rows = gathered_rows(t, x.x, order);
-  const std::int64_t at_once = columns_in(c.workspace, c.rows, c.classes);
+  const bool keeps = c.kept && plan.can().keeps;
+  const std::int64_t at_once = keeps ? c.kept : columns_in(c.workspace, c.rows, c.classes);
   const TensorView columns = part_of(x.weight, 0, 0, at_once);
   const TensorView local = part_of(t("local", c.dtype, {c.rows, round_up(at_once, 8)}), 1, 0, at_once);
   LogProbsOptions options = x.options;
@@ -526,6 +530,9 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
        .sums =
            c.biased ? t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)}) : TensorView{},
        .order = order,
+       .weights = keeps ? t.lines("kept", c.dtype, c.rows, at_once) : TensorView{},
+       .frames = keeps ? t("frames", sums, {c.rows, round_up(at_once, 256) / 256}) : TensorView{},
+       .log_probs = keeps ? t("log_probs", sums, {c.rows}) : TensorView{},
        .options = options},
       launch, &plan);
   if (plan.can().multiplies) multiply(t, local, rows, columns, order);
@@ -549,6 +556,8 @@ std::vector<LinearLogProbs> log_probs_calls() {
     add("order", {.ordered = true, .top = true});
     add("deterministic", {.deterministic = true});
     add("no workspace", {.workspace = 0});
+    add("kept", {.kept = 32000});
+    add("some kept, order", {.ordered = true, .each = true, .kept = 8192});
   }
   return calls;
 }

@@ -270,6 +270,22 @@ const std::vector<Expected> kExpected = {
      "log_probs_backward bfloat16 top, bias",
      "sm80",
      {{"sm80::contraction_kernel<__nv_bfloat16,", 108, 256}}},
+    {"H100",
+     "log_probs_forward bfloat16 kept",
+     "sm90",
+     {{"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, "
+       "sm90::KeepingEpilogue<LogProbs<",
+       132, 384},
+      {"combine_partial<", 256, 128}}},
+    // Local gradients of the weights; their products.
+    {"H100",
+     "log_probs_backward bfloat16 kept",
+     "sm90",
+     {{"sm90::weights_to_gradients_kernel<", 4096, 256},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, false>, sm90::AddEpilogue>",
+       2 * 16 * 4, 384},
+      {"sm90::contraction_kernel<__nv_bfloat16, sm90::ContractionTile<256, 4, 1, true>, sm90::StoreEpilogue<",
+       132, 384}}},
     {"H100", "log_probs_backward float32", "simt", {{"simt::fold_backward<false,", 64 * 500, 256}}},
 
     {"H100",

@@ -113,7 +113,7 @@ def check_replays(specimen: Specimen, dtype: torch.dtype, gpu: torch.device, tie
 
 
 class Kept(TorchDispatchMode):
-    """Of how many classes the forward passes kept local gradients, rounded up to 8."""
+    """Of how many classes the forward passes kept local gradients, or weights, rounded up to 8."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -30,13 +30,6 @@ struct CrossEntropyTerms {
   }
 };
 
-Kept kept_of(const TensorView& kept, float* frames) {
-  return {.weights = {static_cast<__half*>(kept.data)},
-          .frames = {frames},
-          .pitch = kept.stride[0],
-          .columns = static_cast<int>(kept.size[1])};
-}
-
 // Behind the frames: a number a row.
 float* miss_of(const Kept& kept, const FoldProblem& p) { return kept.frames[0] + p.rows() * kept.tiles(); }
 
@@ -50,7 +43,7 @@ void to_gradients(const Call& x, const Kept& kept, const FoldProblem& p, const L
 // The same forward, and local gradients for an upstream gradient of kept_upstream, or the weights that they are made from.
 void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& plan, const Launch& launch) {
   const FoldProblem problem = cross_entropy_problem(x);
-  const Kept kept = kept_of(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
+  const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
   const CrossEntropyResults results{cross_entropy_rows<float, double>(x), miss_of(kept, problem)};
   const ScaledScores<Bits> scores(problem.score, kLog2E);
   with_element(x.x.dtype, [&](auto element) {
@@ -73,7 +66,7 @@ void cross_entropy_forward_keeping(const CrossEntropyForward& x, const Plan& pla
 
 void cross_entropy_kept_gradients(const CrossEntropyKeptGradients& x, const Plan&, const Launch& launch) {
   with_element(x.x.dtype, [&](auto element) {
-    const Kept kept = kept_of(x.kept, static_cast<float*>(x.frames.data));
+    const Kept kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.frames.data));
     to_gradients<decltype(element)>(x, kept, cross_entropy_problem(x), launch);
   });
 }

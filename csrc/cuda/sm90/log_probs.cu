@@ -2,22 +2,70 @@
 #include "../engine.h"
 #include "../log_probs_passes.cuh"
 #include "monoidreduce/launch/contraction_sm90.cuh"
+#include "monoidreduce/launch/keeping_epilogue_sm90.cuh"
+#include "monoidreduce/launch/weights_to_gradients.cuh"
 
 namespace monoidreduce::cuda::sm90 {
 namespace {
 
-using Tile = monoidreduce::sm90::ContractionTile<256, 4>;
+using namespace monoidreduce::sm90;
+
+using Tile = ContractionTile<256, 4>;
 static_assert(kSizesOf<Tile> == tiles::kSm90Loss);
 static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>>);
 
+// The gradient of a score is share (of_lse - surplus g) + of_target at the label, by LogProbsRule.
+struct LogProbsTerms {
+  LogProbsRows<float> rows;
+  const float* log_probs;
+  float slope;  // of scores, by dot products
+
+  __device__ bool active(std::int64_t row) const { return rows.active(row); }
+  __device__ EntropyTerms terms(std::int64_t row) const {
+    const LogProbsStatistics<float> p = rows.product(row);
+    const LogProbsUpstream<float> u = rows.upstream(row);
+    const float unit = rows.factor(row) * slope, own = log_probs[row];
+    const float at_label = u.lse - u.entropy * (own + p.entropy);
+    return {{.lse = {bits(p.lse)},
+             .factor = {unit * (u.lse - u.entropy * p.entropy)},
+             .at_label = unit * (at_label * ::expm1f(own) + (at_label + u.target)),
+             .label = rows.target.valid(row) ? static_cast<int>(rows.label(row)) : -1},
+            unit * -u.entropy * float(kLn2)};
+  }
+};
+
+// The same forward, and the weights of the first classes.
+void log_probs_forward_keeping(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
+  const FoldProblem problem = cross_entropy_problem(x);
+  const auto kept = kept_weights<Tile>(x.kept, static_cast<float*>(x.scratch.data) + plan.frames);
+  const LogProbsResults results{log_probs_rows<float, double>(x)};
+  const ScaledScores<Bits> scores(problem.score, kLog2E);
+  with_element(x.x.dtype, [&](auto element) {
+    in_gathered_parts(x, problem, launch, [&](const FoldProblem& part) {
+      fold_keeping<decltype(element), Tile>(LogProbs<Bits>{}, scores, part, results, x.scratch.data,
+                                            kept.from(part.first_place), launch);
+    });
+  });
+}
+
 }  // namespace
 
-void log_probs_forward(const LogProbsForward& x, const Plan&, const Launch& launch) {
+void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch& launch) {
+  if (x.kept.present()) return log_probs_forward_keeping(x, plan, launch);
   log_probs_forward_pass<Tile, true>(x, launch);
 }
 
 void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
-  log_probs_gradient_pass<Tile>(x, launch);
+  if (!x.weights.present()) return log_probs_gradient_pass<Tile>(x, launch);
+  const LogProbsTerms terms{log_probs_rows<float>(x), static_cast<const float*>(x.log_probs.data),
+                            static_cast<float>(x.options.logit_scale)};
+  auto kept = kept_weights<Tile>(x.weights, static_cast<float*>(x.frames.data));
+  kept.frame_pitch = x.frames.stride[0];
+  with_element(x.x.dtype, [&](auto element) {
+    using E = decltype(element);
+    weights_to_gradients<E>(kept, terms, {static_cast<E*>(x.out.data), x.out.stride[0]},
+                            cross_entropy_problem(x), launch);
+  });
 }
 
 }  // namespace monoidreduce::cuda::sm90

@@ -11,6 +11,17 @@
 
 namespace monoidreduce::sm90 {
 
+// Of one score; kept: [rows, columns]; frames: [rows, tiles].
+template <class Tile>
+KeptWeights<1, Tile::kColumns> kept_weights(const TensorView& kept, float* frames) {
+  KeptWeights<1, Tile::kColumns> of{.weights = {static_cast<__half*>(kept.data)},
+                                    .frames = {frames},
+                                    .pitch = kept.stride[0],
+                                    .columns = static_cast<int>(kept.size[1])};
+  of.frame_pitch = of.tiles();
+  return of;
+}
+
 // As fold_contraction, and stores the weights of the first columns.
 template <class E, class Tile, class M, class Scores, class Rows>
 void fold_keeping(const M& m, const Scores& scores, const FoldProblem& p, const Rows& rows, void* partial,

@@ -98,7 +98,7 @@ void check_targets(const Call& x) {
     }
   }
 }
-// Also of distillation.
+// Also of distillation and log-probabilities.
 template <class Call>
 void check_kept(const Call& x) {
   if (!x.kept.present()) return;

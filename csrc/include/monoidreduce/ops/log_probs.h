@@ -26,6 +26,12 @@ constexpr auto describe(const X*) {
                 option("classes", &X::classes));
 }
 
+// Is a score more than a scaled dot product.
+template <class Call>
+bool has_logits(const Call& x) {
+  return x.bias.present() || x.options.softcap != 0;
+}
+
 template <class Call>
 constexpr auto log_probs_operands() {
   return std::tuple_cat(cross_entropy_operands<Call>(),
@@ -46,8 +52,12 @@ constexpr auto log_probs_residuals() {
 struct LogProbsForward {
   TensorView x, weight, bias, target, temperatures;
   TensorView log_probs, entropy, lse, lse_low;
-  TensorView top1;             // where it is wanted
-  TensorView scratch;          // size: Plan::scratch
+  TensorView top1;     // where it is wanted
+  TensorView scratch;  // size: Plan::scratch
+  // Weights of the first K classes, which the backward pass makes local gradients of (LogProbsLocalGradient), and in the
+  // last part of scratch their frames (Plan::frames). Lines are padded to a multiple of 8. Only where the plan can
+  // (Capabilities::keeps), without a bias, a softcap or top1, for which there are no registers.
+  TensorView kept;
   TensorView order, gathered;  // as in CrossEntropyForward
   LogProbsOptions options;
 };
@@ -63,6 +73,11 @@ inline void check_temperatures(const LogProbsForward& x) {
             "temperature[", i, "]: expected a number from 2^-100 to 2^100, got ", value);
   }
 }
+inline void check_kept_weights(const LogProbsForward& x) {
+  check_kept(x);
+  require(!x.kept.present() || (!has_logits(x) && !x.top1.present()),
+          "kept: expected none where there is a bias, a softcap or top1, got a tensor");
+}
 template <std::same_as<LogProbsForward> X>
 constexpr auto describe(const X*) {
   return call("log_probs_forward", log_probs_operands<X>(),
@@ -71,6 +86,7 @@ constexpr auto describe(const X*) {
               result("top1", &X::top1, "N", Type::kInt64).maybe(),
               result("lse", &X::lse, "N", Type::kAccumulation),
               result("lse_low", &X::lse_low, "N", Type::kAccumulation), scratch("scratch", &X::scratch),
+              result("kept", &X::kept, "N K").maybe().strided().where(&check_kept_weights),
               order_of(&X::order, "N").where(&check_no_order_on_cpu<X>),
               optional("gathered", &X::gathered, "R D").dense().where([](const X& x) {
                 check_gathered("gathered", x, x.gathered);
@@ -93,16 +109,30 @@ constexpr auto describe(const X*) {
               options(&X::options), workspace(&X::workspace));
 }
 
-// As CrossEntropyLocalGradient.
+// As CrossEntropyLocalGradient. weights: of these classes, with their frames, where the forward pass kept them. Then no
+// score is computed again, and log_probs has the digits that a share near 1 lacks.
 struct LogProbsLocalGradient {
   TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
-      lse_low, out, sums, order;
+      lse_low, out, sums, order, weights, frames, log_probs;
   LogProbsOptions options;
 };
+inline void check_weights(const LogProbsLocalGradient& x) {
+  const bool kept = x.weights.present();
+  require(kept == x.frames.present() && kept == x.log_probs.present(),
+          "weights: expected them with frames and log_probs, or none of these");
+  require(!kept || !has_logits(x), "weights: expected none where there is a bias or softcap, got a tensor");
+}
 template <std::same_as<LogProbsLocalGradient> X>
 constexpr auto describe(const X*) {
-  return cuda_call("log_probs_local_gradient", log_probs_operands<X>(), log_probs_residuals<X>(),
-                   logits_gradient<X>(), options(&X::options));
+  constexpr Axis kTiles{.name = "ceil(V / 256)", .of = "V", .follows = [](std::int64_t columns) {
+                          return (columns + 255) / 256;
+                        }};
+  return cuda_call(
+      "log_probs_local_gradient", log_probs_operands<X>(), log_probs_residuals<X>(), logits_gradient<X>(),
+      optional("weights", &X::weights, "N V"),
+      optional("frames", &X::frames, {Axis{.name = "N"}, kTiles}, Type::kAccumulation),
+      optional("log_probs", &X::log_probs, "N", Type::kAccumulation).dense().where(&check_weights),
+      options(&X::options));
 }
 
 // The rows of a call. U: the type in which forward computes the statistics; they are stored as T.
@@ -156,19 +186,13 @@ template <class T, class U = T, class Call>
                           .grad_log_probs = {},
                           .grad_entropy = {},
                           .grad_lse = {}};
-  if constexpr (requires { x.log_probs; })
+  if constexpr (requires { x.top1; })
     rows.log_probs = static_cast<T*>(x.log_probs.data), rows.top1 = static_cast<std::int64_t*>(x.top1.data);
   if constexpr (requires { x.grad_entropy; }) {
     rows.grad_log_probs = row_vector<T>(x.grad_log_probs);
     rows.grad_entropy = row_vector<T>(x.grad_entropy), rows.grad_lse = row_vector<T>(x.grad_lse);
   }
   return rows;
-}
-
-// Is a score more than a scaled dot product.
-template <class Call>
-bool has_logits(const Call& x) {
-  return x.bias.present() || x.options.softcap != 0;
 }
 
 // Calls run(monoid) with the monoid of a forward pass.

@@ -1,6 +1,6 @@
 // The fold (fold_epilogue.cuh), which also stores the weight of each element, so that backward need not recompute the
 // scores. A weight is measured in a frame of its row and tile. Once the products P_i are known, the weights become local
-// gradients (dlogits) in place (weights_to_gradients.cuh).
+// gradients (dlogits): weights_to_gradients.cuh.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -20,21 +20,21 @@ inline constexpr float kBitsAboveFrame = 15;
 template <int kScores, int kTileColumns>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
-  float* frames[kScores];    // [rows, tiles]
-  std::int64_t pitch = 0;
+  float* frames[kScores];    // [rows, tiles], lines of `frame_pitch` elements
+  std::int64_t pitch = 0, frame_pitch = 0;
   int columns = 0;
 
   __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
   // The weights of the rows from this one on.
   KeptWeights from(std::int64_t row) const {
     KeptWeights part = *this;
-    for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * tiles();
+    for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * frame_pitch;
     return part;
   }
 };
 
-// M: a monoid over Bits that gives each score the weight that a LogSumExp gives it; the second score has the
-// frame q.
+// M: a monoid over Bits that gives each score, at the row's temperature, the weight that a LogSumExp gives it; the
+// second score has the frame q.
 template <MonotoneMonoid M, FragmentScores<M> Scores, StateRows<M> Rows, int kTileColumns>
 struct KeepingEpilogue {
   using R = typename M::Real;
@@ -62,7 +62,7 @@ struct KeepingEpilogue {
         frames[n][r] = frame - R(kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
-          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kTileColumns] = frames[n][r].x;
+          kept.frames[n][place * kept.frame_pitch + column0 / kTileColumns] = frames[n][r].x;
       }
     }
 #pragma unroll
@@ -73,8 +73,9 @@ struct KeepingEpilogue {
 #pragma unroll
         for (int i = 0; i < kSlabElements; ++i) {
           // Rounded: the frame is, and for large scores the fold rounds them too.
-          const R score = fold.scores.rounded(R(dots[n][slab * kSlabElements + i]));
-          weights[i] = exp(score - frames[n][row_of_element(i)]).x;
+          const int r = row_of_element(i);
+          const R rounded = fold.scores.rounded(R(dots[n][slab * kSlabElements + i]));
+          weights[i] = exp(weighed(rounded, work.factor[r]) - frames[n][r]).x;
         }
         std::uint32_t words[kSlabElements / 2];
         round_fragment<__half>(words, weights);
@@ -87,6 +88,13 @@ struct KeepingEpilogue {
   __device__ __forceinline__ void finish() const { stores.finish(); }
 
  private:
+  // A weight is of the score at its row's temperature, if the monoid knows temperatures.
+  __device__ __forceinline__ static R weighed(R score, R factor) {
+    if constexpr (requires(Element<R> e) { M::Rule::tempered(e); })
+      return M::Rule::tempered({score, R(0), 0, -1, factor}).score;
+    else
+      return score;
+  }
   template <class Frame>
   __device__ __forceinline__ static R frame_of(const Frame& frame, int score) {
     if constexpr (M::kScores == 1) {

@@ -1,8 +1,10 @@
-// Turns the weights that a fold stored (keeping_epilogue_sm90.cuh) into local gradients (dlogits) in place, once the
-// products P_i are known:
+// Makes local gradients (dlogits) of the weights that a fold stored (keeping_epilogue_sm90.cuh), once the products P_i
+// are known, in place or elsewhere:
 //
-//   D(P_i, X_ij) = sum_n factor_in share_ijn + addend_i,   share = weight * 2^(frame - log-sum-exp)
+//   D(P_i, X_ij) = sum_n (factor_in + of_log_i log2 share_ijn) share_ijn + addend_i
+//   share = weight * 2^(frame - log-sum-exp)
 //
+// Only an entropy has the logarithm (EntropyTerms).
 // The column of the row's label gets another addend. Weights are read as float16, gradients written in the element type.
 #pragma once
 
@@ -10,7 +12,7 @@
 
 #include "monoidreduce/device/block/fast_real.cuh"
 #include "monoidreduce/device/contraction/keeping_epilogue_sm90.cuh"
-#include "monoidreduce/monoids/logsumexp.h"
+#include "monoidreduce/monoids/log_probs.h"
 
 namespace monoidreduce::sm90 {
 
@@ -23,18 +25,42 @@ struct RowTerms {
   int label = -1;
 };
 
+struct EntropyTerms : RowTerms<1> {
+  float of_log = 0.f;
+};
+
 // Rows of it. The gradients of a row that is not active are 0.
 template <class P, int kScores>
 concept TermRows = requires(const P p, std::int64_t row) {
   { p.active(row) } -> std::same_as<bool>;
-  { p.terms(row) } -> std::same_as<RowTerms<kScores>>;
+  { p.terms(row) } -> std::derived_from<RowTerms<kScores>>;
 };
+
+// [rows, columns], lines of `pitch` elements, room for whole vectors of 8.
+template <class E>
+struct LocalGradients {
+  E* data;
+  std::int64_t pitch;
+};
+
+// What a weight is multiplied by. scale: 2^log_scale makes a share of it.
+template <class Terms>
+__device__ __forceinline__ float factor_of_weight(const Terms& terms, int score, float weight,
+                                                  float log_scale, float scale) {
+  if constexpr (std::is_same_v<Terms, EntropyTerms>) {
+    const float log_share = LogProbsRule<Bits>::finite(log2f(weight) + log_scale).x;
+    return (terms.factor[score] + terms.of_log * log_share) * scale;
+  } else {
+    return terms.factor[score] * scale;
+  }
+}
 
 // The stored weights of a row, one block per row. Lines of weights are in the order of rows and padded to whole vectors.
 template <class E, int kScores, int kTileColumns, class Rows>
 __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores, kTileColumns> kept,
                                             const __grid_constant__ RowOrder order,
-                                            const __grid_constant__ Rows rows) {
+                                            const __grid_constant__ Rows rows,
+                                            const __grid_constant__ LocalGradients<E> out) {
   static_assert(TermRows<Rows, kScores>);
   constexpr int kVector = 8;
   union Vector {
@@ -45,7 +71,8 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
   const std::int64_t place = blockIdx.x, row = order[static_cast<int>(place)];
   const auto line = [&](int n) { return kept.weights[n] + place * kept.pitch; };
   const bool active = rows.active(row);
-  const RowTerms<kScores> terms = active ? rows.terms(row) : RowTerms<kScores>{};
+  using Terms = decltype(rows.terms(row));
+  const Terms terms = active ? rows.terms(row) : Terms{};
   for (int column = threadIdx.x * kVector; column < kept.columns; column += blockDim.x * kVector) {
     float gradients[kVector];
 #pragma unroll
@@ -53,27 +80,27 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
     if (active) {
 #pragma unroll
       for (int n = 0; n < kScores; ++n) {
-        const float frame = kept.frames[n][place * kept.tiles() + column / kTileColumns];
+        const float frame = kept.frames[n][place * kept.frame_pitch + column / kTileColumns];
         const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
-        const float factor = terms.factor[n] * exp2f((frame - high) - terms.lse[n].low.x);
+        const float log_scale = (frame - high) - terms.lse[n].low.x, scale = exp2f(log_scale);
         Vector in;
         in.words = *reinterpret_cast<const uint4*>(line(n) + column);
 #pragma unroll
         for (int i = 0; i < kVector / 2; ++i) {
           const float2 weights = __half22float2(in.weights[i]);
-          gradients[2 * i] += factor * weights.x;
-          gradients[2 * i + 1] += factor * weights.y;
+          gradients[2 * i] += factor_of_weight(terms, n, weights.x, log_scale, scale) * weights.x;
+          gradients[2 * i + 1] += factor_of_weight(terms, n, weights.y, log_scale, scale) * weights.y;
         }
       }
     }
-    Vector out;
+    Vector result;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (column + i == terms.label) gradients[i] = terms.at_label;
       if (column + i >= kept.columns) gradients[i] = 0.f;
-      out.gradients[i] = static_cast<E>(gradients[i]);
+      result.gradients[i] = static_cast<E>(gradients[i]);
     }
-    *reinterpret_cast<uint4*>(line(0) + column) = out.words;
+    *reinterpret_cast<uint4*>(out.data + place * out.pitch + column) = result.words;
   }
 }
 

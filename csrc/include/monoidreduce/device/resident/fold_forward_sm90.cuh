@@ -251,11 +251,15 @@ struct Consumer {
     else
       return (scores_of);
   }
+  __device__ __forceinline__ bool is_whole_tile(const Job& job, int tile) const {
+    return is_whole<kColumns>(shape, job, warpgroup * kFragmentRows, tile * kColumns);
+  }
   template <class TileScores>
-  __device__ __forceinline__ void fold(const Job& job, int tile, const TileScores& scores_of) {
+  __device__ __forceinline__ void fold(const Job& job, int tile, const TileScores& scores_of, bool whole) {
     arch::pin(scores);
     const auto fold = [&](const auto& scores_of) {
-      fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, scale);
+      fold_rows(m, state, scores, scores_of, shape, job, warpgroup * kFragmentRows, tile * kColumns, whole,
+                scale);
     };
     if constexpr (kBiasedByTile<Scores>) {
       using Biases = typename decltype(Memory::biases)::Tile::OfRows;
@@ -292,9 +296,10 @@ struct Consumer {
     multiply_scores();
     end_ping_pong();
     const auto& first_scores = scores_of_tile(job, job.first_tile);
+    const bool first_whole = is_whole_tile(job, job.first_tile);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
-    fold(job, job.first_tile, first_scores);
+    fold(job, job.first_tile, first_scores, first_whole);
     round_fragment<E>(weights, scores);
 #pragma unroll 1
     for (int tile = after(job.first_tile); tile < job.first_tile + job.tiles; tile = after(tile)) {
@@ -305,9 +310,10 @@ struct Consumer {
       multiply_payload(before);
       end_ping_pong();
       const auto& tile_scores = scores_of_tile(job, tile);
+      const bool whole = is_whole_tile(job, tile);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
-      fold(job, tile, tile_scores);
+      fold(job, tile, tile_scores, whole);
       arch::wait_products<0>();
       arch::pin(sums);
       if (leads()) memory.payload_ring.release(before);

@@ -14,15 +14,21 @@ struct OutputRows {
   int width;
 };
 
+// Whether all rows of lines [first, + 64) of a job keep all columns of a tile.
+template <int kColumns, class Job>
+__device__ __forceinline__ bool is_whole(const FoldShape& shape, const Job& job, int first, int column0) {
+  return shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, kColumns);
+}
+
 // A tile of dot products becomes what the policy of scores holds, and absent scores where a row does not keep
 // a column. The tile has lines [first, + 64) of a job's rows, and columns from column0 on.
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
-                                           const FoldShape& shape, const Job& job, int first, int column0) {
-  constexpr int kColumns = 2 * kSize;
+                                           const FoldShape& shape, const Job& job, int first, int column0,
+                                           bool whole) {
   scores.prepare(tile, job.row_of(first), column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
-  if (!shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, kColumns)) {
+  if (!whole) {
     Kept kept[2];
     find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
@@ -34,8 +40,8 @@ __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], con
 template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                           const Scores& scores, const FoldShape& shape, const Job& job,
-                                          int first, int column0, typename M::Real (&scale)[2]) {
-  score_rows(m, tile, scores, shape, job, first, column0);
+                                          int first, int column0, bool whole, typename M::Real (&scale)[2]) {
+  score_rows(m, tile, scores, shape, job, first, column0, whole);
   fold_fragment(m, state, tile, scores, scale);
 }
 
