@@ -1,7 +1,8 @@
 """Log-probabilities of targets under a linear head, with the logits of linear cross entropy.
 
 On Hopper a forward pass keeps softmax weights of the first classes, and the backward pass makes their local
-gradients of them. Two upstream gradients a token, of its log-probability and its entropy, are not known before.
+gradients of them. A token has two upstream gradients, of its log-probability and of its entropy, which the
+forward pass does not know.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from monoidreduce._ops.memory import (
 from monoidreduce._ops.registry import UNROUNDED, register
 from monoidreduce._ops.slices import TILE_COLUMNS
 from monoidreduce.workspace import get_workspace
-
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 

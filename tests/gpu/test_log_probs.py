@@ -136,21 +136,18 @@ def test_kept_weights_serve_twice(gpu: torch.device) -> None:
 
 @pytest.mark.tiers("sm90")
 @pytest.mark.parametrize("workspace", (EVERYTHING, 600 * 256 * 2), ids=("kept", "computed"))
-@pytest.mark.parametrize("level", (0, 1 << 12, -(1 << 12)))
-def test_a_target_with_nearly_all_the_mass(level: int, workspace: int, gpu: torch.device) -> None:
-    """Its gradient, p - 1, has all digits that 16 bits can tell, and log p does. Logits are x."""
-    x = torch.full((600, 520), float(level), device=gpu, dtype=torch.bfloat16)
-    gaps = torch.linspace(4, 24, 600, device=gpu).round()
-    x[:, 0] += (gaps * (1 if level == 0 else 32)).to(torch.bfloat16)
+def test_a_target_with_nearly_all_the_mass(workspace: int, gpu: torch.device) -> None:
+    """Its gradient is p - 1: a weight of 16 bits tells p to 2^-12 alone, log p tells more. Logits are x."""
+    x = torch.zeros(600, 520, device=gpu, dtype=torch.bfloat16)
+    x[:, 0] = torch.arange(600, device=gpu) % 11 + 4
     x, eye = x.requires_grad_(), torch.eye(520, dtype=torch.bfloat16, device=gpu)
     target = torch.zeros(600, dtype=torch.int64, device=gpu)
     with Kept() as kept:
         found = mr.linear_log_probs(x, eye, target, workspace=workspace).log_probs
     assert kept.classes == [520 if workspace == EVERYTHING else 0]
     (gradient,) = torch.autograd.grad(found.sum(), x)
-    share = x.double().log_softmax(-1)[:, 0]
-    torch.testing.assert_close(found.double(), share, rtol=1e-5, atol=1e-30)
-    torch.testing.assert_close(gradient[:, 0].double(), -share.expm1(), rtol=2**-7, atol=1e-30)
+    missing = -x.double().log_softmax(-1)[:, 0].expm1()  # 4e-4 at least
+    torch.testing.assert_close(gradient[:, 0].double(), missing, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.tiers("sm90")

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
 #pragma unroll
     for (int f = 0; f < kFragments; ++f)
       score_rows(m, scores[f], scores_of, p.shape, job, f * kFragmentRows, column0,
-                 is_whole<kColumns>(p.shape, job, f * kFragmentRows, column0));
+                 kept_by_all(p.shape, job, f * kFragmentRows).have(column0, kColumns));
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) far |= frame_fragment(m, state[f], scores[f], scores_of, scale[f]);
 #pragma unroll

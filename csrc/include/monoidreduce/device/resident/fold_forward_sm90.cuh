@@ -84,6 +84,7 @@ struct alignas(kSharedAlignment) ForwardMemory {
   unsigned char payload[Tile::kStages][PayloadTile<Tile>::kBytes];
   [[no_unique_address]] BiasRings<B, Tile::kConsumers, kFragmentRows, Tile::kColumns, kOperands> biases;
   Job job[kRowStages];        // whose rows are there; less than no tiles: there are no more
+  Columns whole[kRowStages];  // that all these rows keep
   Ring<kRowStages> row_ring;  // the consumers' places in turn
   Ring<Tile::kStages> column_ring, payload_ring;
   TileStep steps[Tile::kStages];  // of the columns, where blocks are skipped
@@ -153,8 +154,10 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, const Schedul
       for (int w = 0; w < Tile::kConsumers; ++w, row_at.advance()) {
         RowsTile{memory.rows[row_at.stage]}.load(
             p.rows, {0, job.row0 + w * kFragmentRows, job.head, job.batch},
-            memory.row_ring.acquire(row_at, kBytesOfLine * (schedule.lines() / Tile::kConsumers),
-                                    [&] { memory.job[row_at.stage] = job; }));
+            memory.row_ring.acquire(row_at, kBytesOfLine * (schedule.lines() / Tile::kConsumers), [&] {
+              memory.job[row_at.stage] = job;
+              memory.whole[row_at.stage] = kept_by_all(p.shape, job, w * kFragmentRows);
+            }));
       }
     };
     // Loads in the order in which buffers become free. With a second buffer, rows come first. Else columns do, because the
@@ -251,8 +254,9 @@ struct Consumer {
     else
       return (scores_of);
   }
-  __device__ __forceinline__ bool is_whole_tile(const Job& job, int tile) const {
-    return is_whole<kColumns>(shape, job, warpgroup * kFragmentRows, tile * kColumns);
+  // Whether all rows keep all columns of a tile.
+  __device__ __forceinline__ bool is_whole(int tile) const {
+    return memory.whole[row_at.stage].have(tile * kColumns, kColumns);
   }
   template <class TileScores>
   __device__ __forceinline__ void fold(const Job& job, int tile, const TileScores& scores_of, bool whole) {
@@ -296,7 +300,7 @@ struct Consumer {
     multiply_scores();
     end_ping_pong();
     const auto& first_scores = scores_of_tile(job, job.first_tile);
-    const bool first_whole = is_whole_tile(job, job.first_tile);
+    const bool first_whole = is_whole(job.first_tile);
     arch::wait_products<0>();
     if (leads()) memory.column_ring.release(at);
     fold(job, job.first_tile, first_scores, first_whole);
@@ -310,7 +314,7 @@ struct Consumer {
       multiply_payload(before);
       end_ping_pong();
       const auto& tile_scores = scores_of_tile(job, tile);
-      const bool whole = is_whole_tile(job, tile);
+      const bool whole = is_whole(tile);
       arch::wait_products<1>();
       if (leads()) memory.column_ring.release(at);
       fold(job, tile, tile_scores, whole);

@@ -14,10 +14,10 @@ struct OutputRows {
   int width;
 };
 
-// Whether all rows of lines [first, + 64) of a job keep all columns of a tile.
-template <int kColumns, class Job>
-__device__ __forceinline__ bool is_whole(const FoldShape& shape, const Job& job, int first, int column0) {
-  return shape.keeps_all(job.row_of(first), job.rows_of(kFragmentRows), column0, kColumns);
+// The columns that all rows of lines [first, + 64) of a job keep.
+template <class Job>
+__device__ __forceinline__ Columns kept_by_all(const FoldShape& shape, const Job& job, int first) {
+  return shape.kept_by_all(job.row_of(first), job.rows_of(kFragmentRows));
 }
 
 // A tile of dot products becomes what the policy of scores holds, and absent scores where a row does not keep

@@ -38,6 +38,14 @@ struct Band {
   }
 };
 
+// Columns [begin, end).
+struct Columns {
+  int begin, end;
+  __device__ __forceinline__ bool have(int column0, int count) const {
+    return begin <= column0 && column0 + count <= end;
+  }
+};
+
 struct FoldShape {
   int batch, heads, group;  // group: heads that share a column head
   int rows, columns;
@@ -83,9 +91,13 @@ struct FoldShape {
     return column_spans ? unsigned(end_row(column) - first_row(column))
                         : unsigned(band.left) + unsigned(band.right) + 1;
   }
+  // The columns that all these rows keep.
+  __device__ __forceinline__ Columns kept_by_all(int row0, int count) const {
+    return {first_column(row0 + count - 1), end_column(row0)};
+  }
   // Whether all these rows keep all these columns.
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
-    return first_column(row0 + row_count - 1) <= column0 && column0 + column_count <= end_column(row0);
+    return kept_by_all(row0, row_count).have(column0, column_count);
   }
 };
 
