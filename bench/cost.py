@@ -341,7 +341,7 @@ FITS = (
     ),
     Fit(("distillation_local_gradient",), 0, "backward", (_teacher(""),)),
     Fit(
-        ("log_probs_forward",),
+        ("log_probs_forward", "log_probs_forward/keeping"),
         0,
         "forward",
         ("log_probs, N 8192, V 128256, D 4096, bfloat16", "log_probs, N 512, V 4096, D 512, bfloat16"),
@@ -350,7 +350,7 @@ FITS = (
         ("log_probs_local_gradient",),
         0,
         "backward",
-        ("log_probs, N 8192, V 128256, D 4096, bfloat16", "log_probs, N 256, V 2048, D 512, bfloat16"),
+        ("log_probs, N 8192, V 128256, D 4096, bfloat16",),
     ),
     *(
         Fit(

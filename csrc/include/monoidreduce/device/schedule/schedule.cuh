@@ -95,9 +95,10 @@ struct FoldShape {
   __device__ __forceinline__ Columns kept_by_all(int row0, int count) const {
     return {first_column(row0 + count - 1), end_column(row0)};
   }
-  // Whether all these rows keep all these columns.
+  // Whether all these rows keep all these columns. Not by the function above, which asks for both ends: backward
+  // kernels took up to 1.07 times as long (H100, d 64, causal).
   __device__ __forceinline__ bool keeps_all(int row0, int row_count, int column0, int column_count) const {
-    return kept_by_all(row0, row_count).have(column0, column_count);
+    return first_column(row0 + row_count - 1) <= column0 && column0 + column_count <= end_column(row0);
   }
 };
 
