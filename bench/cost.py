@@ -155,7 +155,8 @@ def _workspace(mode: str, parameters: dict[str, Any], default: int) -> int:
 def call(case: Measured) -> tuple[str, list[Tensor], dict[str, Any]]:
     """The operator, its tensors, which have no memory, and its options."""
     dtype = torch.float32 if case.dtype == "tf32" else getattr(torch, case.dtype)
-    return OPERATORS[case.op], *call_of(OPERATORS[case.op], case.parameters, dtype)
+    tensors, options = call_of(OPERATORS[case.op], case.parameters, dtype)
+    return OPERATORS[case.op], tensors, options | ({"top1": True} if case.mode == "top1" else {})
 
 
 def under(case: Measured) -> ExitStack:
