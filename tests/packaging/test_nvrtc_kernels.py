@@ -223,7 +223,10 @@ HOPPER = {
     ),
     "conversion of weights": Kernel(
         "weights_to_gradients",
-        ("sm90::weights_to_gradients_kernel<E, 1, 256, KeptRows<sm90::RowTerms<1>>>",),
+        tuple(
+            f"sm90::weights_to_gradients_kernel<E, 1, 256, KeptRows<sm90::{terms}>>"
+            for terms in ("RowTerms<1>", "EntropyTerms")
+        ),
     ),
 }
 # Compiled by the oldest NVRTC too, which knows no newer architecture.

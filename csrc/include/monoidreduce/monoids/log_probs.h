@@ -45,11 +45,13 @@ struct LogProbsRule {
     const R sum = s.sum * kept - softmax.mass * raised(s.softmax.frame, softmax.frame);
     return {softmax, select(softmax.mass == R(0), R(0), sum), s.target};
   }
-  // By the raw score of an element that is tempered.
+  // By the raw score of an element that is tempered. Kernels compute what is the same for all elements of a row once, and the
+  // difference of the score and the log-sum-exp once for both the share and its logarithm.
   MR_HD static Gradient<R> gradient(Element<R> t, R share, LogProbsStatistics<R> p, LogProbsUpstream<R> g) {
-    const R surplus = finite(t.score - p.lse) + p.entropy;
-    const R of_share = share * (g.lse - surplus * (g.entropy * unit_of_scores<R>()));
-    return {t.factor * (of_share + hit(t, g.target)), R(0)};
+    const R of_log = t.factor * (g.entropy * unit_of_scores<R>());
+    const R of_share = t.factor * g.lse - p.entropy * of_log;
+    const R log_share = finite(t.score - LogNumber<R>{LogSumExp<R>::origin(p.lse.high), p.lse.low});
+    return {share * (of_share - log_share * of_log) + hit(t, t.factor * g.target), R(0)};
   }
 };
 

@@ -33,7 +33,7 @@ struct EntropyTerms : RowTerms<1> {
 template <class P, int kScores>
 concept TermRows = requires(const P p, std::int64_t row) {
   { p.active(row) } -> std::same_as<bool>;
-  { p.terms(row) } -> std::derived_from<RowTerms<kScores>>;
+  RowTerms<kScores>(p.terms(row));  // or with more, as EntropyTerms
 };
 
 // [rows, columns], lines of `pitch` elements, room for whole vectors of 8.
