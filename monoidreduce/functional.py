@@ -1238,17 +1238,16 @@ def linear_log_probs(
         (x, weight, bias, target, temperature, logit_scale, softcap, ignore_index, top1),
         (process_group, classes, sequence_parallel, grad_dtype),
     )
-    rows, columns = tensors[:2]
-    differentiated = _differentiated(rows), _differentiated(columns)
     if sharded is None:
-        keep = rows.is_cuda and any(differentiated)
+        rows, columns = tensors[:2]
+        keep = rows.is_cuda and _differentiated(rows, columns)
         results = torch.ops.monoidreduce.linear_log_probs.default(
-            *tensors, *options, 0, -1, keep, differentiated[0], workspace
+            *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )
     elif top1:
         raise ValueError(mismatch("top1", "False where classes are split over ranks", True))
     else:
-        results = sharded.linear_log_probs(differentiated, workspace)
+        results = sharded.linear_log_probs(workspace)
     log_probs, entropies, lse = results[:3]
     return LogProbs(
         _like_rows(log_probs, x),

@@ -130,6 +130,7 @@ class _Notes(DispatchMode):  # type: ignore[misc]
             keep = given["x"].is_cuda and bool(student) and not teacher
             if not self.keeps and name == "linear_cross_entropy":
                 keep &= rank_may_keep(**given)
+            keep &= self.keeps or name != "linear_log_probs"
             given |= {"keep": keep, "x_differentiated": "x" in self.needed}
         if "a_differentiated" in given:
             given["a_differentiated"] = self.keeps and given["a"].is_cuda and "a" in self.needed

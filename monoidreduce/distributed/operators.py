@@ -174,24 +174,20 @@ class Sharded:
         (loss,) = fold_over_ranks(fold, x, weight, teacher_x, teacher_weight, mask)
         return self._own_rows(loss) if reduction == "none" else loss
 
-    def linear_log_probs(
-        self, differentiated: tuple[bool, bool], workspace: int | None
-    ) -> tuple[Tensor, ...]:
-        """log_probs, the entropies and the log-sum-exps, [rows] each. differentiated: are x and weight."""
+    def linear_log_probs(self, workspace: int | None) -> tuple[Tensor, ...]:
+        """log_probs, the entropies and the log-sum-exps, [rows] each."""
         x, weight, bias, target, temperatures = self.tensors
         columns = self.columns
         target = self._all_rows(target)
         temperatures = None if temperatures is None else self._all_rows(temperatures)
 
-        # Kept weights are of frames of their own, so they wait for no rank.
         def combine(
             gathered: Tensor, _top1: Tensor, frames: Tensor, kept: Tensor
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             found = states.log_probs(gathered, target, columns, self.options[3])
             return (*found[:3],), (*found, frames, kept)
 
-        keep = x.is_cuda and any(differentiated)
-        options = (*self.options, columns.first, columns.all, keep, differentiated[0], workspace)
+        options = (*self.options, columns.first, columns.all, False, False, workspace)
         fold = ShardedFold(
             "linear_log_probs", options, options, (0,), 4, combine, self.sharding, 3, pack=torch.stack
         )
