@@ -74,7 +74,7 @@ def log_probs_results(
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
     keep = keep and weights_can_be_kept(bias, softcap, top1)
     kept = _traced_kept(x, weight, kept_bytes(x, workspace), x_differentiated, keep, logit_scale)
-    frames = lse.new_empty(len(x), _tiles(kept.shape[1]))
+    frames = lse.new_empty(x.shape[0], _tiles(kept.shape[1]))
     return log_probs, entropy, lse, lse_low, target.new_empty(x.shape[0] if top1 else 0), frames, kept
 
 

@@ -160,9 +160,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     bool far = false;
 #pragma unroll
     for (int f = 0; f < kFragments; ++f)
-      score_rows(
-          m, scores[f], scores_of, p.shape, job, f * kFragmentRows, column0,
-          p.shape.keeps_all(job.row_of(f * kFragmentRows), job.rows_of(kFragmentRows), column0, kColumns));
+      score_rows(m, scores[f], scores_of, p.shape, job, f * kFragmentRows, column0, [&] {
+        return p.shape.keeps_all(job.row_of(f * kFragmentRows), job.rows_of(kFragmentRows), column0,
+                                 kColumns);
+      });
 #pragma unroll
     for (int f = 0; f < kFragments; ++f) far |= frame_fragment(m, state[f], scores[f], scores_of, scale[f]);
 #pragma unroll

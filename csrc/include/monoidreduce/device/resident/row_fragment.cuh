@@ -21,14 +21,15 @@ __device__ __forceinline__ Columns kept_by_all(const FoldShape& shape, const Job
 }
 
 // A tile of dot products becomes what the policy of scores holds, and absent scores where a row does not keep
-// a column. The tile has lines [first, + 64) of a job's rows, and columns from column0 on.
-template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
+// a column. The tile has lines [first, + 64) of a job's rows, and columns from column0 on. is_whole(): whether all these
+// rows keep all these columns. It is asked when scores are prepared: before that kernels of sm_80 would spill.
+template <TileMonoid M, FragmentScores<M> Scores, class Job, class IsWhole, int kSize>
 __device__ __forceinline__ void score_rows(const M& m, float (&tile)[kSize], const Scores& scores,
                                            const FoldShape& shape, const Job& job, int first, int column0,
-                                           bool whole) {
+                                           IsWhole is_whole) {
   scores.prepare(tile, job.row_of(first), column0);
   // Masking costs as much as the fold: only tiles with elements that some row does not keep are masked.
-  if (!whole) {
+  if (!is_whole()) {
     Kept kept[2];
     find_kept_columns(kept, shape, [&](int line) { return job.row_of(first + line); }, column0);
     mask_fragment(m, kept, tile);
@@ -41,7 +42,7 @@ template <TileMonoid M, FragmentScores<M> Scores, class Job, int kSize>
 __device__ __forceinline__ void fold_rows(const M& m, typename M::State (&state)[2], float (&tile)[kSize],
                                           const Scores& scores, const FoldShape& shape, const Job& job,
                                           int first, int column0, bool whole, typename M::Real (&scale)[2]) {
-  score_rows(m, tile, scores, shape, job, first, column0, whole);
+  score_rows(m, tile, scores, shape, job, first, column0, [=] { return whole; });
   fold_fragment(m, state, tile, scores, scale);
 }
 
