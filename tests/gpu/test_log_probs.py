@@ -151,6 +151,27 @@ def test_a_target_with_nearly_all_the_mass(workspace: int, gpu: torch.device) ->
 
 
 @pytest.mark.tiers("sm90")
+@pytest.mark.parametrize("workspace", (EVERYTHING, 300 * 256 * 2), ids=("kept", "computed"))
+@pytest.mark.parametrize("value", (-math.inf, -300.0), ids=str)
+def test_a_target_without_mass(value: float, workspace: int, gpu: torch.device) -> None:
+    """Its logits are -inf, or far below the others. Their gradients are the upstream ones, as torch's."""
+    x = (torch.rand(300, 64, device=gpu) + 0.5).to(torch.bfloat16)
+    weight = (torch.randn(520, 64, device=gpu) / 8).to(torch.bfloat16)
+    weight[7] = value
+    target, upstream = torch.full((300,), 7, device=gpu), torch.randn(300, device=gpu)
+    ours, exact = weight.clone().requires_grad_(), weight.double().requires_grad_()
+    with Kept() as kept:
+        found = mr.linear_log_probs(x, ours, target, workspace=workspace).log_probs
+    assert kept.classes == [520 if workspace == EVERYTHING else 0]
+    (gradient,) = torch.autograd.grad(found, ours, upstream)
+    log_shares = (x.double() @ exact.T).log_softmax(-1)[:, 7]
+    (expected,) = torch.autograd.grad(log_shares, exact, upstream.double())
+    torch.testing.assert_close(
+        gradient.double(), expected, rtol=2**-6, atol=2**-7 * float(expected.abs().max())
+    )
+
+
+@pytest.mark.tiers("sm90")
 def test_memory_beside_kept_weights(gpu: torch.device) -> None:
     """Between the passes the workspace at most; at the peak also gradients, sums of the rows', and a copy."""
     inputs = cross_entropy_inputs(4096, 32000, 2048, dtype=torch.bfloat16, device=gpu)

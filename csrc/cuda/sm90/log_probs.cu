@@ -14,7 +14,8 @@ using Tile = ContractionTile<256, 4>;
 static_assert(kSizesOf<Tile> == tiles::kSm90Loss);
 static_assert(kStateFloats<TopLogProbs<Bits>> == kStateFloats<TopLogProbs<float>>);
 
-// The gradient of a score is share (of_lse - surplus g) + of_target at the label, by LogProbsRule.
+// As LogProbsRule::gradient, for shares that are made of weights. The label's share is e^log_prob. Near 1 that lacks digits,
+// which e^log_prob - 1 has; far from 1 the sum of that and 1 would lack them.
 struct LogProbsTerms {
   LogProbsRows<float> rows;
   const float* log_probs;
@@ -24,11 +25,13 @@ struct LogProbsTerms {
   __device__ EntropyTerms terms(std::int64_t row) const {
     const LogProbsStatistics<float> p = rows.product(row);
     const LogProbsUpstream<float> u = rows.upstream(row);
-    const float unit = rows.factor(row) * slope, own = log_probs[row];
-    const float at_label = u.lse - u.entropy * (own + p.entropy);
+    const float unit = rows.factor(row) * slope, log_prob = LogProbsRule<float>::finite(log_probs[row]);
+    const float of_share = u.lse - u.entropy * (log_prob + p.entropy);
+    const float at_label = log_prob < -1.f ? ::expf(log_prob) * of_share + u.target
+                                           : ::expm1f(log_prob) * of_share + (of_share + u.target);
     return {{.lse = {bits(p.lse)},
              .factor = {unit * (u.lse - u.entropy * p.entropy)},
-             .at_label = unit * (at_label * ::expm1f(own) + (at_label + u.target)),
+             .at_label = unit * at_label,
              .label = rows.target.valid(row) ? static_cast<int>(rows.label(row)) : -1},
             unit * -u.entropy * float(kLn2)};
   }

@@ -38,7 +38,7 @@ struct Band {
   }
 };
 
-// Columns [begin, end).
+// Columns [begin, end). In 32 bits, as indices of kernels are; a Span is in memory.
 struct Columns {
   int begin, end;
   __device__ __forceinline__ bool have(int column0, int count) const {
