@@ -689,11 +689,12 @@ def _plans(
         backward = _C.plan_log_probs_backward(*operands, logit_scale=scale, workspace=workspace, **mode)
         reasons = _copies(forward, backward, tensors)
         if forward.keeps:
-            bytes_kept = log_probs.kept_bytes(x, workspace)
-            kept = losses.kept_classes(x, weight, bytes_kept, differentiated)
+            kept = losses.kept_classes(x, weight, workspace, differentiated)
             if not log_probs.weights_can_be_kept(operands[2], score["softcap"], call["top1"]):
                 kept = 0
             reasons.append(_says_kept("softmax weights", kept, len(weight)))
+            if kept:
+                reasons.append("a backward pass of a graph that is retained computes those again too")
         return forward, backward, reasons
     if operator == "linear_cross_entropy":
         with torch.no_grad():

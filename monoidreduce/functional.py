@@ -1214,8 +1214,8 @@ def linear_log_probs(
         top1: return the index of each token's largest logit, as float32 logits tell; -1 where one is NaN. Not
             where classes are split over ranks.
         workspace: bytes for local gradients, `get_workspace()` by default. On a Hopper GPU the forward keeps
-            softmax weights of the first classes in them if a backward is to follow. Less is slower, never
-            wrong.
+            softmax weights of the first classes in them if a backward is to follow, but not in a call that
+            torch.compile traces. Less is slower, never wrong.
         process_group, classes, sequence_parallel, grad_dtype: weight and bias are this rank's part of the
             classes; see `monoidreduce.functional`.
 
@@ -1240,7 +1240,7 @@ def linear_log_probs(
     )
     if sharded is None:
         rows, columns = tensors[:2]
-        keep = rows.is_cuda and _differentiated(rows, columns)
+        keep = rows.is_cuda and _differentiated(rows, columns) and not torch.compiler.is_compiling()
         results = torch.ops.monoidreduce.linear_log_probs.default(
             *tensors, *options, 0, -1, keep, _differentiated(rows), workspace
         )

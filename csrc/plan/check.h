@@ -80,12 +80,12 @@ void check_order(const Call& x, const Plan& plan) {
             "order: expected none on a tier other than sm90, got a tensor");
 }
 
-// Weights that a forward pass kept.
+// Of weights that a forward pass kept.
 template <class Call>
-void check_weights(const Call& x, const Plan& plan) {
-  if constexpr (requires { x.weights; })
-    require(!x.weights.present() || plan.can().keeps,
-            "weights: expected none on a tier other than sm90, got a tensor");
+void check_frames(const Call& x, const Plan& plan) {
+  if constexpr (requires { x.frames; })
+    require(!x.frames.present() || plan.can().keeps,
+            "frames: expected none on a tier other than sm90, got a tensor");
 }
 
 template <class Call>
@@ -124,7 +124,7 @@ void check_part(const Call& x, const Plan& plan, const char* pass) {
           "plan: expected that of a call on these sizes, dtypes and this device, got that of another");
   check_scratch(x, plan);
   check_order(x, plan);
-  check_weights(x, plan);
+  check_frames(x, plan);
   check_gradients(x, plan);
 }
 

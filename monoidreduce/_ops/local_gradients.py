@@ -177,7 +177,8 @@ class Head:
     clusters: the plan's (_C.Plan); 0: torch multiplies, which takes all rows, else this library, which leaves
     out those that do not count.
     kept: local gradients of the first columns, by scores, for UNIT_UPSTREAM. upstream: [rows], the real one,
-    0 for rows that take no part. uniform: is it the same number for all that do. Then local gradients that
+    0 for rows that take no part; None: kept local gradients are by dot products, and for the real one.
+    uniform: is it the same number for all that do. Then local gradients that
     are computed are to be for UNIT_UPSTREAM too: so rounding them to 16 bits rounds no upstream gradient.
     Rounding one would be the same error in the largest local gradient of each row. slope: a score's
     derivative by its dot product.
@@ -282,7 +283,7 @@ class Head:
             adds = self.row_sums is not None
             _rows_product(self.kept, columns, self.factor, sums, self.order, adds)
 
-    def _factors_of_kept(self) -> tuple[Tensor, Tensor]:
+    def _factors_of_kept(self) -> tuple[Tensor, Tensor | None]:
         """The rows in their order, [1] what their product with kept local gradients is multiplied by.
 
         Where upstream gradients differ they multiply the rows. float16 ends at 65504. The multiplied rows may
@@ -290,10 +291,9 @@ class Head:
         largest upstream gradient to between 1/2 and 1. The product is brought back by as much while it is
         in float32.
         """
-        assert self.upstream is not None
         order = None if self.gathers else self.order
         upstream, scale = None, self.scale
-        if scale is None:
+        if scale is None and self.upstream is not None:
             upstream, scale = self.upstream, self.upstream.new_full((1,), self.over)
             if self.rows.dtype == torch.float16:
                 _, exponent = torch.frexp(upstream.abs().amax())

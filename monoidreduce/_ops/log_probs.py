@@ -1,12 +1,14 @@
 """Log-probabilities of targets under a linear head, with the logits of linear cross entropy.
 
-On Hopper a forward pass keeps softmax weights of the first classes, and the backward pass makes their local
-gradients of them. A token has two upstream gradients, of its log-probability and of its entropy, which the
-forward pass does not know.
+On Hopper a forward pass keeps softmax weights of the first classes, and the backward pass turns them into
+local gradients. A token has two upstream gradients, of its log-probability and of its entropy, which the
+forward pass does not know. So weights serve once: where a graph is retained, backward passes compute all
+logits again.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -41,11 +43,6 @@ def weights_can_be_kept(bias: Tensor | None, softcap: float, top1: bool) -> bool
     return bias is None and softcap == 0 and not top1
 
 
-def kept_bytes(x: Tensor, workspace: int | None) -> int | None:
-    """What of the workspace weights may take: they leave room for local gradients of a tile of classes."""
-    return None if workspace is None else max(workspace - 2 * (TILE_COLUMNS + 8) * len(x), 0)
-
-
 def _tiles(classes: int) -> int:
     return -(-classes // TILE_COLUMNS)
 
@@ -73,7 +70,7 @@ def log_probs_results(
     """
     log_probs, entropy, lse, lse_low = (statistics(x, x.shape[0]) for _ in range(4))
     keep = keep and weights_can_be_kept(bias, softcap, top1)
-    kept = _traced_kept(x, weight, kept_bytes(x, workspace), x_differentiated, keep, logit_scale)
+    kept = _traced_kept(x, weight, workspace, x_differentiated, keep, logit_scale)
     frames = lse.new_empty(x.shape[0], _tiles(kept.shape[1]))
     return log_probs, entropy, lse, lse_low, target.new_empty(x.shape[0] if top1 else 0), frames, kept
 
@@ -104,7 +101,7 @@ def log_probs_forward(
         score: Any = {"logit_scale": logit_scale, "softcap": softcap}
         plan = _C.plan_log_probs_forward(x, weight, bias, top1=best, **score)
         if keep and plan.keeps and weights_can_be_kept(bias, softcap, top1):
-            kept = _empty_kept(x, kept_classes(x, weight, kept_bytes(x, workspace), x_differentiated))
+            kept = _empty_kept(x, kept_classes(x, weight, workspace, x_differentiated))
         if kept.numel():
             first_kept = kept[:, : len(weight)]
             plan.keep(first_kept.shape[1])
@@ -151,7 +148,9 @@ def log_probs_backward(
     workspace: int | None,
     needed: list[bool],
     unrounded: bool = False,
+    consumes: bool = False,
 ) -> list[Tensor]:
+    """consumes: may the weights that were kept become local gradients; else they are left alone."""
     workspace = get_workspace() if workspace is None else workspace
     classes = weight.shape[0] if classes < 0 else classes
     options: Any = (logit_scale, softcap, temperature, ignore_index)
@@ -169,26 +168,23 @@ def log_probs_backward(
                 order = order_rows(x, target=target, mask=None, ignore_index=ignore_index)
             else:  # a row that does not count may hold anything, and 0 times NaN is NaN
                 x = torch.where((target != ignore_index)[:, None], x, 0)
-            head = Head(x, weight, _own_columns(workspace, kept), needed, plan.clusters, order=order)
-            log_probs, kept = log_probs.contiguous(), kept.contiguous()[:, : len(weight)]
+            kept = (kept if consumes else kept[:, :0]).contiguous()
+            first = kept[:, : len(weight)]
+            own = _own_columns(workspace, kept)
+            how: Any = {"order": order, "unrounded": unrounded}
+            head = Head(x, weight, own, needed, plan.clusters, first, **how)
+
+            def compute(part: slice, out: Tensor, sums: Tensor | None, *of_kept: Tensor | None) -> None:
+                operands = (head.rows, weight[part], None if bias is None else bias[part])
+                numbers = (*options, first_class + part.start, classes, *launch(x))
+                arguments: Any = (*operands, *rows, out, sums, order, *of_kept, *numbers, plan)
+                _C.log_probs_local_gradient(*arguments)
 
             def store(part: slice) -> None:
-                """From weights, as far as they were kept."""
-                end = min(max(kept.shape[1], part.start), part.stop)
-                for columns, from_kept in ((slice(part.start, end), True), (slice(end, part.stop), False)):
-                    if columns.start == columns.stop:
-                        continue
-                    operands = (head.rows, weight[columns], None if bias is None else bias[columns])
-                    out = head.local(part)[:, columns.start - part.start : columns.stop - part.start]
-                    of_kept: Any = (None, None, None)
-                    if from_kept:
-                        tiles = slice(columns.start // TILE_COLUMNS, _tiles(columns.stop))
-                        of_kept = (kept[:, columns], frames[:, tiles], log_probs)
-                    local = (out, head.local_sums(part), order, *of_kept)
-                    numbers = (*options, first_class + columns.start, classes, *launch(x))
-                    arguments: Any = (*operands, *rows, *local, *numbers, plan)
-                    _C.log_probs_local_gradient(*arguments)
+                compute(part, head.local(part), head.local_sums(part), None, None)
 
+            if first.numel():  # which are weights as yet
+                compute(slice(0, first.shape[1]), first, None, frames, log_probs.contiguous())
             multiply_local_gradients(store, [head])
             dbias = head.sums_gradient()
             dbias = None if dbias is None else dbias / logit_scale
@@ -213,5 +209,6 @@ register(
     forward=log_probs_forward,
     fake=log_probs_results,
     backward=log_probs_backward,
+    in_place=functools.partial(log_probs_backward, consumes=True),
     backward_options=UNROUNDED,
 )

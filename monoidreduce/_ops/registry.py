@@ -47,6 +47,7 @@ class Operator(NamedTuple):
 
     forward: Callable[..., Any]
     backward: Callable[..., list[Tensor]]
+    freeing: Callable[..., list[Tensor]]  # `backward` of a pass that frees what was saved
     residuals: Callable[..., Any]  # picks the residuals from the outputs
     inputs: int
     saved: int  # inputs and residuals
@@ -240,7 +241,7 @@ def register(
         )
 
     counts = input_count, input_count + residual_count, grad_count, constant_count
-    OPERATORS[name] = Operator(forward, backward, saved, *counts)
+    OPERATORS[name] = Operator(forward, backward, in_place or backward, saved, *counts)
     for device in ("CPU", "CUDA"):
         _library.impl(name, forward, device)
         _library.impl(f"{name}_backward", backward, device)

@@ -272,7 +272,7 @@ def dry_run(
             grads = (upstream, *[None] * (of.differentiable - 1))
             of_backward = (*grads, *arguments[: of.inputs], *kept, *arguments[of.inputs :], wanted)
             with notes:
-                found = of.backward(*of_backward)
+                found = of.freeing(*of_backward)
             gradients = sum(t.nbytes for t in found)
             run.peak = max(run.peak, notes.most - outputs - gradients)
             run.compulsory += sum(inputs.values()) + upstream.nbytes + gradients

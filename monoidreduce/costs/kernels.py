@@ -426,8 +426,8 @@ def _local_scores(launch: Launch, gpu: Hardware) -> Iterator[Work]:
         written += sum(t.bytes for t in gradients)
         yield Work(launch.name, kernel, width, 2.0 * products, jobs, read, written, shared=1)
         return
-    if "weights" in a:  # that a forward pass kept
-        yield _moves("weights_to_gradients", _bytes(launch, "weights frames"), written)
+    if "frames" in a:  # of weights that a forward pass kept
+        yield _moves("weights_to_gradients", _bytes(launch, "out frames"), written)
         return
     at_a_time = a["gathered"].shape[0] if "gathered" in a else rows
     name = launch.name + ("/keeping" if "kept" in a else "")

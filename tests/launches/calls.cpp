@@ -530,7 +530,6 @@ Plan backward(const LinearLogProbs& c, const Tensors& t) {
        .sums =
            c.biased ? t("sums", sums, {round_up(c.rows, 256) / 16, round_up(at_once, 256)}) : TensorView{},
        .order = order,
-       .weights = keeps ? t.lines("kept", c.dtype, c.rows, at_once) : TensorView{},
        .frames = keeps ? t("frames", sums, {c.rows, round_up(at_once, 256) / 256}) : TensorView{},
        .log_probs = keeps ? t("log_probs", sums, {c.rows}) : TensorView{},
        .options = options},

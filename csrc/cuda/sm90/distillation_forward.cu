@@ -36,8 +36,7 @@ Kept kept_of(const Call& x, float* frames) {
             .frames = {},
             .pitch = x.kept.stride[0],
             .columns = static_cast<int>(x.kept.size[1])};
-  kept.frame_pitch = kept.tiles();
-  kept.frames[0] = frames, kept.frames[1] = frames + x.x.size[0] * kept.frame_pitch;
+  kept.frames[0] = frames, kept.frames[1] = frames + x.x.size[0] * kept.tiles();
   return kept;
 }
 

@@ -59,15 +59,12 @@ void log_probs_forward(const LogProbsForward& x, const Plan& plan, const Launch&
 }
 
 void log_probs_local_gradient(const LogProbsLocalGradient& x, const Plan&, const Launch& launch) {
-  if (!x.weights.present()) return log_probs_gradient_pass<Tile>(x, launch);
+  if (!x.frames.present()) return log_probs_gradient_pass<Tile>(x, launch);
   const LogProbsTerms terms{log_probs_rows<float>(x), static_cast<const float*>(x.log_probs.data),
                             static_cast<float>(x.options.logit_scale)};
-  auto kept = kept_weights<Tile>(x.weights, static_cast<float*>(x.frames.data));
-  kept.frame_pitch = x.frames.stride[0];
+  const auto kept = kept_weights<Tile>(x.out, static_cast<float*>(x.frames.data));
   with_element(x.x.dtype, [&](auto element) {
-    using E = decltype(element);
-    weights_to_gradients<E>(kept, terms, {static_cast<E*>(x.out.data), x.out.stride[0]},
-                            cross_entropy_problem(x), launch);
+    weights_to_gradients<decltype(element)>(kept, terms, cross_entropy_problem(x), launch);
   });
 }
 

@@ -14,12 +14,10 @@ namespace monoidreduce::sm90 {
 // Of one score; kept: [rows, columns]; frames: [rows, tiles].
 template <class Tile>
 KeptWeights<1, Tile::kColumns> kept_weights(const TensorView& kept, float* frames) {
-  KeptWeights<1, Tile::kColumns> of{.weights = {static_cast<__half*>(kept.data)},
-                                    .frames = {frames},
-                                    .pitch = kept.stride[0],
-                                    .columns = static_cast<int>(kept.size[1])};
-  of.frame_pitch = of.tiles();
-  return of;
+  return {.weights = {static_cast<__half*>(kept.data)},
+          .frames = {frames},
+          .pitch = kept.stride[0],
+          .columns = static_cast<int>(kept.size[1])};
 }
 
 // As fold_contraction, and stores the weights of the first columns.

@@ -12,16 +12,10 @@ namespace monoidreduce::sm90 {
 // p: the problem of the fold, with all of its rows.
 template <class E, int kScores, int kTileColumns, class Rows>
 void weights_to_gradients(const KeptWeights<kScores, kTileColumns>& kept, const Rows& rows,
-                          const LocalGradients<E>& out, const FoldProblem& p, const Launch& launch) {
+                          const FoldProblem& p, const Launch& launch) {
   const DeviceGuard guard(p.a.cuda_device);
   launch_kernel("weights_to_gradients", &weights_to_gradients_kernel<E, kScores, kTileColumns, Rows>,
-                blocks_for(p.rows()), 256, 0, launch.stream, kept, row_order(p), rows, out);
-}
-// In place of the (first) weights.
-template <class E, int kScores, int kTileColumns, class Rows>
-void weights_to_gradients(const KeptWeights<kScores, kTileColumns>& kept, const Rows& rows,
-                          const FoldProblem& p, const Launch& launch) {
-  weights_to_gradients<E>(kept, rows, {reinterpret_cast<E*>(kept.weights[0]), kept.pitch}, p, launch);
+                blocks_for(p.rows()), 256, 0, launch.stream, kept, row_order(p), rows);
 }
 
 }  // namespace monoidreduce::sm90

@@ -109,18 +109,18 @@ constexpr auto describe(const X*) {
               options(&X::options), workspace(&X::workspace));
 }
 
-// As CrossEntropyLocalGradient. weights: of these classes, with their frames, where the forward pass kept them. Then no
-// score is computed again, and log_probs has the digits that a share near 1 lacks.
+// As CrossEntropyLocalGradient. Where there are frames, out holds the weights of these classes that the forward pass kept,
+// and no score is computed again. log_probs then has the digits that a share near 1 lacks.
 struct LogProbsLocalGradient {
   TensorView grad_log_probs, grad_entropy, grad_lse, x, weight, bias, target, temperatures, entropy, lse,
-      lse_low, out, sums, order, weights, frames, log_probs;
+      lse_low, out, sums, order, frames, log_probs;
   LogProbsOptions options;
 };
-inline void check_weights(const LogProbsLocalGradient& x) {
-  const bool kept = x.weights.present();
-  require(kept == x.frames.present() && kept == x.log_probs.present(),
-          "weights: expected them with frames and log_probs, or none of these");
-  require(!kept || !has_logits(x), "weights: expected none where there is a bias or softcap, got a tensor");
+inline void check_frames(const LogProbsLocalGradient& x) {
+  const bool kept = x.frames.present();
+  require(kept == x.log_probs.present(), "log_probs: expected a tensor if and only if there are frames, got ",
+          x.log_probs.present() ? "one" : "none");
+  require(!kept || !has_logits(x), "frames: expected none where there is a bias or softcap, got a tensor");
 }
 template <std::same_as<LogProbsLocalGradient> X>
 constexpr auto describe(const X*) {
@@ -129,9 +129,8 @@ constexpr auto describe(const X*) {
                         }};
   return cuda_call(
       "log_probs_local_gradient", log_probs_operands<X>(), log_probs_residuals<X>(), logits_gradient<X>(),
-      optional("weights", &X::weights, "N V"),
-      optional("frames", &X::frames, {Axis{.name = "N"}, kTiles}, Type::kAccumulation),
-      optional("log_probs", &X::log_probs, "N", Type::kAccumulation).dense().where(&check_weights),
+      optional("frames", &X::frames, {Axis{.name = "N"}, kTiles}, Type::kAccumulation).dense(),
+      optional("log_probs", &X::log_probs, "N", Type::kAccumulation).dense().where(&check_frames),
       options(&X::options));
 }
 

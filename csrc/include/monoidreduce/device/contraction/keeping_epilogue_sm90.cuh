@@ -1,6 +1,6 @@
 // The fold (fold_epilogue.cuh), which also stores the weight of each element, so that backward need not recompute the
 // scores. A weight is measured in a frame of its row and tile. Once the products P_i are known, the weights become local
-// gradients (dlogits): weights_to_gradients.cuh.
+// gradients (dlogits) in place (weights_to_gradients.cuh).
 #pragma once
 
 #include <cuda_fp16.h>
@@ -20,15 +20,15 @@ inline constexpr float kBitsAboveFrame = 15;
 template <int kScores, int kTileColumns>
 struct KeptWeights {
   __half* weights[kScores];  // [rows, columns], lines of `pitch` elements
-  float* frames[kScores];    // [rows, tiles], lines of `frame_pitch` elements
-  std::int64_t pitch = 0, frame_pitch = 0;
+  float* frames[kScores];    // [rows, tiles]
+  std::int64_t pitch = 0;
   int columns = 0;
 
   __host__ __device__ int tiles() const { return (columns + kTileColumns - 1) / kTileColumns; }
   // The weights of the rows from this one on.
   KeptWeights from(std::int64_t row) const {
     KeptWeights part = *this;
-    for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * frame_pitch;
+    for (int n = 0; n < kScores; ++n) part.weights[n] += row * pitch, part.frames[n] += row * tiles();
     return part;
   }
 };
@@ -62,7 +62,7 @@ struct KeepingEpilogue {
         frames[n][r] = frame - R(kBitsAboveFrame);
         const int place = row0 + fragment_row(r);
         if (threadIdx.x % kLanesOfRow == 0 && place < fold.order.rows)
-          kept.frames[n][place * kept.frame_pitch + column0 / kTileColumns] = frames[n][r].x;
+          kept.frames[n][std::int64_t{place} * kept.tiles() + column0 / kTileColumns] = frames[n][r].x;
       }
     }
 #pragma unroll

@@ -1,5 +1,5 @@
-// Makes local gradients (dlogits) of the weights that a fold stored (keeping_epilogue_sm90.cuh), once the products P_i
-// are known, in place or elsewhere:
+// Turns the weights that a fold stored (keeping_epilogue_sm90.cuh) into local gradients (dlogits) in place, once the
+// products P_i are known:
 //
 //   D(P_i, X_ij) = sum_n (factor_in + of_log_i log2 share_ijn) share_ijn + addend_i
 //   share = weight * 2^(frame - log-sum-exp)
@@ -36,13 +36,6 @@ concept TermRows = requires(const P p, std::int64_t row) {
   RowTerms<kScores>(p.terms(row));  // or with more, as EntropyTerms
 };
 
-// [rows, columns], lines of `pitch` elements, room for whole vectors of 8.
-template <class E>
-struct LocalGradients {
-  E* data;
-  std::int64_t pitch;
-};
-
 // What a weight is multiplied by. scale: 2^log_scale makes a share of it.
 template <class Terms>
 __device__ __forceinline__ float factor_of_weight(const Terms& terms, int score, float weight,
@@ -59,8 +52,7 @@ __device__ __forceinline__ float factor_of_weight(const Terms& terms, int score,
 template <class E, int kScores, int kTileColumns, class Rows>
 __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<kScores, kTileColumns> kept,
                                             const __grid_constant__ RowOrder order,
-                                            const __grid_constant__ Rows rows,
-                                            const __grid_constant__ LocalGradients<E> out) {
+                                            const __grid_constant__ Rows rows) {
   static_assert(TermRows<Rows, kScores>);
   constexpr int kVector = 8;
   union Vector {
@@ -80,7 +72,7 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
     if (active) {
 #pragma unroll
       for (int n = 0; n < kScores; ++n) {
-        const float frame = kept.frames[n][place * kept.frame_pitch + column / kTileColumns];
+        const float frame = kept.frames[n][place * kept.tiles() + column / kTileColumns];
         const float high = LogSumExp<Bits>::origin(terms.lse[n].high).x;
         const float log_scale = (frame - high) - terms.lse[n].low.x, scale = exp2f(log_scale);
         Vector in;
@@ -93,14 +85,14 @@ __global__ void weights_to_gradients_kernel(const __grid_constant__ KeptWeights<
         }
       }
     }
-    Vector result;
+    Vector out;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (column + i == terms.label) gradients[i] = terms.at_label;
       if (column + i >= kept.columns) gradients[i] = 0.f;
-      result.gradients[i] = static_cast<E>(gradients[i]);
+      out.gradients[i] = static_cast<E>(gradients[i]);
     }
-    *reinterpret_cast<uint4*>(out.data + place * out.pitch + column) = result.words;
+    *reinterpret_cast<uint4*>(line(0) + column) = out.words;
   }
 }
 
