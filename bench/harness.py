@@ -205,13 +205,21 @@ def differences(results: list[Tensor], expected: list[Tensor]) -> list[float]:
 
 
 def in_turn(names: list[str], rounds: int) -> Iterator[str]:
-    """Every name once a round, in an order drawn at random.
+    """Every name once a round, each behind each other equally often: near its power limit a GPU is slower
+    after some.
 
-    So none always follows the same other: near its power limit a GPU is slower after some.
+    The rounds are the rows of Williams' square, of two squares for an odd number of names, in an order drawn
+    at random (Williams 1949, "Experimental designs balanced for the estimation of residual effects of
+    treatments").
     """
-    orders = random.Random(0)
-    for _ in range(rounds):
-        yield from orders.sample(names, len(names))
+    count, draws = len(names), random.Random(0)
+    row = [(-i // 2 if i % 2 else i // 2) % count for i in range(count)]  # 0, n - 1, 1, n - 2, ...
+    squares = [row] if count % 2 == 0 else [row, row[::-1]]
+    orders = [[names[(place + step) % count] for place in r] for r in squares for step in range(count)]
+    for number in range(rounds):
+        if number % len(orders) == 0:
+            draws.shuffle(orders)
+        yield from orders[number % len(orders)]
 
 
 def summary(milliseconds: list[float]) -> dict[str, float]:

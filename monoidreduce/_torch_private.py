@@ -124,10 +124,11 @@ def backend_is_next(keys: Any) -> bool:
 def frees_saved(*tensors: Tensor | None) -> bool:
     """Whether nobody reads these tensors after the node of a backward pass that runs.
 
-    They were saved for this node, and the pass is neither traced nor recorded, nor will it come again.
+    They were saved for this node, and the pass is neither traced nor recorded, nor will it come again. No
+    mode looks on, as one that counts FLOPs does.
     """
     plain = all(t is None or type(t) is Tensor for t in tensors) and not torch.compiler.is_compiling()
-    once = plain and not (torch.is_grad_enabled() or transforms_are_active())
+    once = plain and not (torch.is_grad_enabled() or transforms_are_active() or modes_are_active())
     return once and _keeps_graph is not None and not _keeps_graph()
 
 

@@ -9,8 +9,10 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise, permutations
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -780,11 +782,16 @@ def test_forward_passes_are_measured_and_reported() -> None:
     assert [cell.strip() for cell in cells[2:4]] == ["10, 0.90, 3.0 MiB", "9"]
 
 
-def test_each_round_has_every_name_in_an_order_of_its_own() -> None:
-    names = ["a", "b", "c", "d"]
-    order = list(harness.in_turn(names, 20))
-    rounds = [tuple(order[at : at + 4]) for at in range(0, 80, 4)]
-    assert all(sorted(one) == names for one in rounds) and len(set(rounds)) > 5
+@pytest.mark.parametrize(("names", "rounds"), [("abcd", 4), ("abcde", 10), ("ab", 2), ("a", 2)])
+def test_each_contender_is_as_often_behind_each_other(names: str, rounds: int) -> None:
+    order = list(harness.in_turn(list(names), 3 * rounds))
+    laps = [order[at : at + len(names)] for at in range(0, len(order), len(names))]
+    assert len(laps) == 3 * rounds and all(sorted(lap) == list(names) for lap in laps)
+    for part in (laps[:rounds], laps[rounds : 2 * rounds], laps[2 * rounds :]):
+        behind = Counter(pair for lap in part for pair in pairwise(lap))
+        assert set(behind) == set(permutations(names, 2))
+        assert len(set(behind.values())) <= 1
+    assert len(names) < 3 or laps[:rounds] != laps[rounds : 2 * rounds]
 
 
 # Models
