@@ -88,6 +88,8 @@ _keys_below_autograd: Any = _optional(torch._C, "_after_ADInplaceOrView_keyset")
 _dispatch_key: Any = _required("torch._C.DispatchKey")
 _backends = (_dispatch_key.CPU, _dispatch_key.CUDA)
 _reaches_backend: dict[int, bool] = {}
+# The dispatch keys of a tensor. Where a torch does not tell, nothing that was saved is changed.
+_keys_of: Any = _optional(torch._C, "_dispatch_keys")
 # Does the backward pass that runs keep what its nodes saved. A torch that does not tell keeps it.
 _keeps_graph: Any = _optional(_required("torch._C._autograd"), "_get_current_graph_task_keep_graph")
 # Since torch 2.9, and since torch 2.7.
@@ -121,15 +123,16 @@ def backend_is_next(keys: Any) -> bool:
     return reaches
 
 
-def frees_saved(*tensors: Tensor | None) -> bool:
-    """Whether nobody reads these tensors after the node of a backward pass that runs.
+def frees_saved(*operands: Tensor | None) -> bool:
+    """Whether the backward node that runs may change what was saved for it: nobody reads it afterwards.
 
-    They were saved for this node, and the pass is neither traced nor recorded, nor will it come again. No
-    mode looks on, as one that counts FLOPs does.
+    The pass is neither traced nor recorded, and will not come again. No mode looks on, as one that counts
+    FLOPs does, and each of the node's operands is one that the backend's kernel takes as it is.
     """
-    plain = all(t is None or type(t) is Tensor for t in tensors) and not torch.compiler.is_compiling()
-    once = plain and not (torch.is_grad_enabled() or transforms_are_active() or modes_are_active())
-    return once and _keeps_graph is not None and not _keeps_graph()
+    once = not (torch.compiler.is_compiling() or torch.is_grad_enabled())
+    once = once and not (transforms_are_active() or modes_are_active())
+    freed = once and _keeps_graph is not None and not _keeps_graph() and _keys_of is not None
+    return freed and all(t is None or backend_is_next(_keys_of(t)) for t in operands)
 
 
 def allows_tf32() -> bool:

@@ -222,11 +222,11 @@ def register(
         needed = ctx.needs_input_grad[1 : 1 + input_count]  # after the keys
         if all(grad is None for grad in grads):  # what followed the op has no gradient either
             return (None,) * (input_count + len(ctx.options))
-        tensors = ctx.saved_tensors
+        operands = (*grads[:grad_count], *ctx.saved_tensors)
         differentiated = backward_op
-        if in_place is not None and frees_saved(*grads[:grad_count], *tensors[input_count:]):
+        if in_place is not None and frees_saved(*operands):
             differentiated = in_place
-        found = differentiated(*grads[:grad_count], *tensors, *ctx.options, needed)
+        found = differentiated(*operands, *ctx.options, needed)
         return *[g if wanted else None for g, wanted in zip(found, needed, strict=False)], *of_options
 
     def save_nothing(ctx: Any, args: tuple[Any, ...], result: Any) -> None:
