@@ -231,7 +231,7 @@ _ENTRIES = (
         measured=Measured(
             peak=7.9e14,
             bandwidth=3.009e12,
-            l2=24.7e6,
+            l2=24.9e6,
             source="peak: product_gflops of bench/results/nvidia_h100_*.json, of which 7.9e14 is near the "
             "least; bandwidth: copy_gbytes of nvidia_h100_80gb_hbm3_cuda_traffic.json; l2: what DRAM did not "
             "see of the 134 MB that attention's backward pass clears, in the same file",

@@ -94,7 +94,7 @@ def test_compulsory_bytes() -> None:
 def test_bounds_of_a_window_are_those_of_its_pairs() -> None:
     q = meta(1, 1, 1 << 16, 128)
     found = mr.cost("attention", q, q, q, window=(99, 0), hardware="h100", needed=())
-    words, pairs = 24_700_000 // 2, 100 * ((1 << 16) - 99) + 99 * 100 // 2
+    words, pairs = 24_900_000 // 2, 100 * ((1 << 16) - 99) + 99 * 100 // 2
     assert found.lower_bounds["theta_forward"] == pytest.approx(2 * pairs * 128**2 / words, rel=1e-3)
     assert found.lower_bounds["segment"] == 0  # all of it fits the cache
     assert max(found.lower_bounds.values()) <= found.dram
