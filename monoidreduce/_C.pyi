@@ -731,7 +731,6 @@ def log_probs_local_gradient(
     out: Tensor,
     sums: Tensor | None,
     order: Tensor | None,
-    weights: Tensor | None,
     frames: Tensor | None,
     log_probs: Tensor | None,
     logit_scale: float,
